@@ -27,7 +27,7 @@ from midstream.agents.reuse_classification import RequestRelation, classify
 from midstream.agents.upstreams import UpstreamEvent
 from midstream.dialects import dialect_registry
 from midstream.dialects.conversation_index import place_of
-from midstream.dialects.reading_cache import Memo
+from midstream.dialects.reading_cache import ReadingCache
 from midstream.dialects.request_reading import read
 from midstream.dialects.stored_conversations import Conversations
 from midstream.environment import World
@@ -173,7 +173,7 @@ def _reading_times() -> list[Time]:
         {"role": ("user", "assistant")[n % 2], "content": f"{n} ".ljust(CHARS, "x")} for n in range(MESSAGES)
     ]
     body = {"model": "m", "messages": messages[:-2], "stream": True}
-    memo = Memo()
+    memo = ReadingCache()
     read(dialect_registry.CHAT, {}, msgspec.json.encode(body | {"messages": messages[:-3]}), memo)
     raw = msgspec.json.encode(body | {"messages": messages[:-1]})
 

@@ -13,7 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from click import Command, Context, Group
 
-from midstream.cli import Surroundings, midstream_command
+from midstream.cli import Invocation, midstream_command
 from midstream.local_keys import headers_for
 from midstream.paths import Paths
 from midstream.store.postgres.postgres_address import PostgresAddress
@@ -33,7 +33,7 @@ def _parse(words: list[str], folder: Path) -> dict[str, Any]:
     (folder / "tokens").touch()
     words = [re.sub(r"/run/secrets|/etc/midstream", str(folder), word) for word in words]
     command: Command = midstream_command
-    context = Context(command, obj=Surroundings(Paths(folder, folder), "never"))
+    context = Context(command, obj=Invocation(Paths(folder, folder), "never"))
     while isinstance(command, Group):
         name, *words = words
         found = command.get_command(context, name)

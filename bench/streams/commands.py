@@ -295,7 +295,7 @@ def _count_syncs(who: Contestant, folder: Path) -> dict[int, float]:
 
 def measure(folder: Path) -> list[Figure]:
     """Measure all contestants, alternating."""
-    processes.allow_files(4 * max(WRITERS))
+    processes.raise_file_limit(4 * max(WRITERS))
     found: dict[str, list[dict[tuple[str, int], Run]]] = {}
     with processes.on_last_core():
         for number in range(ROUNDS):

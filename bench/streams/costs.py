@@ -138,7 +138,7 @@ async def _crowd(alone: Served, crowded: Served) -> Figure:
 
 def measure(folder: Path) -> list[Figure]:
     """Measure the cases of each figure, alternating."""
-    processes.allow_files(8 * OTHERS)
+    processes.raise_file_limit(8 * OTHERS)
     servers = [processes.midstream(folder / "plain"), processes.midstream(folder / "encrypted", "encrypted")]
     try:
         with processes.on_last_core():

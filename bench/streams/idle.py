@@ -125,7 +125,7 @@ async def _reach(
 
 def measure(folder: Path) -> list[Figure]:
     """Measure each kind of reader with a new server."""
-    processes.allow_files(2 * READERS)
+    processes.raise_file_limit(2 * READERS)
     figures = []
     with processes.on_last_core():
         for transport in ("WebSocket", "SSE"):

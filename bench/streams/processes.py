@@ -88,7 +88,7 @@ def others_busy_s(own_s: float) -> float:
     return (sum(fields) - fields[_IDLE] - fields[_WAITING]) / os.sysconf("SC_CLK_TCK") - own_s
 
 
-def allow_files(count: int) -> None:
+def raise_file_limit(count: int) -> None:
     """Raise the limit of open files for this process and its children, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:

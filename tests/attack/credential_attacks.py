@@ -512,4 +512,4 @@ def attack_a_server_with_a_certificate_speaks_no_plain_text(ground: Ground) -> N
             MIDSTREAM_TOKEN=f"{target.url} {ADA}",
             SSL_CERT_FILE=str(pem),
         )
-        assert (listed.returncode, "No sessions" in listed.stderr) == (0, True), listed.stderr
+        assert (listed.returncode, "There are no sessions" in listed.stderr) == (0, True), listed.stderr

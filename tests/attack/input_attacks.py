@@ -292,7 +292,7 @@ async def _send_to_decoy(transport: TransportKind, status: int, *, is_same_host:
     async with decoy.serving(status, is_same_host=is_same_host):
         client = connect(decoy.url, transport=transport, headers={"authorization": "Bearer secret"})
         async with client, asyncio.timeout(WAIT_S):
-            with pytest.raises(ProtocolError, match="a redirect; none is followed"):
+            with pytest.raises(ProtocolError, match="a redirect; redirects are not followed"):
                 async for _ in client.send("s1", "my words"):
                     pass
     decoy.check()

@@ -83,7 +83,7 @@ def test_one_flag_of_permissions_makes_rules(flags: tuple[str, ...], expected: R
     [
         (
             "NO_SUCH_VARIABLE",
-            "the variable NO_SUCH_VARIABLE is not set; --agent-env NO_SUCH_VARIABLE passes it",
+            "the variable NO_SUCH_VARIABLE is not set; --agent-env NO_SUCH_VARIABLE copies it to the agent",
         ),
         ("=value", "has no name; expected NAME=VALUE or NAME"),
     ],

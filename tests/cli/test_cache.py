@@ -134,7 +134,7 @@ def test_two_requests_are_compared(run: Run, request_file: Callable[..., Path]) 
         "40 % of the earlier request is kept: a date or time changed at system (date), after byte 22 of 55.\n"
     )
     kept = run("cache", "--diff", before, longer)
-    assert (kept.exit_code, kept.stdout) == (0, "The later request begins with all of the earlier one.\n")
+    assert (kept.exit_code, kept.stdout) == (0, "The later request begins with the whole earlier one.\n")
 
 
 def test_a_comparison_in_json(run: Run, request_file: Callable[..., Path]) -> None:
@@ -160,5 +160,5 @@ def test_what_is_no_request_is_refused(run: Run, tmp_path: Path) -> None:
     path.write_text("[]")
 
     done = run("cache", "--diff", path, path)
-    assert (done.exit_code, f"{str(path)!r} holds no request" in done.stderr) == (2, True)
+    assert (done.exit_code, f"{str(path)!r} does not contain a request" in done.stderr) == (2, True)
     assert run("cache", "--diff", path, tmp_path / "missing").exit_code == 2

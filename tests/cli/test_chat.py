@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
 from midstream.cli.exits import FAILURE
@@ -132,12 +132,12 @@ def test_a_session_that_is_no_name_is_refused_before_anything_is_kept(
 def test_a_path_without_midstream_is_told_as_such(running: Serving, environment: dict[str, str]) -> None:
     done = run("chat", f"{running.url}/nowhere", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (5, "")
-    assert "no midstream at this path" in done.stderr
+    assert "does not serve midstream at this path" in done.stderr
 
 
 def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = Paths(tmp_path, tmp_path)
-    talk = ChatSession(Surroundings(places, "never"), Chats(tmp_path), "http://nowhere", "s", is_json=False)
+    talk = ChatSession(Invocation(places, "never"), Chats(tmp_path), "http://nowhere", "s", is_json=False)
     full = StoreFullError("no space left")
     for is_reconnecting in (True, False, True, False):
         talk._print_connection(full, is_reconnecting=is_reconnecting)

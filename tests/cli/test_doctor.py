@@ -350,4 +350,4 @@ def test_a_thousand_files_show_how_far_it_is_on_a_terminal_only(
 
 def test_help_has_the_exit_codes(run: Run) -> None:
     text = run("doctor", "--help").stdout
-    assert "7  a file cannot be read, or not be repaired without loss" in text
+    assert "7  a file cannot be read, or cannot be repaired without loss" in text

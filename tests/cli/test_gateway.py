@@ -96,7 +96,7 @@ def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> 
         (("--upstream", "scripted", "--no-token", "--token", "x" * 16), "--no-token"),
         (("--upstream", "scripted", "--no-token", "--host", "0.0.0.0"), "--no-token"),
         (("--upstream", "scripted", "--host", "0.0.0.0"), "with --allow-host"),
-        (("--upstream", "scripted", "--key-from", "NOPE"), "leave out --key-from"),
+        (("--upstream", "scripted", "--key-from", "NOPE"), "does not support --key-from"),
         (("--upstream", "scripted", "--token-file", "/nope"), "'/nope' does not exist"),
     ],
 )
@@ -139,8 +139,8 @@ def test_its_key_is_read_from_a_file(tmp_path: Path) -> None:
     [
         ("key", 0o644, "readable by other users; restrict it with chmod 600"),
         ("\n", 0o600, "is empty; write the key into it"),
-        ("key another", 0o600, "holds more than a key"),
-        ("k\u00e9", 0o600, "holds no key; write the key into it"),
+        ("key another", 0o600, "contains more than a key"),
+        ("k\u00e9", 0o600, "does not contain a key; write the key into it"),
         ("fifteen-letters", 0o600, "fewer than 16 characters"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.gateway_key import GENERATED_TOKEN, GatewayKey, find_key
 from midstream.errors import UsageError
 from midstream.paths import Paths
@@ -18,7 +18,7 @@ NONE = {"token": "", "token_file": None, "is_open": False, "host": "127.0.0.1"}
 
 def _context(folder: Path) -> click.Context:
     context = click.Context(click.Command("gateway"))
-    context.obj = Surroundings(Paths.find(folder), "never")
+    context.obj = Invocation(Paths.find(folder), "never")
     return context
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from midstream.cli.kept_secrets import check_secrets
 from midstream.client.os_keyring import OsKeyring
-from midstream.client.secret_store import Keeper, SecretKey, SecretStore
+from midstream.client.secret_store import SecretKey, SecretStore, StateFileRef
 from midstream.doctor.installation import Check, CheckResult
 from midstream.environment import World
 from tests.cli.conftest import Run
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "secrets.db"
 
 
-def _keep(path: Path, *keepers: Keeper, keyring: OsKeyring | None = None) -> None:
+def _keep(path: Path, *keepers: StateFileRef, keyring: OsKeyring | None = None) -> None:
     async def keep() -> None:
         store = SecretStore(path, world=World(), keyring=keyring)
         for number, keeper in enumerate(keepers):
@@ -40,22 +40,22 @@ def test_without_any_nothing_is_warned_of_and_nothing_is_made(path: Path) -> Non
 
 
 def test_a_check_has_the_numbers_in_the_file_and_in_the_keyring(path: Path, ring: FileKeyring) -> None:
-    _keep(path, Keeper("one", str(path)), Keeper("two", str(path)))
+    _keep(path, StateFileRef("one", str(path)), StateFileRef("two", str(path)))
     words = f"2 are stored in {str(path)!r}, which only this user can read"
     assert check_secrets(path) == Check("secrets", CheckResult.OK, words)
-    _keep(path, *[Keeper("one", str(path))] * 3, keyring=OsKeyring(answer_s=WAIT_S))
+    _keep(path, *[StateFileRef("one", str(path))] * 3, keyring=OsKeyring(answer_s=WAIT_S))
     assert check_secrets(path) == Check("secrets", CheckResult.OK, f"{words}; the keyring has 1")
     assert ring.kept() == ["a-secret"]
 
 
 def test_secrets_of_a_checkpoint_that_is_gone_are_warned_of(path: Path, tmp_path: Path) -> None:
-    _keep(path, Keeper("one", str(tmp_path / "gone.db")))
+    _keep(path, StateFileRef("one", str(tmp_path / "gone.db")))
     check = check_secrets(path)
     assert (check.verdict, "1 are no longer used" in check.words) == (CheckResult.WARNING, True)
 
 
 def test_a_file_that_others_may_read_is_a_problem_and_told_as_json_too(run: Run, path: Path) -> None:
-    _keep(path, Keeper("one", str(path)))
+    _keep(path, StateFileRef("one", str(path)))
     well = json.loads(run("doctor", "--port", "0", "--json").stdout)
     (told,) = [check for check in well["checks"] if check["name"] == "secrets"]
     assert (well["is_healthy"], told["verdict"], "1 are stored in" in told["words"]) == (True, "ok", True)

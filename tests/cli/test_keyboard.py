@@ -28,7 +28,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 async def test_lines_come_one_at_a_time_however_they_were_typed(keys: int) -> None:
     keyboard = Keyboard()
     os.write(keys, b"one\ntw")
-    assert Keyboard.is_there()
+    assert Keyboard.is_available()
     assert await asyncio.wait_for(keyboard.line(), WAIT_S) == "one"
     os.write(keys, b"o\nthree\n")
     assert [await asyncio.wait_for(keyboard.line(), WAIT_S) for _ in range(2)] == ["two", "three"]
@@ -62,4 +62,4 @@ async def test_ctrl_d_is_the_end(keys: int) -> None:
 def test_nobody_is_asked_where_stdin_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with open(os.devnull) as nothing:  # noqa: PTH123 - it is no path of ours
         monkeypatch.setattr(sys, "stdin", nothing)
-        assert not Keyboard.is_there()
+        assert not Keyboard.is_available()

@@ -22,11 +22,11 @@ from midstream.cli.listening import (
     COLLECT_AFTER,
     FILES_MAX,
     address_options,
-    allow_files,
-    collect_less,
     log_to_stderr,
     loop_factory,
+    raise_file_limit,
     report_options,
+    tune_garbage_collector,
 )
 from midstream.cli.serve import serve
 from tests.cli.processes import APP, WAIT_S
@@ -93,7 +93,7 @@ def test_a_log_line_names_its_session_and_drives_no_terminal(
 def test_the_collector_of_a_server_looks_less_often_and_not_at_what_was_there_before() -> None:
     before = gc.get_threshold()
     try:
-        collect_less()
+        tune_garbage_collector()
         assert (gc.get_threshold(), gc.get_freeze_count() > 0) == (COLLECT_AFTER, True)
     finally:
         gc.unfreeze()
@@ -119,7 +119,7 @@ def test_what_waits_for_the_collector_of_a_server_is_bounded() -> None:
     before, most = gc.get_threshold(), 0
     awake: deque[Kept] = deque(maxlen=1_000)
     try:
-        collect_less()
+        tune_garbage_collector()
         for _ in range(20_000):
             awake.append(Kept())
             most = max(most, Kept.alive)
@@ -136,7 +136,7 @@ def test_a_server_may_have_more_connections_than_a_program_usually_has_files() -
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        allow_files()
+        raise_file_limit()
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert allowed == (FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX))
     finally:

@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, json_option
 from midstream.cli.terminal import Ink
 from midstream.paths import Paths
@@ -55,5 +55,5 @@ def test_one_result_is_json_or_text(arguments: list[str], out: str, err: str) ->
         output.print_one({"a": 2}, "data", err=False)
         output.print_json({"b": 3})
 
-    ran = CliRunner().invoke(command, arguments, obj=Surroundings(Paths.find(), "never"))
+    ran = CliRunner().invoke(command, arguments, obj=Invocation(Paths.find(), "never"))
     assert (ran.exit_code, ran.stdout, ran.stderr) == (0, out, err)

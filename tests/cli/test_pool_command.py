@@ -98,7 +98,7 @@ def test_one_session_is_shown_by_the_beginning_of_its_name(run: Run, pooled: Pat
     ("arguments", "code", "words"),
     [
         (["show", "nobody"], 3, "no agent is recorded for session 'nobody'"),
-        (["show", "har"], 2, "several sessions begin with 'har': name one of 'harbour', 'harvest'"),
+        (["show", "har"], 2, "several sessions begin with 'har': give one of 'harbour', 'harvest'"),
         (["clear"], 2, "no sessions given; name them, or give --all"),
         (["clear", "harbour"], 2, "stdin is not a terminal; give --yes to confirm"),
     ],
@@ -122,12 +122,12 @@ def test_a_cleared_session_is_gone_and_the_others_stay(run: Run, pooled: Path) -
 def test_all_records_can_be_cleared_damaged_ones_too(run: Run, pooled: Path) -> None:
     assert "3 records removed." in run("pool", "clear", "--all", "--yes", "--store", pooled).stderr
     done = run("pool", "ls", "--store", pooled)
-    assert (done.stdout, done.stderr) == ("", "No agents yet.\n")
+    assert (done.stdout, done.stderr) == ("", "There are no agents.\n")
 
 
 def test_where_nothing_was_ever_pooled_there_are_no_agents(run: Run, tmp_path: Path) -> None:
     done = run("pool", "ls", "--json")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "No agents yet.\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "There are no agents.\n")
     assert "0 records removed." in run("pool", "clear", "--all").stderr
     assert run("pool", "show", "harbour").exit_code == 3
     named = run("pool", "ls", "--store", tmp_path / "none.db")

@@ -9,7 +9,7 @@ from midstream.cli.prompts import (
     PAGE_LINES,
     Decision,
     QuestionPrompt,
-    how_to_answer,
+    answer_command,
     options_of,
     question_lines,
 )
@@ -104,10 +104,10 @@ def test_a_question_shows_its_options_and_not_its_arguments() -> None:
 
 def test_the_command_that_answers_decides_nothing_when_it_is_pasted() -> None:
     hostile = replace(APPROVAL, call_id="c1; rm -rf ~\x1b[2J")
-    assert how_to_answer(hostile, "http://x") == (
+    assert answer_command(hostile, "http://x") == (
         "allow or deny: midstream sessions answer s1 CHOICE --call 'c1; rm -rf ~⟨U+001B⟩[2J' --url http://x"
     )
-    assert "|" not in how_to_answer(DOUBT)
+    assert "|" not in answer_command(DOUBT)
 
 
 def test_what_is_shown_cannot_act_on_the_terminal() -> None:

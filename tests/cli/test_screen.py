@@ -181,7 +181,7 @@ def test_a_pipe_gets_no_words_that_may_become_void() -> None:
     whole = ResponseCompleted(1, 1, 2, Response((Text("Hello."),), Finish.STOP), 3.0)
     assert through_pipe(*begun, whole, TurnEnded(1, TurnStatus.COMPLETED, 4.0))[0] == "Hello.\n"
     said, told = through_pipe(*begun, TurnEnded(1, TurnStatus.FAILED, 4.0, "model", "it broke"))
-    assert (said, "the answer was cut: Hello\n" in told) == ("", True)
+    assert (said, "the answer was interrupted: Hello\n" in told) == ("", True)
 
 
 def test_tools_that_came_or_went_are_a_remark() -> None:

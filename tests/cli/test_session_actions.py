@@ -49,7 +49,7 @@ def lines(output: str) -> list[Json]:
 def test_what_waits_is_listed_by_the_server_and_from_the_store_alike(run: Run, server: Serving) -> None:
     nothing = run("sessions", "questions", "--url", server.url)
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert nothing.stderr == "No open questions.\n"
+    assert nothing.stderr == "There are no open questions.\n"
     say(server, "a", "pay", until="question_asked")
     say(server, "b", "delegate", until="question_asked")
     asked = lines(run("sessions", "questions", "--url", server.url, "--json").stdout)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.session_options import source_of
 from midstream.cli.sources import ServerSource, StoreSource
 from midstream.cli.visible_text import json_of
@@ -15,11 +15,11 @@ from midstream.paths import Paths
 
 
 def test_one_place_is_looked_into(tmp_path: Path) -> None:
-    surroundings = Surroundings(Paths(tmp_path, tmp_path), "never")
-    assert isinstance(source_of(surroundings, None, None), StoreSource)
-    assert isinstance(source_of(surroundings, None, "http://127.0.0.1:8000"), ServerSource)
+    invocation = Invocation(Paths(tmp_path, tmp_path), "never")
+    assert isinstance(source_of(invocation, None, None), StoreSource)
+    assert isinstance(source_of(invocation, None, "http://127.0.0.1:8000"), ServerSource)
     with pytest.raises(UsageError, match="exclude each other"):
-        source_of(surroundings, str(tmp_path / "s.db"), "http://127.0.0.1:8000")
+        source_of(invocation, str(tmp_path / "s.db"), "http://127.0.0.1:8000")
 
 
 def test_json_is_harmless_to_print() -> None:

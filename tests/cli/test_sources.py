@@ -187,4 +187,4 @@ def test_an_encrypted_store_is_read_with_its_key_file_when_no_server_runs(tmp_pa
     refused = run_process("sessions", "export", "s", *store, "--key-file", other)
     assert "[key_missing]" in refused.stderr
     refused = run_process("sessions", "export", "s", "--url", server.url, "--key-file", keys)
-    assert "leave it out with --url" in refused.stderr
+    assert "remove it with --url" in refused.stderr

@@ -58,7 +58,7 @@ def test_every_command_works_with_the_url_of_a_database(engine: Engine, tmp_path
             (("verify", url), 0, "unchained"),
             (("pool", "ls", "--store", url), 0, ""),
             (("nodes", "--store", url), 0, "serve tested"),
-            (("gateway", "--store", url, "usage"), 0, "No usage yet"),
+            (("gateway", "--store", url, "usage"), 0, "There is no usage"),
             (("doctor", url), 0, "1 history"),
             (("doctor", "--json", url), 0, '"format": "midstream"'),
             (("doctor", "--fix", url), 2, "midstream store copy"),

@@ -59,17 +59,17 @@ def test_an_extra_that_is_not_installed_is_named(
 
 @pytest.mark.parametrize("named", ["acp:agent", "scripted"])
 def test_what_an_upstream_can_make_nothing_of_is_refused(named: str) -> None:
-    with pytest.raises(UsageError, match="takes no --model"):
+    with pytest.raises(UsageError, match="does not support --model"):
         find_upstream(named, NAMESPACE, model="m")
     for each in (named, "claude"):
-        with pytest.raises(UsageError, match="leave out --key-from"):
+        with pytest.raises(UsageError, match="does not support --key-from"):
             find_upstream(each, NAMESPACE, key_variable="PATH")
 
 
 def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     named = "openai-compatible:http://127.0.0.1/v1"
     monkeypatch.delenv("SOME_KEY", raising=False)
-    with pytest.raises(UsageError, match="SOME_KEY is not set"):
+    with pytest.raises(UsageError, match="SOME_KEY of --key-from is not set"):
         find_upstream(named, NAMESPACE, model="m", key_variable="SOME_KEY")
     monkeypatch.setenv("SOME_KEY", "secret")
     assert isinstance(find_upstream(named, NAMESPACE, model="m", key_variable="SOME_KEY"), OpenAICompatible)

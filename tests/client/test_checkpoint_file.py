@@ -484,7 +484,7 @@ async def test_a_stream_whose_secret_is_gone_is_damaged_and_says_so(
     ring.lose()
     (kept,) = await file.streams()
     kept = await file.with_secret(kept)
-    assert (kept.damage, kept.checkpoint.unacked) == ("the secret of this stream is gone", ())
+    assert (kept.damage, kept.checkpoint.unacked) == ("the secret of this stream is missing", ())
 
 
 async def test_a_checkpoint_is_not_opened_where_others_may_read_the_secrets(

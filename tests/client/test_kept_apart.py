@@ -109,7 +109,7 @@ async def test_a_turn_whose_secret_is_gone_begins_with_the_session_as_it_is(
         events = turn.resume()
         first = await asyncio.wait_for(anext(events), WAIT_S)
         assert isinstance(first.record, PlaybackLost)
-        assert first.record.reason == "the secret of this stream is gone"
+        assert first.record.reason == "the secret of this stream is missing"
         gate.set()
         assert _status(await _rest(events)) is TurnStatus.COMPLETED
         assert await client.resume_interrupted() == []

@@ -123,7 +123,7 @@ async def test_what_is_no_choice_at_all_is_refused_before_it_is_said() -> None:
     async with served(app) as server, connect(server.url) as client:
         async for event in client.send("s1", "pay 3"):
             if asked := event.question:
-                with pytest.raises(UsageError, match="'yes' is none of allow, deny"):
+                with pytest.raises(UsageError, match="'yes' is not one of allow, deny"):
                     await client.answer("s1", asked, "yes")
                 break
 

@@ -18,10 +18,10 @@ from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import (
     ABANDONED_S,
     APPLICATION_ID,
-    Keeper,
     SecretFileSummary,
     SecretKey,
     SecretStore,
+    StateFileRef,
     survey,
 )
 from midstream.environment import World
@@ -214,7 +214,7 @@ async def test_a_keyring_that_fails_is_an_error_and_the_file_has_no_secret(
 async def test_a_keyring_that_is_locked_later_loses_nothing(
     make: Open, store: SecretStore, ring: FileKeyring, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours = Keeper("ours", str(path))
+    ours = StateFileRef("ours", str(path))
     with chosen(ring):
         await store.put(STREAM, SECRET, keeper=ours)
         await store.put(SESSION, SECRET)
@@ -255,11 +255,11 @@ async def test_an_entry_that_the_keyring_lost_is_gone(store: SecretStore, ring: 
 async def test_a_checkpoint_that_is_opened_clears_the_secrets_of_streams_it_does_not_have(
     place: str, store: SecretStore, make: Open, path: Path
 ) -> None:
-    ours, theirs = Keeper("ours", str(path)), Keeper("theirs", str(path.parent))
+    ours, theirs = StateFileRef("ours", str(path)), StateFileRef("theirs", str(path.parent))
     for number, keeper in enumerate((ours, ours, theirs)):
         await store.put(SecretKey(SERVER, "s1", f"stream-{number}"), f"secret-{number}", keeper=keeper)
     await store.put(SESSION, SECRET)
-    await make().settle(Keeper("ours", "elsewhere now"), ["stream-1"])
+    await make().settle(StateFileRef("ours", "elsewhere now"), ["stream-1"])
     found = [await store.get(SecretKey(SERVER, "s1", f"stream-{number}")) for number in range(3)]
     assert (found, await store.get(SESSION)) == ([None, "secret-1", "secret-2"], SECRET)
     with closing(sqlite3.connect(path)) as db:
@@ -274,9 +274,11 @@ async def test_a_checkpoint_that_was_deleted_is_waited_for_and_then_its_secrets_
     gone, here = tmp_path / "gone.db", tmp_path / "here.db"
     here.touch()
     for place in (gone, here):
-        await store.put(SecretKey(SERVER, "s1", place.name), SECRET, keeper=Keeper(place.name, str(place)))
+        await store.put(
+            SecretKey(SERVER, "s1", place.name), SECRET, keeper=StateFileRef(place.name, str(place))
+        )
     assert survey(path) == SecretFileSummary(in_file=2, orphans=1)
-    opened = Keeper("mine", str(tmp_path / "mine.db"))
+    opened = StateFileRef("mine", str(tmp_path / "mine.db"))
     await make(world=FakeWorld(at=now + ABANDONED_S - 60)).settle(opened, ())
     assert await store.get(SecretKey(SERVER, "s1", "gone.db")) == SECRET
     await make(world=FakeWorld(at=now + ABANDONED_S + 60)).settle(opened, ())
@@ -289,28 +291,29 @@ async def test_a_checkpoint_made_anew_in_the_same_place_does_not_take_what_may_b
 ) -> None:
     """Two machines that share a home may each have a file of that name."""
     now, place = World().now(), str(path)
-    await store.put(STREAM, SECRET, keeper=Keeper("old", place))
-    await make(world=FakeWorld(at=now + 60)).settle(Keeper("new", place), ())
+    await store.put(STREAM, SECRET, keeper=StateFileRef("old", place))
+    await make(world=FakeWorld(at=now + 60)).settle(StateFileRef("new", place), ())
     assert await store.get(STREAM) == SECRET
-    await make(world=FakeWorld(at=now + ABANDONED_S + 60)).settle(Keeper("new", place), ())
+    await make(world=FakeWorld(at=now + ABANDONED_S + 60)).settle(StateFileRef("new", place), ())
     assert await store.get(STREAM) is None
 
 
 async def test_settling_makes_no_file(store: SecretStore, path: Path) -> None:
-    await store.settle(Keeper("ours", str(path)), ())
+    await store.settle(StateFileRef("ours", str(path)), ())
     assert ([*path.parent.parent.iterdir()], survey(path)) == ([], SecretFileSummary())
 
 
 WRITER = """
 import asyncio, sys
 from midstream.client.os_keyring import OsKeyring
-from midstream.client.secret_store import Keeper, SecretKey, SecretStore
+from midstream.client.secret_store import StateFileRef, SecretKey, SecretStore
 from midstream.environment import World
 
 async def main(path, name, *_):
     keyring = OsKeyring() if len(sys.argv) > 3 else None
     store = SecretStore(path, world=World(), keyring=keyring)
-    told = await store.put(SecretKey("server", "shared"), name, keeper=Keeper("ours", path) if keyring else Keeper())
+    keeper = StateFileRef("ours", path) if keyring else StateFileRef()
+    told = await store.put(SecretKey("server", "shared"), name, keeper=keeper)
     for number in range(10):
         key = SecretKey("server", "s1", f"{name}-{number}")
         assert await store.put(key, f"of {name} {number}") == f"of {name} {number}"
@@ -344,7 +347,7 @@ async def test_whoever_is_killed_while_the_keyring_keeps_it_leaves_a_trace_by_wh
     assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
     with chosen(ring):
         assert (ring.kept(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
-        await make().settle(Keeper("ours", str(path)), ())
+        await make().settle(StateFileRef("ours", str(path)), ())
         assert (ring.kept(), _rows(path)) == ([], [])
 
 
@@ -368,7 +371,7 @@ async def test_in_memory_no_keyring_is_asked(ring: FileKeyring) -> None:
     store = SecretStore(None, world=World())
     with chosen(ring):
         await store.put(STREAM, SECRET)
-        await store.settle(Keeper("ours", ""), ())
+        await store.settle(StateFileRef("ours", ""), ())
         assert (await store.get(STREAM), ring.kept()) == (SECRET, [])
     await store.close()
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from midstream.client.session_secrets import SecretsToShow
-from midstream.client.stream_carrier import Carrier, RingingTasks
+from midstream.client.stream_carrier import Carrier, SignalingTasks
 from midstream.errors import ConnectionLostError, UnavailableError
 from midstream.history.messages import Text
 from midstream.protocol import frames
@@ -43,7 +43,7 @@ class Bench:
         self.stream = ClientStream("a", "secret", now=self.world.monotonic())
         self.stream.submit(SendPayload((Text("hi"),)))
         self.stream.writes()
-        self.tasks = RingingTasks(self.world)
+        self.tasks = SignalingTasks(self.world)
         self.lines: list[Line] = []
         self.failures = failures
         self.secrets_read = 0
@@ -62,11 +62,11 @@ class Bench:
 
     async def step(self) -> None:
         """Do what an attachment does between two rings."""
-        self.tasks.bell.clear()
+        self.tasks.signal.clear()
         self.stream.writes()
         await self.carrier.send(self.stream.frames_to_send())
         self.carrier.tend(is_paused=False)
-        await self.world.live_through(self.tasks.bell.wait())
+        await self.world.live_through(self.tasks.signal.wait())
         self.carrier.take_finished()
 
     async def until_connected(self, lines: int) -> None:

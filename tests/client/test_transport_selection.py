@@ -81,7 +81,7 @@ class ScriptedWays(TransportSelection):
         self.made: list[Carrier] = []
         self.answers = True
 
-    async def is_there(self) -> bool:
+    async def is_reachable(self) -> bool:
         return self.answers
 
     async def open(self, way: TransportKind, session: str) -> Transport:

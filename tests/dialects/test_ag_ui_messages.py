@@ -156,7 +156,7 @@ def test_a_call_in_doubt_is_answered(payload: object, choice: Choice) -> None:
 def test_all_interrupts_are_addressed_and_no_other() -> None:
     fold = folded(to=QuestionAnswered)
     unknown = read_input(request(resume=[{"interruptId": "0" * 32, "status": "resolved"}])).resume
-    with pytest.raises(AnswerMismatchError, match="not addressed"):
+    with pytest.raises(AnswerMismatchError, match="lacks the answers"):
         resumed_answers(fold.questions, unknown, ())
     with pytest.raises(QuestionClosedError):
         resumed_answers(folded().questions, unknown, ())

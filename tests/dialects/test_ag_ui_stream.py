@@ -12,7 +12,7 @@ from midstream.dialects.ag_ui_messages import CONTINUES
 from midstream.dialects.ag_ui_stream import (
     AgUiEvents,
     AgUiFold,
-    nothing,
+    empty_thread_events,
     refusal,
     stream_name,
 )
@@ -240,5 +240,5 @@ def test_a_run_whose_records_were_pruned_is_what_is_known_of_it() -> None:
 
 
 def test_answers_without_a_run_are_valid_streams() -> None:
-    for body in (refusal("t", "r", "no", "not so", at=1.0), nothing("t", "r", at=1.0)):
+    for body in (refusal("t", "r", "no", "not so", at=1.0), empty_thread_events("t", "r", at=1.0)):
         assert findings(events_of(b"".join(body).decode())) == []

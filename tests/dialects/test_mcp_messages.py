@@ -122,7 +122,7 @@ def test_the_server_describes_itself_in_the_words_of_each_version() -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="one name: ask, ask"):
+    with pytest.raises(UsageError, match="same name: ask, ask"):
         McpOptions((McpTool("ask"),))
     with pytest.raises(McpError, match="no tool 'x'"):
         McpOptions().find("x")
@@ -163,8 +163,10 @@ def test_a_form_is_answered_and_a_dismissed_one_denies() -> None:
 
 
 def test_a_pause_has_a_check_of_its_place() -> None:
-    pause = mcp.PauseState(CallPlace("s", 3), 9).sealed()
-    assert msgspec.structs.replace(pause, position=8).sealed() != msgspec.structs.replace(pause, position=8)
+    pause = mcp.PauseState(CallPlace("s", 3), 9).with_check()
+    assert msgspec.structs.replace(pause, position=8).with_check() != msgspec.structs.replace(
+        pause, position=8
+    )
 
 
 def test_a_task_has_the_fields_of_its_version() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.dialects.mcp_messages import CallPlace
-from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.packed_values import pack, unpack
 from midstream.store.contract import ListPlace
 
 
@@ -18,9 +18,9 @@ from midstream.store.contract import ListPlace
     ],
 )
 def test_a_value_comes_back_from_its_text(value: object, kind: object) -> None:
-    text = packed(value)
+    text = pack(value)
     assert text.isascii()
     assert "=" not in text
-    assert unpacked(text, kind) == unpacked(text + "=" * (-len(text) % 4), kind) == value
-    for other in (None, 3, "", "x", "%", "é", text[:-2], packed("another")):
-        assert unpacked(other, kind) is None
+    assert unpack(text, kind) == unpack(text + "=" * (-len(text) % 4), kind) == value
+    for other in (None, 3, "", "x", "%", "é", text[:-2], pack("another")):
+        assert unpack(other, kind) is None

@@ -226,7 +226,7 @@ async def test_an_upstream_without_them_is_named(name: str) -> None:
             answer = await gateway.http.post(f"/v1/{name}", json={"model": "m", "input": "a"})
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (404, "not_found")
-            assert error["message"] == f"the upstream of this gateway has no {name}"
+            assert error["message"] == f"the upstream of this gateway does not support {name}"
 
 
 async def test_the_door_is_that_of_every_request() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from midstream.dialects.client_histories import Transcript
-from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
+from midstream.dialects.reading_cache import Gist, ReadingCache, digests, join_instructions
 from midstream.history.messages import History, Response, Step, Text, UserMessage
 
 RAWS = [msgspec.Raw(b'{"n":%d}' % number) for number in range(5)]
@@ -11,7 +11,7 @@ ENDS = digests(RAWS, range(1, 6))
 
 
 def gist(number: int, *, newest: str = "") -> Gist:
-    begun = Gist.of_nothing("")
+    begun = Gist.empty("")
     return Gist(begun.place, begun.scope, begun.beginning, f"system {number}", newest)
 
 
@@ -22,12 +22,12 @@ def said(*words: str, instructions: str = "") -> Transcript:
     return Transcript(instructions, History(entries))
 
 
-def found(memo: Memo, whose: bytes, raws: list[msgspec.Raw] = RAWS) -> list[tuple[int, Gist]]:
+def found(memo: ReadingCache, whose: bytes, raws: list[msgspec.Raw] = RAWS) -> list[tuple[int, Gist]]:
     return memo.find(whose, digests(raws, memo.counts(whose)))
 
 
 def test_messages_are_known_by_their_bytes_and_whose_they_are() -> None:
-    memo = Memo()
+    memo = ReadingCache()
     memo.keep(b"me", ENDS, [(2, gist(2)), (4, gist(4))])
     assert found(memo, b"me") == [(4, gist(4)), (2, gist(2))]
     assert found(memo, b"me", RAWS[:3]) == [(2, gist(2))]
@@ -44,7 +44,7 @@ def test_messages_that_are_cut_otherwise_have_another_digest() -> None:
 
 
 def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
-    memo = Memo(limit=2)
+    memo = ReadingCache(limit=2)
     for count in (1, 2, 1, 3):
         memo.keep(b"", ENDS, [(count, gist(count))])
     assert [count for count, _ in found(memo, b"")] == [3, 1]
@@ -52,7 +52,7 @@ def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
 
 def test_all_of_them_weigh_no_more_than_the_limit() -> None:
     heavy = [(number, gist(number, newest="x" * 250)) for number in range(1, 6)]
-    memo = Memo(bytes_max=3 * heavy[0][1].weight)
+    memo = ReadingCache(bytes_max=3 * heavy[0][1].weight)
     for _ in range(2):
         memo.keep(b"", ENDS, heavy)
     assert found(memo, b"") == heavy[:1:-1]
@@ -60,7 +60,7 @@ def test_all_of_them_weigh_no_more_than_the_limit() -> None:
 
 
 def test_a_gist_of_pieces_is_that_of_the_whole() -> None:
-    begun = Gist.of_nothing("m")
+    begun = Gist.empty("m")
     pieces = [said("a", "b", instructions="one"), said("c"), said(instructions="two"), said()]
     whole = said("a", "b", "c", instructions="one\n\ntwo")
     found = begun
@@ -71,7 +71,7 @@ def test_a_gist_of_pieces_is_that_of_the_whole() -> None:
 
 
 def test_a_conversation_that_has_a_name_needs_no_place() -> None:
-    named = Gist.of_nothing("")
+    named = Gist.empty("")
     assert named.then(said("a", "b")).place == named.place
 
 

@@ -11,7 +11,7 @@ from midstream.dialects import dialect_registry
 from midstream.dialects.conversation_index import place_of, scope_of
 from midstream.dialects.dialect import Dialect
 from midstream.dialects.fields import BadFieldError
-from midstream.dialects.reading_cache import Memo
+from midstream.dialects.reading_cache import ReadingCache
 from midstream.dialects.request_reading import Read, read
 from midstream.errors import MalformedFrameError
 from midstream.history.messages import History
@@ -26,9 +26,9 @@ SEEDS = tried(8)
 TURNS = 40
 
 
-def kept() -> Memo:
+def kept() -> ReadingCache:
     """A memo for bodies of any length."""
-    return Memo(bytes_min=0)
+    return ReadingCache(bytes_min=0)
 
 
 def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may hold
@@ -38,7 +38,7 @@ def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may h
 
 
 def asked(
-    memo: Memo,
+    memo: ReadingCache,
     body: bytes,
     dialect: Dialect = dialect_registry.CHAT,
     headers: dict[str, str] | None = None,
@@ -74,7 +74,7 @@ def is_same(fast: Read, whole: Read) -> None:
 def test_a_body_too_short_to_be_known_is_not_kept() -> None:
     body = chat("a", "b", "c")
     for bytes_min, known in ((len(body) + 1, 0), (len(body), 3)):
-        memo = Memo(bytes_min=bytes_min)
+        memo = ReadingCache(bytes_min=bytes_min)
         asked(memo, body)
         again = asked(memo, body)
         assert again.known == known
@@ -203,6 +203,6 @@ def test_a_broken_message_behind_known_ones_is_refused_like_any_other() -> None:
     asked(memo, first)
     at = first.index(b"]}")
     broken = first[:at] + b',{"role":"user","content":"\xff"}' + first[at:]
-    for some in (Memo(), memo):
+    for some in (ReadingCache(), memo):
         with pytest.raises(BadFieldError):
             asked(some, broken)

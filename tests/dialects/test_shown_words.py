@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.dialects.shown_words import RepeatedWords, Words, merged, part_of, rest_of, words_of
+from midstream.dialects.shown_words import RepeatedWords, Words, merge, part_of, rest_of, words_of
 from midstream.history.messages import Response, Text, Thinking, ToolCall
 
 
@@ -22,7 +22,7 @@ from midstream.history.messages import Response, Text, Thinking, ToolCall
 )
 def test_the_rest_follows_what_was_shown(shown: list[Words], rest: list[Words] | None) -> None:
     whole = Response((Thinking("hm"), Text("Hello "), ToolCall("c", "look"), Text("you")))
-    assert rest_of(merged(words_of(whole)), shown) == rest
+    assert rest_of(merge(words_of(whole)), shown) == rest
 
 
 def test_words_become_parts_again() -> None:
@@ -40,4 +40,4 @@ def test_words_that_a_client_has_are_passed_over_until_they_differ() -> None:
     other = RepeatedWords([("text", "Hello you")])
     assert other.take("text", "Hello ") == ([], False)
     assert other.take("text", "me") == ([("text", "Hello me")], True)
-    assert (other.is_over, merged(other.passed)) == (True, [("text", "Hello me")])
+    assert (other.is_over, merge(other.passed)) == (True, [("text", "Hello me")])

@@ -33,7 +33,7 @@ def subscribed(config: SubscriptionConfig = HOOK) -> StreamSubscription:
 
 
 def woken(config: SubscriptionConfig = HOOK) -> StreamSubscription:
-    return subscribed(config).advanced(TAILS, now=100.0, wake_id="w1")[0]
+    return subscribed(config).advance(TAILS, now=100.0, wake_id="w1")[0]
 
 
 @pytest.mark.parametrize(
@@ -63,46 +63,46 @@ def test_a_pattern_of_many_stars_is_matched_in_bounded_time() -> None:
 
 
 def test_what_is_pending_begins_a_wake_and_only_one() -> None:
-    found, act = subscribed().advanced(TAILS, now=100.0, wake_id="w1")
+    found, act = subscribed().advance(TAILS, now=100.0, wake_id="w1")
     assert (found.generation, found.wake_id, found.lease_until, act) == (1, "w1", 110.0, NextAct.DELIVER)
-    assert found.advanced(TAILS, now=109.0, wake_id="w2") == (found, NextAct.NOTHING)
+    assert found.advance(TAILS, now=109.0, wake_id="w2") == (found, NextAct.NOTHING)
 
 
 def test_a_lease_that_ends_begins_the_next_wake() -> None:
-    found, act = woken().advanced(TAILS, now=110.0, wake_id="w2")
+    found, act = woken().advance(TAILS, now=110.0, wake_id="w2")
     assert (found.generation, found.wake_id, act) == (2, "w2", NextAct.DELIVER)
 
 
 def test_a_failed_delivery_is_repeated_as_the_same_wake_while_its_lease_holds() -> None:
-    failed = woken().failed(1, now=101.0, chance=0.0)
+    failed = woken().fail(1, now=101.0, chance=0.0)
     assert failed.due_at() == 102.0
-    assert failed.advanced(TAILS, now=101.5, wake_id="w2") == (failed, NextAct.NOTHING)
-    again, act = failed.advanced(TAILS, now=102.0, wake_id="w2")
+    assert failed.advance(TAILS, now=101.5, wake_id="w2") == (failed, NextAct.NOTHING)
+    again, act = failed.advance(TAILS, now=102.0, wake_id="w2")
     assert (again.wake_id, again.generation, again.lease_until, act) == ("w1", 1, 112.0, NextAct.DELIVER)
 
 
 def test_pauses_after_failures_outlast_leases() -> None:
     failed = woken()
     for _ in range(7):
-        failed = failed.failed(1, now=101.0, chance=0.0)
-    found, act = failed.advanced(TAILS, now=111.0, wake_id="w2")
+        failed = failed.fail(1, now=101.0, chance=0.0)
+    found, act = failed.advance(TAILS, now=111.0, wake_id="w2")
     assert (found.wake_id, found.next_attempt_at, act) == ("", 161.0, NextAct.NOTHING)
-    found, act = found.advanced(TAILS, now=161.0, wake_id="w2")
+    found, act = found.advance(TAILS, now=161.0, wake_id="w2")
     assert (found.generation, act) == (2, NextAct.DELIVER)
 
 
 def test_done_acks_the_snapshot_and_not_what_came_after_it() -> None:
-    done = woken().delivered(1, is_done=True)
+    done = woken().deliver(1, is_done=True)
     assert (done.wake_id, done.links["events/a"].acked) == ("", 5)
-    assert done.advanced(TAILS, now=101.0, wake_id="w2")[1] is NextAct.NOTHING
-    more, act = done.advanced({"events/a": Tail(7, 6)}, now=101.0, wake_id="w2")
+    assert done.advance(TAILS, now=101.0, wake_id="w2")[1] is NextAct.NOTHING
+    more, act = done.advance({"events/a": Tail(7, 6)}, now=101.0, wake_id="w2")
     assert (more.generation, act) == (2, NextAct.DELIVER)
 
 
 def test_an_answer_to_an_older_wake_changes_nothing() -> None:
-    newer = woken().advanced(TAILS, now=110.0, wake_id="w2")[0]
-    assert newer.delivered(1, is_done=True) == newer
-    assert newer.failed(1, now=111.0, chance=0.0) == newer
+    newer = woken().advance(TAILS, now=110.0, wake_id="w2")[0]
+    assert newer.deliver(1, is_done=True) == newer
+    assert newer.fail(1, now=111.0, chance=0.0) == newer
 
 
 def test_a_token_is_of_one_generation_of_one_subscription() -> None:
@@ -116,7 +116,7 @@ def test_a_token_is_of_one_generation_of_one_subscription() -> None:
     for report in (WakeReport("w1", 2), WakeReport("w2", 1)):
         assert not found.is_current(1, report)
     assert not found.is_current(0, WakeReport("w1", 1))
-    assert not found.released().is_current(1, WakeReport("", 1))
+    assert not found.release().is_current(1, WakeReport("", 1))
 
 
 @pytest.mark.parametrize(
@@ -131,40 +131,40 @@ def test_a_token_is_of_one_generation_of_one_subscription() -> None:
 )
 def test_an_ack_is_of_a_linked_stream_and_within_it(path: str, offset: str) -> None:
     with pytest.raises(AckError):
-        woken().acked(WakeReport("w1", 1, (StreamAck(offset, path),)), TAILS, now=101.0)
+        woken().ack(WakeReport("w1", 1, (StreamAck(offset, path),)), TAILS, now=101.0)
 
 
 def test_an_ack_extends_the_lease_and_does_not_go_back() -> None:
     report = WakeReport("w1", 1, (StreamAck(offset_at(3), "events/a"),))
-    found = woken().acked(report, TAILS, now=105.0)
+    found = woken().ack(report, TAILS, now=105.0)
     assert (found.links["events/a"].acked, found.lease_until) == (3, 115.0)
     back = WakeReport("w1", 1, (StreamAck(offset_at(2), "events/a"),))
     with pytest.raises(AckError):
-        found.acked(back, TAILS, now=106.0)
+        found.ack(back, TAILS, now=106.0)
 
 
 def test_a_claim_is_one_workers_until_its_lease_ends() -> None:
-    announced, act = subscribed(PULL).advanced(TAILS, now=100.0, wake_id="w1")
+    announced, act = subscribed(PULL).advance(TAILS, now=100.0, wake_id="w1")
     assert (announced.due_at(), act) == (0.0, NextAct.ANNOUNCE)
-    claimed = announced.claimed("one", TAILS, now=101.0, wake_id="w2")
+    claimed = announced.claim("one", TAILS, now=101.0, wake_id="w2")
     assert claimed is not None
     assert (claimed.wake_id, claimed.generation, claimed.holder) == ("w1", 1, "one")
     assert claimed.is_held(now=110.9)
     assert not claimed.is_held(now=111.0)
-    taken = claimed.claimed("two", TAILS, now=111.0, wake_id="w2")
+    taken = claimed.claim("two", TAILS, now=111.0, wake_id="w2")
     assert taken is not None
     assert (taken.wake_id, taken.generation, taken.holder) == ("w2", 2, "two")
-    assert subscribed(PULL).claimed("one", {"events/a": Tail(7, 0)}, now=1.0, wake_id="w") is None
+    assert subscribed(PULL).claim("one", {"events/a": Tail(7, 0)}, now=1.0, wake_id="w") is None
 
 
 def test_a_stream_that_is_made_anew_is_read_from_its_beginning() -> None:
-    done = woken().delivered(1, is_done=True)
-    gone = done.settled({})
+    done = woken().deliver(1, is_done=True)
+    gone = done.settle({})
     assert gone.links == {}
-    named = done.with_link("events/a", None, is_explicit=True).settled({})
+    named = done.with_link("events/a", None, is_explicit=True).settle({})
     assert named.links["events/a"].birth == 0
     anew = {"events/a": Tail(9, 2)}
-    assert named.settled(anew).pending(anew) == ["events/a"]
+    assert named.settle(anew).pending(anew) == ["events/a"]
 
 
 def test_its_own_wake_stream_never_wakes_it() -> None:

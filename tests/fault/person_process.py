@@ -31,9 +31,9 @@ async def main() -> None:
     url = f"http://127.0.0.1:{options.port}"
     async with connect(url, state=state, secrets=secrets, tools=tools, world=world) as client:
         for turn in await client.resume_interrupted():
-            await _take_part(client, turn.__aiter__(), seen, options)
+            await _run_turn(client, turn.__aiter__(), seen, options)
         if not seen.has_end:
-            await _take_part(client, client.send(SESSION, QUESTION), seen, options)
+            await _run_turn(client, client.send(SESSION, QUESTION), seen, options)
 
         reader = Notes(options.folder / "reader.seen")
         async with contextlib.aclosing(client.follow(SESSION, after="0-0")) as events:
@@ -43,7 +43,7 @@ async def main() -> None:
                     break
 
 
-async def _take_part(client: Client, events: AsyncIterator[Event], seen: Notes, options: Options) -> None:
+async def _run_turn(client: Client, events: AsyncIterator[Event], seen: Notes, options: Options) -> None:
     async for event in events:
         await World().sleep(HAND_S)
         seen.add(event)

@@ -309,7 +309,7 @@ def test_a_callback_that_fails_stops_nothing_and_is_named_in_the_log(
     with repairing(httpx2.Client(), on_repair=failing) as http:
         http.post(f"{provider.url}/v1/messages", json={"messages": BROKEN_ANTHROPIC}).raise_for_status()
     assert [record.getMessage().rpartition(":")[0] for record in caplog.records] == [
-        "a repaired history was sent, and the report to its caller failed: RuntimeError in failing"
+        "a repaired history was sent, but `on_repair` failed: RuntimeError in failing"
     ]
 
 

@@ -221,7 +221,7 @@ async def test_what_is_no_message_is_not_kept_and_said_so() -> None:
     graph = Graph(jump, calls=[asked("jump", "1")])
     await graph.run(GO)
     (ended,) = [record for record in graph.records if isinstance(record, CallEnded)]
-    assert "is no message" in ended.result.content
+    assert "is not a message" in ended.result.content
 
 
 async def test_other_arguments_and_no_thread_are_refused() -> None:

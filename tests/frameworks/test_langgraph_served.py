@@ -335,7 +335,7 @@ async def test_a_session_that_only_its_client_can_open_is_refused() -> None:
 
     model: Any = make_agent(nodes(said("hi"))).model
     model.begin_use(Locked())
-    with pytest.raises(ModelRejectedError, match="only its client can open"):
+    with pytest.raises(ModelRejectedError, match="only its client can decrypt"):
         await anext(
             model.stream(ModelRequest("", History((UserMessage.of("go"),)), key="s/1/1", session="s"))
         )

@@ -315,7 +315,7 @@ async def test_the_limit_of_the_settings_holds_for_the_whole_answer() -> None:
         error = await error_of(responses_agent(server.url, model_settings=ModelSettings(timeout=1.0)))
         assert (type(error), error.message) == (
             ModelStalledError,
-            "openai-agents:m gave no complete answer within 1 s",
+            "openai-agents:m sent no complete answer within 1 s",
         )
         await asyncio.wait_for(server.left.wait(), WAIT_S)
 

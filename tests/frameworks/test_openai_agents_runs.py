@@ -201,7 +201,7 @@ async def test_an_approval_inside_a_tool_is_refused() -> None:
     inner_tool = lab.tool(needs_approval=True)
     inner = Agent(name="inner", model=lab.durable.model(calling("i")), tools=lab.durable.tools([inner_tool]))
     agent = lab.agent(calling("q", tool="ask"), inner.as_tool("ask", "Ask."))
-    with pytest.raises(Exception, match="let the tool 'ask' itself need it"):
+    with pytest.raises(Exception, match="set `needs_approval` on the tool 'ask' itself"):
         await lab.run(agent)
     assert (lab.ran, lab.statuses) == ([], [])
 
@@ -328,7 +328,7 @@ async def test_a_turn_has_one_run() -> None:
     async with lab.durable.turn("s", "go", key="k"):
         first = asyncio.create_task(Runner.run(agent, "go"))
         await lab.hangs.wait()
-        with pytest.raises(UsageError, match="has one run, which is at work"):
+        with pytest.raises(UsageError, match="has one run, which is running"):
             await Runner.run(agent, "go")
         first.cancel()
         await asyncio.wait([first])

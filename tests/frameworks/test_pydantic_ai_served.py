@@ -202,12 +202,12 @@ def refused_agents() -> dict[str, Agent[Any, Any]]:
         "the capability `ProcessHistory`": Agent(
             TestModel(), capabilities=[ProcessHistory(lambda told: told)]
         ),
-        "system prompts that a function makes": prompted,
-        "instructions that a function or a template makes": instructed,
-        "a function makes its `model_settings`": Agent(TestModel(), model_settings=lambda _: ModelSettings()),
+        "system prompts from a function": prompted,
+        "instructions from a function or a template": instructed,
+        "its `model_settings` are a function": Agent(TestModel(), model_settings=lambda _: ModelSettings()),
         "`max_concurrency`": Agent(TestModel(), max_concurrency=1),
-        "a toolset that a function makes": Agent(TestModel(), toolsets=[lambda _: FunctionToolset()]),
-        "instructions that a function": Agent(TestModel(), toolsets=[nested]),
+        "a toolset from a function": Agent(TestModel(), toolsets=[lambda _: FunctionToolset()]),
+        "instructions from a function": Agent(TestModel(), toolsets=[nested]),
         "an `ExternalToolset`": Agent(TestModel(), toolsets=[external]),
         "`ApprovalRequiredToolset`": Agent(TestModel(), toolsets=[FunctionToolset().approval_required()]),
         "'midstream' of tool 'odd' is 'probe'; expected one of 'unknown'": policy,

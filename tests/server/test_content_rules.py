@@ -158,7 +158,7 @@ async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_
     seen = {
         "log": logged,
         "errors": "".join(answer.text for answer in answers) + json.dumps(heard) + answers_raw.decode(),
-        "reprs": f"{app.door.access!r} {Open('k', canaries['secret'])!r}",
+        "reprs": f"{app.auth.access!r} {Open('k', canaries['secret'])!r}",
     }
     found = [(where, name) for where, text in seen.items() for name, word in canaries.items() if word in text]
     assert found == []

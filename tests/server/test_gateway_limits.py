@@ -82,7 +82,9 @@ async def test_answers_at_once_are_limited_also_in_the_background_and_by_the_sdk
         async with gateway.openai(ada) as client, gateway.openai(ada, max_retries=9) as patient:
             begun = await client.responses.create(model="m", input="later", background=True)
             stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
-            with pytest.raises(openai.RateLimitError, match="2 answers are being made") as error:
+            with pytest.raises(
+                openai.RateLimitError, match="2 answers for this key are in progress"
+            ) as error:
                 await client.responses.create(model="m", input="third")
             assert error.value.response.headers["retry-after"] == "1"
             third = asyncio.create_task(patient.responses.create(model="m", input="third"))

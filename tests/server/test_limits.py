@@ -47,7 +47,7 @@ async def test_a_rate_holds_for_all_servers_of_a_store_also_where_a_caller_is_sp
                     for each in others
                     for caller in each
                 }
-                server.set_elsewhere(sums)
+                server.set_other_counts(sums)
         await world.advance(1.0)
     most = 60 + 600 + 9 * 3  # what nine servers let pass before they know of each other
     assert 600 <= passed <= most
@@ -60,8 +60,8 @@ async def test_a_caller_that_rests_may_go_on_at_all_servers_as_soon_as_at_one() 
     there.add("ada", 40)
     for _ in range(30):
         here_counts, there_counts = here.own_counts(), there.own_counts()
-        here.set_elsewhere(there_counts)
-        there.set_elsewhere(here_counts)
+        here.set_other_counts(there_counts)
+        there.set_other_counts(here_counts)
         await world.advance(1.0)
     here.check("ada", 29)
     with pytest.raises(LimitReachedError):

@@ -125,7 +125,7 @@ async def test_what_is_no_setting_or_gone_changes_nothing(
             path.write_text("heartbeat_s = 333333")
             for _ in range(3):
                 await world.pass_a_second()
-        assert (told, caplog.text.count("the previous settings stay")) == ([], 1)
+        assert (told, caplog.text.count("the previous settings remain in effect")) == ([], 1)
         path.write_text("heartbeat_s = 4")
         for _ in range(2):
             await world.pass_a_second()

@@ -192,7 +192,7 @@ class Node:
 
         def then(others: float | MidstreamError) -> None:
             if not isinstance(others, MidstreamError) and self.fleet.rules.counts_others:
-                self.rate.set_elsewhere({digest_of_caller(GREEDY): others})
+                self.rate.set_other_counts({digest_of_caller(GREEDY): others})
 
         store.ask(self, "report", exchange, then)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from midstream.cli.listening import collect_less
+from midstream.cli.listening import tune_garbage_collector
 from midstream.environment import World
 
 _ROLLUP = Path("/proc/self/smaps_rollup")
@@ -75,7 +75,7 @@ def answer_commands(run: Callable[[str, int], Awaitable[int]]) -> None:
     Calls `run` on the running loop, from a thread that ends with the process.
     """
     loop = asyncio.get_running_loop()
-    collect_less()  # the thresholds of a process that serves
+    tune_garbage_collector()  # the thresholds of a process that serves
 
     least = 0
 

@@ -1,8 +1,8 @@
-"""The command line: which commands there are, what every one of them obeys, and how each ends.
+"""The command line: table of commands, common options, errors and exit codes.
 
-Results go to stdout, messages to stderr. A command's module is imported when the command is named, so that `--help`
-costs click and the standard library. Every error is one line on stderr (wrapped on a terminal), never a traceback, and
-an exit code of the table below.
+Results go to stdout, messages to stderr. The module of a command is imported when the command is used, so that `--help`
+imports only click and the standard library. Every error is one line on stderr (wrapped on a terminal), without a
+traceback, and an exit code of `EXIT_CODES`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from midstream.errors import MidstreamError
 from midstream.paths import Paths
 from midstream.version import __version__
 
-__all__ = ["Surroundings", "main", "midstream_command"]
+__all__ = ["Invocation", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "acp": ("midstream.cli.acp_command:acp", "Be an agent in an editor (Agent Client Protocol)."),
+    "acp": ("midstream.cli.acp_command:acp", "Serve an agent to an editor (Agent Client Protocol)."),
     "access": (
         "midstream.cli.access_command:access",
         "List and revoke credentials of a server; write token files.",
     ),
     "backup": (
         "midstream.cli.backup_command:backup",
-        "Copy the sessions into one file, also while a server works on them.",
+        "Copy the sessions into one file, also while a server uses them.",
     ),
     "cache": (
         "midstream.cli.cache:cache",
-        "Show the cached share of each turn, and why the rest was not cached.",
+        "Show the cached share of each turn, and the reason for the rest.",
     ),
     "chat": (
         "midstream.cli.chat:chat",
@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "midstream.cli.doctor:doctor",
         "Find and repair broken histories; check the connection to a server.",
     ),
-    "gateway": ("midstream.cli.gateway:gateway", "Serve an agent under the APIs of OpenAI and Anthropic."),
+    "gateway": ("midstream.cli.gateway:gateway", "Serve an agent through the APIs of OpenAI and Anthropic."),
     "login": ("midstream.cli.login:login", "Print a one-time login link for a browser."),
     "nodes": (
         "midstream.cli.nodes_command:nodes",
@@ -68,7 +68,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
     "restore": (
         "midstream.cli.backup_command:restore",
-        "Put a copy of the sessions, made by `backup`, in the place of the database.",
+        "Replace the database by a copy of the sessions that `backup` made.",
     ),
     "sessions": (
         "midstream.cli.sessions:sessions",
@@ -84,11 +84,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Check that no other program changed the journals of a store.",
     ),
 }
-"""Name: where it lives, and what it is for (a test compares this with the command's own help)."""
+"""Module and short help of each command; a test compares the latter with the command's own."""
 
 
-class Surroundings:
-    """Settings that hold for every command of one invocation.
+class Invocation:
+    """Common settings of the commands of one invocation.
 
     Args:
         color: "auto", "always" or "never".
@@ -97,13 +97,13 @@ class Surroundings:
     def __init__(self, places: Paths, color: str) -> None:
         self.places = places
         self.out = Ink.on(sys.stdout, color)
-        """For data."""
+        """Markup of stdout."""
         self.talk = Ink.on(sys.stderr, color)
-        """For everything else."""
+        """Markup of stderr."""
 
 
 class _Commands(click.Group):
-    """Commands that are imported when they are named, and errors that are one line each."""
+    """Command group with lazy imports and one-line errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(COMMANDS)
@@ -199,15 +199,15 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, me
 def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None:
     """Durable AI-agent sessions.
 
-    Results go to stdout, messages to stderr; every option can be set as MIDSTREAM_<COMMAND>_<OPTION>.
+    Results go to stdout, messages to stderr; a variable MIDSTREAM_<COMMAND>_<OPTION> sets an option.
     """
-    ctx.obj = Surroundings(Paths.find(home), color)
+    ctx.obj = Invocation(Paths.find(home), color)
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and leave with its exit code."""
+    """Run the command line of this process, and exit with its code."""
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, TextIOWrapper):
-            output.reconfigure(errors="backslashreplace")  # no terminal is too old for a word
+            output.reconfigure(errors="backslashreplace")  # old terminals cannot encode every character
     midstream_command.main(prog_name="midstream")
     raise AssertionError("click has returned")

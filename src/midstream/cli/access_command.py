@@ -21,7 +21,7 @@ def access() -> None:
     """List and revoke credentials of a server; write token files.
 
     Cookies, login links, viewers' passes and tickets are credentials that a server issues. Each ends with the
-    credential that it was issued for.
+    credential from which it was derived.
     """
 
 
@@ -39,7 +39,7 @@ def list_credentials(source: ServerSource, output: Output) -> None:
 @click.argument("credential")
 @server_options
 def revoke(credential: str, source: ServerSource, output: Output) -> None:
-    """Revoke the credential of this id (see `list`), and all that were issued for it."""
+    """Revoke the credential with this id (see `list`), and all derived credentials."""
     _report(source.revoke(credential), output)
 
 
@@ -49,7 +49,7 @@ def revoke(credential: str, source: ServerSource, output: Output) -> None:
 def revoke_all(principal: str | None, source: ServerSource, output: Output) -> None:
     """Revoke all credentials of PRINCIPAL: yours by default, `*` for everyone, `TENANT:NAME` in a tenant.
 
-    A line of a token file stays good until it is removed from the file.
+    A line of a token file stays valid until it is removed from the file.
     """
     _report(source.revoke_all(principal), output)
 
@@ -59,7 +59,7 @@ def revoke_all(principal: str | None, source: ServerSource, output: Output) -> N
 @click.argument("subject")
 @click.option("--tenant", default="", help="Tenant of the principal.")
 @click.option(
-    "--role", type=click.Choice(ROLES), help="operator: everything; approver: read, and answer questions."
+    "--role", type=click.Choice(ROLES), help="operator: all rights; approver: read, and answer questions."
 )
 @click.option(
     "--scope",
@@ -74,7 +74,7 @@ def revoke_all(principal: str | None, source: ServerSource, output: Output) -> N
 @click.option(
     "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the token ends (default: never)."
 )
-@click.option("--comment", default="", help="Text behind the line, for people.")
+@click.option("--comment", default="", help="Comment at the end of the line.")
 @json_option("Print one JSON object.")
 def add(
     file: Path,
@@ -89,20 +89,20 @@ def add(
 ) -> None:
     """Add a new token for SUBJECT to the token file FILE, and print the token once.
 
-    FILE has only the token's digest. It is created, for you only, if it does not exist.
+    FILE contains only the token's digest. If missing, it is created with access for you only.
     """
     settings = {"role": role or "", "scope": ",".join(actions), "sessions": sessions or ""}
     token = add_token(file, subject, tenant, settings, days=days, comment=comment)
     output.print_one({"subject": subject, "token": token, "file": str(file)}, token, err=False)
     if not output.is_json:
-        click.echo(f"The token of {one_line(subject)} is not stored: keep it now.", err=True)
+        click.echo(f"The token of {one_line(subject)} is not stored: copy it now.", err=True)
 
 
 @access.command("hash")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option("Print one JSON object.")
 def hash_tokens(file: Path, output: Output) -> None:
-    """Replace the tokens in FILE by their digests. The tokens, and all logins under them, stay good."""
+    """Replace the tokens in FILE by their digests. The tokens, and all logins with them, stay valid."""
     lines, count = [], 0
     for number, line in enumerate(read_tokens(file).splitlines(), 1):
         try:

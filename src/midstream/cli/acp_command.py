@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.agents import find_agent, find_server
 from midstream.cli.listening import log_to_stderr, run_server
 from midstream.cli.option_groups import encryption_option, log_options, mcp_option, sessions_store_option
@@ -27,26 +27,26 @@ with extra("acp"):
     from midstream.server.acp_server import AcpServer
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of one message: a picture, a file that was read."""
+"""Greatest size of a message, such as one with a picture or a file."""
 
 
-@click.command(short_help="Be an agent in an editor (Agent Client Protocol).")
+@click.command(short_help="Serve an agent to an editor (Agent Client Protocol).")
 @click.argument("agent_name", metavar="MODULE:AGENT")
 @sessions_store_option
 @mcp_option
 @encryption_option("sessions", "store")
 @log_options
 @click.pass_obj
-def acp(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
-    """Serve an agent to an editor, such as Zed, by the Agent Client Protocol. The editor starts this command.
+def acp(invocation: Invocation, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
+    """Serve an agent to an editor, such as Zed, over the Agent Client Protocol. The editor starts this command.
 
-    MODULE:AGENT names a `midstream.Agent`; the current folder is searched first. Sessions are kept in the store. A turn
-    that was cut goes on when the command is started again. Other servers may use the same store at the same time.
+    MODULE:AGENT names a `midstream.Agent`; the current folder is searched first. Sessions are in the store. An
+    interrupted turn continues when the command is started again. Other servers may use the store at the same time.
     """
     log_to_stderr(options["log_level"], options["log_format"])
     _keep_stdio()
-    make_folder(surroundings.places.data)
-    path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
+    make_folder(invocation.places.data)
+    path = options["store"] or make_folder(invocation.places.store.parent) / invocation.places.store.name
     agent = find_agent(options["agent_name"])
     if options["servers"]:
         agent = agent.with_tools(*map(find_server, options["servers"]))
@@ -55,7 +55,7 @@ def acp(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 
 
 
 def _keep_stdio() -> None:
-    """Keep stdin and stdout for the protocol: what tools print goes to stderr, and what they read is empty."""
+    """Reserve stdin and stdout for the protocol: tools print to stderr, and read an empty stdin."""
     sys.stdout.flush()
     sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
     protocol_out = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -69,7 +69,7 @@ def _keep_stdio() -> None:
 async def _serve(server: AcpServer) -> None:
     """Answer the editor until it closes stdin."""
     reader, writer = await stdio_streams(limit=LINE_BYTES_MAX)
-    sys.stdin, sys.stdout = sys.__stdin__, sys.stderr  # of tools; stdin is empty
+    sys.stdin, sys.stdout = sys.__stdin__, sys.stderr  # for tools: stdin is empty
     connection = Connection(server.handle, writer, reader, listening=False)
     server.connect(connection)
     listening = server.host.world.spawn(connection.main_loop(), name="acp")

@@ -27,7 +27,7 @@ _ON_PERMISSIONS = (
         "--permission-mode",
         default="",
         metavar="MODE",
-        help="The agent's own permission mode: Claude Code's permission mode, or a session mode of an ACP agent.",
+        help="The agent's own permission mode: that of Claude Code, or a session mode of an ACP agent.",
     ),
     click.option(
         "--allow-kind",
@@ -57,7 +57,7 @@ _ON_PERMISSIONS = (
         "--codex-review",
         "is_reviewing",
         is_flag=True,
-        help="Let Codex's own review decide about commands that need more than the sandbox allows.",
+        help="Let Codex's own review decide about commands that the sandbox does not allow.",
     ),
 )
 _ON_AGENTS = (
@@ -65,30 +65,30 @@ _ON_AGENTS = (
         "--agent-env",
         multiple=True,
         metavar="NAME[=VALUE]",
-        help="Set a variable in the agent's environment; NAME alone passes on the gateway's own, as secrets need; "
+        help="Set a variable in the agent's environment; NAME alone copies the gateway's value, for secrets; "
         "may be repeated.",
     ),
     click.option(
         "--agent-path",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The program of Claude Code or Codex (default: the one that its package finds).",
+        help="The program of Claude Code or Codex (default: that of its package).",
     ),
     click.option(
         "--agent-sessions",
         type=click.Choice([CLI, STORE]),
         help="Where Claude Code's conversations are kept: cli: in its files on this machine (default); "
-        "store: in the gateway's store too, from which any machine resumes them.",
+        "store: also in the gateway's store, from which any machine can resume them.",
     ),
     click.option(
         "--sign-in",
         default="",
         metavar="ID",
-        help="The id of the authentication method that an ACP agent uses before it opens a conversation.",
+        help="The id of an ACP agent's authentication method.",
     ),
     click.option(
         "--instructions",
         type=click.Choice(["meta", "message", "none"]),
-        help="Where an ACP agent receives the client application's instructions: in _meta.systemPrompt (default), "
+        help="Place of the client application's instructions for an ACP agent: in _meta.systemPrompt (default), "
         "before the first message, or nowhere.",
     ),
     click.option(
@@ -110,7 +110,7 @@ _ON_POOL = (
         type=click.IntRange(min=1),
         default=RECORDS_MAX,
         show_default=True,
-        help="Number of conversations whose agents are kept; the least recently used go first.",
+        help="Number of conversations whose agents are kept; the least recently used are removed first.",
     ),
     click.option(
         "--pool-days",
@@ -124,7 +124,7 @@ _ON_POOL = (
         type=click.IntRange(min=1),
         default=PoolLimits().live_max,
         show_default=True,
-        help="Agents kept open at once.",
+        help="Number of agents that stay open.",
     ),
     click.option(
         "--agent-rest",
@@ -137,8 +137,8 @@ _ON_POOL = (
         "--agent-memory",
         type=click.FloatRange(min=0, min_open=True),
         metavar="MIB",
-        help="MiB that the processes of all agents may take; beyond it idle agents of Claude Code and ACP are closed, "
-        "the longest idle first, and resumed by their next message (default: no limit; Linux only).",
+        help="Memory limit in MiB of all agents' processes; beyond it, idle agents of Claude Code and ACP are closed, "
+        "longest idle first, and resumed by their next message (default: no limit; Linux only).",
     ),
     click.option(
         "--turn-wait",
@@ -146,7 +146,7 @@ _ON_POOL = (
         metavar="SECONDS",
         default=PoolLimits().wait_s,
         show_default=True,
-        help="Seconds that a message waits for the running turn of its conversation; then a fresh agent takes over.",
+        help="Seconds for which a message waits for the running turn of its conversation; then a fresh agent answers.",
     ),
     click.option(
         "--transcript-chars",
@@ -160,7 +160,7 @@ _ON_POOL = (
         type=click.IntRange(min=1),
         default=TranscriptBudget().result_chars,
         show_default=True,
-        help="Characters of each tool's result in that transcript.",
+        help="Characters of each tool result in that transcript.",
     ),
     click.option(
         "--silence",
@@ -169,7 +169,7 @@ _ON_POOL = (
         metavar="SECONDS",
         default=SILENCE_S,
         show_default=True,
-        help="Seconds without any event after which an answer of the upstream is cut, also before its first word.",
+        help="Seconds without an event after which an answer of the upstream is cut, also before its first token.",
     ),
 )
 
@@ -177,11 +177,11 @@ _ON_POOL = (
 agent_options: Callable[[F], F] = group_options(*_ON_PERMISSIONS, *_ON_AGENTS, *_ON_POOL)
 """The options of agents and of their pool."""
 OF_STORE = frozenset({"pool_records", "pool_days"})
-"""Options that hold for all pools of a store: each pool removes what is beyond them."""
+"""Options that apply to all pools of a store together; each pool enforces them."""
 
 
 def names_of_agent_options() -> frozenset[str]:
-    """Return the names of the options of one agent and its pool; those of the store are not among them."""
+    """Return the names of the options of one agent and its pool, without `OF_STORE`."""
     command = click.command(agent_options(lambda: None))
     return frozenset(str(option.name) for option in command.params) - OF_STORE
 
@@ -201,7 +201,7 @@ def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
         servers=read_servers(servers_path) if servers_path else (),
         rules=_rules(options["allow_kind"], options["allow_tool"], options["refuse_tool"]),
         env=dict(_variable(each) for each in options["agent_env"]),
-        path=agent_path.absolute() if agent_path else None,  # the agent works in another folder
+        path=agent_path.absolute() if agent_path else None,  # the agent runs in another folder
         instructions=options["instructions"] or "",
         sign_in=options["sign_in"],
         sessions=options["agent_sessions"] or "",
@@ -221,18 +221,17 @@ def read_agent_options(options: Mapping[str, Any]) -> UpstreamOptions:
 
 
 def _rules(kinds: Iterable[Kind], tools: Iterable[str], refused: Iterable[str]) -> Rules | None:
-    """Return the rules that are given, or None where there are none: then the default of the agent holds."""
     rules = Rules(HARMLESS.union(kinds), frozenset(tools), frozenset(refused))
     return rules if kinds or tools or refused else None
 
 
 def _variable(given: str) -> tuple[str, str]:
-    """Return the name and the value of a variable; one without a value is passed on from this process."""
+    """Return the name and the value of a variable; without a value, that of this process."""
     name, sign, value = given.partition("=")
     if not name:
         raise UsageError(f"--agent-env {given} has no name; expected NAME=VALUE or NAME")
     if sign:
         return name, value
     if name not in os.environ:
-        raise UsageError(f"the variable {name} is not set; --agent-env {name} passes it on to the agent")
+        raise UsageError(f"the variable {name} is not set; --agent-env {name} copies it to the agent")
     return name, os.environ[name]

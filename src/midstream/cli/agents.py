@@ -1,4 +1,4 @@
-"""Find the agent that `module:attribute` names and the tool servers beside it, or fail with what to do."""
+"""Import of agents, access objects and MCP servers that options name, with helpful errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from midstream.tools.function_tools import ToolSource
 
 
 class _Framework(NamedTuple):
-    """Agents of one framework: where their classes are, and the module whose `make_agent` converts them."""
+    """Agents of one framework: their classes, and the module with `make_agent` for their conversion."""
 
     module: str
     classes: tuple[str, ...]
@@ -38,8 +38,8 @@ def find_agent(name: str) -> Agent:
     An agent of another framework is converted by `make_agent` of its integration (`_FRAMEWORKS`).
 
     Raises:
-        AgentNotFoundError: `name` has another form, there is no such module, it fails when it is imported, it has no
-            such attribute, or that is no agent that can be served. The message has what to do.
+        AgentNotFoundError: `name` is invalid, the module is missing or its import fails, or the attribute is missing or
+            not an agent. The message contains the fix.
     """
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
@@ -58,10 +58,10 @@ def find_agent(name: str) -> Agent:
 
 
 def find_access(name: str) -> Access:
-    """Import the module (from the current folder first) and return how its application asks who comes.
+    """Import the module (from the current folder first) and return its `Access`.
 
     Raises:
-        UsageError: There is no such module or attribute, or it is no `Access`.
+        UsageError: The module or the attribute is missing, or is not an `Access`.
     """
     module_name, colon, attribute = name.partition(":")
     found = getattr(_import(module_name), attribute, None) if colon and module_name and attribute else None
@@ -74,7 +74,7 @@ def find_server(text: str) -> ToolSource:
     """Return the MCP server that `NAME=COMMAND ...` or `NAME=URL` names. Nothing is started or sent yet.
 
     Raises:
-        UsageError: `text` has another form, or the extra is not installed. The message has what to do.
+        UsageError: `text` is invalid, or the extra is not installed. The message contains the fix.
     """
     name, equals, where = text.partition("=")
     if not equals or not where.strip():
@@ -121,7 +121,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _framework_of(value: object) -> _Framework | None:
-    """Return the framework of an agent; it is recognized without an import, which may be slow or missing."""
+    """Return the framework of an agent, or None. Frameworks are not imported, which may be slow or impossible."""
     kinds = [(kind.__module__, kind.__qualname__) for kind in type(value).__mro__]
     for each in _FRAMEWORKS:
         if any(name in each.classes and f"{home}.".startswith(f"{each.module}.") for home, name in kinds):

@@ -1,4 +1,4 @@
-"""Open questions of a session, put to the user at the terminal, one at a time, while the turn goes on."""
+"""Questions of a session at the terminal, one at a time, while the turn continues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from midstream.cli.keyboard import Keyboard
-from midstream.cli.prompts import QuestionPrompt, how_to_answer, question_lines
+from midstream.cli.prompts import QuestionPrompt, answer_command, question_lines
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import COLUMNS, Ink
 from midstream.cli.transcript import INDENT
@@ -19,14 +19,14 @@ from midstream.session.questions import Question
 from midstream.session.records import CallEnded, MessageQueued, QuestionAnswered, QuestionClosed
 
 LOOK_AGAIN_S = 1.0
-"""Seconds until the next request to a server that could not list what is open."""
+"""Seconds until a retry, if the server could not list the open questions."""
 
 Place = tuple[str, int, int, str]
-"""Session, turn, response, call id: what a question is about."""
+"""Session, turn, response and call id of a question."""
 
 
-class Desk(Protocol):
-    """Interface needed of a client."""
+class QuestionClient(Protocol):
+    """The methods of a client that `Answering` needs."""
 
     async def questions(self, session: str | None = None) -> tuple[Question, ...]:
         """See `Client.questions`."""
@@ -44,19 +44,19 @@ class Desk(Protocol):
 
 
 class Answering:
-    """Asks and answers. After each event `take` it; wait for `work` beside the events; then call `go_on`.
+    """Shows questions and sends answers. `take` each event; also wait for `work`, and then call `go_on`.
 
     Args:
         session: The session; questions of its sub-agents belong to it.
-        screen, ink, width: Where the question is shown.
-        prompt: Shows what stands before the answer; "" once the answer was typed.
-        keyboard: Where the answer comes from; None where no user can be asked.
+        screen, ink, width: Display of the questions.
+        prompt: Shows the prompt of the answer; "" after the input.
+        keyboard: Source of the answers; None without a user at a terminal.
         url: The server, for the command that answers from elsewhere.
     """
 
     def __init__(
         self,
-        client: Desk,
+        client: QuestionClient,
         session: str,
         screen: Screen,
         prompt: Callable[[str], None],
@@ -78,18 +78,18 @@ class Answering:
         self._world = world or World()
         self._open: dict[Place, Question] = {}
         self._decided: set[tuple[Place, float]] = set()
-        """Those whose answer is on its way or there: the server may still list them."""
+        """Questions with a sent answer, which the server may still list."""
         self._asking: QuestionPrompt | None = None
         self._is_behind = False
-        """Whether a question may be open that is not here yet."""
+        """Whether the server may have an open question that is not known here yet."""
         self.work: asyncio.Task[str | None] | asyncio.Task[None] | None = None
-        """What a person is typing, or an answer that is on its way; None while there is neither."""
+        """The task that waits for input, or sends an answer; None without either."""
 
     async def refresh(self) -> None:
-        """Find out what is open: at the beginning, and whenever a question is asked."""
+        """Fetch the open questions: at the beginning, and after each new question."""
         try:
             asked = await self._client.questions(self._session)
-        except UnavailableError:  # the line is cut, or the server away: the stream reports that itself
+        except UnavailableError:  # the server cannot be reached: the stream reports that
             self._is_behind = True
             if self.work is None:
                 self.work = self._world.spawn(self._world.sleep(LOOK_AGAIN_S), name="look again")
@@ -110,7 +110,7 @@ class Answering:
             self._prompt_next()
 
     async def take(self, event: Event) -> None:
-        """Notice that a question was asked, answered or has ended by itself."""
+        """Handle an event that asks, answers or closes a question."""
         if event.question is not None or isinstance(event.record, MessageQueued):
             await self.refresh()
             return
@@ -125,13 +125,13 @@ class Answering:
                 pass
 
     def prompt_again(self) -> None:
-        """Write the prompt below what was printed meanwhile."""
+        """Print the prompt again below new output."""
         if self._asking is not None:
             self._screen.pause()
             self._prompt(self._asking.prompt)
 
     async def go_on(self) -> None:
-        """Take what `work` has come to."""
+        """Handle the result of `work`."""
         work, self.work = self.work, None
         if work is None:
             return
@@ -142,7 +142,7 @@ class Answering:
             self._decided.clear()
             await self.refresh()
             return
-        if self._asking is None:  # the answer has arrived, which its event shows; or it is time to look again
+        if self._asking is None:  # the answer was sent, or a retry is due
             self._prompt_next()
             if self._is_behind:
                 await self.refresh()
@@ -155,7 +155,7 @@ class Answering:
             self._answer(self._asking, line)
 
     def stop(self) -> None:
-        """Let go of the keyboard. An answer on its way to the server arrives, or is sent again by the next client."""
+        """Release the keyboard. An answer in transit arrives, or the next client asks again."""
         self._asking = None
         if self.work is not None:
             self.work.cancel()
@@ -184,7 +184,7 @@ class Answering:
         self._put(self._asking)
 
     def _put(self, asking: QuestionPrompt) -> None:
-        """Show what is new of a question, then wait for a line."""
+        """Show the new lines of a question, then wait for input."""
         self._show(asking.new_lines())
         if self._keyboard is not None:
             self._keyboard.discard_input()
@@ -199,14 +199,14 @@ class Answering:
             self._screen.remark(line)
 
     def _print_command(self, question: Question) -> None:
-        """Print the command that answers, whole, whatever its length."""
-        self._screen.remark(self._ink.yellow(f"{INDENT}~ {how_to_answer(question, self._url)}"))
+        """Print the whole command that answers, without wrapping."""
+        self._screen.remark(self._ink.yellow(f"{INDENT}~ {answer_command(question, self._url)}"))
 
     def _close(self, place: Place) -> None:
         self._open.pop(place, None)
         if self._asking is None or _place(self._asking.question) != place:
             return
-        self._asking = None  # another answer was first, or it is over
+        self._asking = None  # another answer was first, or the question was closed
         if self.work is not None:
             self.work.cancel()
             self.work = None

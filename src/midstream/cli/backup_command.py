@@ -1,4 +1,4 @@
-"""`midstream backup` and `midstream restore`: copy the sessions while a server works on them, and put a copy back."""
+"""`midstream backup` and `midstream restore`: copy the sessions during operation, and restore a copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.status_line import StatusLine
 from midstream.environment import World
@@ -21,31 +21,31 @@ from midstream.store.store_registry import file_of, show_store
 @click.option(
     "--store",
     metavar="FILE|URL",
-    help="Copy this store (default: the one `midstream serve` uses).",
+    help="Copy this store (default: that of `midstream serve`).",
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 @json_option()
 @click.pass_obj
 def backup(
-    surroundings: Surroundings,
+    invocation: Invocation,
     target: Path,
     store: str | None,
     force: bool,  # noqa: FBT001 - click passes options so
     output: Output,
 ) -> None:
-    """Copy the sessions into one file, also while a server works on them.
+    """Copy the sessions into one file, also while a server uses them.
 
-    The copy shows one moment, is checked, and appears only when it is complete; `midstream restore` puts it back. A
-    copy of an encrypted database needs the same key file.
+    The copy is consistent, is checked, and appears only when it is complete; `midstream restore` restores it. A copy of
+    an encrypted database needs the same key file.
     """
-    named = store or surroundings.places.store
+    named = store or invocation.places.store
     file = file_of(named)
     if file is None:
         raise UsageError(
             f"store {show_store(named)!r} is not a single file; copy it with the tools of its database "
             "(PostgreSQL: `pg_dump --schema`, or base backups with an archive of the log)"
         )
-    with StatusLine(is_terminal=surroundings.talk.is_terminal, world=World()) as line:
+    with StatusLine(is_terminal=invocation.talk.is_terminal, world=World()) as line:
         done = back_up(
             file, target, may_replace=force, progress=lambda share: line.show(f"copied {share:.0%}")
         )
@@ -58,26 +58,26 @@ def backup(
 @click.option(
     "--store",
     metavar="FILE",
-    help="Restore this database (default: the one `midstream serve` uses).",
+    help="Restore this database (default: that of `midstream serve`).",
 )
 @click.option(
-    "--force", is_flag=True, help="Replace the database if it exists. It is kept beside the new one."
+    "--force", is_flag=True, help="Replace the database if it exists. The old one is kept under another name."
 )
 @json_option()
 @click.pass_obj
 def restore(
-    surroundings: Surroundings,
+    invocation: Invocation,
     source: Path,
     store: str | None,
     force: bool,  # noqa: FBT001 - click passes options so
     output: Output,
 ) -> None:
-    """Put a copy of the sessions, made by `backup`, in the place of the database. Stop all servers first.
+    """Replace the database by a copy of the sessions that `backup` made. Stop all servers first.
 
-    The copy is checked. A database that is there is moved aside, under the name that is printed. Clients that have seen
-    later events are informed that the server was set back.
+    The copy is checked. With --force, an existing database is kept under the printed name. The server informs clients
+    with later events that it was set back.
     """
-    named = store or surroundings.places.store
+    named = store or invocation.places.store
     file = file_of(named)
     if file is None:
         raise UsageError(
@@ -85,6 +85,6 @@ def restore(
             "SQLite's file into a new one: `midstream store copy FILE URL`"
         )
     done = put_back(source, file, may_replace=force)
-    kept = f"; the one before is {one_line(done.replaced)}" if done.replaced else ""
+    kept = f"; the old one is {one_line(done.replaced)}" if done.replaced else ""
     counts = f"{done.sessions:,} sessions, {done.records:,} records"
     output.print_one(done, f"{one_line(str(file))}: {counts}{kept}")

@@ -1,4 +1,4 @@
-"""`midstream cache`: what came from the provider's cache, and what kept the rest from it."""
+"""`midstream cache`: the cached share of each turn's input, and the reasons for uncached input."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from midstream.errors import UsageError
 from midstream.session.journal_reading import JournalReader
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of a request in a file; no provider takes one half as long."""
+"""Bytes of a request in a file: twice the limit of any provider."""
 _COSTLY = {"divergence", "rebase", "tools-changed"}
-"""Classes after which everything is read anew."""
+"""Classes after which no input is from the cache."""
 
 
 @click.command()
@@ -36,10 +36,10 @@ _COSTLY = {"divergence", "rebase", "tools-changed"}
 )
 @source_options
 def cache(session: str, requests: tuple[Path, Path] | None, source: Source, output: Output) -> int:
-    """Show the cached share of each turn, and why the rest was not cached.
+    """Show the cached share of each turn, and the reason for the rest.
 
-    SESSION is an id, the beginning of one, or - for the last changed. With --diff the first difference of two
-    requests is named, and the command ends with 6 where there is one.
+    SESSION is an id, a unique beginning of one, or - for the last changed session. With --diff, the command prints the
+    first difference of two requests, and exits with 6 if there is one.
     """
     if requests:
         return _compare(*requests, output)
@@ -56,7 +56,7 @@ def cache(session: str, requests: tuple[Path, Path] | None, source: Source, outp
 
 
 def table(turns: Sequence[TurnCost], ink: Ink, width: int) -> Iterator[str]:
-    """Set turns for `width` columns."""
+    """Format turns for `width` columns."""
     if not turns:
         return
     room = max(12, *(len(turn.kind) for turn in turns))
@@ -71,7 +71,7 @@ def table(turns: Sequence[TurnCost], ink: Ink, width: int) -> Iterator[str]:
 
 
 def summary(turns: Sequence[TurnCost]) -> str:
-    """Return a line about how much came from the cache."""
+    """Return a line with the cached share of all turns."""
     counted = [turn for turn in turns if turn.input_tokens > 0]
     read = sum(turn.input_tokens for turn in counted)
     cached = sum(max(turn.cached_tokens, 0) for turn in counted)
@@ -90,7 +90,7 @@ def _compare(before: Path, after: Path, output: Output) -> int:
     difference = first_difference(_body(before), _body(after))
     if difference is None:
         output.print_one(
-            {"difference": None}, "The later request begins with all of the earlier one.", err=False
+            {"difference": None}, "The later request begins with the whole earlier one.", err=False
         )
         return 0
     share = 100 * difference.byte / max(difference.total, 1)
@@ -107,5 +107,5 @@ def _body(path: Path) -> bytes:
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} holds no request (a JSON object): {error}") from error
+        raise UsageError(f"{str(path)!r} does not contain a request (a JSON object): {error}") from error
     return body

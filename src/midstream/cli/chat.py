@@ -1,4 +1,4 @@
-"""`midstream chat`: talk to an agent from a terminal, or from a script."""
+"""`midstream chat`: chat with an agent from a terminal, or from a script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import partial
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.answering import Answering
 from midstream.cli.chats import Chats, LastShown
 from midstream.cli.exits import FAILURE, INTERRUPTED, UPSTREAM, of_error
@@ -35,14 +35,14 @@ from midstream.protocol.frames import Gone
 from midstream.session.records import OPEN_STATUSES, MessageAccepted, TurnEnded, TurnStatus
 
 SECOND_CTRL_C_S = 3.0
-"""Seconds after a Ctrl-C in which another one stops the turn."""
+"""Seconds after a Ctrl-C in which a second one stops the turn."""
 CANCEL_S = 15.0
-"""Seconds a stopped turn has to end: running tools are given some."""
+"""Seconds to wait for the end of a stopped turn with running tools."""
 PROMPT = "you    "
 
 
 class WatchEnd(IntEnum):
-    """Why watching a turn ended, as an exit code."""
+    """Reason for the end of watching a turn, as an exit code."""
 
     COMPLETED = 0
     FAILED = UPSTREAM
@@ -54,7 +54,9 @@ class WatchEnd(IntEnum):
 @url_argument
 @click.option("--session", metavar="NAME", help="Use this session (default: a new one).")
 @click.option(
-    "--resume", is_flag=True, help="Resume every turn that this terminal left, then the last session."
+    "--resume",
+    is_flag=True,
+    help="Resume each turn from which this terminal detached, then the last session.",
 )
 @click.option("--message", metavar="TEXT", help="Send this message, print the answer, and exit.")
 @click.option("--json", "is_json", is_flag=True, help='Print one event per line: {"id", "record"}.')
@@ -79,21 +81,20 @@ def chat(
 ) -> None:
     """Chat with the agent at URL (default: MIDSTREAM_URL, or http://127.0.0.1:8000).
 
-    Ctrl-C once detaches: the turn continues in the server, and --resume shows the rest. Twice stops the turn.
-    Without a terminal, stdin is the message. The answer goes to stdout, each response when it is complete, and
-    everything else to stderr.
+    Ctrl-C once detaches: the turn continues in the server, and --resume shows the rest. Twice stops the turn. Without a
+    terminal, stdin is the message. Each complete response goes to stdout, everything else to stderr.
     """
-    surroundings: Surroundings = ctx.obj
+    invocation: Invocation = ctx.obj
     url = url.rstrip("/")
     ServerSource(url).greet()
-    chats = Chats(surroundings.places.state / "chats")
+    chats = Chats(invocation.places.state / "chats")
     left_in = [each for each in chats.find_interrupted(url) if resume and session is None]
     if session is None:
         session = chats.last(url) if resume else World().new_id("chat")[:13]
     chats.set_last(url, session)
 
     def talk_in(session: str) -> ChatSession:
-        talk = ChatSession(surroundings, chats, url, session, is_json=is_json)
+        talk = ChatSession(invocation, chats, url, session, is_json=is_json)
         talk.stops_at = 1 if cancel_on_interrupt else 2
         talk.transport = transport
         return talk
@@ -112,7 +113,7 @@ def chat(
     words = message if message is not None else sys.stdin.read()
     try:
         words.encode()
-    except UnicodeEncodeError as error:  # Python hands over what it could not decode as lone surrogates
+    except UnicodeEncodeError as error:  # Python decodes invalid bytes to lone surrogates
         raise UsageError("the message is not valid UTF-8; convert it first") from error
     if not words.strip():
         raise UsageError("the message is empty: give --message, or the message on stdin")
@@ -120,7 +121,7 @@ def chat(
 
 
 def _go_on_in(talk: ChatSession) -> WatchEnd:
-    """Show the rest of the turns of another session than the last; what is wrong with them is no end of the chat."""
+    """Show the rest of the turns of a session; print its errors without ending the chat."""
     try:
         return asyncio.run(talk.resume())
     except MidstreamError as error:
@@ -129,9 +130,9 @@ def _go_on_in(talk: ChatSession) -> WatchEnd:
 
 
 def _talk(talk: ChatSession) -> int:
-    """Take messages from the terminal until its end (Ctrl-D), or until a turn was left by Ctrl-C."""
+    """Send messages from the terminal until its end (Ctrl-D), or until Ctrl-C detaches from a turn."""
     with contextlib.suppress(ImportError):
-        importlib.import_module("readline")  # makes `input` editable where it exists
+        importlib.import_module("readline")  # makes `input` editable, if available
     talk.print_note(
         f"{talk.session} at {talk.url}\nCtrl-C detaches from a running turn, Ctrl-D exits, /help shows more.\n"
     )
@@ -166,40 +167,40 @@ midstream sessions list --url {talk.url}
 
 
 class ChatSession:
-    """One session, talked in from here; each turn has a client of its own, so that nothing is held at the prompt.
+    """A chat in one session. Each turn has its own client, so that no connection is open at the prompt.
 
     Args:
-        chats: What was there before.
-        url, session: Where.
-        is_json: Print events instead of words.
+        chats: State of earlier chats.
+        url, session: Address of the server, and the session.
+        is_json: Print events instead of text.
     """
 
     def __init__(
-        self, surroundings: Surroundings, chats: Chats, url: str, session: str, *, is_json: bool
+        self, invocation: Invocation, chats: Chats, url: str, session: str, *, is_json: bool
     ) -> None:
         self.url = url
         self.session = session
         self.stops_at = 2
-        """The Ctrl-C that stops the turn; those before it detach."""
+        """Number of the Ctrl-C that stops the turn; an earlier one detaches."""
         self.transport: TransportName = AUTO
-        """How frames are carried."""
+        """Transport of the frames."""
         self._state = chats.state(session)
-        self._places = surroundings.places
+        self._places = invocation.places
         self._chats = chats
         self._is_json = is_json
-        self._ink = surroundings.out
+        self._ink = invocation.out
         self._world = World()
         self._is_prompted = False
-        """Whether a question's prompt is the last thing on the screen."""
+        """Whether a question's prompt is the last output."""
         self._told = ""
-        """The trouble that was printed already: a server short of space reports it again at each try."""
+        """The last printed error: a server without space repeats it at each retry."""
         self._width = columns() if self._ink.is_terminal else 0
-        ink = self._ink if self._ink.is_terminal else surroundings.talk
+        ink = self._ink if self._ink.is_terminal else invocation.talk
         self._screen_ink = Ink(is_colored=ink.is_colored, is_terminal=self._ink.is_terminal)
         self._screen = Screen(self._print, self.print_note, self._screen_ink, self._width)
 
     def print_note(self, text: str) -> None:
-        """Print a note: on the terminal beside the answer, else on stderr."""
+        """Print a note on the terminal, else on stderr."""
         output = sys.stdout if self._ink.is_terminal and not self._is_json else sys.stderr
         if self._is_prompted:
             self._is_prompted = False
@@ -218,7 +219,7 @@ class ChatSession:
         self._is_prompted = bool(text)
 
     async def send(self, words: str) -> WatchEnd:
-        """Send a message and show the turn it opens; before that, the missed events of earlier turns of the session."""
+        """Send a message and show its turn, after missed events of earlier turns."""
         async with self._client() as client:
             if await self._catch_up(client) is WatchEnd.INTERRUPTED:
                 return WatchEnd.INTERRUPTED
@@ -226,9 +227,9 @@ class ChatSession:
                 return await self._watch(client, events, is_ours=True)
 
     async def _catch_up(self, client: Client) -> WatchEnd | None:
-        """Show the rest of turns that were left: behind events of a later one it would never be shown.
+        """Show the rest of detached turns, which could not be shown after events of a later turn.
 
-        It is no part of the answer that a script asked for.
+        It is not printed to stdout, because it is not part of the requested answer.
         """
         screen, left = self._screen, None
         self._screen = Screen(
@@ -244,22 +245,22 @@ class ChatSession:
         return left
 
     async def resume(self) -> WatchEnd:
-        """Show what was missed of the turns that were left, and the rest of them."""
+        """Show missed events and the rest of detached turns."""
         left = await self._go_on(self._find_turns_left, self._running)
         if left is None:
             self._screen.note(f"session {self.session} has no interrupted turn")
         return left or WatchEnd.COMPLETED
 
     async def go_on(self) -> WatchEnd | None:
-        """Show the rest of the last turn, of any client; resume it where it was interrupted or failed.
+        """Show the rest of the last turn, of any client; resume it if it was interrupted or failed.
 
         Returns:
-            How it ended; None where there was nothing to go on with.
+            How it ended; None without such a turn.
         """
         return await self._go_on(self._find_turns_left, self._running, self._find_stopped_turn)
 
     async def _go_on(self, *ways: Callable[[Client], AsyncIterator[AsyncIterator[Event]]]) -> WatchEnd | None:
-        """Watch what the first way leads to that leads anywhere."""
+        """Watch the turn of the first way that yields one."""
         left: WatchEnd | None = None
         async with self._client() as client:
             for way in ways:
@@ -272,14 +273,14 @@ class ChatSession:
         return None
 
     async def _find_turns_left(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
-        """The turns that this terminal did not see the end of."""
+        """Yield the turns whose end this terminal has not shown."""
         for turn in await client.resume_interrupted():
             if turn.session == self.session:
                 self._screen.note(f"continuing session {self.session} from the last event shown here")
                 yield turn.resume()
 
     async def _running(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
-        """The turn that runs, which another client began, or this terminal too long ago."""
+        """Yield the running turn, which another client began, or this terminal too long ago."""
         now = await self._now()
         if now is None or now.status not in OPEN_STATUSES:
             return
@@ -294,16 +295,16 @@ class ChatSession:
         yield _to_end_of(now.turns, client.follow(self.session, after))
 
     async def _find_stopped_turn(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
-        """The turn that was interrupted or failed."""
+        """Yield the last turn, resumed, if it was interrupted or failed."""
         now = await self._now()
         if now is not None and now.is_resumable:
             yield client.resume(self.session, now.turns)
 
     async def _now(self) -> SessionNow | None:
-        """Current state of the session; None where it is empty."""
+        """Return the current state of the session; None if it is empty."""
         try:
             return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
-        except (SessionNotFoundError, WrongSecretError):  # a server may not reveal which of them
+        except (SessionNotFoundError, WrongSecretError):  # a server may not reveal which error applies
             return None
 
     @asynccontextmanager
@@ -340,7 +341,7 @@ class ChatSession:
     # --- one turn -----------------------------------------------------------------------------------------------
 
     async def _watch(self, client: Client, events: AsyncIterator[Event], *, is_ours: bool) -> WatchEnd:
-        """Show a turn to its end, or until Ctrl-C; put its questions to the user."""
+        """Show a turn to its end, or until Ctrl-C; show its questions to the user."""
         ended: TurnEnded | None = None
         answering = self._answering(client)
         with Interrupts() as interrupts, self._chats.find_last_shown(self.session) as shown:
@@ -371,7 +372,7 @@ class ChatSession:
     async def _until_next(
         self, coming: asyncio.Task[Event | None], interrupted: asyncio.Task[None], answering: Answering | None
     ) -> None:
-        """Wait for the next event or Ctrl-C, and meanwhile for what a person answers."""
+        """Wait for the next event or Ctrl-C, and handle answers meanwhile."""
         while not (coming.done() or interrupted.done()):
             if answering is not None and not self._is_prompted:
                 answering.prompt_again()
@@ -383,10 +384,10 @@ class ChatSession:
                 await answering.go_on()
 
     def _answering(self, client: Client) -> Answering | None:
-        """Return the part that puts questions to the user; none where every event is printed as JSON."""
+        """Return the dialog for questions; None if events are printed as JSON."""
         if self._is_json:
             return None
-        keyboard = Keyboard() if self._ink.is_terminal and Keyboard.is_there() else None
+        keyboard = Keyboard() if self._ink.is_terminal and Keyboard.is_available() else None
         return Answering(
             client,
             self.session,
@@ -405,7 +406,7 @@ class ChatSession:
             return
         elif shown.may_have(event.id):
             self._screen.note(
-                f"the last chat was killed while it printed event {event.id}; that event may appear twice"
+                f"an earlier chat was killed while it printed event {event.id}; that event may appear twice"
             )
         shown.begin(event.id)
         if self._is_json:
@@ -425,7 +426,7 @@ class ChatSession:
         shown: LastShown,
         events: AsyncIterator[Event],
     ) -> WatchEnd:
-        """Detach, or stop the turn if Ctrl-C comes again soon."""
+        """Detach, or stop the turn after a second Ctrl-C."""
         self._screen.pause()
         again = f"midstream chat {self.url} --session {self.session} --resume"
         if interrupts.count < self.stops_at:
@@ -475,7 +476,7 @@ async def _to_end_of(turn: int, events: AsyncGenerator[Event, None]) -> AsyncGen
 
 
 async def _let_go(coming: asyncio.Task[Event | None], events: AsyncIterator[Event]) -> None:
-    """Stop waiting for the next event; what was not shown is not handled, and comes again."""
+    """Stop waiting for the next event. Events that were not shown are sent again later."""
     coming.cancel()
     await asyncio.wait((coming,))
     if isinstance(events, AsyncGenerator):

@@ -1,9 +1,8 @@
-"""State that `chat` keeps: the last session at each address, each session's checkpoint, and the text shown last.
+"""State of `chat`: the last session at each address, each session's checkpoint, and the last printed event.
 
-The client keeps how far an application has handled its events; a process that is killed gets the last ones again.
-A screen cannot be asked what stands on it, so the id of each event is noted before and after it is printed. What
-comes again is not printed again, but for one event: the one that was being printed in the instant of the kill. It may
-stand there or not, so it is printed again with a remark.
+After a kill, the client receives the last events again. A program cannot read the screen, so the id of each event is
+stored before and after it is printed, and repeated events are not printed. Only the event that was being printed at the
+kill is printed again, with a remark, because its first output may be incomplete.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from midstream.paths import make_folder
 from midstream.protocol.frames import EVENT_ID_CHARS_MAX, START, EventId
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
-"""What a server takes for a session's name; files are named after it here."""
+"""Valid names of sessions; they are also file names here."""
 _NOTE_BYTES = 2 * EVENT_ID_CHARS_MAX + 1
-"""Two event ids: the last one printed and the one being printed."""
+"""Size of two event ids: the last printed one, and the one being printed."""
 
 
 class Chats:
     """The chats of one user on this machine.
 
     Args:
-        folder: Where they are kept; made on first use.
+        folder: Folder of the files; created on first use.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,10 +39,10 @@ class Chats:
         self._last = folder / "last.json"
 
     def last(self, url: str) -> str:
-        """Return the session that was last talked in at an address.
+        """Return the last session at an address.
 
         Raises:
-            SessionNotFoundError: None was.
+            SessionNotFoundError: There is none.
         """
         session = self._read_last().get(url)
         if session is None:
@@ -54,27 +53,27 @@ class Chats:
         """Make a session the last one at an address.
 
         Raises:
-            UsageError: It is no name of a session.
+            UsageError: The name is invalid.
         """
         if not _NAME.fullmatch(session):
             raise UsageError(
-                f"a session is named with 1 to 128 of letters, digits and '._:-', not {session[:40]!r}"
+                f"the name of a session must be 1 to 128 of letters, digits and '._:-', not {session[:40]!r}"
             )
         chats = {**self._read_last(), url: session}
         make_folder(self._folder)
         replace_own(self._last, msgspec.json.encode(chats))
 
     def state(self, session: str) -> Path:
-        """Return the checkpoint file of a session: one each, as only one process may use one."""
+        """Return the checkpoint file of a session. Each has its own, because only one process may use a file."""
         return make_folder(self._folder) / f"{session.replace(':', '_')}.db"
 
     def find_interrupted(self, url: str) -> list[str]:
-        """Return the sessions at an address whose turns this user's terminals did not see the end of."""
+        """Return the sessions at an address with turns whose end this user's terminals have not shown."""
         files = sorted(self._folder.glob("*.db"), key=lambda path: path.lstat().st_mtime)
         return [session for path in files for session in sessions_left(path, server=url)]
 
     def find_last_shown(self, session: str) -> LastShown:
-        """Return what was shown last of a session."""
+        """Return the last shown event of a session."""
         return LastShown(make_folder(self._folder) / f"{session.replace(':', '_')}.shown")
 
     def _read_last(self) -> dict[str, str]:
@@ -87,14 +86,14 @@ class Chats:
             UnicodeDecodeError,
             RecursionError,
         ):
-            return {}  # only a convenience: it is made anew
-        except UsageError:  # a link, a pipe or another user's file
+            return {}  # only a convenience: it is created again
+        except UsageError:  # a link, a pipe, or another user's file
             quarantine(self._last)
             return {}
 
 
 class LastShown:
-    """The newest event that was printed, in a file of its own. Use it as a context manager."""
+    """File with the newest printed event. Use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -119,23 +118,23 @@ class LastShown:
 
     @property
     def newest(self) -> str | None:
-        """The newest event that was printed; None where none was."""
+        """The newest printed event, or None."""
         return str(self._id) if self._id.position else None
 
     def has(self, event_id: str) -> bool:
-        """Whether this event, or one after it, was printed before."""
+        """Return whether this event, or a later one, was printed."""
         return EventId.parse(event_id).position <= self._id.position
 
     def may_have(self, event_id: str) -> bool:
-        """Whether this is the event in the middle of whose printing an earlier process was killed."""
+        """Return whether an earlier process was killed while it printed this event."""
         return event_id == self._doubtful
 
     def begin(self, event_id: str) -> None:
-        """Keep that this event is being printed. It survives the death of the process at once."""
+        """Store that this event will be printed. The note survives a kill of the process."""
         self._note(f"{self._id} {event_id}")
 
     def end(self, event_id: str) -> None:
-        """Keep that this event is on the screen now."""
+        """Store that this event was printed."""
         self._id = EventId.parse(event_id)
         self._note(event_id)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.terminal import Ink, clean
 from midstream.client.connection_headers import ConnectionHeaders
@@ -37,14 +37,14 @@ from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, Ser
     "--client",
     "command",
     metavar="COMMAND",
-    help="Test this client program in place of a server; it is driven with JSON lines on stdin and stdout.",
+    help="Test this client program instead of a server; it is controlled by JSON lines on stdin and stdout.",
 )
 @click.option(
     "--only",
     "words",
     metavar="WORDS",
     default="",
-    help="Only scripts with this text in their name or clauses.",
+    help="Run only scripts with this text in their name or clauses.",
 )
 @click.option(
     "--transport",
@@ -67,13 +67,13 @@ from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, Ser
     type=float,
     default=WAIT_S,
     show_default=True,
-    help="Seconds for each answer.",
+    help="Time limit of each answer in seconds.",
 )
 @click.option("--keep", "is_kept", is_flag=True, help="Keep the sessions of the scripts.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON object for each script.")
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON object for each script.")
 @click.pass_obj
 def conformance(
-    surroundings: Surroundings,
+    invocation: Invocation,
     url: str | None,
     command: str | None,
     words: str,
@@ -86,19 +86,19 @@ def conformance(
     """Test a server or a client of the stream protocol, clause by clause.
 
     The server is at URL, and is tested over each transport. Each script opens its own session and sends a few messages
-    to the agent there, whose answers do not matter. The sessions are deleted in the end. Each difference is printed
-    with its step and the server's frames.
+    to the agent, whose answers do not matter. The sessions are deleted at the end. Differences are printed with their
+    step and the server's frames.
 
-    With --client, a scripted server tests a client program: `docs/spec/minimal-client.md` has the JSON lines. Each
-    difference is printed with its step and the client's frames. The exit code is 6 if there is any.
+    With --client, a scripted server tests a client program: `docs/spec/minimal-client.md` describes the JSON lines.
+    Differences are printed with their step and the client's frames. The exit code is 6 if there is a difference.
     """
-    report = _Report(surroundings, is_json=is_json)
+    report = _Report(invocation, is_json=is_json)
     if command is not None:
         if url is not None or named or is_kept:
             raise UsageError("--client takes no URL, --header or --keep: its server is a scripted one")
         asyncio.run(_try_client(report, _program(command), _chosen("client", ways, words), wait_s))
     elif url is None:
-        raise UsageError("name a server by its URL, or a client program with --client")
+        raise UsageError("give the URL of a server, or a client program with --client")
     else:
         headers = {**headers_for(url), **_headers(named)}
         chosen = _chosen("server", ways, words)
@@ -119,7 +119,7 @@ def _program(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise UsageError(f"--client {command!r} is no command: {error}") from error
+        raise UsageError(f"--client {command!r} is not a command: {error}") from error
     if not words or shutil.which(words[0]) is None:
         raise UsageError(f"--client {command!r}: there is no program {words[0] if words else ''!r}")
     return words
@@ -130,17 +130,17 @@ def _headers(named: Sequence[str]) -> dict[str, str]:
     for each in named:
         name, colon, value = each.partition(":")
         if not (name and colon):
-            raise UsageError("a header looks like 'authorization: Bearer …'")
+            raise UsageError("a header must have the form 'authorization: Bearer …'")
         headers[name.strip()] = value.strip()
     return headers
 
 
 class _Report:
-    """Report about the scripts: each one as soon as it has run, and a count in the end."""
+    """Prints the outcome of each script after its run, and a count at the end."""
 
-    def __init__(self, surroundings: Surroundings, *, is_json: bool) -> None:
-        self._ink = surroundings.out
-        self._is_terminal = surroundings.talk.is_terminal
+    def __init__(self, invocation: Invocation, *, is_json: bool) -> None:
+        self._ink = invocation.out
+        self._is_terminal = invocation.talk.is_terminal
         self._is_json = is_json
         self._count = self._different = 0
 
@@ -151,7 +151,7 @@ class _Report:
             click.echo(f"\r\x1b[K{line[:100]}", err=True, nl=False)
 
     def show(self, outcome: ScriptOutcome) -> None:
-        """Print how a script ended."""
+        """Print the outcome of a script."""
         if self._is_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
         self._count += 1
@@ -225,7 +225,7 @@ def _show(outcome: ScriptOutcome, ink: Ink, *, is_json: bool) -> None:
 
 
 async def _clear(url: str, sessions: Mapping[str, str], headers: Mapping[str, str]) -> None:
-    """Delete what the scripts opened, where the server deletes; a foreign one need not."""
+    """Delete the sessions of the scripts; other implementations may not support deletion."""
     for session, secret in sessions.items():
         with contextlib.suppress(MidstreamError):
             await delete(url, session, {**headers, "x-idempotent-encryption-key": secret})

@@ -1,4 +1,4 @@
-"""`midstream demo`: cut a connection and kill a server in the middle, and see what is lost (nothing)."""
+"""`midstream demo`: cut a connection and kill a server during a turn, and show that nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TextIO
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
@@ -27,7 +27,7 @@ from midstream.demo.story import Story
 from midstream.environment import World
 from midstream.paths import make_folder
 
-LOCAL_MODEL = "The model runs in it (SmolLM2, 135M parameters): no network, no key."
+LOCAL_MODEL = "The model runs in the server (SmolLM2, 135M parameters): no network, no key."
 NOT_INSTALLED = "The local model is not installed (`make demo` does that); continuing with --model scripted."
 SCRIPTED_MODEL = "The model is scripted; no language model runs."
 
@@ -48,7 +48,7 @@ SCRIPTED_MODEL = "The model is scripted; no language model runs."
     type=click.IntRange(0, 65535),
     default=0,
     show_default=True,
-    help="The server's port; 0 takes a free one.",
+    help="The server's port; 0 chooses a free one.",
 )
 @click.option(
     "--keep",
@@ -69,28 +69,28 @@ def demo(
 ) -> None:
     """Watch a session survive a cut connection and a killed server.
 
-    A real server with real tools in a process of its own, a real client, real cuts. Ends with a table of what was
-    checked from the outside, and leaves the server up for a look at its page.
+    The demo starts a server with tools in a separate process, and uses the ordinary client. It cuts the connection and
+    kills the server. At the end it prints a table of external checks; the server then keeps running.
     """
     if model == "local" and not _is_local_model_installed():
         click.echo(NOT_INSTALLED, err=True)
         model = "scripted"
-    surroundings: Surroundings = ctx.obj
+    invocation: Invocation = ctx.obj
     _end_as_by_ctrl_c()
     with ExitStack() as rooms:
         kept = make_folder(keep.resolve()) if keep else None
         path = kept or Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="midstream-demo-")))
         folder = Folder(path)
         folder.make()
-        show = Show(sys.stderr, surroundings.talk) if is_json else Show(sys.stdout, surroundings.out)
+        show = Show(sys.stderr, invocation.talk) if is_json else Show(sys.stdout, invocation.out)
         ctx.exit(asyncio.run(show.run(folder, model=model, port=port, is_once=once)))
 
 
 class Show:
-    """The demo on one output.
+    """Runs the demo on one output.
 
     Args:
-        output: Where the story goes; where that is not stdout, what was found goes there as JSON.
+        output: Output of the demo; if it is not stdout, the result goes to stdout as JSON.
     """
 
     def __init__(self, output: TextIO, ink: Ink) -> None:
@@ -137,7 +137,7 @@ class Show:
 
 
 def _end_as_by_ctrl_c() -> None:
-    """A closed terminal or a `kill` must not leave the server behind, which lives in a session of its own."""
+    """Handle a closed terminal or a `kill` like Ctrl-C, so that the server, in its own process session, is stopped."""
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _interrupt)
@@ -146,7 +146,7 @@ def _end_as_by_ctrl_c() -> None:
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     if callable(signal.getsignal(signal.SIGINT)):
         signal.raise_signal(signal.SIGINT)
-    else:  # a shell that began the demo in the background has Ctrl-C ignored
+    else:  # shells start background programs with SIGINT ignored
         raise KeyboardInterrupt
 
 
@@ -155,7 +155,7 @@ def _is_local_model_installed() -> bool:
 
 
 def _page_of(url: str, session: str, ink: Ink) -> str:
-    """Return the address of a session's page: on a terminal with a link that logs one browser in, once."""
+    """Return the URL of a session's page; on a terminal, as a one-time login link."""
     if not ink.is_terminal:
         return f"{url}/#{session} (log in with: midstream login {url})"
     return f"{url}/#login={ServerSource(url).login_link()}&open={session}"

@@ -1,4 +1,4 @@
-"""The demo on a terminal: its chapters, what was done to it, and the table at its end."""
+"""Display of the demo on a terminal: chapters, notes, and the table at the end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WIDTH = 80
 
 
 class DemoScreen:
-    """Shows a story.
+    """Shows the demo.
 
     Args:
-        write: Takes what is shown.
+        write: Prints text.
     """
 
     def __init__(self, write: Callable[[str], None], ink: Ink) -> None:
@@ -26,14 +26,14 @@ class DemoScreen:
         self.pause = self._screen.pause
 
     def chapter(self, number: int, text: str) -> None:
-        """Begin a chapter."""
+        """Print the heading of a chapter."""
         self._screen.pause()
         lines = indent_lines(text, "    ", WIDTH)
         self.write(self._ink.bold(f"\n {number}  {lines[0].lstrip()}\n"))
         self.write("".join(self._ink.bold(f"{line}\n") for line in lines[1:]))
 
     def note(self, text: str) -> None:
-        """Show what was done to the connection or the server."""
+        """Show an action on the connection or the server."""
         self._screen.remark(self._ink.yellow(f"  {text}"))
 
     def show(self, event: Event) -> None:
@@ -41,13 +41,13 @@ class DemoScreen:
         self._screen.show(event.record)
 
     def end(self, verdict: DemoVerdict, timings: Timings) -> None:
-        """Show what was found."""
+        """Show the results of the checks."""
         self.chapter(6, "Checked from the outside")
         self.write("".join(f"{line}\n" for line in table(verdict, timings, self._ink)))
 
 
 def table(verdict: DemoVerdict, timings: Timings, ink: Ink) -> Iterator[str]:
-    """Set the verdict as lines of at most 80 columns."""
+    """Format the verdict as lines of at most 80 columns."""
     words = verdict.words
     yield _row(ink, "Text: screen and SQLite file", "shown", "journal", "lost", "twice", is_head=True)
     pieces = (words.shown_pieces, words.journal_pieces, words.lost, words.twice)

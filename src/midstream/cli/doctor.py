@@ -1,4 +1,4 @@
-"""`midstream doctor`: histories on disk, the machine they live on, and the network to a server."""
+"""`midstream doctor`: checks of histories, of this installation, and of the network to a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
 from midstream.cli.findings_screen import ProgressLine, check_lines, report_lines, summary
 from midstream.cli.kept_secrets import check_secrets
@@ -36,21 +36,21 @@ from midstream.store.store_registry import is_store_url, show_store
 
 STDIN = Path("-")
 SHOWN_MAX = 5
-"""Findings printed of one history; --json has all of them."""
+"""Findings of one history that are printed; --json has all of them."""
 
 EPILOG = """\b
 Exit codes:
     0  clean
     3  no such file
     6  findings that a repair fixes without loss
-    7  a file cannot be read, or not be repaired without loss
+    7  a file cannot be read, or cannot be repaired without loss
 With --fix the code is that of the original; examine the copy to get 0.
 \b
 For a URL:
     0  all transports work undisturbed
     1  no transport works undisturbed, no answer, or authentication is required
     3  the server is not a midstream server
-    6  a proxy disturbs some transport, and another one works"""
+    6  a proxy disturbs a transport, and another transport works"""
 
 
 @click.command(
@@ -76,10 +76,12 @@ For a URL:
     show_default=True,
     help="Without PATH: the port to check.",
 )
-@click.option("--json", "is_json", is_flag=True, help="One JSON object for each history, with every finding.")
+@click.option(
+    "--json", "is_json", is_flag=True, help="Print one JSON object for each history, with all findings."
+)
 @click.pass_obj
 def doctor(
-    surroundings: Surroundings,
+    invocation: Invocation,
     named_places: tuple[str, ...],
     profile: str | None,
     named: str | None,
@@ -91,20 +93,20 @@ def doctor(
 ) -> int:
     """Find and repair histories that a provider would refuse.
 
-    PATH is a file, a folder, or - for standard input: sessions of Claude Code, Codex, opencode, tunacode and
-    midstream, and messages of any provider or framework as JSON or JSON lines; or the URL of a store, such as
-    postgresql://host/db. Without PATH this installation is checked. For a server's URL, it prints what a proxy in
-    between does to each transport, and which one works.
+    PATH is a file, a folder, or - for standard input: sessions of Claude Code, Codex, opencode, tunacode and midstream,
+    and messages of any provider or framework as JSON or JSON lines; or the URL of a store, such as
+    postgresql://host/db. Without PATH, this installation is checked. For a server's URL, it prints the effect of
+    proxies on each transport, and a transport that works.
     """
     if any(is_address(place) for place in named_places):
         if len(named_places) > 1 or fix or profile or named or key_file:
             raise UsageError("a server's URL takes no other argument or option than --json")
-        return check_network(surroundings, named_places[0], is_json=is_json)
+        return check_network(invocation, named_places[0], is_json=is_json)
     stores = [place for place in named_places if is_store_url(place)]
     if stores and fix:
         raise UsageError(
-            f"--fix writes files, and {show_store(stores[0])!r} is none; copy it with `midstream store copy`, and "
-            "examine the copy"
+            f"--fix writes files, and {show_store(stores[0])!r} is not a file; copy it with "
+            "`midstream store copy`, and examine the copy"
         )
     paths = tuple(Path(place) for place in named_places if place not in stores)
     if in_place and not fix:
@@ -114,10 +116,10 @@ def doctor(
     rules = find_profile(profile).name if profile else None
     look = partial(examine, named=resolve_format(named) if named else None, profile=rules, key_file=key_file)
     if not named_places:
-        return _check_installation(surroundings, port, is_json=is_json)
+        return _check_installation(invocation, port, is_json=is_json)
     statuses: Counter[Status] = Counter()
-    width = columns() if surroundings.out.is_terminal else COLUMNS
-    with ProgressLine(is_terminal=surroundings.talk.is_terminal, world=World()) as progress:
+    width = columns() if invocation.out.is_terminal else COLUMNS
+    with ProgressLine(is_terminal=invocation.talk.is_terminal, world=World()) as progress:
         found = (examine_url(store, profile=rules, key_file=key_file) for store in stores)
         for examined in chain(found, _examine(paths, look, progress) if paths else ()):
             report = _fix(examined, in_place=in_place) if fix else examined.report
@@ -126,7 +128,7 @@ def doctor(
             if is_json:
                 click.echo(json.dumps(msgspec.to_builtins(report)))
                 continue
-            for line in report_lines(report, surroundings.out, width, limit=SHOWN_MAX):
+            for line in report_lines(report, invocation.out, width, limit=SHOWN_MAX):
                 click.echo(line, color=True)
     click.echo(summary(statuses), err=True)
     if statuses[Status.FINDINGS] + statuses[Status.LOSSY] and not fix and paths != (STDIN,):
@@ -146,7 +148,7 @@ def _examine(
         progress.next(place.path.name)
         examined = look(place.path, tick=progress.tick)
         if examined.report.reason == "no-history" and not place.is_named:
-            continue  # folders hold other files too
+            continue  # folders may contain other files
         found += 1
         yield without_remedy(examined) if place.is_outside else examined
     if not found:
@@ -156,7 +158,7 @@ def _examine(
 
 
 def _of_stdin(look: Callable[..., Examined], progress: ProgressLine) -> Examined:
-    """Keep standard input in a file, since a history is read twice."""
+    """Copy standard input into a file, because a history is read twice."""
     with tempfile.TemporaryDirectory(prefix="midstream-") as folder:
         file = Path(folder) / "stdin"
         with file.open("wb") as copy:
@@ -184,13 +186,13 @@ def _exit_code(statuses: Counter[Status]) -> int:
     return VERIFICATION if statuses[Status.FINDINGS] else 0
 
 
-def _check_installation(surroundings: Surroundings, port: int, *, is_json: bool) -> int:
+def _check_installation(invocation: Invocation, port: int, *, is_json: bool) -> int:
     done = []
-    width = columns() if surroundings.out.is_terminal else COLUMNS
-    secrets = check_secrets(surroundings.places.secrets)
-    for check in chain(checks(surroundings.places.data, port=port), (secrets,)):
+    width = columns() if invocation.out.is_terminal else COLUMNS
+    secrets = check_secrets(invocation.places.secrets)
+    for check in chain(checks(invocation.places.data, port=port), (secrets,)):
         done.append(check)
-        for line in [] if is_json else check_lines(check, surroundings.out, width):
+        for line in [] if is_json else check_lines(check, invocation.out, width):
             click.echo(line, color=True)
     has_problem = any(check.verdict is CheckResult.PROBLEM for check in done)
     if is_json:

@@ -1,4 +1,4 @@
-"""Secrets that the environment brings: in a variable, or in a file that a second variable names."""
+"""Secrets from the environment: in a variable, or in a file whose path is in a second variable."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from midstream.file_safety import read_own
 
 
 def read_secret_variable(variable: str, file_variable: str, called: str) -> str:
-    """Return a secret of the environment, "" where it brings none. The file counts before the variable.
+    """Return a secret from the environment, or "". The file takes precedence over the variable.
 
     Args:
-        called: What messages call it, such as "the key token".
+        called: Name of the secret in messages, such as "the key token".
 
     Raises:
-        UsageError: The file cannot be read, or others may read it.
+        UsageError: The file cannot be read, or other users may read it.
     """
     named = os.environ.get(file_variable, "")
     if not named:
@@ -29,9 +29,9 @@ def read_secret_variable(variable: str, file_variable: str, called: str) -> str:
 
 
 def drop_secret_variables() -> None:
-    """Remove the secrets of this program from its environment, once they are read: agents and tools inherit it.
+    """Remove the secrets of this program from its environment, because agents and tools inherit it.
 
-    Tokens are among them, and the addresses of stores, which may have a password.
+    These are tokens, and URLs of stores, which may contain a password.
     """
     for name in [*os.environ]:
         if name.startswith("MIDSTREAM_") and name.endswith(("_TOKEN", "_STORE")):

@@ -1,4 +1,4 @@
-"""The end of a command: the exit code, and one line with what happened and what to do."""
+"""Exit codes of commands, and the line for each error: description, advice and code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ EXIT_CODES = {
     NOT_FOUND: "not found",
     CONFLICT: "conflict: another process, client or turn",
     UPSTREAM: "the model failed",
-    VERIFICATION: "a check found something",
-    UNREADABLE: "a file could not be read, or a repair lost something",
+    VERIFICATION: "a check has findings",
+    UNREADABLE: "a file could not be read, or a repair lost content",
     INTERRUPTED: "interrupted",
 }
 
@@ -50,7 +50,7 @@ ADVICE = {
     "question_closed": "`midstream sessions questions` lists the open questions.",
     "answer_mismatch": "`midstream sessions questions` lists the valid choices.",
     "nothing_to_resume": "Send a message; it opens a new turn.",
-    "store_busy": "Try again in a moment, or stop the other program that uses the file.",
+    "store_busy": "Try again in a few seconds, or stop the other program that uses the file.",
     "store_full": "Free some space, then try again.",
     "store_damaged": "Restore a copy of the file.",
     "events_lost": "Contact the operator: the server's store was truncated, or is an older copy.",
@@ -58,20 +58,20 @@ ADVICE = {
     "unauthorized": "Set MIDSTREAM_TOKEN='ORIGIN TOKEN', with the address of the server and its token.",
     "other_login": "Log out first, or confirm the new login.",
     "connection_lost": "Check that the server runs and that the address is right.",
-    "draining": "Try again in a moment.",
-    "recovering": "Try again in a moment.",
+    "draining": "Try again in a few seconds.",
+    "recovering": "Try again in a few seconds.",
     "wrong_secret": "Use the --home of the client with its secret, or set MIDSTREAM_SECRET_FILE to a file with it.",
     "model_rejected": "Check the model's name, its key and the size of the conversation.",
     "model_unavailable": "Try again later.",
     "model_stalled": "Try again later.",
-    "malformed_frame": "Is this the address of a midstream server?",
-    "protocol": "Is this the address of a midstream server?",
+    "malformed_frame": "Check that this is the address of a midstream server.",
+    "protocol": "Check that this is the address of a midstream server.",
 }
-"""What a person can do about each error code; the messages of the others include it."""
+"""Advice for error codes whose messages contain none."""
 
 
 _OUTPUT_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
-"""What can befall stdout where it is a file: an error without a file's name."""
+"""Errors of a write to stdout, which have no file name."""
 
 
 def exit_code_of(error: MidstreamError) -> int:
@@ -90,24 +90,24 @@ def exit_code_of(error: MidstreamError) -> int:
 
 
 def of_error(error: MidstreamError) -> tuple[str, int]:
-    """Return the line and the exit code for an error of ours."""
+    """Return the line and the exit code for a `MidstreamError`."""
     return line_of(error.code, error.message), exit_code_of(error)
 
 
 def line_of(code: str, message: str) -> str:
-    """Return `what happened. what to do. [code]`."""
+    """Return `description. advice. [code]`."""
     advice = ADVICE.get(code, "")
     return " ".join(filter(None, [_sentence(message), advice, f"[{code}]"]))
 
 
 def of_usage(error: click.UsageError) -> tuple[str, int]:
-    """Return the line and the exit code for a command line that click could not read."""
+    """Return the line and the exit code for an invalid command line."""
     command = error.ctx.command_path if error.ctx else "midstream"
     return f"{_sentence(error.format_message())} `{command} --help` shows how. [usage]", USAGE
 
 
 def of_system(error: OSError, state: Path) -> tuple[str, int]:
-    """Return the line and the exit code for what the system refused: a folder that cannot be made, a full disk."""
+    """Return the line and the exit code for an error of the system, such as a full disk."""
     if error.filename is None and error.errno in _OUTPUT_FAULTS:
         return f"the output could not be written: {_sentence(error.strerror or '')} [output]", FAILURE
     if error.filename is None:
@@ -120,7 +120,7 @@ def of_system(error: OSError, state: Path) -> tuple[str, int]:
 
 
 def of_bug(error: Exception, state: Path) -> tuple[str, int]:
-    """Return the line and the exit code for what should never happen; the traceback goes to a file."""
+    """Return the line and the exit code for a defect; store the traceback in a file."""
     log = state / "crash.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Output of `midstream doctor`: reports and checks as lines of text, and progress."""
+"""Output of `midstream doctor`: reports and checks as lines of text, and a progress line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORDS = {
 
 
 def report_lines(report: HistoryReport, ink: Ink, width: int, *, limit: int) -> Iterator[str]:
-    """Iterate over the lines about the findings in one history."""
+    """Yield lines about the findings in one history."""
     name = clean(report.path, is_one_line=True)
     sign = {Status.CLEAN: ink.green("✓"), Status.FINDINGS: ink.yellow("!")}.get(report.status, ink.red("✗"))
     yield f"{sign} {ink.bold(_tail_of(name, width - 2) if ink.is_terminal else name)}"
@@ -70,7 +70,7 @@ def _place(found: LocatedFinding) -> str:
 
 
 def check_lines(check: Check, ink: Ink, width: int) -> Iterator[str]:
-    """Iterate over the lines about the result of one check."""
+    """Yield lines about the result of one check."""
     sign = {
         CheckResult.OK: ink.green("✓"),
         CheckResult.WARNING: ink.yellow("!"),
@@ -84,7 +84,7 @@ def check_lines(check: Check, ink: Ink, width: int) -> Iterator[str]:
 
 
 def summary(statuses: Mapping[Status, int]) -> str:
-    """Return one line about everything that was examined."""
+    """Return the summary line."""
     told = ", ".join(
         f"{statuses[status]} {words}" for status, words in _WORDS.items() if statuses.get(status)
     )
@@ -97,7 +97,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def _wrap(text: str, indent: str, width: int) -> list[str]:
-    """Wrap a line of text; what goes on is set in further."""
     words = clean(text, is_one_line=True)
     return textwrap.wrap(
         words, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
@@ -105,7 +104,6 @@ def _wrap(text: str, indent: str, width: int) -> list[str]:
 
 
 def _tail_of(path: str, width: int) -> str:
-    """Return the end of a path in at most `width` columns: its name matters more than its root."""
     if width_of(path) <= width:
         return path
     tail = path
@@ -115,7 +113,7 @@ def _tail_of(path: str, width: int) -> str:
 
 
 class ProgressLine(StatusLine):
-    """Files and what was read of them, as one line of progress."""
+    """Progress line: the current file, and the bytes that were read."""
 
     def __init__(self, *, is_terminal: bool, world: World) -> None:
         super().__init__(is_terminal=is_terminal, world=world)
@@ -123,12 +121,12 @@ class ProgressLine(StatusLine):
         self._name = ""
 
     def next(self, name: str) -> None:
-        """Another file begins."""
+        """Begin the next file."""
         self._files += 1
         self._name = name
         self.tick(0)
 
     def tick(self, done: int) -> None:
-        """So many bytes of it are read."""
+        """Set the number of bytes that were read."""
         size = f" {done / 2**20:,.0f} MB" if done >= 2**20 else ""
         self.show(f"file {self._files}: {self._name}{size}")

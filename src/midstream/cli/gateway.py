@@ -1,4 +1,4 @@
-"""`midstream gateway`: put an upstream behind the APIs of OpenAI and Anthropic."""
+"""`midstream gateway`: serve an upstream through the APIs of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.agent_options import OF_STORE, agent_options, read_agent_options
 from midstream.cli.gateway_file import PRICES, file_option, models_of
 from midstream.cli.gateway_key import GatewayKey, find_key
@@ -48,16 +48,15 @@ from midstream.store.store_registry import show_store
 HOUR_S = 3600.0
 _PRICE = click.FloatRange(min=0)
 COLLECT_AFTER = (1_000, 50)
-"""Objects made, less those gone again, after which Python looks for what only holds itself, and after how many looks it
-does so among older ones: a hundred answers make thousands, nearly none of them so, and all of them stand still while it
-looks. At 100 streams on a busy machine a look took 1.4 ms, and 6.7 ms once a second with 5,000 and 10, where all looks
-together take half the time. The bar is 15 ms at the 99th percentile of the first word."""
+"""Thresholds of Python's garbage collector. Answers allocate many objects, but few cycles, and a collection stops all
+answers. With 100 streams on a busy machine, a collection took 1.4 ms. With 5,000 and 10 it took 6.7 ms once a second,
+and half the time in total. The bar is 15 ms at the 99th percentile of the first token."""
 
 
 @click.group(
     invoke_without_command=True,
     subcommand_metavar="[keys|usage ...]",
-    short_help="Serve an agent under the APIs of OpenAI and Anthropic.",
+    short_help="Serve an agent through the APIs of OpenAI and Anthropic.",
 )
 @file_option
 @click.option(
@@ -65,7 +64,7 @@ together take half the time. The bar is 15 ms at the 99th percentile of the firs
     default="",
     metavar="KIND[:DETAIL]",
     help="claude, cursor:MODEL, codex, acp:COMMAND, openai:MODEL, anthropic:MODEL, openai-compatible:URL, or scripted. "
-    "Needed, except with tables [models.NAME] in the file of --config.",
+    "Required, except with tables [models.NAME] in the file of --config.",
 )
 @click.option("--model", default="", help="The upstream's model, if DETAIL is something else.")
 @click.option(
@@ -79,20 +78,20 @@ together take half the time. The bar is 15 ms at the 99th percentile of the firs
     "key_variable",
     default="",
     metavar="VARIABLE",
-    help="The environment variable with the upstream's key, if the upstream does not find its own.",
+    help="The environment variable with the upstream's key (default: the upstream's own variable).",
 )
 @click.option(
     "--input-price",
     type=_PRICE,
     metavar="COST",
-    help="Price of a million input tokens, in any one currency: usage then has a cost. Needs --output-price.",
+    help="Price of a million input tokens, for the cost of usage, in any currency. Needs --output-price.",
 )
 @click.option("--output-price", type=_PRICE, metavar="COST", help="Price of a million output tokens.")
 @click.option(
     "--cached-input-price",
     type=_PRICE,
     metavar="COST",
-    help="Price of a million input tokens from a cache (default: as other input).",
+    help="Price of a million cached input tokens (default: that of other input).",
 )
 @address_options(port=8100)
 @workers_option
@@ -104,7 +103,7 @@ together take half the time. The bar is 15 ms at the 99th percentile of the firs
 @click.option(
     "--token",
     default="",
-    help="The key that clients send, 16 characters at least (default: generated once and stored). Better: "
+    help="The key that clients send, at least 16 characters (default: generated once and stored). Better: "
     "MIDSTREAM_GATEWAY_TOKEN or --token-file, which other users cannot read.",
 )
 @click.option(
@@ -115,8 +114,8 @@ together take half the time. The bar is 15 ms at the 99th percentile of the firs
 @click.option(
     "--users-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file with the users' keys and limits (default: gateway-users in midstream's data folder), written by "
-    "`midstream gateway keys` and read again when it changes.",
+    help="The file with the users' keys and limits (default: gateway-users in midstream's data folder). "
+    "`midstream gateway keys` writes it; it is read again when it changes.",
 )
 @click.option(
     "--no-token",
@@ -137,14 +136,14 @@ together take half the time. The bar is 15 ms at the 99th percentile of the firs
     type=click.FloatRange(0, 3600),
     default=GRACE_S,
     show_default=True,
-    help="Seconds that a response continues after its last reader left.",
+    help="Seconds for which a response continues without a reader.",
 )
 @click.option(
     "--keep-sessions-hours",
     type=click.FloatRange(min=0, min_open=True),
     default=KEPT_S / HOUR_S,
     show_default=True,
-    help="Hours after its last response until the text of a conversation is deleted.",
+    help="Hours from the last response to the deletion of a conversation's text.",
 )
 @agent_options
 @encryption_option("the database", "database")
@@ -154,24 +153,24 @@ together take half the time. The bar is 15 ms at the 99th percentile of the firs
 @report_options
 @click.pass_context
 def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
-    """Serve an agent or a model under the APIs of OpenAI and Anthropic.
+    """Serve an agent or a model through the APIs of OpenAI and Anthropic.
 
-    Set the printed base URL in a client application, with the key. A stateful agent receives only new messages, and
-    an answer survives a lost connection. Ctrl-C ends the gateway within 10 s.
+    Configure a client application with the printed base URL and the key. A stateful agent receives only new messages,
+    and an answer survives a lost connection. Ctrl-C ends the gateway within 10 s.
 
-    `keys` gives users a key each, `usage` shows what they have used; options that they share stand before them.
+    `keys` manages keys of users, and `usage` shows their usage. Options of the gateway precede these commands.
     """
     if context.invoked_subcommand is not None:
         return
     link = find_link()
     log_to_stderr(options["log_level"], options["log_format"], worker=link.setup.number if link else 0)
-    surroundings: Surroundings = context.obj
+    invocation: Invocation = context.obj
     models = _models_of(context, options)
-    key = find_key(context, options, surroundings.places.data)
-    users, prices = _users_of(options, surroundings, is_open=key.key is None), _prices_of(models, options)
+    key = find_key(context, options, invocation.places.data)
+    users, prices = _users_of(options, invocation, is_open=key.key is None), _prices_of(models, options)
     tls = require_safe_address(options)
-    path = options["store"] or make_folder(surroundings.places.data) / surroundings.places.gateway_store.name
-    report = partial(_report, surroundings, key=key, is_json=options["is_json"])
+    path = options["store"] or make_folder(invocation.places.data) / invocation.places.gateway_store.name
+    report = partial(_report, invocation, key=key, is_json=options["is_json"])
     if link is None and options["workers"] > 1:
         run_workers(options, path, login="", on_ready=report)
         return
@@ -192,7 +191,7 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         app.reports.worker = link.setup.number
 
     def report_url(url: str) -> None:
-        gc.freeze()  # what is loaded by now stays: the collector need not traverse it again
+        gc.freeze()  # loaded modules stay in memory: exclude them from collections
         gc.set_threshold(*COLLECT_AFTER)
         ready = {
             "url": url,
@@ -218,16 +217,16 @@ def gateway(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         message_bytes_max=BODY_BYTES_MAX,
     )
     run_server(work)
-    if surroundings.talk.is_terminal and link is None:
-        click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
+    if invocation.talk.is_terminal and link is None:
+        click.echo(err=True)  # puts the shell's prompt on a new line after "^C"
 
 
 def _models_of(context: click.Context, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of each of several models by its name; those of the store stand outside of the tables.
+    """Return the options of each model by name, from the tables; options of the store are outside of the tables.
 
     Raises:
-        click.MissingParameter: There is neither a table nor an upstream.
-        UsageError: There are both.
+        click.MissingParameter: Neither a table nor an upstream is given.
+        UsageError: Both are given.
     """
     of_store = {name: options[name] for name in OF_STORE}
     models = {
@@ -239,26 +238,24 @@ def _models_of(context: click.Context, options: Mapping[str, Any]) -> dict[str, 
     return models
 
 
-def _users_of(options: Mapping[str, Any], surroundings: Surroundings, *, is_open: bool) -> Path | None:
-    """Return the file with the users' keys; None where no key is required.
+def _users_of(options: Mapping[str, Any], invocation: Invocation, *, is_open: bool) -> Path | None:
+    """Return the file with the users' keys; None if no key is required.
 
     Raises:
-        UsageError: None is required, and there is a file.
+        UsageError: No key is required, but a file is given.
     """
     if not is_open:
-        return users_file(surroundings.places, options["users_file"])
+        return users_file(invocation.places, options["users_file"])
     if options["users_file"] is not None:
-        raise UsageError(
-            "--no-token requires no key, so --users-file would limit nobody; leave one of them out"
-        )
+        raise UsageError("--no-token requires no key, so --users-file has no effect; remove one of them")
     return None
 
 
 def _prices_of(models: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]) -> dict[str, Prices]:
-    """Return the prices of the models by their names; those of the only one under "".
+    """Return the prices of the models by name; those of a single model under "".
 
     Raises:
-        UsageError: One of the two prices that are needed is missing.
+        UsageError: One of the two required prices is missing.
     """
     prices = {}
     for name, each in (models or {"": options}).items():
@@ -284,10 +281,10 @@ def _upstream_of(options: Mapping[str, Any], store: Store) -> Model:
 
 
 def _routes_of(models: Mapping[str, Mapping[str, Any]], store: Store) -> dict[str, Route]:
-    """Return the models by their names.
+    """Return the models by name.
 
     Raises:
-        UsageError: One of them cannot be made; the message has its name.
+        UsageError: A model cannot be created; the message contains its name.
     """
     routes = {}
     for name, options in models.items():
@@ -298,11 +295,11 @@ def _routes_of(models: Mapping[str, Mapping[str, Any]], store: Store) -> dict[st
     return routes
 
 
-def _report(surroundings: Surroundings, ready: dict[str, Any], *, key: GatewayKey, is_json: bool) -> None:
-    """Print where the gateway listens, and what its client applications need.
+def _report(invocation: Invocation, ready: dict[str, Any], *, key: GatewayKey, is_json: bool) -> None:
+    """Print the address of the gateway, and the settings for client applications.
 
     Args:
-        ready: The members `url`, `pid`, `store` and `upstream`, and `workers` where there are several.
+        ready: The members `url`, `pid`, `store`, `upstream`, and `workers` if there are several.
     """
     if is_json:
         file = str(key.file) if key.file else None
@@ -315,8 +312,8 @@ def _report(surroundings: Surroundings, ready: dict[str, Any], *, key: GatewayKe
         err=True,
     )
     click.echo(f"  OPENAI_BASE_URL={url}/v1\n  ANTHROPIC_BASE_URL={url}", err=True)
-    # A log would keep the key where others may read it.
-    is_shown = key.key is not None and surroundings.talk.is_terminal
+    # Not in a log, which others may read.
+    is_shown = key.key is not None and invocation.talk.is_terminal
     click.echo(f"  API key: {key.key if is_shown else key.place}", err=True)
 
 

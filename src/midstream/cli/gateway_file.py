@@ -1,7 +1,7 @@
-"""The file of options of `midstream gateway`: TOML whose keys are the names of the flags.
+"""The configuration file of `midstream gateway`: TOML whose keys are the names of the flags.
 
-Its values are defaults: a flag of the command line wins, and so does a variable of the environment. It holds no
-secrets, so that it can be shared and committed. Tables `[models.NAME]` name several upstreams, each with its options.
+Its values are defaults: flags and environment variables take precedence. Secrets are refused, so that the file can be
+shared and committed. Tables `[models.NAME]` define several upstreams, each with its options.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from midstream.store.store_registry import file_of
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 PRICES = ("input_price", "output_price", "cached_input_price")
-"""The names of the options with the prices of a model."""
+"""Names of the options with the prices of a model."""
 MODELS = "models"
 """The key of the tables."""
 _MODELS_META = f"{__name__}.{MODELS}"
 _NAMES_UPSTREAM = frozenset({"upstream", "model", "cwd", "key_variable", *PRICES})
 _NOT_IN_FILES = frozenset({"config", "help", "token"})
 _SECRET = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD)=.+", re.IGNORECASE | re.DOTALL)
-"""A variable whose name is that of a secret, with its value."""
+"""A variable with a value, whose name indicates a secret."""
 
 
 def file_option(command: F) -> F:
-    """Add the option of the file."""
+    """Add the option `--config`."""
     return click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         is_eager=True,
         expose_value=False,
         callback=_take_defaults,
-        help="A TOML file of these options, named without dashes; flags win over it. It holds no secrets.",
+        help="A TOML file of these options, without leading dashes, and without secrets; flags take precedence.",
     )(command)
 
 
 def _take_defaults(context: click.Context, _: click.Parameter, path: Path | None) -> None:
-    """Let the values of a file be the defaults of the command's other options."""
+    """Use the values of a file as defaults of the command's other options."""
     if path is not None and not context.resilient_parsing:
         values = _read(path)
         models = values.pop(MODELS, None)
@@ -58,32 +58,31 @@ def _take_defaults(context: click.Context, _: click.Parameter, path: Path | None
 
 
 def models_of(context: click.Context) -> Mapping[str, Mapping[str, Any]]:
-    """Return the options of each model of the file by its name, as the command has its own; none without tables.
+    """Return the options of each model of the file by name, converted by click; empty without tables.
 
     Raises:
-        UsageError: There are tables, and an option of an upstream stands outside of them.
+        UsageError: There are tables, and an option of an upstream outside of them.
     """
     models: Mapping[str, Mapping[str, Any]] = context.meta.get(_MODELS_META, {})
     if models:
         for option in _options_of_upstreams(context.command).values():
             if context.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT:
                 raise UsageError(
-                    f"{option.opts[0]} is an option of one upstream; with [{MODELS}.NAME] it stands in these tables"
+                    f"{option.opts[0]} is an option of one upstream; with [{MODELS}.NAME], set it in these tables"
                 )
     return models
 
 
 def _options_of_upstreams(command: click.Command) -> dict[str, click.Option]:
-    """Return the options that a table of one model may have, by their keys."""
     names = _NAMES_UPSTREAM | names_of_agent_options()
     return {key: option for key, option in _options_of(command).items() if option.name in names}
 
 
 def _read_models(context: click.Context, path: Path, models: object) -> dict[str, dict[str, Any]]:
-    """Return the options of each model by its name.
+    """Return the options of each model by name.
 
     Raises:
-        UsageError: These are no tables, one of them names no upstream, or has a wrong key or value.
+        UsageError: A value is not a table, a table has no upstream, or has an invalid key or value.
     """
     if not (isinstance(models, dict) and models and all(isinstance(each, dict) for each in models.values())):
         raise UsageError(f"{str(path)!r}, {MODELS!r}: expected tables, such as [{MODELS}.fast]")
@@ -102,7 +101,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the values of a file.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: The file cannot be read.
     """
     try:
         return tomllib.loads(read_own(path, "the file of options", is_named=True).decode())
@@ -118,14 +117,14 @@ def _read_defaults(
     *,
     within: str = "",
 ) -> dict[str, Any]:
-    """Return the values of a file or of one of its tables, by the names that click has for the options.
+    """Return the values of a file or of one of its tables, by click's names of the options.
 
     Args:
-        options: Those that may stand there, by their keys.
-        within: How the keys of the table begin in messages.
+        options: The permitted options, by key.
+        within: Prefix of the keys in messages.
 
     Raises:
-        UsageError: There is an unknown key, a value that is none of its option, or a secret.
+        UsageError: A key is unknown, a value is invalid, or a value is a secret.
     """
     defaults: dict[str, Any] = {}
     for key, value in values.items():
@@ -141,7 +140,6 @@ def _read_defaults(
 
 
 def _options_of(command: click.Command) -> dict[str, click.Option]:
-    """Return the options that a file may have, by their keys."""
     return {
         flag.removeprefix("--"): option
         for option in command.params
@@ -153,21 +151,23 @@ def _options_of(command: click.Command) -> dict[str, click.Option]:
 
 def _find_option(options: Mapping[str, click.Option], key: str) -> click.Option:
     if key not in options:
-        raise UsageError(f"this is no option; known: {', '.join(sorted(options))}")
+        raise UsageError(f"unknown option; known: {', '.join(sorted(options))}")
     return options[key]
 
 
 def _refuse_secret(key: str, value: object) -> None:
     if key == "token":
         raise UsageError(
-            "this file holds no secrets; name a file with `token-file`, or set the variable MIDSTREAM_GATEWAY_TOKEN"
+            "this file must not contain secrets; give a file with `token-file`, or set the variable "
+            "MIDSTREAM_GATEWAY_TOKEN"
         )
     if key == "agent-env" and isinstance(value, list):
         for each in value:
             if isinstance(each, str) and _SECRET.fullmatch(each):
                 name = each.partition("=")[0]
                 raise UsageError(
-                    f"this file holds no secrets; write {name!r} without a value, and set the variable for the gateway"
+                    f"this file must not contain secrets; write {name!r} without a value, and set the variable "
+                    "for the gateway"
                 )
 
 
@@ -175,7 +175,7 @@ def _check_type(option: click.Option, value: Any) -> Any:  # noqa: ANN401 - a va
     """Return a value of the file.
 
     Raises:
-        UsageError: It has another type than its option.
+        UsageError: The value does not have the type of its option.
     """
     if option.multiple:
         is_right, expected = (
@@ -191,12 +191,12 @@ def _check_type(option: click.Option, value: Any) -> Any:  # noqa: ANN401 - a va
     else:
         is_right, expected = isinstance(value, str), "a string"
     if not is_right:
-        raise UsageError(f"the value has another type; expected {expected}")
+        raise UsageError(f"the value has a wrong type; expected {expected}")
     return value
 
 
 def _place(option: click.Option, value: Any, folder: Path) -> Any:  # noqa: ANN401 - a value of TOML
-    """Return a path of the file relative to its folder, and any other value as it is."""
+    """Resolve a path relative to the file's folder; return any other value unchanged."""
     if isinstance(option.type, click.Path):
         return str(folder / value)
     if isinstance(option.type, KeyPlaceType) and not KeyPlaceType.is_url(value):

@@ -1,4 +1,4 @@
-"""The key of a gateway's clients: where it comes from, and what is shown of that."""
+"""The key of a gateway's clients, and its source."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from midstream.server.client_keys import KEY_CHARS_MIN
 
 GENERATED_TOKEN = "gateway-token"  # noqa: S105 - the name of a file
 AUTHENTICATION = {"token": "--token", "token_file": "--token-file", "is_open": "--no-token"}
-"""Options that decide how clients authenticate, with their flags. They exclude each other."""
+"""The mutually exclusive options of authentication, with their flags."""
 TOKEN_VARIABLE = "MIDSTREAM_GATEWAY_TOKEN"  # noqa: S105 - the name of a variable
 _INSTEAD = f"write it into a file of mode 600 and give --token-file, or set the variable {TOKEN_VARIABLE}"
 
 
 class GatewayKey(Struct, frozen=True):
-    """A key, and where its owner finds it.
+    """A key, and its place.
 
     Args:
-        key: None where every program of this machine has access.
-        file: The file that has it, if one does.
-        place: Where it is, in words.
+        key: The key; None if every program of this machine has access.
+        file: The file with the key, if any.
+        place: Description of the place.
     """
 
     key: str | None
@@ -43,18 +43,18 @@ class GatewayKey(Struct, frozen=True):
 
 
 def find_key(context: click.Context, options: dict[str, Any], data: Path) -> GatewayKey:
-    """Return the key of clients: the given one, or the one that an earlier start has made, or a new one.
+    """Return the key of clients: the given one, else the generated one, which the first start creates.
 
     Args:
-        data: The folder of the generated key.
+        data: Folder of the generated key.
 
     Raises:
-        UsageError: The options contradict each other, the key can be guessed, or its file is not private.
+        UsageError: The options contradict each other, the key is too short, or its file is not private.
     """
     flag = _authentication_of(context, options)
     if flag == "is_open":
         if options["host"] not in LOCAL_HOSTS:
-            raise UsageError("--no-token serves this machine only; leave out --host")
+            raise UsageError("--no-token serves this machine only; remove --host")
         return GatewayKey(None, None, "any value; no key is required")
     if flag == "token":
         return _given_key(context, options)
@@ -83,16 +83,16 @@ def _generated_key(path: Path) -> GatewayKey:
     with contextlib.suppress(FileNotFoundError):
         if stored := read():
             return _checked(GatewayKey(stored, path, f"in {path}"))
-        path.unlink()  # an empty file holds no key
-    create_own_once(path, f"{World().new_secret()}\n".encode())  # of two gateways the first one makes it
+        path.unlink()  # an empty file has no key
+    create_own_once(path, f"{World().new_secret()}\n".encode())  # of two gateways, the first one creates it
     return _checked(GatewayKey(read(), path, f"in {path}"))
 
 
 def _authentication_of(context: click.Context, options: dict[str, Any]) -> str:
-    """Return which option decides how clients authenticate, or "": a flag, else a variable, else the file of options.
+    """Return the option of authentication, or "", from the flags, else the variables, else the configuration file.
 
     Raises:
-        UsageError: Two of one source are given.
+        UsageError: One source has two of these options.
     """
     for source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
         given = [
@@ -107,24 +107,23 @@ def _authentication_of(context: click.Context, options: dict[str, Any]) -> str:
 
 
 def _read_key(path: Path, advice: str, *, follows_links: bool) -> str:
-    """Return the key that a file holds; "" where it is empty.
+    """Return the key in a file; "" if it is empty.
 
     Raises:
-        UsageError: It holds something else, or other users may read it.
+        UsageError: The file contains something else, or other users may read it.
     """
     key = read_secret_text(path, "the key", is_named=follows_links).strip()
     if len(key.split()) > 1:
-        raise UsageError(f"{str(path)!r} holds more than a key; {advice}")
+        raise UsageError(f"{str(path)!r} contains more than a key; {advice}")
     if not (key.isascii() and key.isprintable()):
-        raise UsageError(f"{str(path)!r} holds no key; {advice}")
+        raise UsageError(f"{str(path)!r} does not contain a key; {advice}")
     return key
 
 
 def _checked(found: GatewayKey) -> GatewayKey:
     if found.key is not None and len(found.key) < KEY_CHARS_MIN:
         raise UsageError(
-            f"the key {found.place} has fewer than {KEY_CHARS_MIN} characters and can be guessed; leave it "
-            f"out, and one "
-            "is generated"
+            f"the key {found.place} has fewer than {KEY_CHARS_MIN} characters and can be guessed; remove "
+            "it, and a key is generated"
         )
     return found

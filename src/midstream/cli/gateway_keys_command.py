@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.times import time_of
 from midstream.cli.token_lines import add_token, read_tokens, write_tokens
@@ -19,16 +19,16 @@ from midstream.server.auth.token_file import TokenLine, TokenUse, parse_line, re
 USERS_FILE = "gateway-users"
 """Name of the token file in midstream's data folder."""
 ID_CHARS = 12
-"""Digits of a token's digest by which a key is named."""
+"""Digits of a token's digest that identify a key."""
 _COUNT = click.IntRange(min=1)
 
 
 class KeyLine(Struct, frozen=True):
-    """A user's key, as it is shown.
+    """A user's key in the output.
 
     Args:
-        id: Names the key; it is no part of it.
-        expires_at: In seconds since 1970; None for never.
+        id: Id of the key, which is not part of it.
+        expires_at: Seconds since 1970; None for never.
     """
 
     id: str
@@ -38,30 +38,30 @@ class KeyLine(Struct, frozen=True):
 
 
 def users_file(places: Paths, named: Path | None) -> Path:
-    """Return the token file of the users: the one that is named, else that of the data folder."""
+    """Return the token file of the users: the given one, else that of the data folder."""
     return named or make_folder(places.data) / USERS_FILE
 
 
 @click.group()
 def keys() -> None:
-    """Make, list and revoke keys of the gateway's users.
+    """Create, list and revoke keys of the gateway's users.
 
-    A running gateway reads the file again when it changes: `midstream gateway --users-file FILE keys ...` for another
+    A running gateway reads the file again when it changes. `midstream gateway --users-file FILE keys ...` uses another
     file than that of midstream's data folder.
     """
 
 
 @keys.command()
 @click.argument("user")
-@click.option("--tenant", default="", help="Group with names of its own.")
-@click.option("--requests-per-minute", type=_COUNT, help="Answers that the user begins within a minute.")
-@click.option("--concurrent-requests", type=_COUNT, help="Answers that are made for the user at once.")
-@click.option("--tokens-per-day", type=_COUNT, help="Tokens of a day (UTC), in and out.")
-@click.option("--tokens-per-month", type=_COUNT, help="Tokens of a month (UTC), in and out.")
+@click.option("--tenant", default="", help="Tenant of the user.")
+@click.option("--requests-per-minute", type=_COUNT, help="Limit of answers that begin within a minute.")
+@click.option("--concurrent-requests", type=_COUNT, help="Limit of concurrent answers.")
+@click.option("--tokens-per-day", type=_COUNT, help="Limit of input and output tokens of a day (UTC).")
+@click.option("--tokens-per-month", type=_COUNT, help="Limit of input and output tokens of a month (UTC).")
 @click.option(
     "--budget-per-month",
     type=click.FloatRange(min=0, min_open=True),
-    help="Cost of a month (UTC), in the currency of the prices of --input-price and --output-price.",
+    help="Limit of the cost of a month (UTC), in the currency of --input-price and --output-price.",
 )
 @click.option(
     "--model", "models", multiple=True, metavar="NAME", help="Permit only this model; may be repeated."
@@ -69,7 +69,7 @@ def keys() -> None:
 @click.option(
     "--days", type=click.FloatRange(min=0, min_open=True), help="Days until the key ends (default: never)."
 )
-@click.option("--comment", default="", help="Text behind the line, for people.")
+@click.option("--comment", default="", help="Comment at the end of the line.")
 @json_option()
 @click.pass_context
 def add(
@@ -85,14 +85,14 @@ def add(
 ) -> None:
     """Add a new key for USER, and print the key once.
 
-    The limits hold for all keys of a user together, as each key names them.
+    Each limit of a key applies to the usage of all keys of the user together.
     """
     file = _file_of(context)
     settings = {name.replace("_", "-"): f"{value}" for name, value in limits.items() if value}
     key = add_token(file, user, tenant, {**settings, "models": ",".join(models)}, days=days, comment=comment)
     output.print_one({"user": user, "key": key, "file": str(file)}, key, err=False)
     if not output.is_json:
-        click.echo(f"The key of {one_line(user)} is not stored: keep it now.", err=True)
+        click.echo(f"The key of {one_line(user)} is not stored: copy it now.", err=True)
 
 
 @keys.command("list")
@@ -102,7 +102,7 @@ def list_keys(context: click.Context, output: Output) -> None:
     """List the keys, with their limits."""
     file = _file_of(context)
     lines = read_token_file(file, TokenUse.GATEWAY) if file.exists() else []
-    output.print_list([*map(_shown, lines)], _cells, none="No keys of users yet.")
+    output.print_list([*map(_shown, lines)], _cells, none="There are no keys of users.")
 
 
 def _cells(line: KeyLine) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _cells(line: KeyLine) -> tuple[str, ...]:
 @json_option()
 @click.pass_context
 def revoke(context: click.Context, name: str, output: Output) -> None:
-    """Revoke all keys of a user, or the one of this id (see `list`). What they used stays counted."""
+    """Revoke all keys of a user, or the key with this id (see `list`). Their usage stays counted."""
     file = _file_of(context)
     kept, count = [], 0
     for line in read_tokens(file).splitlines() if file.exists() else []:
@@ -136,9 +136,9 @@ def revoke(context: click.Context, name: str, output: Output) -> None:
 
 
 def _file_of(context: click.Context) -> Path:
-    surroundings: Surroundings = context.obj
-    gateway = context.parent.parent if context.parent else None  # its options stand before `keys`
-    return users_file(surroundings.places, gateway.params["users_file"] if gateway else None)
+    invocation: Invocation = context.obj
+    gateway = context.parent.parent if context.parent else None  # its options precede `keys`
+    return users_file(invocation.places, gateway.params["users_file"] if gateway else None)
 
 
 def _shown(line: TokenLine) -> KeyLine:

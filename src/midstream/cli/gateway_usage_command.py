@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 from msgspec import Struct
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, json_option
 from midstream.cli.terminal import clean
 from midstream.dialects.usage_ledger import ENTRIES, read_usage
@@ -20,18 +20,18 @@ from midstream.store.store_registry import read_store
 COLUMNS: tuple[By, ...] = ("day", "user", "model")
 HEADINGS = ("REQUESTS", "INPUT", "CACHED", "OUTPUT", "REASONING", "COST")
 GATEWAY = "(gateway's key)"
-"""Stands for the user of requests with the gateway's own key."""
+"""User column for requests with the gateway's own key."""
 
 
 class UsageReport(Struct, frozen=True, omit_defaults=True):
-    """One line of the report. Columns that it is not grouped by are left out.
+    """One line of the report, without columns that it is not grouped by.
 
     Args:
         user: "" for the gateway's own key.
-        cached_tokens: What of the input came from a cache.
-        reasoning_tokens: What of the output was thought, where the provider counts that.
-        cost: Of the requests to models with prices; None where none had one.
-        unpriced_requests: Requests that have no cost.
+        cached_tokens: Input tokens from a cache.
+        reasoning_tokens: Output tokens of thinking, if the provider counts them.
+        cost: Cost of the requests with a price; None without one.
+        unpriced_requests: Requests without a price.
     """
 
     day: str | None
@@ -51,26 +51,26 @@ class UsageReport(Struct, frozen=True, omit_defaults=True):
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m"]),
     metavar="DAY|MONTH",
-    help="From this day (2026-11-27) or month (2026-11) on, in UTC (default: all that is kept, 400 days).",
+    help="From this day (2026-11-27) or month (2026-11) on, in UTC (default: all, at most 400 days).",
 )
 @click.option(
     "--by",
     "groups",
     multiple=True,
     type=click.Choice(COLUMNS),
-    help="Sums by this column; may be repeated (default: day, user and model).",
+    help="Sum by this column; may be repeated (default: day, user and model).",
 )
-@json_option("Print JSON, one object a line.")
+@json_option("Print JSON, one object per line.")
 @click.pass_context
 def usage(context: click.Context, since: object, groups: tuple[By, ...], output: Output) -> None:
-    """Show what users have used: requests, tokens as the models counted them, and cost.
+    """Show the usage of users: requests, tokens that the models counted, and cost.
 
     The store is that of the gateway: `midstream gateway --store FILE|URL usage`, or `--config FILE usage`. A gateway
-    may run meanwhile. An answer counts for the day on which it was requested, once.
+    may run meanwhile. An answer counts once, for the day of its request.
     """
-    surroundings: Surroundings = context.obj
+    invocation: Invocation = context.obj
     options = context.parent.params if context.parent else {}
-    store = options.get("store") or surroundings.places.gateway_store
+    store = options.get("store") or invocation.places.gateway_store
     from_day = f"{since:%Y-%m-%d}" if since else ""
     with read_store(store, key_file=options.get("key_file")) as found:
         if options.get("key_file") is None and found.ask(_is_encrypted):
@@ -80,7 +80,7 @@ def usage(context: click.Context, since: object, groups: tuple[By, ...], output:
     rows = [_report(line, by) for line in group_lines((each for each in lines if each.day >= from_day), by)]
     shown = [column for column in COLUMNS if column in by]
     output.print_list(
-        rows, lambda row: _cells(row, shown), table=lambda: _table(rows, shown), none="No usage yet."
+        rows, lambda row: _cells(row, shown), table=lambda: _table(rows, shown), none="There is no usage."
     )
 
 
@@ -95,7 +95,7 @@ def _table(rows: Sequence[UsageReport], shown: Sequence[str]) -> Iterator[str]:
 
 async def _is_encrypted(store: StoreReader) -> bool:
     for namespace in await store.kv_namespaces():
-        if namespace.startswith(ENTRIES):  # and those of the months
+        if namespace.startswith(ENTRIES):  # also the prefix of the months' namespaces
             for row in await store.kv_list(namespace):
                 return row.body.startswith(ENTRY_MARK)
     return False

@@ -1,4 +1,4 @@
-"""Ctrl-C as something a command decides about, instead of an exception in the middle of whatever it does."""
+"""Counting of Ctrl-C, so that a command can react instead of being interrupted by an exception."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Interrupts:
-    """Counts the Ctrl-Cs (SIGINT) of this process while it is entered. Only in the main thread."""
+    """Counts Ctrl-C (SIGINT) in this process while it is entered. It works only in the main thread."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,12 +27,12 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._before)
 
     async def wait_for_count(self, count: int) -> None:
-        """Wait until there were `count` of them since this was entered."""
+        """Wait until the number since entering is `count`."""
         while self.count < count:
             self._came.clear()
             await self._came.wait()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a handler's shape
         self.count += 1
-        # Through the loop's own pipe: a signal alone does not wake a loop that waits for sockets.
+        # Uses the loop's pipe, because a signal alone does not wake a waiting loop.
         self._loop.call_soon_threadsafe(self._came.set)

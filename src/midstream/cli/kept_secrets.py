@@ -1,4 +1,4 @@
-"""Check of the secrets that the clients of this user keep, for `midstream doctor`."""
+"""Check of the stored secrets of this user's clients, for `midstream doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from midstream.errors import MidstreamError
 
 
 def check_secrets(path: Path) -> Check:
-    """Return the numbers of secrets in a file; no secret is read, and no keyring is asked."""
+    """Return the numbers of secrets in a file, without reading a secret or the keyring."""
     try:
         found = survey(path)
     except MidstreamError as error:

@@ -12,16 +12,16 @@ from midstream.cli.env_secrets import read_secret_variable
 from midstream.store.key_place import KeyEndpoint, KeyPlace
 
 TOKEN_VARIABLE = "MIDSTREAM_KEY_TOKEN"  # noqa: S105 - the name of a variable
-"""Its value is sent to the key endpoint as the bearer token."""
+"""Variable with the bearer token for the key endpoint."""
 FILE_VARIABLE = "MIDSTREAM_KEY_TOKEN_FILE"
-"""Names a file with that token; readable by its owner only."""
+"""Variable with the path of a file with that token, readable by its owner only."""
 
 
 class KeyPlaceType(click.ParamType[KeyPlace]):
-    """A path or the URL of a key endpoint. The token of the endpoint is in the environment, never in an argument.
+    """A path, or the URL of a key endpoint, whose token is in the environment.
 
     Args:
-        exists: Whether a file must exist already.
+        exists: Whether a file must exist.
     """
 
     name = "file|url"

@@ -1,4 +1,4 @@
-"""Lines typed at a terminal while other things go on."""
+"""Asynchronous input of lines from a terminal."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import os
 import sys
 
 LINE_BYTES_MAX = 64 * 1024
-"""One typed line; a terminal hands over 4 KiB at most, a paste comes in pieces."""
+"""Bytes of one line. A terminal returns at most 4 KiB at once; pasted text arrives in pieces."""
 
 
 class Keyboard:
-    """The terminal on stdin, a line at a time, without a thread that would take the next line for itself.
+    """Reads lines from the terminal on stdin, without a thread, which could consume the next line.
 
-    Only where the system lets a loop watch a terminal: not on Windows.
+    It needs an event loop that can watch a terminal, which Windows does not have.
     """
 
     def __init__(self) -> None:
         self._typed = b""
 
     @staticmethod
-    def is_there() -> bool:
-        """Whether a user can be asked here."""
+    def is_available() -> bool:
+        """Return whether a terminal is available."""
         return sys.stdin.isatty() and os.name == "posix"
 
     def discard_input(self) -> None:
-        """Drop what was typed before the question stood there: it was no answer to it."""
+        """Discard input from before the question was shown."""
         import termios  # noqa: PLC0415 - not on every system
 
         self._typed = b""
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
     async def line(self) -> str | None:
-        """Wait for a line; None at the end (Ctrl-D). Cancelling loses nothing that was not a whole line."""
+        """Wait for a line; return None at the end (Ctrl-D). Cancellation keeps an incomplete line."""
         loop = asyncio.get_running_loop()
         source = sys.stdin.fileno()
         while b"\n" not in self._typed and len(self._typed) < LINE_BYTES_MAX:

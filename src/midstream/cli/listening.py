@@ -25,18 +25,17 @@ if sys.platform != "win32":
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 COLLECT_AFTER = (10_000, 5, 5)
-"""When the garbage collector runs in a process that only serves. Python's own (700, 10, 10) is made for small
-programs: it walks thousands of connections again and again, and finds little, since little is part of a cycle. What
-waits for a full collection is bounded by 10,000 * (5 + 2) * (5 + 2) objects, or a quarter of what lives where that is
-more: some 50 to 100 MB at 100 to 200 bytes each."""
+"""Thresholds of the garbage collector in a server. Python's defaults (700, 10, 10) are for small programs: they
+traverse thousands of connections often, and find few cycles. Objects that wait for a full collection are bounded by
+10,000 * (5 + 2) * (5 + 2), or a quarter of all objects if that is more: 50 to 100 MB at 100 to 200 bytes each."""
 FILES_MAX = 65_536
-"""Files that a server opens at once: each connection is one, and most systems begin with a limit of 1,024."""
+"""Limit of open files of a server. Each connection is one, and most systems have a default of 1,024."""
 KIB = 1024
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def address_options(port: int) -> Callable[[F], F]:
-    """Options of the address, and of the names under which clients may ask; `port` is the default port."""
+    """Options of the address, TLS and permitted host names; `port` is the default port."""
     pem = click.Path(exists=True, dir_okay=False, path_type=Path)
     return group_options(
         click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
@@ -45,19 +44,19 @@ def address_options(port: int) -> Callable[[F], F]:
             type=click.IntRange(0, 65535),
             default=port,
             show_default=True,
-            help="Port to listen on; 0 takes a free one.",
+            help="Port to listen on; 0 chooses a free one.",
         ),
         click.option(
             "--allow-host",
             "allowed_hosts",
             multiple=True,
             metavar="NAME",
-            help="Permitted host name of requests, if --host is not this machine only; * for any.",
+            help="Permitted host name of requests, if --host is open to the network; * for any.",
         ),
         click.option(
             "--tls-cert",
             type=pem,
-            help="PEM file with the server's certificate and those above it; speaks TLS.",
+            help="PEM file with the server's certificate and its chain; enables TLS.",
         ),
         click.option(
             "--tls-key", type=pem, help="PEM file with the certificate's key, readable by you only."
@@ -66,7 +65,7 @@ def address_options(port: int) -> Callable[[F], F]:
             "--allow-plain-text",
             "allows_plain_text",
             is_flag=True,
-            help="Speak plain text also if --host is not this machine only: a proxy in front has TLS.",
+            help="Allow plain text if --host is open to the network, for a proxy with TLS in front.",
         ),
         *_raw_options(),
     )
@@ -82,21 +81,21 @@ def _raw_options() -> tuple[Callable[[F], F], ...]:
             type=above,
             default=limits.connections_max,
             show_default=True,
-            help="Connections open at once; fewer if the process may open fewer files.",
+            help="Limit of open connections; lower if the process may open fewer files.",
         ),
         click.option(
             "--connections-per-address-max",
             type=above,
             default=limits.per_address_max,
             show_default=True,
-            help="Connections open at once from one address; not counted for this machine and trusted proxies.",
+            help="Limit of open connections of one address; not for this machine and trusted proxies.",
         ),
         click.option(
             "--connections-reserved",
             type=above,
             default=limits.reserved,
             show_default=True,
-            help="Further connections that only peers of this machine get.",
+            help="Further connections for this machine only.",
         ),
         click.option(
             "--held-kib-max",
@@ -104,7 +103,7 @@ def _raw_options() -> tuple[Callable[[F], F], ...]:
             metavar="KIB",
             default=limits.held_bytes_max // KIB,
             show_default=True,
-            help="KiB of all requests whose headers are not complete.",
+            help="Limit in KiB of all requests with incomplete headers.",
         ),
         click.option(
             "--held-kib-per-address-max",
@@ -112,13 +111,13 @@ def _raw_options() -> tuple[Callable[[F], F], ...]:
             metavar="KIB",
             default=limits.held_bytes_per_address_max // KIB,
             show_default=True,
-            help="The same of one address; not counted for this machine and trusted proxies.",
+            help="The same for one address; not for this machine and trusted proxies.",
         ),
     )
 
 
 def raw_limits_of(options: Mapping[str, Any]) -> RawLimits:
-    """Return the limits below HTTP that the options set."""
+    """Return the limits below HTTP from the options."""
     return RawLimits(
         options["connections_max"],
         options["connections_per_address_max"],
@@ -129,11 +128,11 @@ def raw_limits_of(options: Mapping[str, Any]) -> RawLimits:
 
 
 def require_safe_address(options: Mapping[str, Any]) -> TlsFiles | None:
-    """Return the files for TLS, if they are given.
+    """Return the files for TLS, if given.
 
     Raises:
-        UsageError: One of them is missing; or the address is open to the network, and no host names are listed, or
-            neither TLS nor plain text was chosen.
+        UsageError: One file is missing. Or the address is open to the network, and host names, or the choice of TLS or
+            plain text, are missing.
     """
     certificate, key = options["tls_cert"], options["tls_key"]
     if (certificate is None) != (key is None):
@@ -146,7 +145,7 @@ def require_safe_address(options: Mapping[str, Any]) -> TlsFiles | None:
         raise UsageError(f"{message}; list the permitted host names with --allow-host")
     if tls is None and not options["allows_plain_text"]:
         raise UsageError(
-            f"{message} in plain text; give --tls-cert and --tls-key, or --allow-plain-text where a proxy "
+            f"{message} in plain text; give --tls-cert and --tls-key, or --allow-plain-text if a proxy "
             f"in front has TLS"
         )
     return tls
@@ -156,14 +155,14 @@ report_options: Callable[[F], F] = group_options(
     log_options,
     click.option("--json", "is_json", is_flag=True, help="Print one JSON object when the server listens."),
 )
-"""Options of the log, and of the form in which the address is reported."""
+"""Options of the log, and of the format of the address report."""
 
 
 def log_to_stderr(level: str, log_format: str, *, worker: int = 0) -> None:
-    """Let log lines of this level and above go to stderr, each with the session it is about.
+    """Write log lines of this level and above to stderr, each with its session.
 
     Args:
-        worker: The number of this process among those of a server; 0 where it is the only one.
+        worker: Number of this worker; 0 without workers.
     """
     log = logging.StreamHandler()
     log.setFormatter(FORMATS[log_format](worker))
@@ -171,17 +170,17 @@ def log_to_stderr(level: str, log_format: str, *, worker: int = 0) -> None:
 
 
 def run_server(work: Coroutine[None, None, None]) -> None:
-    """Run a server to its end, in a process made ready for many connections: files, garbage collector, event loop."""
-    allow_files()
-    collect_less()
+    """Run a server in a process configured for many connections: open files, garbage collector, event loop."""
+    raise_file_limit()
+    tune_garbage_collector()
     drop_secret_variables()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 
 
-def allow_files() -> None:
-    """Let this process open `FILES_MAX` files, or as many as the system lets it."""
-    if sys.platform == "win32":  # it has no such limit
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files to `FILES_MAX`, or as far as the system permits."""
+    if sys.platform == "win32":  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
@@ -189,15 +188,15 @@ def allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def collect_less() -> None:
-    """Let the garbage collector leave alone what lives as long as the process, and look at the rest less often."""
+def tune_garbage_collector() -> None:
+    """Exclude loaded objects from garbage collection, and collect other objects less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the faster loop, where `midstream[fast]` is installed."""
+    """Return the factory of uvloop if `midstream[fast]` is installed, else None."""
     try:
         import uvloop  # noqa: PLC0415 - an extra
     except ImportError:

@@ -1,4 +1,4 @@
-"""Log lines on stderr: for people, or one JSON object a line for a machine. Neither has words of a conversation."""
+"""Log lines on stderr: text, or one JSON object per line. Neither contains text of a conversation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing_extensions import override
 from midstream.cli.terminal import clean
 
 LINE_CHARS_MAX = 8 * 1024
-"""Characters of one line in text, traceback included, and of one message. The middle of a longer one is left out: the
-beginning has the event, the end has the error. A deep value in a request is otherwise half a megabyte of frames."""
+"""Characters of one text line with its traceback, and of one message. The middle of a longer one is omitted: the
+beginning contains the event, the end the error. A deeply nested value could cause half a megabyte of frames."""
 FRAMES_MAX = 40
-"""Frames of a traceback in one line of JSON, the innermost ones."""
+"""Innermost frames of a traceback in one line of JSON."""
 IDS = ("session", "turn", "stream", "call_id", "epoch", "code", "recovery")
-"""What of a line's `extra` is written: ids and counts, and no field that is added later by mistake."""
+"""Fields of a record's `extra` that are logged: only ids and counts."""
 
 
 class WithSession(logging.Formatter):
-    """Names the session a line is about."""
+    """Adds the session of a record to its line."""
 
     def __init__(self, worker: int = 0) -> None:
         where = f"worker {worker} " if worker else ""
@@ -34,7 +34,7 @@ class WithSession(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line. Of an error it has the kind and where it was raised: its message may quote anything."""
+    """One JSON object per line. An error is logged by type and place: its message may contain user content."""
 
     def __init__(self, worker: int = 0) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class JsonLines(logging.Formatter):
 
 
 def shorten_middle(line: str) -> str:
-    """Return a line of at most `LINE_CHARS_MAX` characters, with a note in the place of what was left out."""
+    """Shorten a line to `LINE_CHARS_MAX` characters, with a note about the omitted middle."""
     left_out = len(line) - LINE_CHARS_MAX
     if left_out <= 0:
         return line
@@ -67,4 +67,4 @@ def shorten_middle(line: str) -> str:
 
 
 FORMATS: dict[str, type[WithSession | JsonLines]] = {"text": WithSession, "json": JsonLines}
-"""By the name that `--log-format` has."""
+"""Formatters by the values of `--log-format`."""

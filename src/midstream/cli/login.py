@@ -1,10 +1,10 @@
-"""`midstream login` and `midstream token`: into a server of this machine, for a browser and for a script."""
+"""`midstream login` and `midstream token`: access to a server of this machine, for a browser and for scripts."""
 
 from __future__ import annotations
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.session_options import url_argument
 from midstream.cli.sources import ServerSource
 from midstream.errors import UnauthorizedError
@@ -22,15 +22,14 @@ def login(url: str) -> None:
 @click.command(short_help="Print your token for a server on this machine.")
 @url_argument
 @click.pass_obj
-def token(surroundings: Surroundings, url: str) -> None:
+def token(invocation: Invocation, url: str) -> None:
     """Print the bearer token of this user for the running server at URL, for scripts.
 
-    The token gives access to everything on this server until it is started again. Keep it out of URLs, logs and public
-    command lines.
+    The token gives all rights on this server until its next start. Keep it out of URLs, logs and public command lines.
     """
-    shown = headers_for(url, surroundings.places)
+    shown = headers_for(url, invocation.places)
     if not shown:
         raise UnauthorizedError(
-            f"no server of this user answers at {url!r}; it may be stopped, or another user's"
+            f"no server of this user answers at {url!r}; it may be stopped, or belong to another user"
         )
     click.echo(shown["authorization"].removeprefix("Bearer "))

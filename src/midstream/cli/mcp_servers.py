@@ -1,6 +1,6 @@
-"""The file of MCP servers that the gateway gives to an agent: the `mcpServers` object that most hosts have.
+"""The file of MCP servers for an agent of the gateway: the `mcpServers` object that most programs use.
 
-`${NAME}` in a value is replaced by that variable of the environment, so that the file needs no secret in it.
+`${NAME}` in a value is replaced by that environment variable, so that the file needs no secrets.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _OAUTH = {
     "client_secret": ("client_secret", "clientSecret", "CLIENT_SECRET"),
     "scope": ("scope", "scopes"),
 }
-"""The names that hosts have for a client registration, in the object `oauth` or `auth` of a server."""
+"""Names of a client registration's fields in the object `oauth` or `auth` of a server."""
 
 
 def read_servers(path: Path) -> tuple[ForwardedMcpServer, ...]:
-    """Return the servers that a file names, in the order of their names.
+    """Return the servers in a file, sorted by name.
 
     Raises:
-        UsageError: The file cannot be read, is no such object, or names a variable that is not set.
+        UsageError: The file cannot be read or is invalid, or a variable is not set.
     """
     try:
         told = msgspec.json.decode(read_own(path, "the file of MCP servers", is_named=True))

@@ -1,4 +1,4 @@
-"""`midstream doctor URL`: what stands between here and a server, as lines of text or as JSON."""
+"""`midstream doctor URL`: the network between this machine and a server, as text or JSON."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from collections.abc import Iterator
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import FAILURE, VERIFICATION
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
-from midstream.client.network_probe import LIMPING, NetworkProbe, NetworkReport, Probed, ProbeOutcome
+from midstream.client.network_probe import DISTURBED, NetworkProbe, NetworkReport, Probed, ProbeOutcome
 from midstream.local_keys import headers_for
 
 NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
 
 
 def is_address(place: str) -> bool:
-    """Whether an argument is a server's URL and not a file."""
+    """Return whether an argument is a server's URL instead of a file."""
     return place.startswith(("http://", "https://", "ws://", "wss://"))
 
 
-def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int:
+def check_network(invocation: Invocation, url: str, *, is_json: bool) -> int:
     """Probe the network to a server, print the findings, and return the exit code.
 
     Raises:
-        MidstreamError: Nothing answers there, or no midstream server does.
+        MidstreamError: No server, or not a midstream server, answers.
     """
     report = asyncio.run(NetworkProbe(url, headers=headers_for(url)).run())
     if is_json:
         click.echo(json.dumps({"is_clear": report.is_clear, **msgspec.to_builtins(report)}))
     else:
-        width = columns() if surroundings.out.is_terminal else COLUMNS
-        for line in network_lines(report, surroundings.out, width):
+        width = columns() if invocation.out.is_terminal else COLUMNS
+        for line in network_lines(report, invocation.out, width):
             click.echo(line, color=True)
     return exit_code_of(report)
 
 
 def exit_code_of(report: NetworkReport) -> int:
-    """Return the exit code: whether something disturbs a transport, and whether it leaves one alone."""
+    """Return the exit code of a report."""
     if report.transport is None:
         return FAILURE
     return 0 if report.is_clear else VERIFICATION
 
 
 def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
-    """Iterate over the lines about the network to a server."""
+    """Yield lines about the network to a server."""
     for probed in report.probed:
         head = f"{NAMES[probed.what]:<12} "
         first, *rest = textwrap.wrap(_words(probed), width - len(head) - 2)
@@ -71,7 +71,7 @@ def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
 def _sign(finding: ProbeOutcome, ink: Ink) -> str:
     if finding is ProbeOutcome.WORKS:
         return ink.green("✓")
-    return ink.yellow("!") if finding in LIMPING else ink.red("✗")
+    return ink.yellow("!") if finding in DISTURBED else ink.red("✗")
 
 
 def _words(probed: Probed) -> str:

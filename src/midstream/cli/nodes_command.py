@@ -29,18 +29,18 @@ HEADINGS = (
 )
 GAP = "  "
 LEFT_OUT_FIRST = ("VERSION", "STREAMS", "TURNS", "SINCE", "PROCESS", "LAG")
-"""Columns that a narrow terminal does without, in this order."""
+"""Columns that are omitted on a narrow terminal, in this order."""
 
 
 @click.command(short_help="List the servers that share a store, with their sessions and their lag.")
 @source_options
 def nodes(source: Source, output: Output) -> None:
-    """List the servers that share a store: those of SQLite on this machine, those of PostgreSQL on all.
+    """List the servers that share a store. Servers of a SQLite store are on this machine.
 
-    REPORT is the age of the newest report, which comes every 2 s (30 s of a server that is alone). SESSIONS are in
-    memory, LEASES of them run there. QUEUE is the number of appends that wait for the store, LAG how late the event
-    loop was. A server that died without giving notice is `silent`, and is listed for an hour. A
-    narrow terminal shows fewer columns; --json has all.
+    REPORT is the age of the newest report; a server reports every 2 s (a single server every 30 s). SESSIONS is the
+    number of sessions in memory, and LEASES the number of those that the server runs. QUEUE is the number of appends
+    that wait for the store, LAG the delay of the event loop. A server that died is `silent`, and is listed for an hour.
+    A narrow terminal shows fewer columns; --json has all.
     """
     found = source.nodes()
     output.print_list(
@@ -70,7 +70,6 @@ def _cells(line: NodeLine) -> tuple[str, ...]:
 
 
 def _table(found: Sequence[NodeLine], width: int) -> Sequence[str]:
-    """Set the servers for `width` columns."""
     if not found:
         return ()
     rows = [HEADINGS, *([clean(cell, is_one_line=True) for cell in _cells(line)] for line in found)]

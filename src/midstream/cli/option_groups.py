@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Shared options of commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def group_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return what adds options to a command, in this order."""
+    """Return a decorator that adds options to a command, in this order."""
 
     def add(command: F) -> F:
         for option in reversed(options):
@@ -47,19 +47,19 @@ mcp_option = click.option(
     "servers",
     multiple=True,
     metavar="NAME=COMMAND|URL",
-    help="Add the tools of this MCP server: a command to start, or an address; may be repeated.",
+    help="Add the tools of this MCP server, given as a command or a URL; may be repeated.",
 )
 
 
 def encryption_option(what: str, store: str) -> Callable[[F], F]:
-    """Return the option for the keys of a store that may have to be made.
+    """Return the option for the keys of a store, which may be created.
 
     Args:
-        what, store: What is encrypted, and what it stands in.
+        what, store: Names of the encrypted content and of the store, for the help.
     """
     return click.option(
         "--key-file",
         type=KeyPlaceType(exists=False),
-        help=f"Encrypt {what} under the first key of this file; created if neither the file nor the {store} exists. "
-        "A URL uses the key endpoint there.",
+        help=f"Encrypt {what} with the first key of this file; created if neither the file nor the {store} exists. "
+        "A URL is that of a key endpoint.",
     )

@@ -1,4 +1,4 @@
-"""The form in which a command prints what it found: text, or JSON with `--json`."""
+"""Output of a command's results: text, or JSON with `--json`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
 from midstream.cli.visible_text import json_of
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 
 def one_line(text: str) -> str:
-    """Return what another program wrote as a cell of a table."""
+    """Return text of another program as a safe cell of a table."""
     return clean(text, is_one_line=True)
 
 
@@ -29,23 +29,23 @@ class Output:
 
     @property
     def width(self) -> int:
-        """The columns of a terminal; 80 where stdout is none."""
+        """Columns of the terminal; 80 if stdout is not a terminal."""
         return columns() if self.ink.is_terminal else COLUMNS
 
     def print_one(self, value: object, text: str, *, err: bool = True) -> None:
-        """Print a result as JSON on stdout, or as text, which is a message by default and goes to stderr."""
+        """Print a result as JSON on stdout, or as text, by default on stderr."""
         if self.is_json:
             click.echo(json_of(value))
         else:
             click.echo(text, err=err)
 
     def print_json(self, value: object) -> None:
-        """Print a result where JSON was wanted."""
+        """Print a result as JSON."""
         if self.is_json:
             click.echo(json_of(value))
 
     def print_rows(self, rows: Iterable[str]) -> None:
-        """Print lines of text with their colours."""
+        """Print lines of colored text."""
         for row in rows:
             click.echo(row, color=True)
 
@@ -58,13 +58,13 @@ class Output:
         shown: Callable[[str], str] = one_line,
         none: str = "",
     ) -> None:
-        """Print results: JSON lines; a table on a terminal; else lines of cells with tabs between them.
+        """Print results: as JSON lines, as a table on a terminal, else as tab-separated lines.
 
         Args:
-            cells: Returns those of one result.
-            table: Returns the lines of the table, in colours; None where a terminal gets lines with tabs, too.
-            shown: Makes a cell harmless.
-            none: The message for stderr where there are no results.
+            cells: Returns the cells of one result.
+            table: Returns the lines of the table; None for tab-separated lines also on a terminal.
+            shown: Makes a cell safe to print.
+            none: Message on stderr without results.
         """
         if self.is_json:
             for line in found:
@@ -79,11 +79,11 @@ class Output:
 
 
 def json_option(text: str = "Print JSON.") -> Callable[[F], F]:
-    """Add `--json` to a command, which gets its `output`."""
+    """Add `--json` to a command, which receives the parameter `output`."""
 
     def output_of(ctx: click.Context, _: click.Parameter, is_json: bool) -> Output:  # noqa: FBT001 - click passes it so
-        surroundings = ctx.find_object(Surroundings)
-        assert surroundings is not None, "the command is one of ours"
-        return Output(surroundings.out, is_json=is_json)
+        invocation = ctx.find_object(Invocation)
+        assert invocation is not None, "the command belongs to `midstream_command`"
+        return Output(invocation.out, is_json=is_json)
 
     return click.option("--json", "output", is_flag=True, help=text, callback=output_of)

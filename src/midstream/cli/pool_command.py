@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from midstream.agents.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, session_of
 from midstream.agents.pool_records import PoolRecord, decode
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.key_option import key_file_option
 from midstream.cli.output import Output, json_option
 from midstream.cli.terminal import Ink, clean, columns, pad, shorten
@@ -27,23 +27,23 @@ from midstream.store.store_registry import open_store, read_store, show_store
 SESSION_COLUMNS = 24
 STATE_COLUMNS = 9
 NAMED_MAX = 3
-"""Sessions that are named where the beginning of a name fits several."""
+"""Sessions that the message about an ambiguous name lists."""
 HOSTS_NAME = re.compile("^[hm]:")
-"""What the gateway sets before a name that a host gave in a header or in its metadata."""
+"""Prefix that the gateway adds to names from a header or from metadata."""
 LOOK_BYTES = 4
-"""Bytes of a digest that are shown: enough to see whether two are the same."""
+"""Bytes of a digest that are shown: enough for comparison."""
 
 
 class PoolLine(Struct, frozen=True):
-    """One record, as it is shown.
+    """One record in the output.
 
     Args:
-        state: `ready` (the next turn may resume the agent), `running` (a turn has it, or died with it), `pending`
-            (whether a message arrived is unknown), `damaged` (the next turn begins anew), `encrypted` (needs
-            `--key-file`).
-        users: User messages that the agent has.
-        system, tools, servers, identity: The beginnings of their digests.
-        store: The database it stands in.
+        state: `ready` (the next turn may resume the agent), `running` (a turn uses it, or died with it), `pending`
+            (whether a message arrived is unknown), `damaged` (the next turn begins with a fresh agent), `encrypted`
+            (needs `--key-file`).
+        users: Number of user messages that the agent has.
+        system, tools, servers, identity: Beginnings of their digests.
+        store: The store of the record.
     """
 
     key: str
@@ -85,15 +85,15 @@ _store_option = click.option(
 @json_option()
 @click.pass_obj
 def list_records(
-    surroundings: Surroundings,
+    invocation: Invocation,
     store: str | None,
     key_file: KeyPlace | None,
     output: Output,
 ) -> None:
-    """List the records, last used first: a table, or tab-separated lines if stdout is not a terminal."""
-    found = _find(_stores(surroundings, store, key_file), key_file)
+    """List the records, most recently used first: a table, or tab-separated lines if stdout is not a terminal."""
+    found = _find(_stores(invocation, store, key_file), key_file)
     output.print_list(
-        found, _cells, table=lambda: _table(found, output.ink, columns()), none="No agents yet."
+        found, _cells, table=lambda: _table(found, output.ink, columns()), none="There are no agents."
     )
 
 
@@ -108,14 +108,14 @@ def _cells(line: PoolLine) -> tuple[str, ...]:
 @json_option()
 @click.pass_obj
 def show(
-    surroundings: Surroundings,
+    invocation: Invocation,
     session: str,
     store: str | None,
     key_file: KeyPlace | None,
     output: Output,
 ) -> None:
     """Show the record of a session's agent. SESSION is the id or its beginning."""
-    for line in _of_session(_find(_stores(surroundings, store, key_file), key_file), session):
+    for line in _of_session(_find(_stores(invocation, store, key_file), key_file), session):
         if output.is_json:
             output.print_json(line)
             continue
@@ -124,7 +124,7 @@ def show(
             words = time_of(value) if name.endswith("_at") else str(value)
             if value not in ("", ()):
                 row = f"{pad(name, 12)}{clean(words, is_one_line=True)}"
-                click.echo(shorten(row, columns()) if surroundings.out.is_terminal else row)
+                click.echo(shorten(row, columns()) if invocation.out.is_terminal else row)
 
 
 @pool.command()
@@ -136,7 +136,7 @@ def show(
 @json_option()
 @click.pass_obj
 def clear(
-    surroundings: Surroundings,
+    invocation: Invocation,
     sessions: tuple[str, ...],
     is_all: bool,  # noqa: FBT001 - click passes options so
     yes: bool,  # noqa: FBT001 - see above
@@ -147,7 +147,7 @@ def clear(
     """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
     if bool(sessions) == is_all:
         raise UsageError("no sessions given; name them, or give --all")
-    stores = _stores(surroundings, store, key_file)
+    stores = _stores(invocation, store, key_file)
     found = _find(stores, key_file)
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
     if wanted and not yes:
@@ -166,7 +166,7 @@ def clear(
 
 
 async def _remove(named: str, keys: Sequence[str]) -> list[str]:
-    """Remove entries as they are now, and return which were there."""
+    """Remove entries in their current version, and return those that existed."""
     store = open_store(named)
     await store.open()
     try:
@@ -183,15 +183,15 @@ async def _remove(named: str, keys: Sequence[str]) -> list[str]:
         await store.close()
 
 
-def _stores(surroundings: Surroundings, named: str | None, key_file: KeyPlace | None) -> list[str]:
-    """Return the databases to look into: the one that is named, else those of the gateway and of `serve`, if any.
+def _stores(invocation: Invocation, named: str | None, key_file: KeyPlace | None) -> list[str]:
+    """Return the stores to read: the given one, else those of the gateway and of `serve`, if any.
 
     Raises:
-        UsageError: There are two, and a key file opens one.
+        UsageError: There are two stores, but a key file is for one.
     """
     if named is not None:
         return [named]
-    places = surroundings.places
+    places = invocation.places
     stores = [str(path) for path in (places.gateway_store, places.store) if path.exists()]
     if key_file is not None and len(stores) > 1:
         raise UsageError("--key-file is for one database, but two were found; choose one with --store")
@@ -207,11 +207,11 @@ def _find(stores: Sequence[str], key_file: KeyPlace | None) -> list[PoolLine]:
 
 
 def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
-    """Return the lines of one session, of whatever upstream; the gateway's may be named as their hosts name them.
+    """Return the lines of one session, of any upstream; the gateway's prefix of a name may be omitted.
 
     Raises:
         NotFoundError: There is none.
-        UsageError: Several sessions begin so.
+        UsageError: The name is ambiguous.
     """
     exact = [line for line in found if name in (line.session, HOSTS_NAME.sub("", line.session))]
     fitting = exact or [
@@ -226,7 +226,7 @@ def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
     sessions = sorted({line.session for line in fitting})
     if len(sessions) > 1:
         some = ", ".join(map(repr, sessions[:NAMED_MAX])) + (", …" if len(sessions) > NAMED_MAX else "")
-        raise UsageError(f"several sessions begin with {name!r}: name one of {some}")
+        raise UsageError(f"several sessions begin with {name!r}: give one of {some}")
     return fitting
 
 

@@ -1,4 +1,4 @@
-"""Asking a person: what they are shown of a question, and what the line they type means."""
+"""Questions at a terminal: their text, and the meaning of typed answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.session.calls import Choice, QuestionKind
 from midstream.session.questions import Question
 
 PAGE_LINES = 20
-"""Lines of a question that are shown at once: a screen has 24, and nothing may scroll away unseen."""
+"""Lines of a question on one page: a screen has 24 lines, and none may scroll away unseen."""
 OPTIONS_MAX = 20
 
 _HEADS = {
@@ -27,14 +27,14 @@ _HEADS = {
 _PROMPTS = {
     QuestionKind.APPROVAL: "[y]es, [n]o (and why), [e]dit the arguments > ",
     QuestionKind.QUESTION: "your answer > ",
-    QuestionKind.DOUBT: "it [h]appened (and what came of it), run it [a]gain, [s]kip it > ",
+    QuestionKind.DOUBT: "it [h]appened (and its result), run it [a]gain, [s]kip it > ",
 }
 _UNSEEN_PROMPTS = {
     QuestionKind.APPROVAL: ", [n]o (and why)",
     QuestionKind.QUESTION: "",
     QuestionKind.DOUBT: ", [s]kip it",
 }
-"""Behind the offer of more lines: the answers that run nothing."""
+"""Prompts after an incomplete page: the answers that do not run the call."""
 _FIXED_PROMPT = "[y]es, [n]o (and why) > "
 _EDIT_PROMPT = "arguments as JSON, or Enter to keep them > "
 _SHORT = {
@@ -49,9 +49,9 @@ _SHORT = {
     },
 }
 _WITH_WORDS = (Choice.DENY, Choice.HAPPENED)
-"""Choices after which a person may write more."""
+"""Choices that may be followed by text."""
 _RUNS_NOTHING = (Choice.DENY, Choice.SKIP)
-"""Choices that need no look at the whole question."""
+"""Choices that are possible before the whole question was shown."""
 
 
 class Decision(Struct, frozen=True):
@@ -63,10 +63,10 @@ class Decision(Struct, frozen=True):
 
 
 class QuestionPrompt:
-    """One question put to a person at a terminal: show `new_lines`, then `prompt`, and `take` what is typed.
+    """One question at a terminal: show `new_lines`, then `prompt`, and `take` the input.
 
     Args:
-        lines: The question set for this terminal; it can be answered once all of them were shown.
+        lines: The question formatted for this terminal; it can be answered when all lines were shown.
     """
 
     def __init__(self, question: Question, lines: Sequence[str] = ()) -> None:
@@ -89,7 +89,7 @@ class QuestionPrompt:
 
     @property
     def prompt(self) -> str:
-        """Text in front of the person's input."""
+        """Text before the input."""
         if not self.is_whole:
             others = _UNSEEN_PROMPTS[self.question.kind]
             return f"{INDENT}Enter shows more ({self._shown} of {len(self._lines)} lines){others} > "
@@ -98,7 +98,7 @@ class QuestionPrompt:
         return INDENT + (_FIXED_PROMPT if self.question.is_fixed else _PROMPTS[self.question.kind])
 
     def take(self, line: str) -> Decision | None:
-        """Return what the person decided with this line, or None where they are to be asked again."""
+        """Return the decision in a line of input, or None to prompt again."""
         words = line.strip()
         if not (self.is_whole or words):
             self._page_end = self._shown + PAGE_LINES
@@ -123,7 +123,7 @@ class QuestionPrompt:
         return Decision(choice, more.strip())
 
     def _chosen(self, words: str) -> str:
-        """Return the option whose number was typed, or the words themselves."""
+        """Return the option whose number was typed, or the text itself."""
         number = int(words) if words.isascii() and words.isdecimal() and len(words) < 4 else 0  # noqa: PLR2004 - no option has it
         return self._options[number - 1] if 1 <= number <= len(self._options) else words
 
@@ -139,9 +139,9 @@ class QuestionPrompt:
         return Decision(Choice.ALLOW, arguments=words)
 
 
-def how_to_answer(question: Question, url: str | None = None) -> str:
-    """Return the command that answers a question from elsewhere; it decides nothing as it stands."""
-    # A model chooses the ids of its calls: they are quoted, and a pasted command must decide nothing.
+def answer_command(question: Question, url: str | None = None) -> str:
+    """Return the command that answers a question from elsewhere, with a placeholder for the choice."""
+    # A model chooses the ids of calls, so they are quoted. The placeholder makes a pasted command harmless.
     place = (question.session, "CHOICE", "--call", question.call_id)
     words = " ".join(shlex.quote(reveal_line(word)) for word in place)
     where = f" --url {shlex.quote(url)}" if url else ""
@@ -149,7 +149,7 @@ def how_to_answer(question: Question, url: str | None = None) -> str:
 
 
 def options_of(question: Question) -> list[str]:
-    """Return what a question offers to choose from, if it does."""
+    """Return the options of a question, if any."""
     if question.kind is not QuestionKind.QUESTION:
         return []
     try:
@@ -164,7 +164,7 @@ class _Options(Struct):
 
 
 def question_lines(question: Question, ink: Ink, width: int) -> Iterator[str]:
-    """Set a question for a terminal of `width` columns: all of it, with invisible characters shown by their codes."""
+    """Format a whole question for `width` columns, with invisible characters shown as codes."""
     who = " > ".join(reveal_line(agent) for agent in question.agents)
     head = f"{f'{who}: ' if who else ''}{reveal_line(question.name)}"
     yield f"{INDENT}{ink.yellow('?')} {ink.bold(head)}  {_HEADS[question.kind]}"

@@ -1,4 +1,4 @@
-"""`midstream resume`: go on with a turn that was interrupted or failed, and show the rest of it."""
+"""`midstream resume`: resume a turn that was interrupted or failed, and show the rest of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
 from midstream.cli.output import Output
@@ -33,17 +33,17 @@ def resume(
 ) -> None:
     """Resume the last turn of SESSION and show the rest of it. Without SESSION, list all that can be resumed.
 
-    A turn that still runs (this terminal left it, or it waits for a person) is shown from where this terminal stopped.
+    A running turn (this terminal has detached, or it waits for a person) is shown from this terminal's last event.
     """
     url = source.url.rstrip("/")
-    surroundings: Surroundings = ctx.obj
-    chats = Chats(surroundings.places.state / "chats")
+    invocation: Invocation = ctx.obj
+    chats = Chats(invocation.places.state / "chats")
     if session is None:
         _list(source, set(chats.find_interrupted(url)), output)
         return
     name = resolved(source, session).id
     chats.set_last(url, name)
-    talk = ChatSession(surroundings, chats, url, name, is_json=output.is_json)
+    talk = ChatSession(invocation, chats, url, name, is_json=output.is_json)
     left = asyncio.run(talk.go_on())
     if left is None:
         raise NothingToResumeError(f"the last turn of session {name!r} has ended")
@@ -52,11 +52,11 @@ def resume(
 
 def _list(source: ServerSource, left: set[str], output: Output) -> None:
     found = [line for line in source.list() if line.id in left or _can_go_on(source, line)]
-    output.print_list(found, session_cells, none="No turn can be resumed.")
+    output.print_list(found, session_cells, none="There is no turn to resume.")
     if found:
         click.echo("`midstream resume SESSION` resumes one.", err=True)
 
 
 def _can_go_on(source: ServerSource, line: ListedSession) -> bool:
-    """Whether a session can be resumed; a sub-agent continues with the session that called it."""
+    """Return whether a session can be resumed; a sub-agent continues with its parent session."""
     return PART_MARK not in line.id and line.status in _LEFT and source.snapshot(line.id).is_resumable

@@ -1,6 +1,6 @@
-"""A session as it happens: words as they come, each call as one line, everything else as a remark.
+"""Live display of a session: text as it arrives, each call as one line, everything else as a remark.
 
-Shown once is shown: a `Screen` gets every event once and in order, and prints nothing twice.
+A `Screen` receives each event once and in order, and prints nothing twice.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Flow:
-    """Words that come in pieces, wrapped at spaces: a word is written when the space after it has come.
+    """Wraps text that arrives in pieces: a word is written when the space after it has arrived.
 
     Args:
-        write: Takes what can be shown.
-        indent: Before every line but the first.
-        width: Columns of a line; 0 leaves lines as they are, and words are written at once.
+        write: Prints text.
+        indent: Indentation of every line except the first.
+        width: Columns of a line; 0 writes text at once, without wrapping.
     """
 
     def __init__(self, write: Write, *, indent: str, width: int) -> None:
@@ -48,12 +48,12 @@ class Flow:
         self._width = width
         self._column = width_of(indent)
         self._gap = 0
-        """Spaces before the word that is coming."""
+        """Spaces before the current word."""
         self._word = ""
         self._is_begun = False
 
     def add(self, text: str) -> None:
-        """Take some more words (cleaned ones)."""
+        """Add cleaned text."""
         if not self._width:
             self._write(text)
             return
@@ -92,11 +92,11 @@ class Screen:
     """Shows the events of one session.
 
     Args:
-        say: Takes the agent's words.
-        tell: Takes whole lines about everything else.
-        ink: Colours; on a terminal the line of a running call is written over when it ends.
-        width: Columns of a terminal; 0 for a pipe or a file, which gets the text of a response when that is whole: what
-            stands there cannot be taken back when an attempt is void.
+        say: Prints the agent's text.
+        tell: Prints whole lines about everything else.
+        ink: Colors; on a terminal, the line of a running call is overwritten when it ends.
+        width: Columns of a terminal; 0 for a pipe or a file. These receive only complete responses, because printed
+            text of a void attempt cannot be removed.
     """
 
     def __init__(self, say: Write, tell: Write, ink: Ink, width: int) -> None:
@@ -107,13 +107,13 @@ class Screen:
         self._flow: Flow | None = None
         self._kind = ""
         self._held = ""
-        """Text of the attempt, where that is not shown before the response is whole."""
+        """Text of the attempt, which is shown when the response is complete."""
         self._calls: dict[tuple[int, int, str], Called] = {}
         self._below = SubAgents(ink, width)
         self._running: Called | None = None
-        """The call whose line is the last one and not ended, so that it can be written over."""
+        """The running call in the last line, which can be overwritten."""
         self._elsewhere = ""
-        """The id of that call, where the upstream runs it."""
+        """Id of that call, if the upstream runs it."""
 
     def show(self, record: Record | Gone | SnapshotFrame | PlaybackLost) -> None:
         """Show one event."""
@@ -138,9 +138,9 @@ class Screen:
             case TurnEnded():
                 self._show_turn_end(record)
             case Gone(has_snapshot=True):
-                pass  # the snapshot has the rest
+                pass  # the snapshot contains the rest
             case Gone():
-                self.note(f"the server lost everything after event {record.resume_from}; disregard it")
+                self.note(f"the server lost all events after {record.resume_from}; ignore their output")
             case SnapshotFrame():
                 self.note(
                     "the missed events are no longer kept; `midstream sessions show` prints the conversation"
@@ -151,7 +151,7 @@ class Screen:
                 for line in self._below.lines(record):
                     self.remark(line)
             case QuestionAsked():
-                pass  # the owner of the screen shows it to a person, with all its data
+                pass  # `Answering` shows it, with all data
             case _:
                 if note := note_of(record):
                     self.note(note)
@@ -162,12 +162,12 @@ class Screen:
         self.remark(self._ink.yellow(shorten(line, self._width) if self._width else line))
 
     def remark(self, line: str) -> None:
-        """Print a line that stands for itself."""
+        """Print a separate line."""
         self.pause()
         self._tell(f"{line}\n")
 
     def pause(self) -> None:
-        """End the line that is being written, if there is one."""
+        """End the current line, if any."""
         if self._flow is not None:
             self._flow.end()
             self._flow, self._kind = None, ""
@@ -193,7 +193,7 @@ class Screen:
         self._flow.add(clean(delta.text))
 
     def _settle(self, record: ResponseCompleted) -> None:
-        """Write the text of a whole response to a pipe."""
+        """Write the text of a complete response to a pipe."""
         self._held = ""
         if not self._width and (text := text_of(record.body)):
             self._begin("text")
@@ -214,7 +214,7 @@ class Screen:
     def _show_call_start(self, record: CallStarted) -> None:
         called = self._calls.get((record.turn, record.response, record.call_id))
         if called is None:
-            return  # its response was shown by another screen
+            return  # another screen has shown its response
         self.pause()
         called.runs, called.started_at = record.run, record.at
         called.arguments = record.arguments or called.arguments
@@ -243,7 +243,7 @@ class Screen:
             self._elsewhere = ""
             self.remark(self._line_of(called))
             return
-        if self._elsewhere == call.id and self._running is not None:  # its arguments have changed
+        if self._elsewhere == call.id and self._running is not None:  # its arguments may have changed
             self._tell(_ERASE_LINE)
         else:
             self.pause()
@@ -258,7 +258,7 @@ class Screen:
             self.pause()
             return
         if self._held:
-            self.note(f"the answer was cut: {self._held}")
+            self.note(f"the answer was interrupted: {self._held}")
             self._held = ""
         reason = f": {record.message} [{record.code}]" if record.code else ""
         self.note(f"turn {record.turn} {record.status.value}{reason}")

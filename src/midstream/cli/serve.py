@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import (
     LOCAL_HOSTS,
@@ -52,16 +52,16 @@ MIB = 2**20
 
 
 def _amount(value: str) -> float:
-    """Return a limit that an option was given: a number above 0, or infinity for `all`.
+    """Parse a limit: a number above 0, or `all` for infinity.
 
     Raises:
-        click.BadParameter: It is none.
+        click.BadParameter: The value is invalid.
     """
     return _limit(value, float, "a number")
 
 
 def _count(value: str) -> float:
-    """Return a limit of whole things, as `_amount` does."""
+    """Parse a limit that is a whole number, like `_amount`."""
     return _limit(value, int, "a whole number")
 
 
@@ -82,7 +82,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     "--share-port",
     "shares_port",
     is_flag=True,
-    help="Let other servers listen on the same port; start several with the same --store.",
+    help="Share the port with other servers; start several with the same --store.",
 )
 @workers_option
 @sessions_store_option
@@ -97,9 +97,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Authenticate by a file of tokens, readable by you only; `midstream access add` writes it.",
 )
-@click.option(
-    "--auth", "access_name", metavar="MODULE:ACCESS", help="Authenticate by an `Access` of your own."
-)
+@click.option("--auth", "access_name", metavar="MODULE:ACCESS", help="Authenticate by your own `Access`.")
 @click.option(
     "--allow-origin",
     "allowed_origins",
@@ -113,7 +111,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     multiple=True,
     metavar="ORIGIN",
     help="Let subscriptions of plain streams send webhooks to this origin of a private network, such as "
-    "http://127.0.0.1:9000 (without a port: to each port of the host); may be repeated.",
+    "http://127.0.0.1:9000 (without a port: all ports of the host); may be repeated.",
 )
 @click.option(
     "--trust-proxy",
@@ -168,7 +166,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     metavar="MIB",
     default=MemoryLimits().bytes_max // MIB,
     show_default=True,
-    help="Limit in MiB for all sessions in memory, estimated from their journals.",
+    help="Limit in MiB of all sessions in memory, estimated from their journals.",
 )
 @click.option(
     "--settings",
@@ -192,29 +190,29 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @report_options
 @click.pass_obj
-def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
+def serve(invocation: Invocation, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent. MODULE:AGENT names a `midstream.Agent`; the current folder is searched first.
 
-    Only your own commands on this machine have access, and a browser that opened the printed link (see --no-auth,
-    --token-file, --auth). Interrupted turns of an earlier process are continued. Ctrl-C ends the server within 10 s;
-    the next start continues the work that was cut.
+    By default, only your own commands on this machine, and browsers that opened the printed link, have access (see
+    --no-auth, --token-file, --auth). Interrupted turns of an earlier process continue. Ctrl-C ends the server within 10
+    s; the next start continues the interrupted work.
     """
     link = find_link()
     log_to_stderr(options["log_level"], options["log_format"], worker=link.setup.number if link else 0)
-    make_folder(surroundings.places.data)
-    path = options["store"] or make_folder(surroundings.places.store.parent) / surroundings.places.store.name
+    make_folder(invocation.places.data)
+    path = options["store"] or make_folder(invocation.places.store.parent) / invocation.places.store.name
     _refuse_open_doors(options)
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
-    report = partial(_report, surroundings, login=login, is_json=options["is_json"])
+    report = partial(_report, invocation, login=login, is_json=options["is_json"])
     if link is None and options["workers"] > 1:
         require_safe_address(options)
         run_workers(options, path, login=login, on_ready=report)
         return
-    _serve_here(surroundings, options, path, link, link.setup.login if link else login, report)
+    _serve_here(invocation, options, path, link, link.setup.login if link else login, report)
 
 
 def _serve_here(
-    surroundings: Surroundings,
+    invocation: Invocation,
     options: dict[str, Any],
     path: str | Path,
     link: WorkerLink | None,
@@ -230,7 +228,7 @@ def _serve_here(
     app = asgi(
         agent,
         store=encrypted_store(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
-        access=_access_of(surroundings, options, login, start=link.setup.start if link else ""),
+        access=_access_of(invocation, options, login, start=link.setup.start if link else ""),
         allowed_origins=options["allowed_origins"],
         webhook_origins=options["webhook_origins"],
         observers=_observers_of(agent, options),
@@ -269,14 +267,14 @@ def _serve_here(
     run_server(_run_with_settings(serving, app, settings))
 
 
-def _report(surroundings: Surroundings, ready: dict[str, Any], *, login: str, is_json: bool) -> None:
-    """Print where the server listens: with a link to log in on a terminal, since a log would keep it for others.
+def _report(invocation: Invocation, ready: dict[str, Any], *, login: str, is_json: bool) -> None:
+    """Print the address of the server; on a terminal with a login link, which must not be in a log.
 
     Args:
-        ready: The members `url`, `pid`, `store` and `agent`, and `workers` where there are several.
+        ready: The members `url`, `pid`, `store`, `agent`, and `workers` if there are several.
     """
     url: str = ready["url"]
-    is_shown = bool(login) and surroundings.talk.is_terminal and not is_json
+    is_shown = bool(login) and invocation.talk.is_terminal and not is_json
     page = f"{url}/#login={login}" if is_shown else f"{url}/"
     if is_json:
         click.echo(msgspec.json.encode({**ready, "page": page}))
@@ -292,14 +290,14 @@ def _report(surroundings: Surroundings, ready: dict[str, Any], *, login: str, is
             if is_shown
             else f" (log in: midstream login {url})"
         )
-    # On a line of its own: a terminal that wraps a link makes it unusable.
+    # On a separate line: a wrapped link is unusable.
     click.echo(f"Browser{how}:\n{page}", err=True)
 
 
 async def _run_with_settings(
     serving: Coroutine[None, None, None], app: App, settings: SettingsFile | None
 ) -> None:
-    """Serve to the end, with the current settings at each time."""
+    """Serve to the end, and apply changed settings."""
     if settings is None:
         await serving
         return
@@ -337,10 +335,10 @@ def _is_asking_otherwise(options: dict[str, Any]) -> bool:
 
 
 def _refuse_open_doors(options: dict[str, Any]) -> None:
-    """Refuse what would let strangers in.
+    """Refuse unsafe options of authentication.
 
     Raises:
-        UsageError: The options contradict one another, or leave a door open.
+        UsageError: The options exclude each other, or open the server to the network without authentication.
     """
     ways = [bool(options[name]) for name in ("is_open", "token_file", "access_name")]
     if sum(ways) > 1:
@@ -349,23 +347,21 @@ def _refuse_open_doors(options: dict[str, Any]) -> None:
     if host in LOCAL_HOSTS:
         return
     if options["is_open"]:
-        raise UsageError("--no-auth serves this machine only; leave out --host")
+        raise UsageError("--no-auth serves this machine only; remove --host")
     if not any(ways):
         raise UsageError(
             f"--host {host} opens the server to the network; authenticate with --token-file or --auth"
         )
 
 
-def _access_of(
-    surroundings: Surroundings, options: dict[str, Any], login: str, *, start: str
-) -> Access | None:
+def _access_of(invocation: Invocation, options: dict[str, Any], login: str, *, start: str) -> Access | None:
     if options["is_open"]:
         return None
     if options["access_name"]:
         return find_access(options["access_name"])
     if options["token_file"]:
         return Access(authenticate=token_file(options["token_file"]))
-    key = read_or_make_key(surroundings.places.data)
+    key = read_or_make_key(invocation.places.data)
     return Access(authenticate=this_user(key, shares_port=options["shares_port"], start=start), login=login)
 
 

@@ -1,4 +1,4 @@
-"""`midstream sessions questions | answer | resume | cancel | withdraw`: what a person does about sessions."""
+"""`midstream sessions questions | answer | resume | cancel | withdraw`: actions of a person on sessions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import click
 import msgspec
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.output import Output, one_line
-from midstream.cli.prompts import how_to_answer, question_lines
+from midstream.cli.prompts import answer_command, question_lines
 from midstream.cli.session_options import complete, server_options, source_options
 from midstream.cli.sources import ServerSource, Source, resolve
 from midstream.cli.terminal import Ink, columns
@@ -33,7 +33,7 @@ def questions(session: str | None, source: Source, output: Output) -> None:
         lambda each: (each.session, each.call_id, each.kind.value, each.name, each.arguments, each.text),
         table=lambda: _cards(found, output.ink, columns()),
         shown=reveal_line,
-        none="No open questions.",
+        none="There are no open questions.",
     )
 
 
@@ -41,7 +41,7 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
     for question in found:
         yield ink.dim(f"── {reveal_line(question.session)}")
         yield from question_lines(question, ink, width)
-        yield ink.dim(f"{INDENT}{how_to_answer(question)}")
+        yield ink.dim(f"{INDENT}{answer_command(question)}")
 
 
 @click.command()
@@ -49,15 +49,17 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
 @click.argument("choice", type=click.Choice([choice.value for choice in Choice]))
 @click.option("--call", "call_id", metavar="ID", help="The call, if several questions are open.")
 @click.option(
-    "--text", default="", help="The response, the reason of a denial, or the result of a call that happened."
+    "--text",
+    default="",
+    help="The response, the reason for a denial, or the result of a call that took effect.",
 )
 @click.option("--arguments", metavar="JSON", help="With allow: run with these arguments (JSON) instead.")
-@click.option("--digest", help="Refuse if the arguments are not those with this digest.")
+@click.option("--digest", help="Refuse if the arguments have another digest.")
 @click.option("--yes", is_flag=True, help="Do not show the call and ask for confirmation before it may run.")
 @server_options
 @click.pass_obj
 def answer(
-    surroundings: Surroundings,
+    invocation: Invocation,
     session: str,
     choice: str,
     call_id: str | None,
@@ -70,15 +72,14 @@ def answer(
 ) -> None:
     """Answer an open question of SESSION or of a sub-agent below it.
 
-    On a terminal, `allow` and `rerun` first show the whole call and ask for confirmation, unless --digest names its
-    arguments.
+    On a terminal, `allow` and `rerun` first show the whole call and request confirmation, unless --digest is given.
     """
     if choice == Choice.RESPOND and not text:
         raise UsageError("the choice `respond` needs a text; give --text")
     name = resolve(source, session).id
-    question = _the_one(source.questions(name), name, call_id)
+    question = _select_question(source.questions(name), name, call_id)
     if choice in _RUNS and not (yes or digest) and sys.stdin.isatty():
-        for row in question_lines(question, surroundings.talk, columns()):
+        for row in question_lines(question, invocation.talk, columns()):
             click.echo(row, err=True, color=True)
         click.confirm(f"Answer: {choice}?", abort=True, err=True)
     payload = AnswerPayload(
@@ -99,7 +100,7 @@ _RUNS = (Choice.ALLOW, Choice.RERUN)
 """Choices after which the call runs."""
 
 
-def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Question:
+def _select_question(found: Sequence[Question], session: str, call_id: str | None) -> Question:
     fitting = [question for question in found if call_id in (None, question.call_id)]
     if len(fitting) == 1:
         return fitting[0]
@@ -113,11 +114,11 @@ def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Qu
 
 
 def _command(name: str, option: str, meaning: str, purpose: str) -> click.Command:
-    """Return a command that has a server do something in a session.
+    """Return a command that sends a command to a session.
 
     Args:
-        option: Name of the number that limits it.
-        meaning, purpose: The help of that option, and of the command.
+        option: Name of the option that limits it to a number.
+        meaning, purpose: Help of that option, and of the command.
     """
 
     @click.command(name, help=purpose)
@@ -140,17 +141,15 @@ COMMANDS = (
     _command(
         "resume",
         "turn",
-        "Resume this turn and no other.",
+        "Resume only this turn.",
         "Resume the last turn of SESSION, which was interrupted or failed.",
     ),
-    _command(
-        "cancel", "turn", "Stop this turn and no later one.", "Stop the running turn of SESSION, if any."
-    ),
+    _command("cancel", "turn", "Stop only this turn.", "Stop the running turn of SESSION, if any."),
     _command(
         "withdraw",
         "number",
-        "This message only (default: all queued messages).",
+        "Withdraw only this message (default: all queued messages).",
         "Withdraw queued messages of SESSION.",
     ),
 )
-"""The commands of `midstream sessions` that are here."""
+"""The commands of `midstream sessions` in this module."""

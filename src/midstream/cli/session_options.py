@@ -1,4 +1,4 @@
-"""Shared options of the commands about sessions: where to look, how to answer, and ids for a shell's completion."""
+"""Shared options of the commands about sessions: the source, the output, and completion of ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.key_option import key_file_option
 from midstream.cli.option_groups import group_options
 from midstream.cli.output import json_option
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 COMPLETIONS_MAX = 50
-"""Ids offered by a shell; more would not fit the screen."""
+"""Ids that completion offers; more would not fit the screen."""
 
 
 def source_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Add the options of a source, and of the form of the answer: the command gets `source` and `output`."""
+    """Add the options of a source and of the output; the command receives `source` and `output`."""
 
     @wraps(command)
     def with_source(
@@ -40,16 +40,16 @@ def source_options(command: Callable[..., T]) -> Callable[..., T]:
         key_file: KeyPlace | None,
         **options: Any,  # noqa: ANN401 - see above
     ) -> T:
-        surroundings = click.get_current_context().find_object(Surroundings)
-        assert surroundings is not None, "the command is one of ours"
-        return command(*args, source=source_of(surroundings, store, url, key_file), **options)
+        invocation = click.get_current_context().find_object(Invocation)
+        assert invocation is not None, "the command belongs to `midstream_command`"
+        return command(*args, source=source_of(invocation, store, url, key_file), **options)
 
     return group_options(
         key_file_option,
         click.option(
             "--store",
             metavar="FILE|URL",
-            help="Read this store (default: the one that `midstream serve` uses).",
+            help="Read this store (default: that of `midstream serve`).",
         ),
         click.option("--url", metavar="URL", help="Use a running server, such as http://127.0.0.1:8000."),
         json_option(),
@@ -60,7 +60,7 @@ url_argument = click.argument("url", default=DEFAULT_URL, envvar=URL_VARIABLE)
 
 
 def server_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Add the options of a server, and of the form of the answer: the command gets `source` and `output`."""
+    """Add the options of a server and of the output; the command receives `source` and `output`."""
 
     @wraps(command)
     def with_server(*args: Any, url: str, **options: Any) -> T:  # noqa: ANN401 - click passes options so
@@ -80,22 +80,22 @@ def server_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def source_of(
-    surroundings: Surroundings, store: str | None, url: str | None, key_file: KeyPlace | None = None
+    invocation: Invocation, store: str | None, url: str | None, key_file: KeyPlace | None = None
 ) -> Source:
-    """Return where to look.
+    """Return the source.
 
     Raises:
-        UsageError: Two places were named, or a key file for a server.
+        UsageError: Two sources are given, or a key file for a server.
     """
     if store and url:
         raise UsageError("--store and --url exclude each other; give one of them")
     if key_file and url:
-        raise UsageError("--key-file is for a local database; leave it out with --url")
-    return ServerSource(url) if url else StoreSource(store or surroundings.places.store, key_file)
+        raise UsageError("--key-file is for a store; remove it with --url")
+    return ServerSource(url) if url else StoreSource(store or invocation.places.store, key_file)
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the ids of the store that would be looked into; a server is not asked, as that may take long."""
+    """Complete ids from the store of the options; requests to a server would take too long."""
     if ctx.params.get("url") not in (None, DEFAULT_URL):
         return []
     with contextlib.suppress(MidstreamError):

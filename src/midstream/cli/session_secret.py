@@ -1,6 +1,6 @@
-"""Which secret of a session a command shows to its server: one that was brought, else the one that `chat` keeps.
+"""The secret of a session for its server: from the environment or a file, else the one that `chat` stored.
 
-It is brought in a file or in the environment, never in an argument: every user of a machine can read those.
+It is never in an argument, because every user of a machine can read those.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from midstream.session.child_names import PART_MARK
 
 T = TypeVar("T")
 SECRET_VARIABLE = "MIDSTREAM_SECRET"  # noqa: S105 - the name of a variable
-"""Its value is shown as the secret of every session that is asked for; also a word for looking at one."""
+"""Variable with the secret for all sessions of a command, or with a viewer's word."""
 FILE_VARIABLE = "MIDSTREAM_SECRET_FILE"
-"""Names a file that has it; readable by its owner only."""
+"""Variable with the path of a file with the secret, readable by its owner only."""
 
 
 def read_env_secret() -> str:
-    """Return the secret that the environment brings, "" where it brings none.
+    """Return the secret from the environment, or "".
 
     Raises:
-        UsageError: The file cannot be read, or others may read it.
+        UsageError: The file cannot be read, or other users may read it.
     """
     return read_secret_variable(SECRET_VARIABLE, FILE_VARIABLE, "the secret")
 
 
 def read_secrets(url: str, session: str, places: Paths | None) -> SecretsToShow:
-    """Return what is shown to a server for one of its sessions.
+    """Return the secrets of a session for its server.
 
     Raises:
-        MidstreamError: As `read_env_secret`; or the secrets that are kept cannot be read.
+        MidstreamError: As `read_env_secret`, or the stored secrets cannot be read.
     """
     if secret := read_env_secret():
         return SecretsToShow(secret)
@@ -48,10 +48,10 @@ def read_secrets(url: str, session: str, places: Paths | None) -> SecretsToShow:
 
 
 def delete_secret(url: str, session: str, places: Paths | None) -> None:
-    """Keep what was kept for a session no longer: it was deleted.
+    """Delete the stored secrets of a deleted session.
 
     Raises:
-        MidstreamError: It may still be kept.
+        MidstreamError: They may not have been deleted.
     """
     path = (places or Paths.find()).secrets
     if path.exists() and PART_MARK not in session:

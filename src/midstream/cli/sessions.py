@@ -43,19 +43,22 @@ def list_sessions(
     source: Source,
     output: Output,
 ) -> None:
-    """List sessions, last changed first: a table, or tab-separated lines if stdout is not a terminal."""
+    """List sessions, newest change first: a table, or tab-separated lines if stdout is not a terminal."""
     wanted = (line for line in source.list() if has_children or PART_MARK not in line.id)
     found = list(islice(wanted, limit + 1 if limit else None))
     shown = found[:limit] if limit else found
     output.print_list(
-        shown, session_cells, table=lambda: _table(shown, output.ink, columns()), none="No sessions yet."
+        shown,
+        session_cells,
+        table=lambda: _table(shown, output.ink, columns()),
+        none="There are no sessions.",
     )
     if len(found) > len(shown):
         click.echo(f"There are more than {limit}: --limit 0 lists all.", err=True)
 
 
 def session_cells(line: ListedSession) -> tuple[str, ...]:
-    """Return the cells of a session in a list."""
+    """Return the cells of a session for a list."""
     return (line.id, str(line.turns), line.status, time_of(line.updated_at), line.title)
 
 
@@ -111,12 +114,12 @@ def export(
     session: str | None,
     is_all: bool,  # noqa: FBT001 - click passes options so
     source: Source,
-    output: Output,  # noqa: ARG001 - an export is JSON anyway
+    output: Output,  # noqa: ARG001 - an export is always JSON
 ) -> None:
     """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}.
 
-    A record that names a large result has the result beside it, as "whole". With --key-file it is decrypted here, on
-    the machine that runs this command.
+    A record that refers to a large result is followed by the result, as "whole". With --key-file, this command decrypts
+    the records.
     """
     if is_all == (session is not None):
         raise UsageError("give either SESSION or --all")

@@ -1,4 +1,4 @@
-"""Sources of `midstream sessions`: a store, without disturbing the server that works on it, or a server."""
+"""Sources of `midstream sessions`: a store, which a server may use at the same time, or a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from typing_extensions import override
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.session_secret import FILE_VARIABLE, delete_secret, read_secrets
 from midstream.client.transports import base_url, problem_in, refusal_of
 from midstream.environment import World
@@ -46,15 +46,15 @@ from midstream.store.store_registry import open_store, read_store
 T = TypeVar("T")
 
 PAGE = 200
-"""Sessions or records read at once."""
+"""Sessions or records of one read."""
 CANDIDATES_MAX = 5
-"""Sessions named when a prefix fits several."""
+"""Sessions that the message about an ambiguous prefix lists."""
 ANSWER_S = 30.0
-"""Seconds a server may take for one answer."""
+"""Time limit of one answer of a server, in seconds."""
 
 
 class ListedSession(Struct, frozen=True):
-    """One session of a listing, as the server's HTTP interface has it; times in seconds since 1970."""
+    """One session of a listing, as in the server's HTTP interface; times in seconds since 1970."""
 
     id: str
     title: str
@@ -65,7 +65,7 @@ class ListedSession(Struct, frozen=True):
 
 
 class ExportLine(Struct, frozen=True):
-    """One record of an export: its event id, its JSON, and the whole of a large result it names."""
+    """One record of an export: its event id, its JSON, and the large result to which it refers."""
 
     id: str
     record: msgspec.Raw
@@ -79,49 +79,49 @@ class SessionExportLine(ExportLine, frozen=True, kw_only=True):
 
 
 class Source(Protocol):
-    """Somewhere sessions are kept."""
+    """Interface of a source of sessions."""
 
     def list(self) -> Iterator[ListedSession]:
-        """Iterate over the sessions, last changed first."""
+        """Yield the sessions, newest change first."""
 
     def records(self, session: str) -> Iterator[ExportLine]:
-        """Iterate over a session's records from the first.
+        """Yield a session's records from the first.
 
         Raises:
-            SessionNotFoundError: There is no such session.
+            SessionNotFoundError: The session does not exist.
         """
 
     def questions(self, session: str | None) -> Sequence[Question]:
-        """Return what waits for a person, the longest first; of one session and its sub-agents where it is named."""
+        """Return open questions, oldest first: of all sessions, or of one session and its sub-agents."""
 
     def blob(self, session: str, digest: str) -> bytes | None:
-        """Return a large result that a record of a session names, or None where it is not there."""
+        """Return a large result of a session by its digest, or None."""
 
     def nodes(self) -> Sequence[NodeLine]:
-        """Return the servers that share the store, the oldest first."""
+        """Return the servers that share the store, oldest first."""
 
     def delete(self, session: str) -> None:
-        """Remove a session for good.
+        """Delete a session permanently.
 
         Raises:
-            SessionNotFoundError: There is no such session.
-            SessionBusyError, LeaseHeldError: A living process works on it. Nothing was changed.
+            SessionNotFoundError: The session does not exist.
+            SessionBusyError, LeaseHeldError: A process runs the session. Nothing was changed.
         """
 
 
 def resolve(source: Source, name: str) -> ListedSession:
-    """Return the session called `name`: an id, the only one that begins with it, or `-` for the last changed.
+    """Return the session for `name`: an id, a unique beginning of one, or `-` for the last changed session.
 
-    Sessions of sub-agents only where the name has their mark.
+    Sessions of sub-agents match only if the name contains their mark.
 
     Raises:
-        SessionNotFoundError: None fits.
-        UsageError: Several do.
+        SessionNotFoundError: No session matches.
+        UsageError: Several sessions match.
     """
     begins: list[ListedSession] = []
     for line in source.list():
         if PART_MARK in line.id and PART_MARK not in name:
-            continue  # a sub-agent's session is meant only where it is named
+            continue  # a sub-agent's session must be named explicitly
         if name in ("-", line.id):
             return line
         if line.id.startswith(name):
@@ -131,17 +131,17 @@ def resolve(source: Source, name: str) -> ListedSession:
         more = ", ..." if len(begins) > CANDIDATES_MAX else ""
         raise UsageError(f"{name!r} is ambiguous: {named}{more}; give more of the id")
     if not begins:
-        missing = "no sessions yet" if name == "-" else f"no session {name!r}"
+        missing = "there are no sessions" if name == "-" else f"no session {name!r}"
         raise SessionNotFoundError(missing)
     return begins[0]
 
 
 class StoreSource(Source):
-    """A store that no server of ours need have open. Only `delete` opens it for writing.
+    """A store, read without a server. Only `delete` opens it for writing.
 
     Args:
-        named: Its URL, or the path of a SQLite file.
-        key_file: The operator's keys, where it is encrypted under them.
+        named: URL of the store, or path of a SQLite file.
+        key_file: The operator's keys of an encrypted store.
     """
 
     def __init__(self, named: str | Path, key_file: KeyPlace | None = None) -> None:
@@ -208,10 +208,10 @@ class StoreSource(Source):
 
 
 def with_whole(source: Source, session: str, line: ExportLine) -> ExportLine:
-    """Return a line with the whole of the large result its record names, if it names one that is there."""
+    """Return a line with the large result to which its record refers, if it exists."""
     try:
         named = msgspec.json.decode(line.record, type=_Naming).result.blob
-    except msgspec.DecodeError:  # no record of a result, or one that cannot be read: exported as it is
+    except msgspec.DecodeError:  # not a record of a result, or unreadable: export it unchanged
         return line
     body = source.blob(session, named) if named else None
     return line if body is None else ExportLine(line.id, line.record, body.decode())
@@ -249,7 +249,7 @@ class _Questions(Struct, frozen=True):
 
 
 class SessionNow(Struct, frozen=True):
-    """State of a session, the part of a snapshot that is needed here."""
+    """State of a session: the required part of a snapshot."""
 
     event_id: str
     status: str
@@ -290,7 +290,7 @@ class IssuedCredential(Struct, frozen=True):
 
 
 class IssuedCredentials(Struct, frozen=True):
-    """Credentials, last written first; `is_complete` where there are no more."""
+    """Credentials, newest write first; `is_complete` if the list is complete."""
 
     credentials: list[IssuedCredential]
     is_complete: bool
@@ -308,15 +308,15 @@ class ServerSource(Source):
     """A running server, over its HTTP interface.
 
     Raises:
-        UsageError: `url` is no `http://host:port`.
+        UsageError: `url` is not of the form `http://host:port`.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(base_url(url))
-        assert parts.hostname is not None, "`base_url` has read the address"
+        assert parts.hostname is not None, "`base_url` has checked the address"
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.url = url
-        """As it was given."""
+        """The given URL."""
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
         self._path = parts.path
         self._places = _places()
@@ -343,23 +343,23 @@ class ServerSource(Source):
         return self._read(self._request("GET", path, shown=shown).read(), _Questions).questions
 
     def snapshot(self, session: str) -> SessionNow:
-        """Return what a session is doing.
+        """Return the current state of a session.
 
         Raises:
-            SessionNotFoundError: There is no such session.
+            SessionNotFoundError: The session does not exist.
         """
         return self._read(self._request_of(session, "GET").read(), SessionNow)
 
     def send_command(
         self, session: str, what: str, *, number: tuple[str, int] | None = None, body: bytes = b""
     ) -> CommandResult:
-        """Have the server do something in a session: `answer`, `resume`, `cancel`, `withdraw`.
+        """Send a command to a session: `answer`, `resume`, `cancel` or `withdraw`.
 
         Args:
-            number: The name and the value of a number in the query.
+            number: Name and value of a number in the query.
 
         Raises:
-            MidstreamError: It refused; nothing was changed.
+            MidstreamError: The server refused it. Nothing was changed.
         """
         query = f"?{number[0]}={number[1]}" if number else ""
         return self._read(self._request_of(session, "POST", f"/{what}{query}", body).read(), CommandResult)
@@ -381,10 +381,10 @@ class ServerSource(Source):
         return self._read(self._request("GET", "/v1/nodes").read(), _Nodes).nodes
 
     def login_link(self) -> str:
-        """Return a word that logs a browser in, once.
+        """Return a one-time login code for a browser.
 
         Raises:
-            UnauthorizedError: The server does not accept our credentials.
+            UnauthorizedError: The server does not accept the credentials of this user.
         """
         return self._read(self._request("POST", "/v1/login-links").read(), _Issued).word
 
@@ -392,30 +392,30 @@ class ServerSource(Source):
         """Return the credentials that this user's principal may revoke.
 
         Raises:
-            UnauthorizedError: The server does not accept our credentials.
+            UnauthorizedError: The server does not accept the credentials of this user.
         """
         return self._read(self._request("GET", "/v1/access").read(), IssuedCredentials)
 
     def revoke(self, credential: str) -> int:
-        """Revoke a credential, with all that were issued for it; return how many there were.
+        """Revoke a credential with all derived ones; return the number.
 
         Raises:
-            NotFoundError: There is none of this id.
+            NotFoundError: The id is unknown.
         """
         answer = self._request("DELETE", f"/v1/access/{quote(credential, safe='')}")
         return self._read(answer.read(), _Count).count
 
     def revoke_all(self, principal: str | None) -> int:
-        """Revoke all credentials of a principal, by default this user's own; return how many there were.
+        """Revoke all credentials of a principal, by default this user's own; return the number.
 
         Raises:
-            AccessError: Only an operator may do that.
+            AccessError: Only an operator may revoke those of another principal.
         """
         query = "" if principal is None else f"?principal={quote(principal, safe='')}"
         return self._read(self._request("DELETE", f"/v1/access{query}").read(), _Count).count
 
     def greet(self) -> None:
-        """Ask whether a server is there.
+        """Check that a midstream server answers.
 
         Raises:
             ConnectionLostError: No server answers.
@@ -423,8 +423,11 @@ class ServerSource(Source):
         """
         try:
             self._read(self._request("GET", "/health").read(), _Health)
-        except (NotFoundError, UnauthorizedError) as error:  # a server of ours answers everyone there
-            raise ProtocolError(f"the server at {self.url} has no midstream at this path") from error
+        except (
+            NotFoundError,
+            UnauthorizedError,
+        ) as error:  # a midstream server answers this path without credentials
+            raise ProtocolError(f"the server at {self.url} does not serve midstream at this path") from error
 
     def _request_of(
         self, session: str, method: str, what: str = "", body: bytes = b""
@@ -439,7 +442,7 @@ class ServerSource(Source):
         self, method: str, path: str, body: bytes = b"", *, shown: Mapping[str, str] = MappingProxyType({})
     ) -> http.client.HTTPResponse:
         try:
-            # A connection each: none has to be closed later, and the server proves itself for each.
+            # One connection for each request: none needs closing later, and the server proves its identity for each.
             credential = headers_for(self.url, self._places)
             headers = {"connection": "close", "x-midstream": "cli", **credential, **shown}
             self._connection.request(method, self._path + path, body=body or None, headers=headers)
@@ -449,7 +452,7 @@ class ServerSource(Source):
             raise ConnectionLostError(f"no answer from {self.url} ({type(error).__name__})") from error
         if http.client.MULTIPLE_CHOICES <= answer.status < http.client.BAD_REQUEST:
             raise ProtocolError(
-                f"{self.url} redirects to another address; none is followed: give the address of the server itself"
+                f"{self.url} redirects to another address, which is not followed: give the address of the server itself"
             )
         if answer.status >= http.client.BAD_REQUEST:
             body_of_refusal = answer.read()
@@ -466,7 +469,7 @@ class ServerSource(Source):
 
 
 def _places() -> Paths | None:
-    """Return the places of the command that runs, which `--home` may have named."""
+    """Return the folders of the current command, which depend on `--home`."""
     context = click.get_current_context(silent=True)
-    surroundings = context.find_object(Surroundings) if context else None
-    return surroundings.places if surroundings else None
+    invocation = context.find_object(Invocation) if context else None
+    return invocation.places if invocation else None

@@ -1,4 +1,4 @@
-"""One line of progress on stderr: only on a terminal, and only where it takes a while."""
+"""One line of progress on stderr: only on a terminal, and only for slow work."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from midstream.cli.terminal import clean, columns, shorten
 from midstream.environment import World
 
 QUIET_S = 0.3
-"""Seconds before any progress is printed."""
+"""Seconds before progress is printed."""
 PAUSE_S = 0.1
-"""Seconds between two words about it."""
+"""Seconds between two updates."""
 
 
 class StatusLine:
-    """A line that replaces itself, and is gone in the end.
+    """A line that is overwritten by each update, and removed at the end.
 
     Args:
-        is_terminal: Whether stderr is one; otherwise nothing is printed.
+        is_terminal: Whether stderr is a terminal; otherwise nothing is printed.
     """
 
     def __init__(self, *, is_terminal: bool, world: World) -> None:
@@ -35,7 +35,7 @@ class StatusLine:
         self.clear()
 
     def show(self, text: str) -> None:
-        """Show how far it is."""
+        """Update the progress."""
         if self._is_terminal and self._world.monotonic() >= self._quiet_until:
             self._quiet_until = self._world.monotonic() + PAUSE_S
             line = shorten(clean(text, is_one_line=True), columns() - 1)
@@ -43,7 +43,7 @@ class StatusLine:
             self._is_shown = True
 
     def clear(self) -> None:
-        """Take the line away, before something else is printed."""
+        """Remove the line before other output."""
         if self._is_shown:
             click.echo("\r\x1b[K", err=True, nl=False, color=True)
             self._is_shown = False

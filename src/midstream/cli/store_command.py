@@ -1,4 +1,4 @@
-"""`midstream store`: prepare a store in a database, copy a store into another one."""
+"""`midstream store`: prepare a store in a database, or copy a store into another one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ def store() -> None:
 
 @store.command()
 @click.argument("url")
-@click.option(
-    "--grant", metavar="ROLE", default="", help="Give this role the rights with which a server runs."
-)
+@click.option("--grant", metavar="ROLE", default="", help="Grant this role the rights that a server needs.")
 @json_option()
 def migrate(url: str, grant: str, output: Output) -> None:
-    """Make the tables of a store, or bring them up to date.
+    """Create the tables of a store, or migrate them to the current version.
 
-    A server does this by itself where its role may create tables. URL is a PostgreSQL address, such as
+    A server does this itself if its role may create tables. URL is a PostgreSQL address, such as
     postgresql://owner@host/database.
     """
     done = asyncio.run(prepare_store(url, grant=grant))
@@ -44,8 +42,8 @@ def migrate(url: str, grant: str, output: Output) -> None:
 def copy(source: str, target: str, output: Output) -> None:
     """Copy a store into another one, of any kind, and compare them.
 
-    FROM and TO are files or URLs. Servers may work on FROM: stop them, and repeat the command for the rest. No server
-    may work on TO. Interrupted, it goes on where it was. Encrypted sessions stay encrypted under their keys.
+    FROM and TO are files or URLs. Servers may use FROM: stop them, and repeat the command for the rest. No server may
+    use TO. After an interruption, the command continues. Encrypted sessions stay encrypted with their keys.
     """
     done = asyncio.run(copy_named(source, target))
     output.print_one(

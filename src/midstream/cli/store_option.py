@@ -1,4 +1,4 @@
-"""Stores as options of commands name them."""
+"""Stores from the options of commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.store.store_registry import file_of, open_store, show_store
 
 
 def encrypted_store(named: str | Path, key_file: KeyPlace | None, *, is_escrowed: bool) -> Store:
-    """Return the store, encrypted as the options require.
+    """Return the store of an option, encrypted if the options require it.
 
     Raises:
         UsageError: The extra is not installed, or the key file is missing or cannot be read.
@@ -20,7 +20,7 @@ def encrypted_store(named: str | Path, key_file: KeyPlace | None, *, is_escrowed
     if is_escrowed and key_file is None:
         if file is None:
             raise UsageError(
-                f"store {show_store(named)!r} is not a file, so no key file is beside it; give one with --key-file"
+                f"store {show_store(named)!r} is not a file, so it has no default key file; give one with --key-file"
             )
         key_file = file.with_name(f"{file.name}.keys")
     if key_file is None:
@@ -35,11 +35,11 @@ def encrypted_store(named: str | Path, key_file: KeyPlace | None, *, is_escrowed
 
 
 def _make_first(key_file: Path, file: Path) -> None:
-    """Make a key file for a store that does not exist yet."""
+    """Create a key file for a store that does not exist yet."""
     if key_file.exists() or file.exists():
         return
     try:
         make_keys(key_file)
     except UsageError:
-        if not key_file.exists():  # else another server of this store was faster
+        if not key_file.exists():  # else another server of this store has created it
             raise

@@ -1,4 +1,4 @@
-"""Activity of sub-agents, as whole lines indented below their call: several may be at work at once."""
+"""Activity of sub-agents, as whole lines indented below their call. Several may run concurrently."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from midstream.session.records import (
 )
 
 STEP = "  "
-"""How much further each sub-agent is set in than who called it."""
+"""Further indentation of a sub-agent below its caller."""
 BAR = "│ "
 
 
 class SubAgents:
-    """The sub-agents at work below one session. Their words come when a response is whole, their calls when they
-    end.
-    """
+    """Running sub-agents of one session. Text is shown with each complete response, a call at its end."""
 
     def __init__(self, ink: Ink, width: int, *, indent: str = INDENT) -> None:
         self._ink = ink
@@ -38,7 +36,7 @@ class SubAgents:
         self._below: dict[str, SubAgents] = {}
 
     def lines(self, said: ChildDelta) -> Iterator[str]:
-        """Return the lines that a record of a sub-agent adds."""
+        """Yield the lines of a sub-agent's record."""
         record = decode(bytes(said.record))
         if isinstance(record, ChildDelta):
             below = self._below.setdefault(

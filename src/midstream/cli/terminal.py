@@ -1,8 +1,7 @@
-"""Text on a terminal: what may be printed, in which colour, and how wide it is.
+"""Text on a terminal: cleaning, colors and width.
 
-What a model or a tool wrote is hostile until it was cleaned: an escape sequence could rewrite the screen, a
-direction mark could turn a path around. Prose is cleaned here; what a person decides by is shown whole, by
-`visible_text`.
+Text of a model or a tool is untrusted: an escape sequence could rewrite the screen, and a direction mark could reverse
+a path. Prose is cleaned here. Text for a person's decision is shown completely, by `visible_text`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import TextIO
 
 COLOR_MODES = ("auto", "always", "never")
 COLUMNS = 80
-"""Where the width is unknown."""
+"""Columns if the width is unknown."""
 
-# Whole escape sequences first (CSI; OSC and its like up to their end), then whatever is left of them.
+# Complete escape sequences first (CSI; OSC and similar ones up to their end), then remains of others.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
-# Controls but tab and newline, C1, direction marks and overrides, line separators, invisible tags, lone surrogates.
+# Controls except tab and newline, C1, direction marks and overrides, line separators, invisible tags, lone surrogates.
 _HOSTILE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f\ud800-\udfff]"
@@ -28,7 +27,7 @@ _HOSTILE = re.compile(
 
 
 def clean(text: str, *, is_one_line: bool = False) -> str:
-    """Return `text` without what could act on a terminal: only words, tabs and newlines are left.
+    """Return `text` without control sequences and invisible characters, except tabs and newlines.
 
     Args:
         is_one_line: Join lines and runs of white space with single spaces, for a cell of a table.
@@ -38,7 +37,7 @@ def clean(text: str, *, is_one_line: bool = False) -> str:
 
 
 class Ink:
-    """Colours, or none: each method returns its text, marked up where the output supports it."""
+    """Colors: each method returns its text, with markup if the output supports it."""
 
     def __init__(self, *, is_colored: bool, is_terminal: bool) -> None:
         self.is_colored = is_colored
@@ -46,32 +45,32 @@ class Ink:
 
     @classmethod
     def on(cls, output: TextIO, mode: str = "auto") -> Ink:
-        """Choose for an output: `mode`, then NO_COLOR, FORCE_COLOR and TERM=dumb, then whether it is a terminal."""
+        """Return the ink of an output, by `mode`, NO_COLOR, FORCE_COLOR, TERM=dumb, and whether it is a terminal."""
         is_terminal = output.isatty()
         return cls(is_colored=_is_colored(mode, is_terminal=is_terminal), is_terminal=is_terminal)
 
     def bold(self, text: str) -> str:
-        """Important."""
+        """Mark important text."""
         return self._mark("1", text)
 
     def dim(self, text: str) -> str:
-        """Beside the point."""
+        """Mark secondary text."""
         return self._mark("2", text)
 
     def red(self, text: str) -> str:
-        """Broken."""
+        """Mark a failure."""
         return self._mark("31", text)
 
     def green(self, text: str) -> str:
-        """Well."""
+        """Mark a success."""
         return self._mark("32", text)
 
     def yellow(self, text: str) -> str:
-        """In doubt."""
+        """Mark a warning or a doubt."""
         return self._mark("33", text)
 
     def cyan(self, text: str) -> str:
-        """A name to look for."""
+        """Mark a name."""
         return self._mark("36", text)
 
     def _mark(self, code: str, text: str) -> str:
@@ -97,7 +96,7 @@ def columns() -> int:
 
 
 def width_of(text: str) -> int:
-    """Return how many columns a cleaned text takes: wide characters take two, combining ones none."""
+    """Return the columns of a cleaned text: two for wide characters, none for combining ones."""
     return sum(_width_of_character(each) for each in text)
 
 
@@ -108,7 +107,7 @@ def _width_of_character(character: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """Return `text` in at most `width` columns, with an ellipsis where something was left out."""
+    """Return `text` in at most `width` columns, with an ellipsis if it was shortened."""
     if width_of(text) <= width:
         return text
     kept: list[str] = []
@@ -128,7 +127,7 @@ def pad(text: str, width: int) -> str:
 
 
 def indent_lines(text: str, indent: str, width: int) -> list[str]:
-    """Return the lines of a cleaned text, wrapped to `width` columns and set in by `indent`."""
+    """Return the lines of a cleaned text, wrapped to `width` columns and indented by `indent`."""
     lines: list[str] = []
     for line in text.expandtabs(4).split("\n"):
         lines.extend(
@@ -146,7 +145,7 @@ def indent_lines(text: str, indent: str, width: int) -> list[str]:
 
 
 def fold_lines(text: str, indent: str, width: int) -> list[str]:
-    """Return the lines of a revealed text, cut at `width` columns and set in by `indent`; no character is dropped."""
+    """Return the lines of a revealed text, cut at `width` columns and indented by `indent`; no character is lost."""
     lines: list[str] = []
     for line in text.expandtabs(4).split("\n"):
         kept, column = [indent], len(indent)

@@ -1,4 +1,4 @@
-"""Lines of token files, written by commands."""
+"""Writing of token files by commands."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def add_token(
     days: float | None = None,
     comment: str = "",
 ) -> str:
-    """Add a line with a new token to a token file, and return the token; the file has its digest only.
+    """Add a line with the digest of a new token to a token file; return the token.
 
     Args:
-        settings: By their names; those that are "" are left out.
+        settings: Settings by name; those with "" are omitted.
         days: Days until the token ends; None for never.
 
     Raises:
-        UsageError: A word has another form, or the file cannot be used.
+        UsageError: A word is invalid, or the file cannot be used.
     """
     world = World()
     now = datetime.fromtimestamp(world.now(), UTC)
@@ -49,14 +49,14 @@ def add_token(
             f"{subject!r} and {tenant!r} must be words without spaces that do not begin with '#'"
         )
     if strange := [name for name, value in settings.items() if len(value.split()) > 1]:
-        raise UsageError(f"{strange[0]} has a space, which no line of a token file can have")
+        raise UsageError(f"{strange[0]} contains a space, which a token file cannot represent")
     parse_line(line)
     write_tokens(file, f"{read_tokens(file)}{line}\n")
     return token
 
 
 def read_tokens(file: Path) -> str:
-    """Return the text of a token file; of a new one where there is none."""
+    """Return the text of a token file; that of a new file if it is missing."""
     try:
         text = read_secret_text(file, "the tokens", is_named=True)
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def read_tokens(file: Path) -> str:
 
 
 def write_tokens(file: Path, text: str) -> None:
-    """Write a token file whole: a server that reads it meanwhile gets the former text or the new one."""
+    """Replace a token file atomically: a server reads the old or the new text."""
     replace_own(file.resolve(), text.encode())
 
 

@@ -1,6 +1,6 @@
-"""A journal for people: messages, answers, the outcomes of calls, the ends of turns.
+"""A journal as a readable transcript: messages, answers, outcomes of calls, and ends of turns.
 
-Two steps, both pure: `read` turns records into turns, `lines` sets them for a terminal.
+Two pure steps: `read` converts records to turns, `lines` formats them for a terminal.
 """
 
 from __future__ import annotations
@@ -62,18 +62,17 @@ from midstream.session.session import GO_ON, Session, restore_session
 from midstream.timing import StalledOn
 
 RESULT_LINES_MAX = 3
-"""Lines of a tool's result that are shown; `export` has all of it."""
+"""Lines of a tool result that are shown; `export` has all."""
 NAMES_MAX = 8
-"""Tools that are named where some came or went; `export` names all."""
-"""What no person wrote, though it stands in the history as if."""
+"""Tools that a note about a change lists; `export` has all."""
 CONTINUED_NOTE = "cut; the provider kept the response, which continues where it stopped"
 INDENT = "       "
 INNER = "  "
-"""How much further a sub-agent's work is set in than the call."""
+"""Further indentation of a sub-agent's work below its call."""
 
 
 class SpokenText(Struct, tag="said", tag_field="type"):
-    """Words of a person or of the agent; `is_cut` where they were never finished."""
+    """Text of a person or of the agent; `is_cut` if it is incomplete."""
 
     by: str
     text: str
@@ -83,7 +82,7 @@ class SpokenText(Struct, tag="said", tag_field="type"):
 class Called(Struct, tag="called", tag_field="type"):
     """One tool call. `outcome` is "" while it is unknown, `runs` counts the starts.
 
-    `within` is what the sub-agent did whose work the call is; `is_elsewhere` is True where the upstream ran it itself.
+    `within` has the turns of a sub-agent that the call runs; `is_elsewhere` means that the upstream ran it itself.
     """
 
     name: str
@@ -98,13 +97,13 @@ class Called(Struct, tag="called", tag_field="type"):
 
 
 class Noted(Struct, tag="noted", tag_field="type"):
-    """Something that happened to the turn: an attempt failed, a new process took over, a cancel."""
+    """A remark about the turn: a failed attempt, a new process, a cancel."""
 
     what: str
 
 
 class TurnTranscript(Struct):
-    """One turn; `status` is "running" while it is open, `at` 0 where its events are no longer kept."""
+    """One turn; `status` is "running" while it is open, `at` is 0 if its events are no longer kept."""
 
     turn: int
     at: float
@@ -124,20 +123,20 @@ def read(records: Iterable[Record]) -> list[TurnTranscript]:
 
 
 class _Reading:
-    """Facts collected while the records are walked."""
+    """State of the conversion of records to turns."""
 
     def __init__(self) -> None:
         self.turns: list[TurnTranscript] = []
         self._calls: dict[tuple[int, str], Called] = {}
         self._children: dict[str, _Reading] = {}
         self._parts: dict[int, SpokenText | Called] = {}
-        """The words of the attempt that is being made, and what its upstream ran, by part."""
+        """Text of the current attempt, and calls that its upstream ran, by part."""
 
     def take(self, record: Record) -> None:
         if isinstance(record, JournalPruned):
             self._take_history(restore_session(record))
         elif isinstance(record, TranscriptAccepted) and self.turns and self.turns[-1].turn == record.turn:
-            pass  # the application brought the results of its calls
+            pass  # the application sent the results of its calls
         elif isinstance(record, MessageAccepted | TranscriptAccepted):
             self._parts, self._calls = {}, {}
             self.turns.append(
@@ -176,13 +175,13 @@ class _Reading:
                 turn.status, turn.ended_at = record.status.value, record.at
                 turn.code, turn.message = record.code or UNSET, record.message or UNSET
             case CallProgressed():
-                pass  # how far it was is no news once it ended
+                pass  # progress is not shown after the end
             case _:
                 if note := note_of(record):
                     turn.entries.append(Noted(note))
 
     def _take_history(self, state: Session) -> None:
-        """Begin from a pruned journal: it has every word and result, and no times."""
+        """Begin with the history of a pruned journal, which has text and results, but no times."""
         opened = [isinstance(each, UserMessage) and each != GO_ON for each in state.history.entries]
         number = state.turns - sum(opened)
         response = 0
@@ -217,7 +216,7 @@ class _Reading:
                 known.outcome, known.content = delta.call.outcome.value, delta.call.content
 
     def _void_words(self, turn: TurnTranscript) -> None:
-        """Drop the text of a cut attempt; the calls that its upstream ran have happened, and stay."""
+        """Drop the text of an interrupted attempt; keep the calls that its upstream ran."""
         void = {id(part) for part in self._parts.values() if isinstance(part, SpokenText)}
         turn.entries[:] = [entry for entry in turn.entries if id(entry) not in void]
         self._parts = {}
@@ -230,7 +229,6 @@ class _Reading:
         self._children[said.child].take(decode(bytes(said.record)))
 
     def _take_response(self, number: int, response: Response, turn: TurnTranscript) -> None:
-        """The whole response takes the place of the words of its attempt."""
         for begun in self._parts.values():
             turn.entries.remove(begun)
         self._parts = {}
@@ -248,14 +246,14 @@ class _Reading:
 
 
 def ran_elsewhere(call: UpstreamCall) -> Called:
-    """Return what is shown of a call that the upstream runs itself."""
+    """Return the entry of a call that the upstream runs itself."""
     outcome = "" if call.outcome is None else call.outcome.value
     name = call.name or "a tool"
     return Called(name, call.arguments, outcome=outcome, content=call.content, is_elsewhere=True)
 
 
 def note_of(record: Record) -> str:
-    """Return a line about what happened to a turn; "" for text, calls and ends."""
+    """Return the remark about a record; "" for text, calls and ends."""
     match record:
         case AttemptFailed():
             return f"attempt {record.attempt} failed: {record.message} [{record.code}]"
@@ -318,7 +316,7 @@ def _note_of_call(record: Record) -> str:
 
 
 def tools_note(changed: ToolsChanged) -> str:
-    """Describe which tools came and went, in a few words."""
+    """Describe which tools were added and removed."""
     notes = [
         f"{what} {', '.join(names[:NAMES_MAX])}{', …' if len(names) > NAMES_MAX else ''}"
         for what, names in (
@@ -332,13 +330,13 @@ def tools_note(changed: ToolsChanged) -> str:
 
 
 def stall_note(noticed: StallNoticed) -> str:
-    """Describe what has been silent, and for how long."""
+    """Describe a stall and its duration."""
     who = {StalledOn.FIRST_TOKEN: "the model has not begun", StalledOn.TOOL: "a tool has been silent"}
     return f"{who.get(noticed.waiting_for, 'the model has been silent')} for {duration_of(noticed.silent_s, digits=0)}"
 
 
 def words_of(message: UserMessage) -> str:
-    """Return a person's words, with attachments named."""
+    """Return the text of a person's message, with the names of attachments."""
     return "\n".join(_words(part) for part in message.parts)
 
 
@@ -347,7 +345,7 @@ def _words(part: Text | File) -> str:
 
 
 def lines(turns: Iterable[TurnTranscript], ink: Ink, width: int) -> Iterator[str]:
-    """Set turns for a terminal of `width` columns. Everything foreign is cleaned."""
+    """Format turns for a terminal of `width` columns. All text is cleaned."""
     for turn in turns:
         title = f"turn {turn.turn} · {time_of(turn.at) if turn.at else 'its events are no longer kept'}"
         yield ink.dim(f"── {title} {'─' * max(0, width - len(title) - 4)}")
@@ -388,12 +386,12 @@ _SIGNS = {"ok": "✓", "error": "✗", "cancelled": "∅", "unknown": "?", "deni
 
 
 REASON_COLUMNS_MIN = 30
-"""Columns for the reason of a failure, where it needs them; the arguments get the rest."""
+"""Columns reserved for the reason of a failure; the arguments get the rest."""
 _REASONED = ("error", "denied")
 
 
 def call_line(called: Called, ink: Ink, width: int, *, has_reason: bool = False) -> str:
-    """Return one call as one line: its sign, name, arguments and outcome; with `has_reason` also why it failed."""
+    """Format a call as one line: sign, name, arguments and outcome; with `has_reason`, also the reason of a failure."""
     took = (
         f" {duration_of(called.ended_at - called.started_at)}"
         if called.started_at and called.ended_at

@@ -1,10 +1,10 @@
-"""The upstream `scripted`, to try client applications without a model: it follows the newest message.
+"""The upstream `scripted`, for trying client applications without a model. It follows the newest message.
 
     call NAME {"a": 1}    a line that calls a tool of the application; several lines make several calls
-    fail KIND             a line that lets the model fail: see `FAILURES`
-    slow SECONDS          a line that spreads the answer over so many seconds; a failure comes behind its words
+    fail KIND             a line that makes the model fail: see `FAILURES`
+    slow SECONDS          a line that spreads the answer over SECONDS; a failure follows its text
 
-Anything else is repeated. Once the results of the calls are there, the answer names them.
+Any other text is repeated. After the results of the calls, the answer contains them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ FAILURES: Mapping[str, type[ModelError]] = {
     "quota": ModelQuotaError,
     "not_found": ModelNotFoundError,
 }
-"""How the model fails, by the word after `fail`."""
+"""Failures of the model by the word after `fail`."""
 RETRY_AFTER_S = 1.0
-"""The pause that a rate limit names."""
+"""The pause that a rate limit requests."""
 SLOW_S_MAX = 3600.0
 _CALL = re.compile(r"call\s+([A-Za-z0-9_.-]+)\s*(\{.*\})?\s*")
 _FAIL = re.compile(r"fail\s+(\w+)\s*")
@@ -51,29 +51,31 @@ _SLOW = re.compile(r"slow\s+(\d{1,4}(?:\.\d+)?)\s*")
 
 
 class TrialModel:
-    """A model that follows the newest message of its user.
+    """A model that follows the newest user message.
 
     Args:
-        name: What people see.
-        prefix: What its words begin with, where several of them are to be distinguished.
-        world: Its clock, and the ids of calls.
+        name: Displayed name of the model.
+        prefix: Beginning of its answers, to distinguish several of these models.
+        world: The clock, and ids of calls.
     """
 
     def __init__(self, name: str, world: World = World(), *, prefix: str = "") -> None:
         self.name = name
         self.grants = frozenset(ModelSettings.__struct_fields__)
-        """It accepts every setting, and none has an effect."""
+        """It accepts every setting, without effect."""
         self._world = world
         self._prefix = prefix
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Answer.
+        """Stream the answer.
 
         Raises:
-            ModelError: The message has a line for that.
+            ModelError: The message has a line that requests it.
         """
         message, steps = _turn_of(request.history)
-        lines = [] if request.is_ephemeral else message.splitlines()  # a title may be made of such a line
+        lines = (
+            [] if request.is_ephemeral else message.splitlines()
+        )  # a request for a title may quote such a line
         failure = next((found[1] for line in lines if (found := _FAIL.fullmatch(line))), "")
         slow_s = max((float(found[1]) for line in lines if (found := _SLOW.fullmatch(line))), default=0.0)
         if failure and not slow_s:
@@ -91,7 +93,7 @@ class TrialModel:
             return
         answer = "\n".join(line for step in steps for line in _results(step)) or _repeat(message)
         begun = "".join(step.response.text for step in steps if not step.results)
-        rest = f"{self._prefix}{answer}".removeprefix(begun)  # a resumed answer goes on behind its own words
+        rest = f"{self._prefix}{answer}".removeprefix(begun)  # a resumed answer continues after its own text
         pieces = rest.replace(" ", "\0 ").split("\0")
         for piece in pieces:
             if slow_s:
@@ -103,7 +105,7 @@ class TrialModel:
 
 
 def _turn_of(history: History) -> tuple[str, list[Step]]:
-    """Return the newest message's text, and the steps since then; an answer that was cut is one of them."""
+    """Return the text of the newest user message, and the steps after it, including an interrupted answer."""
     steps: list[Step] = []
     for entry in reversed(history.entries):
         if isinstance(entry, Step):

@@ -1,4 +1,4 @@
-"""Upstreams of `midstream gateway`, by name; an upstream's software is imported only when it is named."""
+"""Upstreams of `midstream gateway` by name. The module of an upstream is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from midstream.store.contract import KeyValue
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 CLI, STORE = "cli", "store"
-"""Places of an agent's conversations: files of its CLI on this machine; or the gateway's database, too."""
+"""Places of an agent's conversations: files of its CLI on this machine, or also the gateway's store."""
 SILENCE_S = 1800.0
-"""Seconds of silence that an upstream may have: the slowest reasoning models think for many minutes without a byte."""
+"""Default limit of an upstream's silence, in seconds: slow reasoning models are silent for many minutes."""
 CODEX_SERVER = ("app-server", "--listen", "stdio://")
-"""Arguments of Codex's program, as the package starts it."""
+"""Arguments with which the package starts Codex."""
 
 
 class UpstreamOptions(Struct, frozen=True):
-    """Permissions and settings of an agent, each for the kinds of upstreams that take it.
+    """Permissions and settings of an agent. Each kind of upstream supports some of them.
 
     Args:
-        permission_mode: The permission mode of the agent, by its own name; "" for its default.
-        sandbox: What it may change, in its own words; "" for its default.
-        is_reviewing: Whether its own review decides about what needs more than that.
-        has_rules_file: Whether the instructions of a client application are written to a rules file in its folder.
-        servers: The MCP servers that it is given.
-        rules: The decisions about its permission requests; None for its default.
+        permission_mode: The agent's own permission mode; "" for its default.
+        sandbox: The agent's own sandbox mode; "" for its default.
+        is_reviewing: Whether the agent's own review decides about acts beyond the sandbox.
+        has_rules_file: Whether the instructions of a client application are written to a rules file.
+        servers: The MCP servers of the agent.
+        rules: Rules for its permission requests; None for its default.
         env: Variables that are added to its environment.
-        path: The program of its CLI; None for the one that its package finds.
-        instructions: Where the instructions of a client application go; "" for its default.
-        sign_in: The id of the authentication method that it uses; "" for none.
-        sessions: Where its conversations are kept: `CLI`, `STORE`, or "" for its default.
-        silence_s: Seconds of silence after which an answer is cut, also before its first word.
+        path: The program of its CLI; None for that of its package.
+        instructions: Place of a client application's instructions; "" for its default.
+        sign_in: Id of its authentication method; "" for none.
+        sessions: Place of its conversations: `CLI`, `STORE`, or "" for its default.
+        silence_s: Seconds without an event after which an answer is interrupted, also before its first token.
     """
 
     permission_mode: str = ""
@@ -62,15 +62,15 @@ class UpstreamOptions(Struct, frozen=True):
     silence_s: float = SILENCE_S
 
 
-class Wanted(Struct, frozen=True):
-    """Upstream as named on the command line.
+class UpstreamRequest(Struct, frozen=True):
+    """Upstream of the command line.
 
     Args:
-        detail: What stands behind the colon of its name, such as an agent's command; "" for nothing.
+        detail: Text after the colon of its name, such as an agent's command, or "".
         model: The upstream's own name of the model, or "".
-        cwd: The folder an agent works in.
-        api_key: The upstream's key, or None where it finds its own.
-        options: What else it is to be made with.
+        cwd: Working folder of an agent.
+        api_key: The upstream's key, or None for its own variable.
+        options: Further settings.
     """
 
     detail: str
@@ -82,20 +82,20 @@ class Wanted(Struct, frozen=True):
 
 
 class _Kind(Struct, frozen=True):
-    """A kind of upstream: its module and class, the extra it needs, and how it is made.
+    """A kind of upstream: module, class, extra, and constructor arguments.
 
-    `takes`: what it can make something of beside its detail and a folder.
+    `takes`: the options that it supports besides its detail and a folder.
     """
 
     module: str
     name: str
     extra: str
-    arguments: Callable[[Wanted], tuple[tuple[Any, ...], Mapping[str, Any]]]
+    arguments: Callable[[UpstreamRequest], tuple[tuple[Any, ...], Mapping[str, Any]]]
     takes: frozenset[str] = frozenset({"model", "key"})
     is_pooled: bool = True
 
 
-def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _claude(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     sdk, options = importlib.import_module("claude_agent_sdk"), wanted.options
     mode = _one_of("--permission-mode", options.permission_mode, get_args(sdk.PermissionMode))
     store = None
@@ -111,7 +111,7 @@ def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (wanted.detail or wanted.model,), named
 
 
-def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _cursor(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("Cursor needs a model, such as --upstream cursor:composer-2")
@@ -119,7 +119,7 @@ def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (model,), named
 
 
-def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _codex(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     kinds, options = importlib.import_module("midstream.agents.codex").sdk.Sandbox, wanted.options
     sandbox = _one_of("--sandbox", options.sandbox, [each.value for each in kinds])
     named = {
@@ -134,7 +134,7 @@ def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (wanted.detail or wanted.model or None,), named
 
 
-def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _acp(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not wanted.detail:
         raise UsageError("an ACP agent needs a command, such as --upstream 'acp:gemini --acp'")
     options = wanted.options
@@ -149,7 +149,7 @@ def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (wanted.detail,), named
 
 
-def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _openai(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("OpenAI needs a model, such as --upstream openai:gpt-5")
@@ -158,14 +158,14 @@ def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (model,), {"api_key": wanted.api_key, "limits": _http_limits(wanted)}
 
 
-def _compatible(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _compatible(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not (wanted.detail and wanted.model):
         example = "--upstream openai-compatible:http://127.0.0.1:11434/v1 --model qwen3"
         raise UsageError(f"an OpenAI-compatible server needs a URL and a model, such as {example}")
     return (wanted.detail, wanted.model, wanted.api_key), {"limits": _http_limits(wanted)}
 
 
-def _anthropic(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _anthropic(wanted: UpstreamRequest) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("Anthropic needs a model, such as --upstream anthropic:claude-sonnet-4-5")
@@ -179,13 +179,12 @@ def _anthropic(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (base_url, model, key), {"limits": _http_limits(wanted)}
 
 
-def _http_limits(wanted: Wanted) -> HttpLimits:
+def _http_limits(wanted: UpstreamRequest) -> HttpLimits:
     silence_s = wanted.options.silence_s
     return HttpLimits(first_byte_s=silence_s, between_bytes_s=silence_s)
 
 
 def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
-    """Return the value of an option, or None where it was not given."""
     if said and said not in known:
         raise UsageError(f"{option} {said} is not supported by this upstream; it supports {', '.join(known)}")
     return said or None
@@ -222,13 +221,13 @@ KINDS: Mapping[str, _Kind] = {
         "midstream.models.openai_compatible", "OpenAICompatible", "", _compatible, is_pooled=False
     ),
 }
-"""Every upstream with software of its own, by the name it has on the command line."""
+"""All kinds of upstreams by their names on the command line, except `SCRIPTED`."""
 SCRIPTED = "scripted"
-"""For trying a client application without any model: see `TrialModel`."""
+"""Name of the upstream without a model; see `TrialModel`."""
 
 
 def is_pooled(named: str) -> bool:
-    """Whether `KIND` or `KIND:DETAIL` names an agent that stands behind a pool."""
+    """Return whether `KIND` or `KIND:DETAIL` is an agent with a pool."""
     kind = KINDS.get(named.partition(":")[0])
     return kind is not None and kind.is_pooled
 
@@ -242,18 +241,19 @@ def find_upstream(
     key_variable: str = "",
     options: UpstreamOptions | None = None,
 ) -> Model:
-    """Return the model that `KIND` or `KIND:DETAIL` names: one that remembers behind a pool. Nothing is started yet.
+    """Return the model for `KIND` or `KIND:DETAIL`; a stateful agent is behind a pool. Nothing is started yet.
 
     Args:
-        named: Such as `claude`, `cursor:composer-2`, `acp:gemini --acp`, `openai-compatible:http://127.0.0.1:11434/v1`.
-        kv: Where the pool stores its records of agents, and an agent its conversations if `options` name the store.
-        model: The upstream's own name of the model, where its kind takes one.
-        cwd: The folder agents work in.
-        key_variable: The environment variable that has the upstream's key; "" lets it look for its own.
-        options: What an agent may do and is given.
+        named: Name of the upstream, such as `claude`, `cursor:composer-2`, `acp:gemini --acp`,
+            `openai-compatible:http://127.0.0.1:11434/v1`.
+        kv: Key-value store of the pool's records, and of an agent's conversations if `options` choose the store.
+        model: The upstream's own name of the model, if its kind supports one.
+        cwd: Working folder of agents.
+        key_variable: Environment variable with the upstream's key; "" for the upstream's own variable.
+        options: Permissions and settings of an agent.
 
     Raises:
-        UsageError: There is no such kind, its extra is not installed, or something it needs is not named.
+        UsageError: The kind is unknown, its extra is not installed, or a required value is missing.
     """
     kind_name, _, detail = named.partition(":")
     kind = KINDS.get(kind_name)
@@ -262,24 +262,26 @@ def find_upstream(
         raise UsageError(f"unknown upstream {kind_name!r}; known: {known}")
     takes = kind.takes if kind is not None else frozenset()
     if model and "model" not in takes:
-        raise UsageError(f"the upstream {kind_name!r} takes no --model")
+        raise UsageError(f"the upstream {kind_name!r} does not support --model")
     if key_variable and "key" not in takes:
-        raise UsageError(f"the upstream {kind_name!r} finds its own key; leave out --key-from")
+        raise UsageError(f"the upstream {kind_name!r} does not support --key-from; remove it")
     options = options or UpstreamOptions()
     for field, option in _OPTIONS.items():
         if getattr(options, field) and field not in takes:
-            raise UsageError(f"the upstream {kind_name!r} takes no {option}")
+            raise UsageError(f"the upstream {kind_name!r} does not support {option}")
     if options.limits != PoolLimits() and (kind is None or not kind.is_pooled):
-        raise UsageError(f"the upstream {kind_name!r} has no pool; leave out its options")
+        raise UsageError(f"the upstream {kind_name!r} has no pool; remove the options of the pool")
     if kind is None:
         return TrialModel(SCRIPTED, prefix=f"{detail}: " if detail else "")
     api_key = os.environ.get(key_variable) if key_variable else None
     if key_variable and not api_key:
         raise UsageError(
-            f"the variable {key_variable} is not set; --key-from names it for the upstream's key"
+            f"the variable {key_variable} of --key-from is not set; set it to the upstream's key"
         )
     try:
-        positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key, options, kv))
+        positional, named_arguments = kind.arguments(
+            UpstreamRequest(detail, model, cwd, api_key, options, kv)
+        )
         made = getattr(importlib.import_module(kind.module), kind.name)
     except ImportError as error:
         raise UsageError(

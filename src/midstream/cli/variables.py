@@ -1,4 +1,4 @@
-"""Variables of the environment that set options: `MIDSTREAM_<COMMAND>_<OPTION>`, by the name of the flag."""
+"""Environment variables that set options: `MIDSTREAM_<COMMAND>_<OPTION>`, after the flag."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ PREFIX = "MIDSTREAM"
 
 
 def name_variables(command: click.Command, name: str, prefix: str = PREFIX) -> None:
-    """Let each option of a command be set by the variable that has the name of its flag.
+    """Let the variable with the name of its flag set each option of a command.
 
-    click itself takes the name of the option's parameter, which is another one where the parameter has a unit or is a
-    list; that variable has an effect, too.
+    click itself uses the name of the parameter, which may differ from the flag; that variable also works.
     """
     prefix = f"{prefix}_{_upper(name)}"
     for option in command.params:

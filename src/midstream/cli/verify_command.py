@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from midstream.cli import Surroundings
+from midstream.cli import Invocation
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.key_option import key_file_option
 from midstream.cli.output import Output, json_option, one_line
@@ -45,19 +45,19 @@ CALLED = "the checkpoint"
     "--against",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Compare with this checkpoint of an earlier run.",
+    help="Compare the journals with this checkpoint of an earlier run.",
 )
 @click.option(
     "--checkpoint",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the ends of all intact journals into this new file; keep it outside the machine.",
+    help="Write the ends of all intact journals into this new file; store it on another machine.",
 )
 @key_file_option
 @json_option("Print JSON, one line for each session.")
 @click.pass_obj
 def verify(
-    surroundings: Surroundings,
+    invocation: Invocation,
     store: str | None,
     session: str | None,
     against: Path | None,
@@ -67,13 +67,13 @@ def verify(
 ) -> int:
     """Check that no other program changed the journals of a store.
 
-    STORE is a file or URL (default: the one that `midstream serve` uses); a server may work on it. Each record is
-    checked against the key of the store. Only --against detects a store, or a session, that was set back to an older
-    state. The exit code is 6 if a journal is damaged, set back or missing.
+    STORE is a file or URL (default: that of `midstream serve`); a server may use it. Each record is checked with the
+    key of the store. Only --against detects a store, or a session, that was set back to an older state. The exit code
+    is 6 if a journal is damaged, set back or missing.
     """
     if checkpoint is not None and os.path.lexists(checkpoint):
         raise UsageError(f"{str(checkpoint)!r} exists; choose another name, so that no checkpoint is lost")
-    named = store or surroundings.places.store
+    named = store or invocation.places.store
     before = None if against is None else _read_checkpoint(against)
     found = asyncio.run(_verify(named, session, before, key_file))
     for each in found:
@@ -83,7 +83,7 @@ def verify(
         create_own_once(checkpoint, b"".join(checkpoint_lines(found, at=World().now())))
     counts = Counter(each.verdict.value for each in found)
     summary = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items()))
-    click.echo(summary or "No sessions yet.", err=True)
+    click.echo(summary or "There are no sessions.", err=True)
     return VERIFICATION if any(each.verdict in BAD for each in found) else 0
 
 
@@ -114,13 +114,15 @@ async def _keys_of(reader: StoreReader, named: str | Path, key_file: KeyPlace | 
         source = WrappedKeySource(keys, is_mixed=False, world=World())
         return await source.find(reader)
     if await read_marker(reader) is not None:
-        click.echo("The store is encrypted: --key-file FILE also checks who wrote the records.", err=True)
+        click.echo(
+            "The store is encrypted: --key-file FILE also checks the authenticity of the records.", err=True
+        )
         return _no_keys()
     place = open_store(named).key_file
     try:
         return _no_keys() if place is None else read_chain_keys(place)
     except FileNotFoundError:
-        click.echo(f"There is no key file {str(place)!r}: the links cannot be checked.", err=True)
+        click.echo(f"The key file {str(place)!r} is missing: the links cannot be checked.", err=True)
         return _no_keys()
     except OSError as error:
         raise UsageError(f"the key file {str(place)!r} cannot be read: {error.strerror}") from error

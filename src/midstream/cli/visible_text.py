@@ -1,8 +1,8 @@
-"""Characters that a reader cannot see, and their codes in the place of them.
+"""Visible codes for invisible characters.
 
-A person decides by what the screen shows. A character without ink can carry words of its own (tags, variation
-selectors), turn text around (direction marks) or look like a space that is none. Approval prompts, names, arguments
-and results show each of them as `⟨U+202E⟩`. `tools/invisible_js.py` writes the same table for the web page.
+A person decides by the visible text. An invisible character can contain hidden text (tags, variation selectors),
+reverse text (direction marks) or imitate a space. Approval prompts, names, arguments and results show each of them as a
+code such as `⟨U+202E⟩`. `tools/invisible_js.py` writes the same table for the web page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import msgspec
 
 UNICODE_VERSION = "17.0"
-"""The version of the Unicode data that the table is made from."""
+"""Version of the Unicode data of the table."""
 INVISIBLE: tuple[tuple[int, int], ...] = (
     (0x0000, 0x0008),
     (0x000B, 0x001F),
@@ -55,25 +55,25 @@ Default_Ignorable_Code_Point and the empty Braille pattern, without space, tab a
 
 _CLASS = "[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in INVISIBLE) + "]"
 _SHOWN_BY_CODE = re.compile(_CLASS + r"|\u27e8(?=U\+)")
-"""What stands in the table; and the bracket of a code, so that a text cannot pretend to have one."""
+"""Characters of the table, and the bracket of a code, so that text cannot imitate a code."""
 _INVISIBLE = re.compile(_CLASS)
 
 
 def reveal(text: str) -> str:
-    """Return `text` with the code of each invisible character in its place, except space, tab and newline."""
+    """Replace each invisible character in `text` by its code, except space, tab and newline."""
     return _SHOWN_BY_CODE.sub(lambda found: f"\u27e8U+{ord(found.group()):04X}\u27e9", text)
 
 
 def reveal_line(text: str) -> str:
-    """Return `text` as `reveal` does, on one line: runs of spaces, tabs and newlines become one space."""
+    """Replace invisible characters like `reveal`, and each run of spaces, tabs and newlines by one space."""
     return " ".join(reveal(text).split())
 
 
 def escape_json(document: str) -> str:
-    """Return a JSON document with everything invisible as JSON escapes: harmless to print, and the same value."""
+    """Return a JSON document with JSON escapes for invisible characters, which is safe to print."""
     return _INVISIBLE.sub(lambda found: json.dumps(found.group())[1:-1], document)
 
 
 def json_of(value: object) -> str:
-    """Return a value as one line of JSON that is harmless to print."""
+    """Encode a value as one line of JSON that is safe to print."""
     return escape_json(msgspec.json.encode(value).decode())

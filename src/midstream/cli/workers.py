@@ -1,4 +1,4 @@
-"""`--workers`: several processes on one port, and the part of a command that runs in each of them."""
+"""`--workers`: several processes on one port."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 
 import click
 
-from midstream.cli.listening import allow_files
+from midstream.cli.listening import raise_file_limit
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.store_registry import is_shareable, show_store
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 WORKERS_MAX = 64
-"""Workers of one server: each is a whole process, and a node of its store."""
+"""Limit of the workers of a server: each is a process, and a node of its store."""
 
 
 def workers_option(command: F) -> F:
-    """The option for several processes."""
+    """Add the option `--workers`."""
     return click.option(
         "--workers",
         type=click.IntRange(1, WORKERS_MAX),
@@ -33,17 +33,17 @@ def workers_option(command: F) -> F:
 def run_workers(
     options: Mapping[str, Any], store: object, *, login: str, on_ready: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Run the workers of a server to their end, and leave with the exit code of what failed.
+    """Run the workers of a server to their end; exit with the code of a failure.
 
     Args:
-        options: Of the command: `host`, `port`, `workers`, and `shares_port` where it has that.
-        store: As the command was given it.
-        login: A word that logs one browser in; "" for none.
+        options: Options of the command: `host`, `port`, `workers`, and perhaps `shares_port`.
+        store: The given store.
+        login: A one-time login code for a browser; "" for none.
         on_ready: Called with the report of the first worker when all listen.
 
     Raises:
         UsageError: The store belongs to one process, or the address cannot be used.
-        PortTakenError: Another program listens there.
+        PortTakenError: Another program uses the port.
     """
     from midstream.server.supervisor import Supervisor, listen_for_workers  # noqa: PLC0415 - only here
 
@@ -65,7 +65,7 @@ def run_workers(
         on_ready=on_ready,
         world=World(),
     )
-    allow_files()
+    raise_file_limit()
     code = asyncio.run(supervisor.run())
     if code:
         sys.exit(code)

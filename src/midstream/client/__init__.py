@@ -1,4 +1,4 @@
-"""The client: `connect` to a server, send messages to a session, lose the network, go on."""
+"""The client: `connect` to a server, and send messages to sessions, with recovery from network failures."""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
-"""The checkpoint of a client in a file, from which this or a later process resumes: streams, commands, tool calls.
+"""The state file of a client: checkpoints of its streams, unacknowledged commands, and tool calls.
 
-The file is an SQLite database in WAL mode, readable by its owner only, used through one connection on one
-thread. It is held by one process at a time: a second one could not see which tools the first is running. Rows are
-added, moved on and removed; nothing is ever written anew as a whole, and what rows leave free is used again or
-given back, a little at a time.
+The file is a SQLite database in WAL mode, readable by its owner only, used through one connection on one thread. One
+process holds it at a time, because a second one could not know which tools the first one runs. Free pages are reused,
+or returned to the file system in small steps.
 
-What proves that a stream is ours is kept apart (`secret_store.py`): there before the first command of it is here, and
-until nothing of it is here any more.
+The secrets of streams are stored separately (`secret_store.py`), from before the first command of a stream until after
+its removal.
 
-Commands, tool intents and outcomes are on the disk before they have any effect. Cursors survive the process; a power
-cut may set them back, which costs nothing but events that come again.
+Commands, tool intents and outcomes are on disk before they have effects. Cursors survive the process. A power failure
+may set them back; some events are then received again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.client.secret_store import Keeper, SecretKey, SecretStore
+from midstream.client.secret_store import SecretKey, SecretStore, StateFileRef
 from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translate_errors
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, ProtocolError, UsageError
@@ -50,38 +49,38 @@ from midstream.session.calls import CallPlan, CallState
 T = TypeVar("T")
 
 USER_VERSION = 4
-"""Layout of the file; any other one is refused. Those before it were never released."""
+"""Version of the schema; other versions are refused. Earlier ones were never released."""
 APPLICATION_ID = 0x6D_69_64_63
-"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "midc"."""
+"""Value of `pragma application_id` ("midc"), which identifies midstream's files."""
 BUSY_S = 0.2
-"""Seconds to wait for another process that is just letting go of the file."""
+"""Seconds to wait for another process that is closing the file."""
 FREE_PAGES_MAX = 256
-"""Pages of 4 KiB that are kept for what comes next; as many of those above are given back at a time."""
+"""Free pages of 4 KiB that are kept. Beyond them, at most as many are returned at a time."""
 LOG_BYTES_MAX = 4 * 1024 * 1024
-"""What the file's log is cut to when its content is in the file: SQLite moves it there every 1,000 pages (4 MB)."""
+"""Size of the WAL after a checkpoint; SQLite makes one every 1,000 pages (4 MB)."""
 CALLED = "state file"
 DAMAGED_DIGEST = "damaged"
-"""In the plan of a call that cannot be read: the digest of no call."""
+"""Digest in the plan of a call that cannot be read; no call has it."""
 BUSY = "another process uses this state file; give each process its own"
 
 _log = logging.getLogger(__name__)
 
 
 class StreamBegun(Struct, frozen=True):
-    """A new stream, kept together with its first command; the secret is kept apart, and before."""
+    """A new stream, stored with its first command; the secret was stored before, in another file."""
 
     session: str
     secret: str
 
 
 class BeginningSeen(Struct, frozen=True):
-    """The first event of a stream came: from there its turn can be read again."""
+    """The first event of a stream was received; its turn can be read again from there."""
 
     event_id: EventId
 
 
 class CallNoted(Struct, frozen=True):
-    """The model asked this client for a call. What was known of the same place before is void."""
+    """The model requested a call at this client. It replaces an earlier call at the same place."""
 
     turn: int
     response: int
@@ -90,7 +89,7 @@ class CallNoted(Struct, frozen=True):
 
 
 class CallAsked(Struct, frozen=True):
-    """The server started the call: this client owes its outcome."""
+    """The server started the call; this client must return its outcome."""
 
     turn: int
     response: int
@@ -98,7 +97,7 @@ class CallAsked(Struct, frozen=True):
 
 
 class CallIntended(Struct, frozen=True):
-    """The call is about to run, the `run`-th time."""
+    """Intent: the call is about to run for the `run`-th time."""
 
     turn: int
     response: int
@@ -108,7 +107,7 @@ class CallIntended(Struct, frozen=True):
 
 
 class CallAnswered(Struct, frozen=True):
-    """The call's outcome; its command is kept in the same transaction."""
+    """The call's outcome; its command is stored in the same transaction."""
 
     turn: int
     response: int
@@ -119,12 +118,12 @@ CallWrite = CallNoted | CallAsked | CallIntended | CallAnswered
 FileWrite = StreamBegun | BeginningSeen | Write | CallWrite
 
 Place = tuple[int, int, str]
-"""Turn, response, call id: what names a call."""
+"""Turn, response and call id, which identify a call."""
 _FULL = (StreamBegun, CommandKept, CallIntended, CallAnswered)
 
 
 class KeptCall(Struct, frozen=True):
-    """A call of this client, as stored in the file; `is_asked` once the server has started it."""
+    """A stored call of this client; `is_asked` if the server has started it."""
 
     turn: int
     response: int
@@ -135,9 +134,9 @@ class KeptCall(Struct, frozen=True):
 class KeptStream(Struct, frozen=True):
     """A stream that can be resumed; `touched_at` in seconds since 1970.
 
-    Its checkpoint has no secret yet: see `CheckpointFile.with_secret`. `damage` is the reason why it cannot be resumed;
-    then it has no commands. With `has_lost_commands` it can: a filler that has no effect stands in the place of
-    each command that cannot be read, and the stored outcomes of its calls are to be sent again.
+    Its checkpoint has no secret yet: see `CheckpointFile.with_secret`. If `damage` is set, it cannot be resumed, and
+    has no commands. With `has_lost_commands`, a filler without effect replaces each unreadable command, and the stored
+    outcomes of its calls must be sent again.
     """
 
     session: str
@@ -148,7 +147,7 @@ class KeptStream(Struct, frozen=True):
 
 
 _SCHEMA = """
--- The streams of this client, and how far the application has got in each.
+-- The streams of this client, with the application's cursor in each.
 CREATE TABLE stream (
     stream TEXT PRIMARY KEY,
     server TEXT NOT NULL,
@@ -162,7 +161,7 @@ CREATE TABLE stream (
     began_at REAL,
     acked INTEGER NOT NULL
 ) WITHOUT ROWID;
--- Commands whose ack has not come.
+-- Unacknowledged commands.
 CREATE TABLE command (
     stream TEXT NOT NULL,
     seqno INTEGER NOT NULL,
@@ -170,7 +169,7 @@ CREATE TABLE command (
     payload BLOB NOT NULL,
     PRIMARY KEY (stream, seqno)
 ) WITHOUT ROWID;
--- The life of each call that this client runs itself.
+-- The state of each call that this client runs.
 CREATE TABLE call (
     stream TEXT NOT NULL,
     turn INTEGER NOT NULL,
@@ -184,16 +183,16 @@ CREATE TABLE call (
     result BLOB,
     PRIMARY KEY (stream, turn, response, call_id)
 ) WITHOUT ROWID;
--- One row: how often somebody has begun to run tools on this file, and the name by which secrets are kept for it.
+-- One row: a number that grows each time a process begins to run tools, and the file's name in the secret store.
 CREATE TABLE life (epoch INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '');
 INSERT INTO life (epoch) VALUES (0);
 """
 
-# The first event of each stream. Apart from the streams: a file of before has none, and may be gone on with.
+# The first event of each stream, in a separate table: older files without it can still be used.
 _BEGINNINGS = """
 CREATE TABLE IF NOT EXISTS beginning (stream TEXT PRIMARY KEY, event_id TEXT NOT NULL) WITHOUT ROWID
 """
-# A stream with all that is kept of it.
+# All stored data of the streams.
 _STREAMS = """
 SELECT stream, session, epoch, position, next_seqno, touched_at, promised, known_epoch, began_at,
     acked FROM stream
@@ -210,11 +209,11 @@ ORDER BY turn, response, call_id
 
 
 class CheckpointFile:
-    """One client's file. Open it, use it from one event loop, close it.
+    """The state file of one client, for use from one event loop.
 
     Args:
-        path: Where it is; None keeps everything in memory, for clients that need not survive.
-        server: The address whose streams these are; one file may serve several.
+        path: Path of the file; None keeps everything in memory.
+        server: URL of the server of the streams; a file may contain streams of several servers.
         secrets: The store of their secrets; its creator closes it.
         world: Clock, names and fault points.
     """
@@ -224,18 +223,18 @@ class CheckpointFile:
         self._server = server
         self._secrets = secrets
         self._world = world
-        self._keeper = Keeper()
+        self._keeper = StateFileRef()
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
         self._is_full = True
 
     async def open(self) -> None:
-        """Make ready: create what is missing, take the file for this process, see to its secrets.
+        """Open or create the file for this process, and remove unused secrets.
 
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
-            UsageError: The file belongs to another program, or cannot be made or opened, or others may read the file
-                of secrets. Nothing was changed.
+            UsageError: The file belongs to another program or cannot be opened, or others may read the file of secrets.
+                Nothing was changed.
         """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
@@ -247,14 +246,14 @@ class CheckpointFile:
             raise
 
     async def close(self) -> None:
-        """Finish what was asked for and let go of the file. Calling it twice is harmless."""
+        """Finish pending work, and close the file. Idempotent."""
         if self._thread is not None:
             await self._call(self._close)
             self._thread.shutdown()
             self._thread = None
 
     async def write(self, stream: str, writes: Sequence[FileWrite]) -> None:
-        """Keep changes of one stream, all or none; on disk where the kind of change asks for it.
+        """Store changes of one stream in one transaction, synced if their kind requires it.
 
         Raises:
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
@@ -273,43 +272,43 @@ class CheckpointFile:
             await self._delete_secret(SecretKey(self._server, session, stream))
 
     async def streams(self) -> list[KeptStream]:
-        """Return what is kept of this server's streams, the longest untouched first."""
+        """Return the stored streams of this server, least recently used first."""
         return await self._call(lambda: list(self._streams()))
 
     async def with_secret(self, kept: KeptStream) -> KeptStream:
-        """Return a stream with its secret; where that is gone, as a damaged one.
+        """Return a stream with its secret; without a secret, mark it as damaged.
 
         Raises:
-            UnavailableError: The keyring that has it does not answer. Nothing is lost: ask again.
+            UnavailableError: The keyring with the secret does not answer. The call can be retried.
             UsageError, StoreDamagedError: The file of secrets cannot be used.
         """
         checkpoint = kept.checkpoint
         secret = await self._secrets.get(SecretKey(self._server, kept.session, checkpoint.stream))
         if secret is None:
-            damage = kept.damage or "the secret of this stream is gone"
+            damage = kept.damage or "the secret of this stream is missing"
             return replace(kept, checkpoint=replace(checkpoint, unacked=()), damage=damage)
         return replace(kept, checkpoint=replace(checkpoint, secret=secret))
 
     async def calls(self, stream: str) -> list[KeptCall]:
-        """Return what is kept of a stream's calls. Damage costs what is damaged, with a warning.
+        """Return the stored calls of a stream; damaged ones are logged.
 
-        An outcome that cannot be read is taken from its command; without one the call is in doubt. A call that cannot
-        be read counts as started: it is not run again, and its outcome is sent where that can be read.
+        A damaged outcome is replaced by that in its command; without one, the call is in doubt. A damaged call counts
+        as started: it is not run again, and its outcome is sent if it can be read.
         """
         return await self._call(lambda: list(self._calls(stream)))
 
     async def beginning(self, stream: str) -> str | None:
-        """Return the first event of a stream; None where none was seen."""
+        """Return the first event of a stream; None before it."""
         found = "SELECT event_id FROM beginning WHERE stream = ?"
         row = await self._call(lambda: self._execute(found, stream).fetchone())
         return None if row is None else str(row[0])
 
     async def start_epoch(self) -> int:
-        """Return a number above all that were returned before, for who begins to run tools."""
+        """Return a new epoch for running tools, greater than all earlier ones."""
         return await self._call(self._start_epoch)
 
     async def _delete_secret(self, key: SecretKey) -> None:
-        """Remove a secret that is not needed any more; where that fails now, the next `open` does it."""
+        """Remove an unused secret; after a failure, the next `open` removes it."""
         try:
             await self._secrets.delete(key)
         except MidstreamError as error:
@@ -333,18 +332,18 @@ class CheckpointFile:
         place = ":memory:" if self._path is None else str(self._path)
         connection = sqlite3.connect(place, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
         try:
-            # Exclusive: a second process is refused instead of running our tools beside us.
+            # Exclusive: a second process, which would run the same tools, is refused.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             is_new = not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED)
             if self._path is not None:
-                # SQLite gives its side files the mode of the file.
+                # SQLite creates its WAL files with the mode of the file.
                 follow_own_links(self._path, f"the {CALLED}").chmod(0o600)
-            # Of a file that has tables already it holds from its next VACUUM on.
+            # For a file that already has tables, this applies after the next VACUUM.
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("BEGIN IMMEDIATE")  # takes the file now, and not with the first write
+            connection.execute("BEGIN IMMEDIATE")  # lock the file now, not at the first write
             if is_new:
                 lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
             connection.execute(_BEGINNINGS)
@@ -355,13 +354,13 @@ class CheckpointFile:
             raise
         self._connection = connection
 
-    def _keeper_of(self, connection: sqlite3.Connection) -> Keeper:
-        """Return how the file of secrets calls this one; the name is given once, and lasts."""
+    def _keeper_of(self, connection: sqlite3.Connection) -> StateFileRef:
+        """Return the name of this file in the secret store, which is created once."""
         (name,) = connection.execute("SELECT name FROM life").fetchone()
         if not name:
             name = self._world.new_id("client")
             connection.execute("UPDATE life SET name = ?", (name,))
-        return Keeper(name, "" if self._path is None else str(self._path.absolute()))
+        return StateFileRef(name, "" if self._path is None else str(self._path.absolute()))
 
     def _names(self) -> list[str]:
         return [stream for (stream,) in self._execute("SELECT stream FROM stream")]
@@ -372,7 +371,7 @@ class CheckpointFile:
             self._connection = None
 
     def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
-        assert self._connection is not None, "the file is opened first"
+        assert self._connection is not None, "the file is open"
         return self._connection.execute(statement, values)
 
     @contextmanager
@@ -380,12 +379,12 @@ class CheckpointFile:
         if is_full is not self._is_full:
             self._execute(f"PRAGMA synchronous = {'FULL' if is_full else 'NORMAL'}")
             self._is_full = is_full
-        assert self._connection is not None, "the file is opened first"
+        assert self._connection is not None, "the file is open"
         with transaction(self._connection):
             yield
 
     def _write(self, stream: str, writes: Sequence[FileWrite], at: float) -> list[str]:
-        """Keep changes of a stream; return the session it had, in a list, where it was forgotten."""
+        """Store changes of a stream; return, as a list, the session of a deleted stream."""
         is_full = any(isinstance(write, _FULL) for write in writes)
         forgotten: list[str] = []
         with self._transaction(is_full=is_full):
@@ -399,10 +398,10 @@ class CheckpointFile:
         return forgotten
 
     def _give_back(self) -> None:
-        """Shrink the file by some unused pages; only by as many as take no noticeable time."""
+        """Shrink the file by at most `FREE_PAGES_MAX` pages, to limit the time."""
         (free,) = self._execute("PRAGMA freelist_count").fetchone()
         if free > FREE_PAGES_MAX and self._connection is not None:
-            # As a script: it is a step a page, and `execute` takes one.
+            # A script, because each page is a step, and `execute` makes only one.
             self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES_MAX})")
 
     def _apply(self, stream: str, write: FileWrite, at: float) -> None:
@@ -459,19 +458,19 @@ class CheckpointFile:
             if isinstance(stream, str) and isinstance(session, str):
                 yield self._stream(stream, session, row[2:])
             else:
-                # Its time is that of now: it is not to be cleared without a message.
+                # An infinite time: it must not be removed without a message.
                 checkpoint = Checkpoint(str(stream), "")
                 yield KeptStream(str(session), checkpoint, math.inf, "its place in the state file is damaged")
 
     def _stream(self, stream: str, session: str, columns: Sequence[object]) -> KeptStream:
-        """Read a stream. A damaged column costs what it holds: events that come again, or a check against loss."""
+        """Decode a stream. A damaged column is ignored: events are received again, or a check for loss is missing."""
         damaged: list[str] = []
 
         def read(name: str, kind: type[T]) -> T | None:
             value = columns[_COLUMNS.index(name)]
             try:
                 return None if value is None else msgspec.convert(value, type=kind)
-            except msgspec.ValidationError:  # SQLite takes anything anywhere
+            except msgspec.ValidationError:  # SQLite permits any type in any column
                 damaged.append(name)
                 return None
 
@@ -492,9 +491,7 @@ class CheckpointFile:
     def _read_unacked(
         self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool
     ) -> _Commands:
-        """Return a stream's commands. One that cannot be read becomes a filler, except a message, which exists only
-        here.
-        """
+        """Return a stream's unacknowledged commands. A filler replaces an unreadable one, except a message."""
         unacked: dict[int, bytes] = {}
         lost: dict[int, str] = {}
         for seqno, digest, payload in self._execute(_COMMANDS, stream):
@@ -509,7 +506,9 @@ class CheckpointFile:
             unacked[seqno] = payload
         rows = sorted({*unacked, *lost})
         if next_seqno is None and not rows:
-            return _Commands(1, (), "its place in the state file is damaged")  # a message was sent
+            return _Commands(
+                1, (), "its place in the state file is damaged"
+            )  # the stream began with a message
         end = rows[-1] + 1 if next_seqno is None else next_seqno
         first = rows[0] if rows else end
         for seqno in range(first if acked is None else min(acked, first), end):
@@ -542,9 +541,9 @@ class CheckpointFile:
 
 
 def sessions_left(path: Path, *, server: str) -> list[str]:
-    """Return the sessions in which the file at `path` has turns to go on with, the longest untouched first.
+    """Return the sessions with interrupted turns in a state file, least recently used first.
 
-    Empty where it is in use, as those turns are being seen to, and where it cannot be read.
+    Empty if another process uses the file, or if it cannot be read.
     """
     found = "SELECT session FROM stream WHERE server = ? AND next_seqno > 0 ORDER BY touched_at"
     try:
@@ -559,11 +558,11 @@ def sessions_left(path: Path, *, server: str) -> list[str]:
 
 
 _COLUMNS = ("epoch", "position", "next_seqno", "touched_at", "promised", "known_epoch", "began_at", "acked")
-"""Of `_STREAMS`, after stream and session."""
+"""Columns of `_STREAMS` after stream and session."""
 
 
 class _Commands(Struct, frozen=True):
-    """The commands of a stream whose ack has not come; `damage` is the reason why there are none."""
+    """The unacknowledged commands of a stream; `damage` is the reason if they cannot be read."""
 
     next_seqno: int
     unacked: tuple[tuple[int, bytes], ...]
@@ -580,7 +579,7 @@ def _event_id_of(text: str, damaged: list[str]) -> EventId | None:
 
 
 def _call_of(place: Place, columns: Sequence[Any], sent: ToolResult | None) -> KeptCall:
-    """Read a call. `sent` is its outcome as a command has it, which stands in for a damaged one."""
+    """Decode a call. `sent` is the outcome in its command, which replaces a damaged one."""
     call, plan, is_asked, runs, epoch, body = columns
     turn, response, call_id = place
     where = f"a call of turn {turn}, response {response}"
@@ -590,7 +589,7 @@ def _call_of(place: Place, columns: Sequence[Any], sent: ToolResult | None) -> K
         runs, epoch = msgspec.convert((runs, epoch), type=tuple[int, int])
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
         _log.warning("%s in the state file is damaged; it is not run again", where)
-        # As one that was started and may not be started again, whatever its policy was.
+        # Treat it as started, without permission to run again, whatever its policy was.
         known, planned, runs, epoch = ToolCall(call_id, "", "{}"), CallPlan(call_id, DAMAGED_DIGEST), 1, -1
     return KeptCall(
         turn, response, CallState(known, planned, runs=runs, epoch=epoch, result=result), bool(is_asked)
@@ -598,7 +597,7 @@ def _call_of(place: Place, columns: Sequence[Any], sent: ToolResult | None) -> K
 
 
 def _decode_result(body: bytes, place: str) -> ToolResult | None:
-    """Return an outcome; None where it cannot be read any more, so that its call alone is in doubt."""
+    """Decode an outcome; return None if it is damaged, so that only its call is in doubt."""
     try:
         return msgspec.json.decode(body, type=ToolResult)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError):

@@ -1,4 +1,4 @@
-"""Client of an application: connect, send, follow, stop, and take up turns that an earlier process left.
+"""The client of an application: send messages, follow and cancel turns, and resume turns of an earlier process.
 
 async with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file]) as client:
     for turn in await client.resume_interrupted():
@@ -75,14 +75,14 @@ from midstream.tools.function_tools import Tool, by_name, tool
 _log = logging.getLogger(__name__)
 
 REMEMBERED = "midstream-transports.json"
-"""The file beside the state file with the transport that worked at each server."""
+"""File next to the state file with the transport that worked at each server."""
 
 
 class InterruptedTurn(Struct, frozen=True):
     """A turn that had not ended when an earlier process of this client ended. Iterate over it to continue.
 
     Args:
-        at: When this client last did something in it, in seconds since 1970.
+        at: Time of this client's last activity in it, in seconds since 1970.
     """
 
     session: str
@@ -93,10 +93,10 @@ class InterruptedTurn(Struct, frozen=True):
         return self.resume()
 
     async def answer(self) -> str:
-        """Go on to the end of the turn and return the whole answer, with what the earlier process had received.
+        """Follow the turn to its end, and return the whole answer, including the part of the earlier process.
 
         Raises:
-            TurnFailedError, MidstreamError: As `Client.ask` does.
+            TurnFailedError, MidstreamError: As in `Client.ask`.
         """
         return await _answer_of(self.session, self.resume())
 
@@ -116,34 +116,36 @@ def connect(
     on_stalled: Callable[[str, str], None] | None = None,
     on_interrupted: Callable[[InterruptedTurn], Coroutine[Any, Any, None]] | None = None,
 ) -> Client:
-    """Make a client of the server at `url`; use it as an async context manager.
+    """Create a client for the server at `url`; use it as an async context manager.
 
     Args:
-        url: Such as `http://127.0.0.1:8000`. Nothing is sent before the first `send`.
-        state: A file in which streams are kept, so that another process can go on; made where it is missing,
-            readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
-            `midstream-transports.json` has which transport worked at which server.
-        secrets: A file for the secrets of these streams, apart from them, readable by its owner only. By default one
-            for all clients of this user, `secrets.db` in the folder of their state.
-        keyring: Whether the keyring of the system has new secrets (the extra `keyring`), and the file their names.
-        tools: Functions that run here, where the client is, when the model calls them.
-        headers: Sent with each connection, such as an `authorization`; or a function that returns them, called for
-            each. Not kept in the file. Without an `authorization` the token of the variable MIDSTREAM_TOKEN is sent
-            to the origin that it names. A server of this machine first proves that it has the key of this user.
-        transport: How frames are carried: `websocket`, `sse` (server-sent events) or `poll` (whole answers);
-            `auto` tries them in this order and remembers what worked.
-        settings: What is kept, and for how long what is waited for; `Client.settings` changes it later.
-        on_reconnecting: Called with the session, and whether its connection is being made anew, on each change.
-        on_stalled: Called with the session and what its turn waits for, once for each silence. Nothing is cut.
-        on_interrupted: Iterates over a turn that an earlier process left. Called for each of them when the client
-            starts, all at the same time; what one of them raises is raised by `Client.close`. Without it nothing is
-            resumed but by `Client.resume_interrupted`.
+        url: URL of the server, such as `http://127.0.0.1:8000`. Nothing is sent before the first `send`.
+        state: State file of the streams, from which another process can resume. It is created if missing, readable by
+            its owner only, and used by one process at a time. None keeps the state in memory. The file
+            `midstream-transports.json` next to it has the transport that worked at each server.
+        secrets: File of the streams' secrets, readable by its owner only. By default all clients of this user share
+            `secrets.db` in the user's state folder.
+        keyring: Whether new secrets are stored in the system's keyring (extra `keyring`); the file then has their
+            names.
+        tools: Functions that the model can call, and that run at the client.
+        headers: Headers of each connection, such as `authorization`, or a function that returns them for each
+            connection. They are not stored. Without `authorization`, the token in the variable MIDSTREAM_TOKEN is sent
+            to the origin in it. A server of this machine first proves that it has the key of this user.
+        transport: `websocket`, `sse` (server-sent events) or `poll` (long polling); `auto` tries them in this order,
+            and remembers the one that worked.
+        settings: Settings of streams and time limits; `Client.settings` changes them later.
+        on_reconnecting: Called with the session, and whether its connection is being restored, on each change.
+        on_stalled: Called with the session, and the thing for which its turn waits, once for each stall. Nothing is
+            cut.
+        on_interrupted: Iterates over an interrupted turn of an earlier process. Called for each of them concurrently
+            when the client starts; `Client.close` raises its exceptions. Without it, only `Client.resume_interrupted`
+            resumes turns.
 
     Raises:
-        UsageError: `url` is not the address of a server, `transport` is unknown, or a header cannot be sent; or this
-        user has no home, and neither `secrets` nor MIDSTREAM_HOME is set. ToolDefinitionError: A function cannot be
-        a tool, two have one name, or one belongs to the server (`question`,
-            `sub_agent`).
+        UsageError: `url` is not the URL of a server, `transport` is unknown, or a header cannot be sent; or this user
+            has no home folder, and neither `secrets` nor MIDSTREAM_HOME is set.
+        ToolDefinitionError: A function cannot be a tool, two tools have the same name, or a tool belongs to the server
+            (`question`, `sub_agent`).
     """
     named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
     refuse_foreign(named.values())
@@ -174,7 +176,7 @@ class Client:
     """A client of one server; made by `connect`. It can use many sessions at once.
 
     Attributes:
-        settings: Another one may be put in its place at any time.
+        settings: Settings, which may be replaced at any time.
     """
 
     def __init__(
@@ -207,10 +209,10 @@ class Client:
         self._file = CheckpointFile(state, server=self._url, secrets=secrets, world=world)
         self._unkept_secrets = SecretStore(None, world=world)
         self._unkept = CheckpointFile(None, server=self._url, secrets=self._unkept_secrets, world=world)
-        """For streams that begin while recovery is off: they need it as long as this process lives."""
+        """State in memory of streams that begin while recovery is off."""
         self._attachments: dict[Attachment, str] = {}
         self._beginning: dict[asyncio.Future[None], str] = {}
-        """Streams that will be attached in a moment, and their sessions."""
+        """Streams that are about to begin, and their sessions."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -231,9 +233,9 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Detach from everything; turns go on at the server. Calling it twice is harmless.
+        """Detach from all streams; turns continue at the server. Idempotent.
 
-        A loop over one of them ends, without the turn's end (`Event.is_end`).
+        Loops over turns end without the last event of the turn (`Event.is_end`).
         """
         taking_up, self._taking_up = self._taking_up, []
         for task in taking_up:
@@ -250,7 +252,7 @@ class Client:
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
                 raise failure
 
-    # --- what an application does -------------------------------------------------------------------------------
+    # --- methods of applications -------------------------------------------------------------------------------
 
     def send(
         self,
@@ -260,27 +262,27 @@ class Client:
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Send a message to a session, new or existing, and iterate over the turn it opens, to its end.
+        """Send a message to a new or existing session, and iterate over its turn.
 
-        Where a turn runs there, the message waits for its end (`when_busy="queue"`): its `MessageQueued` comes at once,
-        its own turn later, and nothing of the turns in between. Taken back, it ends with `MessageWithdrawn`.
+        If a turn runs there, the message is queued (`when_busy="queue"`): `MessageQueued` comes at once, the events of
+        its own turn later, and none of the turns in between. A withdrawn message ends with `MessageWithdrawn`.
 
-        Iterating starts it. Leaving the loop early detaches: the turn goes on, and `resume_interrupted` finds it;
-        only `cancel` stops it. An event counts as handled when the next one is asked for: an application that dies
-        before that gets it again in its next life.
+        The first iteration sends the message. Leaving the loop early detaches: the turn continues, and
+        `resume_interrupted` returns it; only `cancel` stops it. An event counts as handled when the next one is
+        requested. After a crash before that, the application receives it again.
 
-        With `cancel_after_s` (up to an hour) a connection that is lost, and not made again for so many seconds, stops
-        the turn; leaving the loop does not.
+        With `cancel_after_s` (at most one hour), the turn is stopped if a lost connection is not restored within this
+        time. Leaving the loop does not stop it.
 
         Raises:
-            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was sent.
+            SessionBusyError: A turn runs and `when_busy` is "refuse", or 100 messages are queued. Nothing was sent.
             FrameTooLargeError: The message is larger than 1 MiB. Nothing was sent.
-            ConnectionLostError: The server could not be reached for as long as patience lasts; the message is stored.
+            ConnectionLostError: The server could not be reached within `patience_s`; the message is stored.
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
         payload = SendPayload(said.parts, declare(self._tools.values()), parse_option(WhenBusy, when_busy))
-        return self._take_part(session, payload, cancel_after_s=cancel_after_s)
+        return self._run_turn(session, payload, cancel_after_s=cancel_after_s)
 
     async def ask(
         self,
@@ -290,41 +292,41 @@ class Client:
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> str:
-        """Send a message to a session and return the whole answer, each word once, also after cuts and restarts.
+        """Send a message to a session, and return the whole answer, also after lost connections and restarts.
 
-        It waits as long as the turn takes, also for people; see `send`. A process that dies meanwhile finds the turn by
-        `resume_interrupted`, and its answer by `InterruptedTurn.answer`.
+        It waits until the turn ends, also for people; see `send`. After a crash, `resume_interrupted` returns the turn,
+        and `InterruptedTurn.answer` its answer.
 
         Raises:
-            TurnFailedError: The turn ended otherwise: it failed, was stopped or interrupted; see its `status`.
-            MidstreamError: As `send` does.
+            TurnFailedError: The turn failed, or was stopped or interrupted; see its `status`.
+            MidstreamError: As in `send`.
         """
         events = self.send(session, message, when_busy=when_busy, cancel_after_s=cancel_after_s)
         return await _answer_of(session, events)
 
     def resume(self, session: str, turn: int | None = None) -> AsyncGenerator[Event, None]:
-        """Go on with the session's last turn, which was interrupted or failed, and iterate over the rest of it.
+        """Resume the session's last turn, which was interrupted or failed, and iterate over the rest of it.
 
-        It has all that `send` has; `turn` resumes that one and no other. The tools of the client that opened it are
-        called again: a client that has others, or none, answers their calls with an error. For a turn that only this
-        program lost sight of, see `resume_interrupted`.
+        It works like `send`; with `turn`, it resumes only that turn. The turn calls the tools of the client that opened
+        it; a client without these tools answers their calls with an error. For a turn from which only this program was
+        disconnected, see `resume_interrupted`.
 
         Raises:
-            NothingToResumeError: The last turn ended well, was stopped, or is another one. Nothing was changed.
-            SessionBusyError: The turn runs already: `follow` it.
+            NothingToResumeError: The last turn was completed or stopped, or is not `turn`. Nothing was changed.
+            SessionBusyError: The turn is running: `follow` it.
             SessionNotFoundError: The session is empty.
-            MidstreamError: As `send` does.
+            MidstreamError: As in `send`.
         """
-        return self._take_part(session, ResumePayload(turn))
+        return self._run_turn(session, ResumePayload(turn))
 
     async def questions(self, session: str | None = None) -> tuple[Question, ...]:
-        """Return what waits for a person, the longest first: everywhere, or in one session and its sub-agents.
+        """Return open questions, oldest first: of all sessions, or of one session and its sub-agents.
 
-        Of a session that is encrypted under its secret only where it is named.
+        Questions of a session that is encrypted under its secret are returned only with `session`.
 
         Raises:
             ConnectionLostError: The server did not answer.
-            MidstreamError: It refused.
+            MidstreamError: The server refused.
         """
         shown = SecretsToShow() if session is None else await self._session_secrets.read(session)
         return await questions(self._url, session, {**(await self._shown()), **shown.headers})
@@ -338,22 +340,22 @@ class Client:
         text: str = "",
         arguments: str | None = None,
     ) -> None:
-        """Answer what a person was asked, here or at any other client; return when the server has it on disk.
+        """Answer a question; return when the server has stored the answer.
 
-        Where this process dies before that, the next `resume_interrupted` sends it again.
+        After a crash before that, the next `resume_interrupted` sends the answer again.
 
         Args:
-            session: The one that asks: `question.session` of a `Question`; of an event the last one of its `path`, or
-                the one that is followed.
+            session: Session of the question: `question.session` of a `Question`; for an event, the last one of its
+                `path`, or the followed session.
             question: From `Event.question` or `questions`.
-            choice: `allow` or `deny` an approval; `respond` to a question; of a call in doubt `happened`, `rerun` or
-                `skip`.
-            text: The response, the reason of a denial, or what came of a call that happened.
-            arguments: With `allow`, the arguments (JSON text) to run instead of those that were shown.
+            choice: `allow` or `deny` for an approval; `respond` for a question; `happened`, `rerun` or `skip` for a
+                call in doubt.
+            text: The response, the reason for a denial, or the result of a call that took effect.
+            arguments: With `allow`, other arguments (JSON text) for the call.
 
         Raises:
-            QuestionClosedError: It was answered before, or its turn ended. Nothing was changed.
-            AnswerMismatchError: It is not among the question's `choices`. Nothing was changed.
+            QuestionClosedError: The question was already answered, or its turn has ended. Nothing was changed.
+            AnswerMismatchError: The choice is not among the question's `choices`. Nothing was changed.
             MidstreamError: The server could not be reached, or refused.
         """
         payload = AnswerPayload(
@@ -365,17 +367,17 @@ class Client:
             text,
             arguments,
         )
-        await self._send_apart(session, payload)
+        await self._send_on_own_stream(session, payload)
 
     async def withdraw(self, session: str, number: int | None = None) -> None:
-        """Take back a queued message, or without a number all that wait; return when the server has it on disk.
+        """Withdraw a queued message, or all without a number; return when the server has stored the withdrawal.
 
-        One whose turn has begun is not taken back, and it is no error: see `cancel`.
+        A message whose turn has begun is not withdrawn, without an error: see `cancel`.
 
         Raises:
             MidstreamError: The server could not be reached, or refused.
         """
-        await self._send_apart(session, WithdrawPayload(number))
+        await self._send_on_own_stream(session, WithdrawPayload(number))
 
     async def follow(
         self,
@@ -385,19 +387,20 @@ class Client:
         snapshots: SnapshotWhen | SnapshotWhenName = SnapshotWhen.GONE,
         word: str = "",
     ) -> AsyncGenerator[Event, None]:
-        """Iterate over what happens in a session, without end and without saying anything.
+        """Iterate over the events of a session, without end, as a reader.
 
         Args:
-            session: One that exists.
-            after: Begin after this event (`"0"` or `"0-0"`: with the first one); None begins with what comes next.
-            snapshots: When an event with a `SnapshotFrame` comes in the place of many: `gone`, where they are not
-                kept any more; `begin`, also as the first one where `after` is None: the whole session so far; `never`.
-            word: From `let_look` of another client, where the session is encrypted under that one's secret.
+            session: An existing session.
+            after: Begin after this event (`"0"` or `"0-0"`: with the first event); None begins with the next new event.
+            snapshots: When a `SnapshotFrame` replaces events: `gone`, for events that are no longer kept; `begin`, also
+                as the first event if `after` is None; `never`.
+            word: A viewer's word from `let_look` of another client, if the session is encrypted under that client's
+                secret.
 
         Raises:
-            SessionNotFoundError: There is no such session.
-            WrongSecretError: There is none that the secret known here, or the word, opens.
-            MalformedFrameError: `after` is no event id.
+            SessionNotFoundError: The session does not exist.
+            WrongSecretError: The session does not exist, or neither the secret known here nor the word opens it.
+            MalformedFrameError: `after` is not an event id.
         """
         read_secrets = (
             partial(_freeze, SecretsToShow(word)) if word else partial(self._session_secrets.read, session)
@@ -418,15 +421,15 @@ class Client:
                 yield event
 
     async def cancel(self, session: str, turn: int | None = None) -> None:
-        """Cancel the session's turn, of any client; return when the server has that on disk.
+        """Cancel the session's running turn, of any client; return when the server has stored the cancel.
 
-        Messages that this client is about to send there, or has queued, are cancelled or withdrawn too. Where the
-        turn was begun here, its iterator sees its end. Where nothing runs, nothing happens. If this process dies
-        before the server has it, the next `resume_interrupted` sends it again.
+        Messages that this client is about to send there, or has queued, are cancelled or withdrawn too. The iterator of
+        a turn of this client receives its end. Without a running turn, nothing happens. After a crash before the end of
+        this call, the next `resume_interrupted` sends the cancel again.
 
         Args:
-            turn: Stop this one (`record.turn` of its events) and no other. Without it the turn that runs when the
-                server receives this, which is later than now where the network is down.
+            turn: Cancel only this turn (`record.turn` of its events). Without it, the turn is cancelled that runs when
+                the server receives the command.
 
         Raises:
             SessionNotFoundError: The session is empty.
@@ -440,30 +443,30 @@ class Client:
             if where == session and attachment.stream.may_stop(turn)
         ]
         is_somebody_elses = all(attachment.stream.is_queued for attachment in ours)
-        for attachment in reversed(ours):  # what waits for a turn before that ends
+        for attachment in reversed(ours):  # queued messages before the running turn ends
             attachment.abort()
         for attachment in ours:
             await attachment.wait_for_acks()
         if is_somebody_elses:
-            await self._send_apart(session, CancelPayload(turn))
+            await self._send_on_own_stream(session, CancelPayload(turn))
 
     async def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
-        """Return the turns that an earlier process left, or this one detached from, the oldest first.
+        """Return the turns that an earlier process left, or from which this one detached, oldest first.
 
-        Iterating over one goes on after the last event that was handled. Stops, answers and withdrawals whose ack was
-        never seen are sent again at once, in the background. Streams that are older than the look-back, or have no
-        command, are cleared. A turn of which something cannot be read any more begins with a `PlaybackLost`. Where
-        recovery is switched off (`settings`) there are none, and nothing is cleared.
+        Iterating over a turn continues after the last handled event. Unacknowledged cancels, answers and withdrawals
+        are sent again at once, in the background. Streams that are older than the look-back, or have no command, are
+        deleted. A turn with damaged data begins with a `PlaybackLost`. If recovery is off (`settings`), the list is
+        empty, and nothing is deleted.
 
-        Iterating raises `UnavailableError` where a keyring has the stream's secret and does not answer: once it is
-        unlocked, the same turn can be iterated over.
+        Iterating raises `UnavailableError` if the keyring with the stream's secret does not answer. The iteration can
+        be retried when the keyring is unlocked.
 
         Args:
-            look_back_s: Another one than that of the settings.
+            look_back_s: Look-back instead of that of the settings.
 
         Raises:
-            StoreDamagedError: The state file cannot be read at all; nothing was sent.
-            UsageError: Others may read the file of secrets; nothing was sent.
+            StoreDamagedError: The state file cannot be read. Nothing was sent.
+            UsageError: Others may read the file of secrets. Nothing was sent.
         """
         if not self.settings.is_recovery_on:
             return []
@@ -483,7 +486,7 @@ class Client:
         return interrupted
 
     def is_reconnecting(self, session: str) -> bool:
-        """Whether a connection of this session was lost and is being made anew: for a user's eyes."""
+        """Return whether a lost connection of this session is being restored, for display."""
         return any(
             attachment.stream.is_reconnecting
             for attachment, where in self._attachments.items()
@@ -491,29 +494,29 @@ class Client:
         )
 
     def is_stalled(self, session: str) -> bool:
-        """Whether nothing happened in a turn of this session for `stall_after_s`: for a user's eyes."""
+        """Return whether a turn of this session has stalled for `stall_after_s`, for display."""
         return any(each.stream.is_stalled for each, where in self._attachments.items() if where == session)
 
     def trouble(self, session: str) -> MidstreamError | None:
-        """Return the server's last temporary refusal (a full disk, draining): for users."""
+        """Return the server's last temporary refusal (a full disk, draining), for display."""
         troubles = (each.stream.trouble for each, where in self._attachments.items() if where == session)
         return next((trouble for trouble in troubles if trouble is not None), None)
 
     def waiting_on(self, session: str) -> str:
-        """Return what the session's turn waited for at the last heartbeat: model, tool, client, person, nothing."""
+        """Return what the session's turn waited for at the last heartbeat: model, tool, client, person or nothing."""
         waits = [each.stream.waiting_on for each, where in self._attachments.items() if where == session]
         return next((wait for wait in waits if wait != "nothing"), "nothing")
 
     # --- secrets ------------------------------------------------------------------------------------------------
 
     async def secret(self, session: str) -> str:
-        """Return the secret of a session, which opens it where a server encrypts it under that; made if there is none.
+        """Return the secret of a session, under which a server may encrypt it; create it if it is missing.
 
-        For another client of the same person, which stores it by `keep_secret`. It is not to be logged, or sent
+        It is for another client of the same person, which stores it with `keep_secret`. Do not log it, or send it
         anywhere else.
 
         Raises:
-            MidstreamError: It cannot be kept, or the keyring that has it does not answer.
+            MidstreamError: The secret cannot be stored, or its keyring does not answer.
         """
         return (await self._session_secrets.read_or_create(session)).secret
 
@@ -521,17 +524,17 @@ class Client:
         """Use this secret for a session from now on.
 
         Raises:
-            MidstreamError: It cannot be kept.
+            MidstreamError: The secret cannot be stored.
         """
         await self._session_secrets.keep(session, secret)
 
     async def change_secret(self, session: str) -> None:
-        """Let another secret open a session, and the one so far no more; return when the server has it on disk.
+        """Replace the secret of a session by a new one; return when the server has stored the change.
 
-        Where it is cut short, both are shown until it is called again, and one of them opens the session.
+        After an interruption, both secrets are sent until the next call; one of them opens the session.
 
         Raises:
-            WrongSecretError: There is no such session that the secrets known here open.
+            WrongSecretError: The session does not exist, or the secrets known here do not open it.
             MidstreamError: The server could not be reached, or refused.
         """
         both = await self._session_secrets.begin_change(session)
@@ -539,18 +542,19 @@ class Client:
         await self._session_secrets.end_change(session, both)
 
     async def discard_secret(self, session: str) -> None:
-        """Delete the secret of a session here: where no other client has it, the session can never be opened again.
+        """Delete the secret of a session here. Without another client that has it, the session can never be opened
+        again.
 
-        For sessions that were deleted too: a copy of the whole store from before still has what the secret opens. A
-        stream that lives may bring it back: let go of all of them first.
+        It is useful also after the deletion of a session: older copies of the store still contain the encrypted
+        session. Close all streams of the session first, because an open stream may store the secret again.
 
         Raises:
-            MidstreamError: It may still be kept: a keyring does not answer.
+            MidstreamError: The secret may not have been deleted, because a keyring does not answer.
         """
         await self._session_secrets.delete(session)
 
     async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
-        """Return a token that allows reading a session for so many seconds: see `follow`.
+        """Return a viewer's word that permits reading a session for `for_s` seconds: see `follow`.
 
         Raises:
             MidstreamError: The server could not be reached, or refused.
@@ -559,7 +563,7 @@ class Client:
         return await let_look(self._url, session, for_s, {**(await self._shown()), **shown.headers})
 
     async def withdraw_viewers(self, session: str) -> None:
-        """Let none of the words for a session be good any more.
+        """Revoke all viewers' words of a session.
 
         Raises:
             MidstreamError: The server could not be reached, or refused.
@@ -569,10 +573,10 @@ class Client:
 
     # --- streams ------------------------------------------------------------------------------------------------
 
-    async def _take_part(
+    async def _run_turn(
         self, session: str, payload: SendPayload | ResumePayload, *, cancel_after_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Open a stream with a payload that gives it a turn, and iterate over that."""
+        """Open a stream for a turn, and iterate over its events."""
         with self._begins(session):
             stream, begun = await self._new_stream(session, cancel_after_s)
             stream.submit(payload)
@@ -594,8 +598,8 @@ class Client:
             del self._beginning[begun]
             begun.set_result(None)
 
-    async def _send_apart(self, session: str, payload: Payload) -> None:
-        """Send a command on its own stream, which ends with its ack."""
+    async def _send_on_own_stream(self, session: str, payload: Payload) -> None:
+        """Send a command on a separate stream, which ends with its ack."""
         stream, begun = await self._new_stream(session)
         stream.submit(payload)
         stream.finish()
@@ -604,7 +608,6 @@ class Client:
             pass
 
     async def _file_of_new(self) -> CheckpointFile:
-        """Return where a new stream is kept."""
         if self.settings.is_recovery_on:
             return self._file
         await self._unkept.open()
@@ -632,7 +635,7 @@ class Client:
 
     async def _resume_stream(self, kept: KeptStream) -> ClientStream:
         life, now = await self._file.start_epoch(), self._world.monotonic()
-        self._ways.is_known = True  # known since the stream began
+        self._ways.is_known = True  # the server accepted the stream earlier
         stream = ClientStream.resume(
             kept.checkpoint,
             life=life,
@@ -641,15 +644,13 @@ class Client:
             stall_after_s=self.settings.stall_after_s,
             now=now,
         )
-        # It may have been changed since the stream began; where there is none, the stream's own still counts.
+        # The session's secret may have changed since the stream began. Without one, the stream's own secret counts.
         shown = await self._session_secrets.read(kept.session)
         stream.show(shown.secret, shown.old_secret)
         return stream
 
     async def _finish(self, kept: KeptStream) -> bool:
-        """Send again, in the background, the commands that only wait for their acks; False where its secret is not
-        to be had.
-        """
+        """Resend unacknowledged commands in the background; return False if the secret is not available."""
         try:
             kept = await self._file.with_secret(kept)
         except UnavailableError as error:
@@ -661,7 +662,7 @@ class Client:
 
     async def _resume(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         kept = await self._file.with_secret(kept)
-        async with aclosing(self._show_instead(kept) if kept.damage else self._resume_turn(kept)) as events:
+        async with aclosing(self._show_snapshot(kept) if kept.damage else self._resume_turn(kept)) as events:
             async for event in events:
                 yield event
 
@@ -683,10 +684,8 @@ class Client:
             return None
         return await answer_until(self.follow(kept.session, begin, snapshots=SnapshotWhen.NEVER), end)
 
-    async def _show_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
-        """Report that a stream cannot be resumed, show its session, and follow that to the end of the turn
-        (STREAM-48).
-        """
+    async def _show_snapshot(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+        """Report that a stream cannot be resumed, yield a snapshot of its session, and follow the turn (STREAM-48)."""
         stream = kept.checkpoint.stream
         _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
         try:
@@ -741,7 +740,7 @@ class Client:
         return attachment
 
     async def _keep_needed(self, attachment: Attachment) -> None:
-        """Keep the secret of a session where its server has a use for it, and nowhere else."""
+        """Store the secret of a session only if its server encrypts the session."""
         stream, session = attachment.stream, self._attachments[attachment]
         try:
             if stream.is_encrypted and stream.stream:
@@ -757,7 +756,7 @@ class Client:
         reading = reading or EventReader()
         try:
             event = await attachment.next()
-            await self._keep_needed(attachment)  # the welcome came before
+            await self._keep_needed(attachment)  # the welcome was received before
             while event is not None:
                 yield event_of(event, reading)
                 event = await attachment.next()
@@ -775,14 +774,13 @@ async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
 
 
 async def _freeze(shown: SecretsToShow) -> SecretsToShow:
-    """Return a read-only copy."""
     return shown
 
 
 def _secrets_of_this_user() -> Path:
     try:
         return Paths.find().secrets
-    except RuntimeError as error:  # of pathlib, in a container with an unknown user
+    except RuntimeError as error:  # raised by pathlib, in a container with an unknown user
         raise UsageError("this user has no home folder; set MIDSTREAM_HOME, or give `secrets=`") from error
 
 

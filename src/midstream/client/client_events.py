@@ -1,4 +1,4 @@
-"""Events that a client's stream gives an application."""
+"""Conversion of a stream's events for applications."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from midstream.protocol.frames import Gone, SnapshotFrame
 
 
 def event_of(event: ClientEvent, reading: EventReader) -> Event:
-    """Return what the application receives of an event of the stream."""
+    """Convert an event of the stream for the application."""
     match event:
         case Applied(event_id, record):
             return reading.event(str(event_id), record)

@@ -16,19 +16,19 @@ Option = TypeVar("Option", bound=StrEnum)
 
 
 class ClientSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a client keeps and resumes its streams. A change holds for the streams that begin, or are resumed, after it.
+    """Settings of a client's streams. A change applies to streams that begin or are resumed later.
 
     Args:
-        is_recovery_on: Whether streams are kept in the state file, so that another process can go on. Where not, a new
-            stream lives and dies with its process; it survives lost connections all the same. What was kept before
-            stays, and is resumed when it is on again.
-        look_back_s: Seconds without use after which a stream is cleared instead of resumed.
+        is_recovery_on: Whether streams are stored in the state file, so that another process can resume them. Otherwise
+            a new stream survives lost connections, but not its process. Stored streams stay, and can be resumed when it
+            is on again.
+        look_back_s: Seconds without use after which a stream is deleted instead of resumed.
         patience_s: Seconds without a working connection after which an iterator raises `ConnectionLostError`.
         stall_after_s: Seconds without an event, while the turn waits for a model, a tool or a client, after which
             `on_stalled` is called.
 
     Raises:
-        UsageError: A number is out of its bounds.
+        UsageError: A number is out of its range.
     """
 
     is_recovery_on: bool = True
@@ -38,20 +38,20 @@ class ClientSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.look_back_s <= LOOK_BACK_S_MAX:
-            raise UsageError(f"a look-back has 0 to {LOOK_BACK_S_MAX:g} seconds")
+            raise UsageError(f"`look_back_s` must be 0 to {LOOK_BACK_S_MAX:g}")
         if not self.patience_s >= 0:
-            raise UsageError("patience has at least 0 seconds")
+            raise UsageError("`patience_s` must be at least 0")
         if not self.stall_after_s > 0:
-            raise UsageError("a turn stands still after more than 0 seconds")
+            raise UsageError("`stall_after_s` must be above 0")
 
 
 def parse_option(kind: type[Option], name: str) -> Option:
-    """Return the member of an enumeration that a program names.
+    """Return the member of an enumeration by its value.
 
     Raises:
-        UsageError: There is none of this name. The message lists them.
+        UsageError: The value is unknown. The message lists the known ones.
     """
     try:
         return kind(name)
     except ValueError as error:
-        raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
+        raise UsageError(f"{name!r} is not one of {', '.join(kind)}") from error

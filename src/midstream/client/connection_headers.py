@@ -1,4 +1,4 @@
-"""The headers of each connection of a client: the application's, or the ones that authenticate this user."""
+"""Headers of a client's connections: those of the application, or the credential of this user."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from midstream.errors import ConnectionLostError, MidstreamError, UnauthorizedEr
 from midstream.local_keys import headers_for
 
 GivenHeaders = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""Headers, or a function that returns them for each connection. It is called in a thread, and may wait."""
+"""Headers, or a function that returns them for each connection. It is called in a thread, and may block."""
 
 
 class ConnectionHeaders:
-    """Headers that are found anew for each connection.
+    """Determines the headers of each connection.
 
     Args:
-        given: The application's headers. Where they have no `authorization`, this user's own credential is added.
+        given: The application's headers. Without `authorization`, this user's own credential is added.
 
     Raises:
         UsageError: A header cannot be sent.
@@ -30,15 +30,15 @@ class ConnectionHeaders:
         self._given = given
         self._was_proved = False
         self._last = self._refused = ""
-        """The newest credential, and the one that a server refused last."""
+        """The newest credential, and the last refused one."""
 
     async def __call__(self) -> Mapping[str, str]:
         """Return the headers of the next connection.
 
         Raises:
-            UsageError: A header cannot be sent, or `MIDSTREAM_TOKEN` names no origin.
+            UsageError: A header cannot be sent, or `MIDSTREAM_TOKEN` has no origin.
             UnauthorizedError: The server does not prove that it has the key of this user.
-            ConnectionLostError: It does not, and did so before: another program has its port. The server may come back.
+            ConnectionLostError: The server proved it earlier, but does not now: another program uses its port.
         """
         if not callable(self._given) and any(name.lower() == "authorization" for name in self._given):
             return self._given
@@ -56,10 +56,10 @@ class ConnectionHeaders:
         return headers
 
     def explain(self, error: MidstreamError) -> MidstreamError:
-        """Return what an error of a connection means for its stream.
+        """Convert an error of a connection for its stream.
 
-        A refused credential may have ended with the start of its server, just before it was sent. So the first refusal
-        of each is a lost connection, after which the credential is found anew. The second is final.
+        A credential is valid for one start of its server, which may have ended. So the first refusal of a credential
+        counts as a lost connection, and the next connection determines a new one. The second refusal is final.
         """
         if not isinstance(error, UnauthorizedError) or not self._last or self._last == self._refused:
             return error

@@ -1,8 +1,8 @@
-"""A connection over plain HTTP: frames go up one POST each, and come down by server-sent events or by long poll.
+"""A connection over plain HTTP: each sent frame is a POST; frames are received by server-sent events or long polling.
 
-A connection is several requests, which show its name. What comes down goes through a queue of a few frames, so that
-an application that does not read stops the server from sending. Nothing is sent before the server has welcomed the
-connection (STREAM-38): where a proxy holds the answer back, nothing went up.
+A connection consists of several requests with its name. Received frames pass a queue of a few frames, which gives
+backpressure. Frames are sent only after the server's welcome (STREAM-38), so nothing is sent if a proxy withholds the
+answer.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from midstream.protocol.sse import ServerSentEvent, SseDecoder
 from midstream.retries import retry_after_s
 
 ANSWER_S = 30.0
-"""Seconds for a POST to be answered: an append on a busy disk, over a bad network."""
+"""Time limit of the answer to a POST, in seconds: an append on a busy disk, over a bad network."""
 FRAMES_WAITING_MAX = 8
-"""Frames that were read and not yet taken; above it nothing more is read (2 MiB of events)."""
+"""Received frames in the queue; beyond them, reading stops (2 MiB of events)."""
 POLL_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of one poll's answer: 512 records, each with a large result."""
+"""Greatest size of a poll's answer: 512 records, each with a large result."""
 PROBLEM_BYTES_MAX = 64 * 1024
-"""Bytes of a refusal that are read."""
+"""Greatest number of bytes that are read of a refusal."""
 _AWAY = frozenset((502, 503, 504))
-"""Statuses in the place of a server that is not there, or not ready."""
+"""Statuses of proxies for a server that is missing or not ready."""
 
 _REDIRECT = 300
-"""From here on no answer is what was asked for; a redirect is a refusal (SEC-73)."""
+"""First status of a failure; a redirect is a refusal (SEC-73)."""
 _NO_CONTENT = 204
 
 
 class HttpPaths(Struct, frozen=True):
-    """Addresses of the requests of one connection, and the name they carry.
+    """URL and headers of one connection's requests.
 
     Args:
-        session: The address of the session.
-        connection: What this client calls this connection; made by chance.
+        session: URL of the session.
+        connection: Random name of the connection.
     """
 
     session: str
@@ -76,7 +76,7 @@ class HttpPaths(Struct, frozen=True):
         """Return the headers of a request whose body is the `open` frame."""
         return {
             **self.headers,
-            "accept-encoding": "identity",  # a compressor in between would hold words back
+            "accept-encoding": "identity",  # a compressing proxy would delay events
             "cache-control": "no-cache",
             "content-type": "application/json",
             "x-midstream-connection": self.connection,
@@ -97,7 +97,7 @@ class HttpPaths(Struct, frozen=True):
 
 
 class Downlink(Protocol):
-    """How frames come down; `read` yields each once, and ends or raises where there are no more."""
+    """Receiving side of a connection; `read` yields each frame once."""
 
     received_bytes: int
 
@@ -105,13 +105,13 @@ class Downlink(Protocol):
         """Yield the frames of a connection.
 
         Raises:
-            MidstreamError: The server refused, or is no server of ours.
+            MidstreamError: The server refused, or is not a midstream server.
             httpx2.HTTPError: The network failed.
         """
 
 
 class HttpTransport(Transport):
-    """One connection as requests. Its tasks begin with the `open` frame and end with `close`."""
+    """One connection as HTTP requests. Its tasks begin with the `open` frame, and end with `close`."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class HttpTransport(Transport):
         return heard
 
     async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`. Frames are on their way when it returns; their fate is learned by `receive`."""
+        """See `Transport.send`. It returns before the frames are sent; `receive` reports failures."""
         for body in frames:
             frame = decode_client(body)
             if isinstance(frame, Open):
@@ -164,7 +164,7 @@ class HttpTransport(Transport):
         self._has_outgoing.set()
 
     async def close(self) -> None:
-        """See `Transport.close`. A `close` that was not sent yet is, as some proxies keep quiet about who goes."""
+        """See `Transport.close`. It sends a waiting `close` frame, because some proxies do not report disconnects."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -216,7 +216,7 @@ class HttpTransport(Transport):
             await self._has_outgoing.wait()
 
     async def _post(self, frame: ClientFrame, body: bytes) -> bytes:
-        """Send one frame up; return the frame that answers it, b"" where none does."""
+        """Send one frame; return the answering frame, or b""."""
         url, headers = f"{self._paths.session}/commands", self._paths.headers_up(self._opening)
         response = await self._client.post(url, content=body, headers=headers)
         if response.status_code < _REDIRECT:
@@ -239,7 +239,7 @@ class HttpTransport(Transport):
 
 
 class EventStream(Downlink):
-    """Frames come down as server-sent events in the body of one answer."""
+    """Receives frames as server-sent events of one answer."""
 
     def __init__(self, world: World = World()) -> None:
         self.received_bytes = 0
@@ -267,7 +267,7 @@ class EventStream(Downlink):
 
 
 def _frames_of(events: Sequence[ServerSentEvent]) -> list[bytes]:
-    """Return events as frames: records in a row in one `events` frame, as over a WebSocket."""
+    """Convert server-sent events to frames; consecutive records become one `events` frame, as over a WebSocket."""
     frames: list[bytes] = []
     records: list[tuple[EventId, bytes]] = []
     for event in events:
@@ -301,7 +301,7 @@ _placed = msgspec.json.Decoder(_Placed)
 
 
 class LongPoll(Downlink):
-    """Frames come down in whole answers, one request after the other."""
+    """Receives frames by long polling."""
 
     def __init__(self, world: World = World()) -> None:
         self.received_bytes = 0
@@ -323,7 +323,7 @@ class LongPoll(Downlink):
                 yield bytes(frame)
             has_more = polled.more and bool(polled.frames)
             number += 1
-            # The welcome has judged it; from here on the server may not have seen the first command yet.
+            # The welcome has checked it. At the next poll, the server may not have received the first command yet.
             opening = msgspec.structs.replace(opening, event_id=after, next_seqno=0)
 
     async def _poll(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open, number: int) -> bytes:
@@ -337,13 +337,13 @@ class LongPoll(Downlink):
                 size += len(piece)
                 self.received_bytes += len(piece)
                 if size > POLL_BYTES_MAX:
-                    raise ConnectionLostError(f"an answer has more than {POLL_BYTES_MAX} bytes")
+                    raise ConnectionLostError(f"an answer is larger than {POLL_BYTES_MAX} bytes")
                 pieces.append(piece)
             return b"".join(pieces)
 
 
 async def _whole(response: httpx2.Response) -> bytes:
-    """Return as much of a refusal as a problem has."""
+    """Read a refusal, up to `PROBLEM_BYTES_MAX`."""
     pieces = b""
     async for piece in response.aiter_raw():
         pieces += piece
@@ -358,12 +358,12 @@ def _refusal(response: httpx2.Response, body: bytes, world: World) -> MidstreamE
 
 
 def http_client(url: str) -> httpx2.AsyncClient:
-    """Make what the connections of one client share. Silence is judged by the protocol, not here."""
+    """Create the HTTP client that the connections of one client share. The protocol has its own time limits."""
     address = httpx2.URL(url)
     is_here = is_loopback(address.host)
     return httpx2.AsyncClient(
-        follow_redirects=False,  # secrets are for this server (SEC-73)
-        # Reading the machine's certificates takes longer than a turn.
+        follow_redirects=False,  # secrets must reach only this server (SEC-73)
+        # Loading the system's certificates takes longer than a turn.
         verify=not (is_here and address.scheme == "http"),
         timeout=httpx2.Timeout(ANSWER_S, connect=CONNECT_S, read=None, pool=None),
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
@@ -371,8 +371,8 @@ def http_client(url: str) -> httpx2.AsyncClient:
     )
 
 
-async def is_there(client: httpx2.AsyncClient, server: str, headers: Mapping[str, str]) -> bool:
-    """Whether a server answers a plain request, whatever it answers (STREAM-108)."""
+async def is_reachable(client: httpx2.AsyncClient, server: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a server answers an ordinary request with any status (STREAM-108)."""
     try:
         async with client.stream("GET", f"{server}/v1/probe/poll", headers=headers) as answer:
             return answer.status_code not in _AWAY

@@ -1,8 +1,8 @@
-"""One stream of a client at work: its half of the protocol, a transport, the checkpoint, the tools.
+"""One active stream of a client: protocol endpoint, transport, checkpoint and tools.
 
-One task does everything that waits. Every change of the stream (by the application, a tool that ended, a frame, the
-clock) only rings; the task then settles: outcomes become commands, changes are stored, frames are sent, tools are
-started, events are delivered, always in this order. So nothing here needs a lock, and nothing leaves before its write.
+One task does all waiting. Each change of the stream (by the application, a tool, a frame, the clock) only wakes the
+task. The task then converts outcomes to commands, stores changes, sends frames, starts tools and delivers events, in
+this order. So no lock is needed, and everything is stored before it is sent.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from collections.abc import Callable, Sequence
 
 from midstream.client.checkpoint_file import BeginningSeen, CheckpointFile, FileWrite, Place, StreamBegun
 from midstream.client.local_tools import LocalTools, StartLocally
-from midstream.client.stream_carrier import Carrier, Connect, ReadSecrets, RingingTasks
+from midstream.client.stream_carrier import Carrier, Connect, ReadSecrets, SignalingTasks
 from midstream.environment import Fault, World
 from midstream.history.messages import ToolResult
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied, ClientEvent, Replaced
 
 EVENTS_UNREAD_MAX = 1024
-"""Events that the application has not taken; above it nothing is read from the server (two full frames)."""
+"""Events in the queue of the application; beyond them, reading from the server stops (two full frames)."""
 
 
 class Attachment:
-    """Keep one stream going. Call `start`, then `next` until it returns None, then `close`.
+    """Runs one stream. Call `start`, then `next` until it returns None, then `close`.
 
     Args:
-        stream: New or resumed.
-        connect: Makes a connection; raises `MidstreamError` where it cannot.
-        read_secrets: Reads the session's secrets, which another process may have changed; raises like it.
-        file: Where the stream is stored.
-        begun: The facts about a new stream for the file; None for a resumed one and for a reader.
-        tools: The calls this client runs in it; None for a reader.
-        on_reconnecting: Called whenever `ClientStream.is_reconnecting` changes.
-        on_stalled: Called with what the turn waits for when it stalls.
+        stream: A new or resumed stream.
+        connect: Opens a connection, or raises `MidstreamError`.
+        read_secrets: Reads the session's secrets, which another process may have changed, or raises `MidstreamError`.
+        file: State file of the stream.
+        begun: Data of a new stream for the file; None for a resumed stream and for a reader.
+        tools: This client's tool calls in the stream; None for a reader.
+        on_reconnecting: Called when `ClientStream.is_reconnecting` changes.
+        on_stalled: Called at a stall with the thing for which the turn waits.
     """
 
     def __init__(
@@ -53,32 +53,32 @@ class Attachment:
         self.stream = stream
         self._writer = _CheckpointWriter(stream, file, begun)
         self._world = world
-        self._tasks = RingingTasks(world)
+        self._tasks = SignalingTasks(world)
         self._carrier = Carrier(stream, connect, read_secrets, self._tasks, world)
         self._tools = tools
         self._calls: dict[Place, asyncio.Task[ToolResult | None]] = {}
         self._status = _StatusReport(stream, on_reconnecting, on_stalled)
         self._unread: deque[ClientEvent] = deque()
         self._in_hand: ClientEvent | None = None
-        """The event that the application has and may not have handled."""
+        """The event that the application received last, and may not have handled."""
         self._is_closing = False
         self._is_over = False
-        """Whether the stream has ended and its last events are in `_unread`: its end is not reported before."""
+        """Whether the stream has ended, and its last events are in `_unread`; only then its end is reported."""
         self._delivered = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
-    # --- what the client does -----------------------------------------------------------------------------------
+    # --- methods of the client -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; nothing was sent before."""
+        """Start the task of the stream."""
         self._running = self._world.spawn(self._run(), name=f"midstream stream {self.stream.stream!r}")
         self._running.add_done_callback(lambda _: self._delivered.set())
 
     async def next(self) -> ClientEvent | None:
-        """Return the next event, or None after the last one. The one before it is handled with that (STREAM-24).
+        """Return the next event, or None after the last one; the previous event then counts as handled (STREAM-24).
 
         Raises:
-            MidstreamError: The stream ended with it, or could not be stored. The events before it were returned.
+            MidstreamError: The stream ended with this error, or could not be stored. Earlier events were returned.
         """
         self._forward()
         while not self._unread:
@@ -96,18 +96,18 @@ class Attachment:
         if isinstance(self._in_hand, Applied | Replaced):
             self.stream.mark_handled(self._in_hand.event_id)
         self._in_hand = None
-        self._tasks.bell.set()
+        self._tasks.signal.set()
 
     def abort(self) -> None:
         """Cancel the turn; see `wait_for_acks`."""
         self.stream.abort()
-        self._tasks.bell.set()
+        self._tasks.signal.set()
 
     async def wait_for_acks(self) -> None:
-        """Wait until the server has every command, or the stream has ended.
+        """Wait until the server has acknowledged all commands, or the stream has ended.
 
         Raises:
-            MidstreamError: It ended with this error.
+            MidstreamError: The stream ended with this error.
         """
         while not (self.stream.is_acknowledged or self.stream.is_ended):
             self._raise_failure()
@@ -119,22 +119,21 @@ class Attachment:
             raise self.stream.error
 
     async def close(self) -> None:
-        """Detach: store what is left and release everything else. Calling it twice is harmless.
+        """Detach: store the last changes, and release all resources. Idempotent.
 
         Raises:
-            MidstreamError: The last changes could not be stored, and that was not reported before.
+            MidstreamError: The last changes could not be stored, and the error was not raised before.
         """
         if self._in_hand is not None and self._in_hand.event_id == self.stream.end:
-            self._forward()  # a client that leaves at the last event has seen the turn to its end
+            self._forward()  # an application that stops at the last event has handled it
         self.stream.detach()
         self._is_closing = True
-        self._tasks.bell.set()
+        self._tasks.signal.set()
         if self._running is not None:
             await asyncio.wait((self._running,))
             self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raise what ended the task, once."""
         if self._running is not None and self._running.done():
             ended, self._running = self._running, None
             ended.result()
@@ -145,12 +144,12 @@ class Attachment:
         try:
             while True:
                 is_last = self._is_closing
-                self._tasks.bell.clear()
+                self._tasks.signal.clear()
                 await self._settle()
                 if is_last:
                     return
                 self._carrier.tend(is_paused=len(self._unread) >= EVENTS_UNREAD_MAX)
-                await self._tasks.bell.wait()
+                await self._tasks.signal.wait()
                 self._carrier.take_finished()
                 self._take_results()
         finally:
@@ -160,7 +159,7 @@ class Attachment:
             await self._tasks.wait_for_ends()
 
     async def _settle(self) -> None:
-        """Store, then send, then act, then deliver."""
+        """Store changes, send frames, start tools, and deliver events."""
         events = self.stream.events()
         if events:
             self._writer.note_first(events[0])
@@ -184,7 +183,7 @@ class Attachment:
         self._delivered.set()
 
     def _outcomes(self) -> Sequence[FileWrite]:
-        """Number the outcomes of finished calls as commands; return their other changes of the file."""
+        """Submit the outcomes of finished calls as commands; return their other changes of the file."""
         if self._tools is None:
             return ()
         for payload in self._tools.answers():
@@ -204,7 +203,7 @@ class Attachment:
 
 
 class _CheckpointWriter:
-    """The changes of one stream on their way into the file, with the facts that begin it."""
+    """Writes the changes of one stream to the file, beginning with its creation."""
 
     def __init__(self, stream: ClientStream, file: CheckpointFile, begun: StreamBegun | None) -> None:
         self._stream = stream
@@ -212,15 +211,15 @@ class _CheckpointWriter:
         self._begun = begun
         self._is_new = stream.is_unread
         self._seen: BeginningSeen | None = None
-        """The stream's first event, where the file does not have it yet."""
+        """The stream's first event, until it is stored."""
 
     def note_first(self, event: ClientEvent) -> None:
-        """Take the first event of a new stream."""
+        """Note the first event of a new stream for the next write."""
         if self._is_new:
             self._is_new, self._seen = False, BeginningSeen(event.event_id)
 
     async def write(self, outcomes: Callable[[], Sequence[FileWrite]]) -> None:
-        """Store all changes; an outcome is in one transaction with its command (STREAM-18)."""
+        """Store all changes; an outcome and its command are in one transaction (STREAM-18)."""
         while writes := self._changes(outcomes()):
             await self._file.write(self._stream.stream, writes)
 
@@ -250,7 +249,7 @@ class _StatusReport:
         self._was_reconnecting = self._was_stalled = False
 
     def report(self) -> None:
-        """Call back for each change since the last call."""
+        """Call the callbacks for changes since the last call."""
         if self._stream.is_reconnecting is not self._was_reconnecting:
             self._was_reconnecting = self._stream.is_reconnecting
             self._on_reconnecting(self._was_reconnecting)

@@ -1,9 +1,9 @@
-"""Tools that run at the client: the calls of one stream, judged by its own journal.
+"""Tools that run at the client: the calls of one stream, with their state in the checkpoint.
 
-The life of a call is the server's (`session/calls.py`, `session/rerun_policy.py`), and so is the judgement. This
-object does no I/O: `take` a record, keep `writes()` (with the stream's own, in one transaction), then run
-`to_start()`. A call whose intent an earlier process kept, and no outcome, is in doubt: its tool's policy decides. One
-with an outcome is never run again: the command that carries it is played back by the stream.
+The states and rules are those of the server (`session/calls.py`, `session/rerun_policy.py`). The object does no I/O:
+`take` a record, store `writes()` (with the stream's changes, in one transaction), then run `to_start()`. A call with a
+stored intent of an earlier process, but no outcome, is in doubt: the policy of its tool decides. A call with an outcome
+never runs again; the stream resends its command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from midstream.session.rerun_policy import RERUNS_MAX, CallVerdict, judge
 from midstream.tools.function_tools import CallContext, Tool, probe_call, run_call
 
 RESULT_BYTES_MAX = FRAME_BYTES_MAX - 4096
-"""Of a result's payload, so that its command fits a frame."""
+"""Greatest size of a result's payload, so that its command fits into a frame."""
 ALLOWED_ONCE_CONTENT = (
     "It did not happen: the program that was to do it ended before. The permission for it is used up; call it again if "
     "it is still wanted."
@@ -41,7 +41,7 @@ ALLOWED_ONCE_CONTENT = (
 
 
 class StartLocally(Struct, frozen=True):
-    """Run this call now: its intent is kept. Or, for one in doubt, ask first whether it happened."""
+    """A call to run now, whose intent is stored; with `is_probe`, probe first whether it took effect."""
 
     place: Place
     call: ToolCall
@@ -53,8 +53,8 @@ class LocalTools:
     """The client's calls in one stream.
 
     Args:
-        epoch: From `CheckpointFile.start_epoch`: calls that older ones started and did not end are in doubt.
-        kept: What the checkpoint holds of this stream's calls.
+        epoch: From `CheckpointFile.start_epoch`; open calls of older epochs are in doubt.
+        kept: The stored calls of the stream.
     """
 
     def __init__(
@@ -77,29 +77,29 @@ class LocalTools:
     # --- outlets ------------------------------------------------------------------------------------------------
 
     def writes(self) -> list[CallWrite]:
-        """Return what to keep before anything else is done."""
+        """Return the changes to store before any other action."""
         writes, self._writes = self._writes, []
         return writes
 
     def answers(self) -> list[ResultPayload]:
-        """Return the outcomes to submit, each in the transaction of its `CallAnswered`."""
+        """Return the outcomes to submit, each stored in one transaction with its `CallAnswered`."""
         answers, self._answers = self._answers, []
         return answers
 
     def to_start(self) -> list[StartLocally]:
-        """Return the calls to run now. Do `writes()` first."""
+        """Return the calls to run now, after `writes()` were stored."""
         starts, self._starts = self._starts, []
         return starts
 
     def to_stop(self) -> list[Place]:
-        """Return the calls whose outcome is not awaited any more."""
+        """Return the running calls whose outcome is no longer needed."""
         stops, self._stops = self._stops, []
         return stops
 
     # --- inlets -------------------------------------------------------------------------------------------------
 
     def take(self, record: Record) -> None:
-        """Take a record of the stream's turn."""
+        """Handle a record of the stream's turn."""
         match record:
             case ResponseCompleted():
                 self._note(record)
@@ -113,18 +113,18 @@ class LocalTools:
             case CallEnded(turn=turn, response=response, result=result) if (
                 place := (turn, response, result.call_id)
             ) in self._calls:
-                # The server's word is final: ours, or its own where the turn was stopped or we were late.
+                # The server's record is final. It may differ from this client's outcome after a stop or a timeout.
                 self._calls[place] = replace(self._calls[place], result=result)
                 self._stops.append(place)
             case _:
                 pass
 
     def note_end(self, place: Place, result: ToolResult | None) -> None:
-        """A call was run or asked about; `result` is its one outcome; None means that it did not happen."""
+        """Handle the end of a run or a probe; `result` is the outcome, None if the call did not take effect."""
         call = self._calls[place]
         if call.result is not None:
             return
-        # TURN-35: and only the server can request another one.
+        # TURN-35: only the server can request another approval.
         if result is None and call.plan.needs_approval:
             self._answer(place, ToolResult(call.call.id, ALLOWED_ONCE_CONTENT, Outcome.ERROR))
         elif result is None and call.runs <= RERUNS_MAX:
@@ -133,7 +133,7 @@ class LocalTools:
             self._answer(place, result or ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
 
     async def run(self, start: StartLocally) -> ToolResult | None:
-        """Run a call with its tool, or its probe, within the tool's timeout. Never raises but for cancellation."""
+        """Run the tool, or its probe, within the tool's timeout. It raises only `CancelledError`."""
         found = self._tools.get(start.call.name)
         turn, response, call_id = start.place
         context = CallContext(self._session, turn, response, call_id, start.run)
@@ -149,7 +149,7 @@ class LocalTools:
         unknown = ToolResult(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         return None if may_run else result or unknown
 
-    # --- judgement ----------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------
 
     def _note(self, record: ResponseCompleted) -> None:
         plans = {plan.call_id: plan for plan in record.plans}
@@ -158,7 +158,7 @@ class LocalTools:
             place = (record.turn, record.response, call.id)
             known = self._calls.get(place)
             is_ours = plan.site is Site.CLIENT and plan.problem is None
-            # After a power cut of the server the same place may hold another call.
+            # After a power failure of the server, the same place may have another call.
             is_new = known is None or known.plan.digest not in (plan.digest, DAMAGED_DIGEST)
             if is_ours and is_new:
                 self._calls[place] = CallState(call, plan)
@@ -166,7 +166,7 @@ class LocalTools:
 
     def _consider(self, place: Place) -> None:
         call = self._calls[place]
-        # Seen from here the call's site is this one: the rule is the server's for its own.
+        # The rule is that of the server for its own calls, so the call's site is set to the server.
         here = replace(call, plan=replace(call.plan, site=Site.SERVER))
         match judge(here, epoch=self._epoch):
             case CallVerdict.START | CallVerdict.RERUN:
@@ -175,7 +175,7 @@ class LocalTools:
                 self._calls[place] = replace(call, is_in_doubt=True)
                 self._starts.append(StartLocally(place, call.call, call.runs, is_probe=True))
             case CallVerdict.GIVE_UP | CallVerdict.ASK:
-                # The server puts questions to a person, about calls of its own: here what is held stays unknown.
+                # Only the server can ask a person, about its own calls: here, `hold` means that the outcome is unknown.
                 self._answer(place, ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
             case CallVerdict.LEAVE | CallVerdict.DONE:
                 pass
@@ -190,10 +190,10 @@ class LocalTools:
         self._starts.append(StartLocally(place, call.call, run))
 
     def _edit(self, place: Place, arguments: str) -> None:
-        """Take the arguments a person wrote instead of the model's; the plan stays that of the model's call."""
+        """Replace the model's arguments by those of a person; the plan does not change."""
         state = self._calls[place]
         if state.runs or state.call.arguments == arguments:
-            return  # it came again
+            return  # a repeated record
         call = replace(state.call, arguments=arguments)
         self._calls[place] = replace(state, call=call)
         self._writes.append(CallNoted(place[0], place[1], call, state.plan))
@@ -209,7 +209,7 @@ class LocalTools:
 def declare(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
     """Return the declaration of this client's tools for the server.
 
-    A rule about arguments (`needs_approval` as a function) cannot travel: a person is asked about every call.
+    A function as `needs_approval` cannot be sent: every call of such a tool needs an approval.
     """
     return tuple(
         ClientTool(
@@ -229,7 +229,7 @@ def refuse_foreign(tools: Iterable[Tool]) -> None:
     """Refuse tools that only a server can have.
 
     Raises:
-        ToolDefinitionError: One's calls are answered there, or it is to write in the transactions of its store.
+        ToolDefinitionError: A tool's calls are answered at the server, or it writes in transactions of the store.
     """
     for each in tools:
         if each.site is not Site.SERVER:
@@ -238,12 +238,12 @@ def refuse_foreign(tools: Iterable[Tool]) -> None:
             )
         if each.on_doubt is OnDoubt.IN_TRANSACTION:
             raise ToolDefinitionError(
-                f"{each.name!r} runs at a client, where no transaction of its outcome is"
+                f"{each.name!r} runs at a client, but its policy needs the transaction of the outcome at the server"
             )
 
 
 def _shorten(payload: ResultPayload) -> ResultPayload:
-    """Cut a result until its payload fits a frame, with a mark of how much is missing."""
+    """Shorten a result to the size limit, with a note about the missing part."""
     content = payload.result.content
     kept = content
     while len(encode(payload)) > RESULT_BYTES_MAX:

@@ -1,6 +1,4 @@
-"""A probe of the network: each transport carries numbered chunks, and their arrival times show what a proxy does to
-a stream.
-"""
+"""A probe of the network: numbered chunks over each transport, whose arrival times show the effect of proxies."""
 
 from __future__ import annotations
 
@@ -24,23 +22,23 @@ from midstream.local_keys import is_loopback
 from midstream.protocol.sse import SseDecoder
 
 POST = "post"
-"""What is probed beside the transports: the way up of those that are not a WebSocket."""
+"""The further probe: POST requests, with which the transports other than WebSocket send frames."""
 PATIENCE_S = 10.0
-"""Seconds for a probe beyond what its chunks take."""
+"""Seconds for a probe beyond the duration of its chunks."""
 _REDIRECT = 300
 _FAILURES = (httpx2.HTTPError, OSError, websockets.WebSocketException, MidstreamError)
 
 
 CHUNKS = 5
-"""Numbered chunks of one probe; fewer are an incomplete stream."""
+"""Chunks of one probe."""
 
 
 class Pace(Struct, frozen=True):
-    """The pace that a server is asked for, and the limit of lateness.
+    """The requested interval of chunks, and the limit of their delay.
 
     Args:
         every_ms: Milliseconds between two chunks.
-        late_s: Seconds after which the first one shows that something holds them back.
+        late_s: Seconds after which the first chunk counts as buffered.
     """
 
     every_ms: int = 600
@@ -48,7 +46,7 @@ class Pace(Struct, frozen=True):
 
     @property
     def lasts_s(self) -> float:
-        """How long the chunks of one probe take."""
+        """Duration of the chunks of one probe."""
         return (CHUNKS - 1) * self.every_ms / 1000
 
 
@@ -57,34 +55,34 @@ PACE = Pace()
 
 
 class ProbeOutcome(StrEnum):
-    """Outcome of a stream."""
+    """Finding about one transport."""
 
     WORKS = "works"
     BUFFERED = "buffered"
-    """The first chunk came late: something holds the answer back."""
+    """The first chunk arrived late: a proxy buffers the answer."""
     AT_ONCE = "at once"
-    """One came alone, or all in one piece: nothing is streamed."""
+    """Only one chunk arrived, or all arrived in one piece: nothing is streamed."""
     INCOMPLETE = "incomplete"
-    """Chunks are missing: something cuts, or drops."""
+    """Chunks are missing: a proxy cuts or drops."""
     REFUSED = "refused"
-    """It was answered, and not by the probe."""
+    """The answer is not from the probe."""
     NOTHING = "nothing"
-    """No chunk came at all."""
+    """No chunk arrived."""
 
 
-LIMPING = frozenset((ProbeOutcome.BUFFERED, ProbeOutcome.AT_ONCE, ProbeOutcome.INCOMPLETE))
-"""Something comes, and no stream."""
+DISTURBED = frozenset((ProbeOutcome.BUFFERED, ProbeOutcome.AT_ONCE, ProbeOutcome.INCOMPLETE))
+"""Findings with data, but without a working stream."""
 
 
 class Probed(Struct, frozen=True):
-    """Results found of one transport.
+    """Result of one probe.
 
     Args:
         what: A transport, or `post`.
-        finding: What becomes of it.
-        chunks: How many came.
-        first_s: Seconds until the first one; None where none came.
-        detail: A sentence about it.
+        finding: The finding.
+        chunks: Number of received chunks.
+        first_s: Seconds until the first chunk; None without one.
+        detail: A sentence about the finding.
     """
 
     what: str
@@ -95,12 +93,12 @@ class Probed(Struct, frozen=True):
 
 
 class NetworkReport(Struct, frozen=True):
-    """The findings about the network between here and a server.
+    """The findings about the network between this machine and a server.
 
     Args:
-        probed: What was found, the best transport first.
-        transport: The best one that nothing disturbs, which will work; None where there is none.
-        via: The names that proxies give in `Via` and `Server`.
+        probed: The results, best transport first.
+        transport: The best undisturbed transport; None without one.
+        via: Names of proxies in `Via` and `Server`.
     """
 
     url: str
@@ -110,22 +108,22 @@ class NetworkReport(Struct, frozen=True):
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing disturbs any transport."""
+        """Whether all transports work."""
         return all(each.finding is ProbeOutcome.WORKS for each in self.probed)
 
     @property
     def lures(self) -> tuple[str, ...]:
-        """Better transports than that one which bring something, late or not whole.
+        """Better transports than `transport` that deliver data late or incompletely.
 
-        A client that chooses goes by the first frame of a connection, and may stay with one of these.
+        A client chooses by the first frame of a connection, so it may stay with one of these.
         """
         ways = [each for each in self.probed if each.what in set(TransportKind)]
         before = ways[: [each.what for each in ways].index(self.transport)] if self.transport else ()
-        return tuple(each.what for each in before if each.finding in LIMPING)
+        return tuple(each.what for each in before if each.finding in DISTURBED)
 
 
 class Arrivals:
-    """The chunks of one probe: their numbers, and when each came, in seconds since it was asked for."""
+    """The received chunks of one probe, with their arrival times in seconds since the request."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -133,7 +131,7 @@ class Arrivals:
         self.refusal = ""
 
     def take(self, body: bytes, at: float) -> None:
-        """Note a chunk; what is none of the probe's is a refusal."""
+        """Note a chunk, or a refusal if it is not from the probe."""
         try:
             self.numbers.append(msgspec.json.decode(body, type=_Chunk).probe)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -149,8 +147,8 @@ class _Chunk(Struct, frozen=True):
 def judge(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
     """Return the finding about the chunks of a probe.
 
-    A late first chunk is a buffer, whatever else is wrong; one alone, or all in one piece, is no streaming; less than
-    all is incomplete.
+    In this order: a late first chunk means buffering; a single chunk, or all in one piece, means no streaming; missing
+    chunks mean an incomplete stream.
     """
     times, count = arrivals.times, len(arrivals.times)
     first_s = round(times[0], 3) if times else None
@@ -176,10 +174,10 @@ def judge(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
 
 
 class NetworkProbe:
-    """Asks one server over each transport.
+    """Probes one server over each transport.
 
     Raises:
-        UsageError: `url` is no address of a server.
+        UsageError: `url` is not the URL of a server.
     """
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, pace: Pace = PACE) -> None:
@@ -190,12 +188,12 @@ class NetworkProbe:
         self._via = ""
 
     async def run(self) -> NetworkReport:
-        """Ask all transports at once; it takes a few seconds.
+        """Probe all transports concurrently; it takes a few seconds.
 
         Raises:
-            ConnectionLostError: Nothing answers there, or it is not to be believed.
-            AccessError: The server requires authentication, or refuses ours.
-            NotFoundError: What answers there has no probe.
+            ConnectionLostError: No server answers, or its certificate is not trusted.
+            AccessError: The server requires authentication, or refuses the credential.
+            NotFoundError: The server has no probe.
         """
         async with http_client(self._base) as client:
             await self._greet(client)
@@ -212,7 +210,7 @@ class NetworkProbe:
         return NetworkReport(self._base, tuple(found), usable[0] if usable else None, self._via)
 
     async def _greet(self, client: httpx2.AsyncClient) -> None:
-        """Ask for one chunk, which any network lets through."""
+        """Request one chunk, which works in any network."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 response = await client.get(f"{self._base}/v1/probe/poll", headers=self._headers)
@@ -239,7 +237,7 @@ class NetworkProbe:
                 async for chunk in chunks:
                     heard.take(chunk, self._world.monotonic() - began)
         except TimeoutError:
-            pass  # the chunks until then are judged
+            pass  # evaluate the chunks until then
         except _FAILURES as error:
             heard.refusal = _reason(error)
         return judge(way, heard, self._pace)
@@ -297,7 +295,7 @@ def _reason(error: Exception) -> str:
 
 
 def _explain_silence(base: str, error: BaseException) -> str:
-    """Return why there was no answer, by the root cause of an error of the HTTP client."""
+    """Describe a missing answer by the root cause of an error of the HTTP client."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
     match error:

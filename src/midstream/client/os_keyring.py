@@ -1,8 +1,7 @@
-"""The keyring of the user's system, through the package `keyring`, where there is one that answers.
+"""The keyring of the user's system, through the package `keyring`.
 
-A backend may wait for a person (a prompt that unlocks it), or for ever. So each call runs on a daemon thread and is
-waited for within a bound; while one is still out, every other one is refused at once. When it comes back, so does
-the keyring.
+A backend may wait for a person (a prompt that unlocks it), or for ever. So each call runs on a daemon thread with a
+time limit. While a call has not returned, all others are refused at once.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SERVICE = "midstream"
-"""What our entries are filed under."""
+"""Service name of the entries."""
 ANSWER_S = 15.0
-"""Seconds for an answer: enough to type a password."""
+"""Time limit of a call, in seconds: enough to type a password."""
 
 
 class OsKeyring:
-    """Entries of ours by name. Each call blocks its thread, for `answer_s` seconds at most."""
+    """Entries of midstream in the keyring, by name. Each call blocks for at most `answer_s` seconds."""
 
     def __init__(self, *, answer_s: float = ANSWER_S) -> None:
         self._answer_s = answer_s
         self._last: Future[object] | None = None
 
     def get(self, name: str) -> str | None:
-        """Return an entry; None where the keyring has none.
+        """Return an entry, or None.
 
         Raises:
             UnavailableError: There is no keyring, or it does not answer.
@@ -41,10 +40,10 @@ class OsKeyring:
         return self._run(lambda: _backend().get_password(SERVICE, name))
 
     def put(self, name: str, secret: str) -> None:
-        """Keep an entry, and see that it is kept.
+        """Store an entry, and check that it was stored.
 
         Raises:
-            UnavailableError: There is no keyring, or it does not answer; the entry may be kept later.
+            UnavailableError: There is no keyring, or it does not answer; the entry may still be stored later.
         """
 
         def keep() -> None:
@@ -56,7 +55,7 @@ class OsKeyring:
         self._run(keep)
 
     def delete(self, name: str) -> None:
-        """Remove an entry; one that is not there is no error.
+        """Remove an entry; a missing one is not an error.
 
         Raises:
             UnavailableError: There is no keyring, or it does not answer; the entry may be removed later.
@@ -64,7 +63,7 @@ class OsKeyring:
 
         def remove() -> None:
             backend = _backend()
-            # Backends do not agree on what the removal of nothing is.
+            # Backends differ in the removal of a missing entry.
             if backend.get_password(SERVICE, name) is not None:
                 backend.delete_password(SERVICE, name)
 
@@ -83,7 +82,7 @@ class OsKeyring:
                 f"the keyring did not answer within {self._answer_s:g} s: unlock it"
             ) from None
         finally:
-            del asked  # its error has this frame in its traceback: a cycle for each turn without a keyring
+            del asked  # breaks a reference cycle: the error's traceback contains this frame
 
 
 def _answer(asked: Future[T], work: Callable[[], T]) -> None:
@@ -92,14 +91,14 @@ def _answer(asked: Future[T], work: Callable[[], T]) -> None:
     except UnavailableError as error:
         asked.set_exception(error)
     except Exception as error:  # noqa: BLE001 - a backend is foreign code
-        # Only its kind: a backend may write anything into its messages.
+        # Only the type: the message of a backend may contain anything.
         asked.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
     finally:
         del asked  # as in `_run`
 
 
 def _backend() -> KeyringBackend:
-    """Return the backend that `keyring` chose, unless it is one that keeps nothing."""
+    """Return the backend that `keyring` chose, unless it does not store secrets."""
     try:
         import keyring  # noqa: PLC0415 - an extra, and slow to import
     except ImportError:
@@ -107,7 +106,7 @@ def _backend() -> KeyringBackend:
             "the package `keyring` is not installed: pip install 'midstream[keyring]'"
         ) from None
     backend = keyring.get_keyring()
-    # Those that fail, that swallow everything, and a chain of none have a priority of 0 or less.
+    # Backends that fail or store nothing, and an empty chain, have a priority of 0 or less.
     if backend.priority <= 0:
-        raise UnavailableError("this system has no keyring that answers")
+        raise UnavailableError("this system has no usable keyring")
     return backend

@@ -1,4 +1,4 @@
-"""Read again what an earlier process of a client had handled, so that a transcript is whole in this one."""
+"""Reading of events that an earlier process of a client handled, for a complete transcript in this one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> AnswerText:
     """Fold the events of a session up to `end`.
 
-    Where they cannot be read, or the line is another one by now, the answer is shorter: the next whole response
-    corrects its part, and the stream that goes on meets the same error and raises it.
+    If they cannot be read, or belong to another line, the answer is shorter. The next complete response corrects its
+    part, and the resumed stream raises the error.
     """
     answer = AnswerText()
     try:
@@ -37,7 +37,7 @@ async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> Ans
 
 
 def results_to_send(kept: KeptStream, calls: Iterable[KeptCall]) -> list[ResultPayload]:
-    """Return the stored outcomes that may have been in a lost command; the server takes the first one of a call."""
+    """Return the stored outcomes whose commands may be lost; the server accepts only the first outcome of a call."""
     said = [decode_payload(body) for _, body in kept.checkpoint.unacked]
     sent = {
         (each.turn, each.response, each.result.call_id) for each in said if isinstance(each, ResultPayload)

@@ -1,4 +1,4 @@
-"""Requests of a client beside its streams: one request, one answer."""
+"""Single requests of a client, outside of its streams."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from midstream.session.records import OPEN_STATUSES
 T = TypeVar("T")
 
 ANSWER_S = 10.0
-"""Seconds a server may take for an answer."""
+"""Time limit of an answer, in seconds."""
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of one answer; a larger one is no server of ours."""
+"""Greatest size of an answer; a midstream server sends no larger one."""
 
 
 class _Questions(Struct):
@@ -30,7 +30,7 @@ class _Questions(Struct):
 
 
 async def questions(url: str, session: str | None, headers: Mapping[str, str]) -> tuple[Question, ...]:
-    """Return what waits for a person at the server `url`, the longest first; of one session where it is named.
+    """Return the open questions at the server `url`, oldest first: of all sessions, or of one.
 
     Raises:
         ConnectionLostError: No server answers.
@@ -47,10 +47,10 @@ class _Now(Struct):
 
 
 async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[str, bool, bytes]:
-    """Return a session as the server `url` has it: the event to follow it from, whether it rests, and its JSON.
+    """Return the event id from which to follow a session, whether it is idle, and its snapshot as JSON.
 
     Raises:
-        SessionNotFoundError: There is none.
+        SessionNotFoundError: The session does not exist.
         ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
@@ -60,10 +60,10 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
 
 
 async def delete(url: str, session: str, headers: Mapping[str, str]) -> None:
-    """Remove a session, at rest, from the server `url` for good.
+    """Delete an idle session at the server `url` permanently.
 
     Raises:
-        SessionBusyError: A turn runs in it. Nothing was removed.
+        SessionBusyError: A turn is running. Nothing was deleted.
         ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
@@ -75,7 +75,7 @@ class _Issued(Struct):
 
 
 async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, str]) -> str:
-    """Return a token that allows reading a session for so many seconds.
+    """Return a viewer's word that permits reading a session for `for_s` seconds.
 
     Raises:
         ConnectionLostError: No server answers.
@@ -88,7 +88,7 @@ async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, s
 
 
 async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -> None:
-    """Let none of the words for a session be good any more.
+    """Revoke all viewers' words of a session.
 
     Raises:
         ConnectionLostError: No server answers.
@@ -106,7 +106,7 @@ def _read(url: str, body: bytes, kind: type[T]) -> T:
 
 def _request(method: str, url: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
     parts = urlsplit(url)
-    assert parts.hostname is not None, "`connect` has read the address"
+    assert parts.hostname is not None, "`connect` has checked the URL"
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=ANSWER_S)
     try:

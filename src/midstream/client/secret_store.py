@@ -1,9 +1,9 @@
-"""Secrets that prove that streams and sessions are ours: one SQLite file for all clients of a user.
+"""Secrets of streams and sessions: one SQLite file for all clients of a user.
 
-The file is apart from their checkpoints and readable by its owner only. Where the keyring of the system was chosen, it
-has the secret, and the row in the file has the random name of its entry: a list of the keyring shows no servers and
-sessions. A row is written before its entry and removed after it, so a process that dies in between leaves a row that
-`settle` finds, and never an entry without one.
+The file is separate from their checkpoints, and readable by its owner only. With the system's keyring, the keyring has
+the secret, and the row in the file has the random name of its entry, so that names in the keyring reveal nothing. A row
+is written before its entry and removed after it. So a crash may leave a row without an entry, which `settle` removes,
+but never an entry without a row.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from midstream.paths import make_folder
 T = TypeVar("T")
 
 USER_VERSION = 2
-"""Layout of the file. One of an earlier layout, which was never released, is begun anew with a warning."""
+"""Version of the schema. A file with an earlier, unreleased version is replaced with a warning."""
 APPLICATION_ID = 0x6D_69_64_73
-"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "mids"."""
+"""Value of `pragma application_id` ("mids"), which identifies midstream's files."""
 BUSY_S = 40.0
-"""Seconds to wait for another process; it holds the file for milliseconds, or for two answers of a keyring."""
+"""Seconds to wait for another process, which holds the file for milliseconds, or for two calls of a keyring."""
 ABANDONED_S = 7 * 24 * 3600.0
-"""Seconds after which a secret is removed whose checkpoint is not where it was: moved ones are opened before."""
+"""Seconds after which the secrets of a missing state file are removed; a moved file is opened before."""
 CALLED = "file of secrets"
 
 _log = logging.getLogger(__name__)
 
 
 class SecretKey(Struct, frozen=True):
-    """The key of a secret: that of a stream, or with no stream the session's own."""
+    """The key of a stream's secret, or, without a stream, of the session's own secret."""
 
     server: str
     session: str
     stream: str = ""
 
 
-class Keeper(Struct, frozen=True):
-    """The checkpoint that a stream's secret is kept for: its lasting name, and where it is now.
+class StateFileRef(Struct, frozen=True):
+    """The state file of a stream's secret: its permanent name, and its current path.
 
     A session's own secret has none: it stays until it is deleted.
     """
@@ -60,16 +60,16 @@ class Keeper(Struct, frozen=True):
     place: str = ""
 
 
-NOBODY = Keeper()
+NOBODY = StateFileRef()
 
 
 class SecretFileSummary(Struct, frozen=True):
-    """Numbers of the secrets in a file; no secret is read.
+    """Numbers of the secrets of a file.
 
     Args:
-        in_file: Secrets that stand in the file itself.
-        in_keyring: Secrets that the keyring has.
-        orphans: Secrets whose checkpoint is not where it was.
+        in_file: Secrets in the file itself.
+        in_keyring: Secrets in the keyring.
+        orphans: Secrets whose state file is missing.
     """
 
     in_file: int = 0
@@ -80,7 +80,7 @@ class SecretFileSummary(Struct, frozen=True):
 class _Row(Struct, frozen=True):
     key: SecretKey
     entry: str | None
-    """Its name in the keyring; None where the secret stands in the file."""
+    """Its name in the keyring; None if the secret is in the file."""
     secret: str | None
 
 
@@ -89,7 +89,7 @@ CREATE TABLE secret (
     server TEXT NOT NULL,
     session TEXT NOT NULL,
     stream TEXT NOT NULL,
-    entry TEXT, -- its name in the keyring, where that has the secret
+    entry TEXT, -- its name in the keyring, if the secret is there
     secret TEXT,
     keeper TEXT NOT NULL,
     place TEXT NOT NULL,
@@ -105,11 +105,11 @@ _NEW = "INSERT OR IGNORE INTO secret VALUES (?, ?, ?, ?, NULL, ?, ?, ?)"
 
 
 class SecretStore:
-    """The secrets of one user. Use it from one event loop, then close it; it opens with its first use.
+    """The secrets of one user, for use from one event loop. The first call opens the file.
 
     Args:
-        path: The file; made where it is missing. None keeps everything in memory.
-        keyring: Has new secrets in the place of the file.
+        path: The file, created if missing. None keeps everything in memory.
+        keyring: Keyring for new secrets, instead of the file.
     """
 
     def __init__(self, path: str | Path | None, *, world: World, keyring: OsKeyring | None = None) -> None:
@@ -121,25 +121,25 @@ class SecretStore:
         self._connection: sqlite3.Connection | None = None
 
     async def get(self, key: SecretKey) -> str | None:
-        """Return a secret; None where there is none, or the keyring has it no more.
+        """Return a secret; None if it does not exist, or is missing in the keyring.
 
         Raises:
-            UnavailableError: The keyring that has it does not answer (after 15 s at most), or the file is locked.
+            UnavailableError: The keyring with the secret does not answer (within 15 s), or the file is locked.
             UsageError: Others may read the file, or it cannot be opened.
-            StoreDamagedError: It is no intact database.
+            StoreDamagedError: The file is damaged.
         """
         return await self._call(lambda: self._get(key))
 
     async def put(
-        self, key: SecretKey, secret: str, *, keeper: Keeper = NOBODY, replaces: str | None = None
+        self, key: SecretKey, secret: str, *, keeper: StateFileRef = NOBODY, replaces: str | None = None
     ) -> str:
-        """Keep a secret, unless there is another one already, and return the one that counts now.
+        """Store a secret durably, unless another one exists; return the stored one.
 
-        On disk, or in the keyring, when it returns. Of several processes that put different ones, all get the same.
+        If several processes store different secrets, all receive the same one.
 
         Args:
-            keeper: The checkpoint that has the stream.
-            replaces: The one that may be replaced.
+            keeper: The state file of the stream.
+            replaces: A secret that may be replaced.
 
         Raises:
             UnavailableError, StoreFullError, UsageError, StoreDamagedError: As `get`. Nothing was changed.
@@ -147,23 +147,23 @@ class SecretStore:
         return await self._call(lambda: self._put(key, secret, keeper, replaces))
 
     async def delete(self, key: SecretKey, *, only: str | None = None) -> None:
-        """Remove a secret; one that is not there is no error.
+        """Remove a secret; a missing one is not an error.
 
         Args:
-            only: The one to remove: where another one counts by now, that stays.
+            only: Remove the secret only if it has this value.
 
         Raises:
             UnavailableError, StoreFullError, UsageError, StoreDamagedError: As `get`. Nothing was changed.
         """
         await self._call(lambda: self._delete(key, only))
 
-    async def settle(self, keeper: Keeper, streams: Collection[str]) -> None:
-        """Remove secrets of streams that are gone, when a checkpoint was opened and is held alone.
+    async def settle(self, keeper: StateFileRef, streams: Collection[str]) -> None:
+        """Remove secrets of removed streams, after a state file was opened and locked.
 
-        Those that a keyring has stay until one that answers is there.
+        Secrets in a keyring stay until the keyring answers.
 
         Args:
-            streams: All that it has: secrets of others that it had are removed.
+            streams: All streams of the state file; secrets of its other streams are removed.
 
         Raises:
             UnavailableError, StoreFullError, UsageError, StoreDamagedError: As `get`.
@@ -172,7 +172,7 @@ class SecretStore:
             await self._call(lambda: self._settle(keeper, frozenset(streams)))
 
     async def close(self) -> None:
-        """Let go of the file. Calling it twice is harmless."""
+        """Close the file. Idempotent."""
         if self._thread is not None:
             await self._call(self._close)
             self._thread.shutdown()
@@ -199,11 +199,11 @@ class SecretStore:
     def _secret_of(self, row: _Row) -> str | None:
         return row.secret if row.entry is None else self._keyring.get(row.entry)
 
-    def _put(self, key: SecretKey, secret: str, keeper: Keeper, replaces: str | None) -> str:
+    def _put(self, key: SecretKey, secret: str, keeper: StateFileRef, replaces: str | None) -> str:
         entry = self._world.new_id("secret") if self._uses_keyring else None
         new = (key.server, key.session, key.stream, entry, keeper.name, keeper.place, self._world.now())
         if entry is not None:
-            self._execute(_NEW, *new)  # committed before the keyring has anything
+            self._execute(_NEW, *new)  # committed before the entry in the keyring is written
         with transaction(self._file()):
             self._execute(_NEW, *new)
             row = self._row(key)
@@ -226,7 +226,7 @@ class SecretStore:
                     self._keyring.delete(row.entry)
                 self._execute(_DELETE, key.server, key.session, key.stream)
 
-    def _settle(self, keeper: Keeper, streams: frozenset[str]) -> None:
+    def _settle(self, keeper: StateFileRef, streams: frozenset[str]) -> None:
         assert keeper.name, "secrets without a keeper are those of sessions"
         ours = [row for row in self._rows("keeper = ?", keeper.name) if row.key.stream not in streams]
         places = "SELECT DISTINCT keeper, place FROM secret WHERE keeper NOT IN ('', ?)"
@@ -261,7 +261,7 @@ class SecretStore:
 
 
 def survey(path: Path) -> SecretFileSummary:
-    """Return the numbers of what is kept in a file of secrets; no keyring is asked.
+    """Return the numbers of secrets in a file, without a call of the keyring.
 
     Raises:
         UsageError, UnavailableError, StoreDamagedError: As `SecretStore.get`.
@@ -287,7 +287,7 @@ def _survey(path: Path) -> SecretFileSummary:
 
 
 def _is_gone(place: str) -> bool:
-    """Whether a checkpoint is not where it was; what this user may not see may be there."""
+    """Return whether a state file is missing. A path that this user cannot access does not count as missing."""
     try:
         return not Path(place).exists()
     except OSError:
@@ -305,12 +305,12 @@ def _open_file(path: Path | None) -> sqlite3.Connection:
     place = ":memory:" if path is None else str(path)
     connection = sqlite3.connect(place, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
     try:
-        # What is removed is gone from the file, and no log holds it longer than a transaction.
+        # Deleted data is overwritten, and the journal keeps it only during a transaction.
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
         if _is_older(connection) or not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED):
-            with transaction(connection):  # another process may have been faster
+            with transaction(connection):  # another process may have created the schema
                 if _is_older(connection):
                     _log.warning(
                         "%s has an earlier layout and is replaced; earlier streams lose their secrets",

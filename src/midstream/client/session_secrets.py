@@ -1,10 +1,9 @@
-"""The secret of each session of a client: shown by all of its streams, kept where the secrets of streams are.
+"""The secret of each session of a client, which all of its streams send, in the file of secrets.
 
-It is made with the first stream. It stays, unless the server shows that the session is not encrypted under it: then
-the stream's own copy is enough. While it is being changed there are two: the next one is written down first, and both
-are shown, until the server is known to open the session by the next one. So a process that dies in between has the
-right one all the same. Nothing is remembered here: what is kept is read each time, so that what one process of a user
-changes is shown by all of them (STREAM-96).
+It is created with the first stream. If the server does not encrypt the session under it, it is removed, because the
+stream has a copy. During a change there are two secrets. The next one is stored first, and both are sent until the
+server confirms the next one. So a crash in between loses no secret. Secrets are read from the file each time, so that
+all processes of a user send the current ones (STREAM-96).
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from midstream.environment import World
 from midstream.session.child_names import root_of
 
 NEXT = "next"
-"""In the place of a stream's key: no stream is called so."""
+"""Replaces the stream key for the next secret; no stream has this key."""
 
 
 class SecretsToShow(Struct, frozen=True):
-    """The secrets that are shown to a server, each "" where there is none."""
+    """The secrets for a server, each "" if missing."""
 
     secret: str = ""
     old_secret: str = ""
@@ -30,7 +29,7 @@ class SecretsToShow(Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a request that shows them."""
+        """The headers of a request with these secrets."""
         named = {
             "x-idempotent-encryption-key": self.secret,
             "x-idempotent-encryption-key-old": self.old_secret,
@@ -39,23 +38,24 @@ class SecretsToShow(Struct, frozen=True):
 
 
 class SessionSecrets:
-    """The secrets of the sessions of one server, as all processes of this user keep them: read anew each time."""
+    """The secrets of one server's sessions, shared by all processes of this user."""
 
     def __init__(self, store: SecretStore, *, server: str, world: World) -> None:
         self._store = store
         self._server = server
         self._world = world
         self._unneeded: set[str] = set()
-        """Sessions that, by the server's answer, are not encrypted under a client's secret."""
+        """Sessions that the server does not encrypt under a client's secret."""
 
     async def read(self, session: str) -> SecretsToShow:
-        """Return what a session is opened with, as far as that is known here.
+        """Return the known secrets of a session.
 
         Raises:
             MidstreamError: As `SecretStore.get`.
         """
         root = root_of(session)
-        # In this order: the end of a change first writes the next secret over the old one, then deletes its entry.
+        # In this order: `end_change` first replaces the old secret by the next one, then deletes the entry of the next
+        # one.
         following = await self._store.get(self._key(root, NEXT))
         secret = await self._store.get(self._key(root)) or ""
         if following is None:
@@ -63,7 +63,7 @@ class SessionSecrets:
         return SecretsToShow(following, "" if secret == following else secret)
 
     async def read_or_create(self, session: str) -> SecretsToShow:
-        """Return what a session is opened with; for a new one a secret is made, and kept where it may be needed.
+        """Return the secrets of a session; create a missing one, and store it if it may be needed.
 
         Raises:
             MidstreamError: As `SecretStore.put`.
@@ -77,9 +77,9 @@ class SessionSecrets:
         )
 
     async def need(self, session: str, secret: str) -> None:
-        """Keep this secret of a session that its server encrypts under it, unless one is kept.
+        """Store this secret of an encrypted session, unless another one is stored.
 
-        A session that needed none may be gone, and begun anew at another kind of server.
+        A session that needed no secret may have been deleted and begun again at another kind of server.
 
         Raises:
             MidstreamError: As `SecretStore.put`. Called again, it stores the secret then.
@@ -89,10 +89,10 @@ class SessionSecrets:
         self._unneeded.discard(root)
 
     async def release(self, session: str) -> None:
-        """Keep no secret of a session that its server does not encrypt under one.
+        """Remove the secret of a session that its server does not encrypt.
 
         Raises:
-            MidstreamError: It could not be deleted, and may still be kept.
+            MidstreamError: The secret could not be removed, and may still be stored.
         """
         root = root_of(session)
         if root not in self._unneeded:
@@ -100,16 +100,16 @@ class SessionSecrets:
             self._unneeded.add(root)
 
     async def delete(self, session: str) -> None:
-        """Keep and show no secret of a session any more; a stream of it that lives may bring it back.
+        """Delete all secrets of a session. An open stream of it may store the secret again.
 
         Raises:
-            MidstreamError: It could not be deleted, and may still be kept.
+            MidstreamError: The secret could not be deleted, and may still be stored.
         """
         for name in ("", NEXT):
             await self._store.delete(self._key(root_of(session), name))
 
     async def keep(self, session: str, secret: str) -> SecretsToShow:
-        """Store the secret of a session from another client of this person; return the secret that counts now.
+        """Store the secret of a session from another client of this person; return the current secrets.
 
         Raises:
             MidstreamError: As `SecretStore.put`.
@@ -121,7 +121,7 @@ class SessionSecrets:
         return SecretsToShow(counts)
 
     async def begin_change(self, session: str) -> SecretsToShow:
-        """Draw the next secret of a session, unless one was drawn, and return both.
+        """Create the next secret of a session, unless one exists; return both secrets.
 
         Raises:
             MidstreamError: As `SecretStore.put`. Nothing was changed.
@@ -131,12 +131,12 @@ class SessionSecrets:
         return await self.read(session)
 
     async def end_change(self, session: str, both: SecretsToShow) -> None:
-        """The server opens the session by the next secret of these: the one before is forgotten.
+        """Delete the old secret, after the server has confirmed the next one.
 
-        Where another process ended the change, or both were released meanwhile, there is nothing to end.
+        If another process ended the change, or removed the secrets, do nothing.
 
         Raises:
-            MidstreamError: As `SecretStore.put`. Both are still kept, and shown.
+            MidstreamError: As `SecretStore.put`. Both secrets are still stored and sent.
         """
         root = root_of(session)
         if await self.read(root) == both:

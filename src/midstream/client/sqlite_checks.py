@@ -1,4 +1,4 @@
-"""Shared parts of a client's SQLite files: their ownership, and the meaning of SQLite's errors."""
+"""Shared parts of a client's SQLite files: identification, schema, transactions, and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, 
 
 T = TypeVar("T")
 
-# Whose a file is, in one statement: another process may lay it out between two.
+# Identify a file in one statement, because another process may create the schema between two.
 _FOUND = """
 SELECT (SELECT user_version FROM pragma_user_version),
        (SELECT application_id FROM pragma_application_id),
@@ -22,15 +22,15 @@ SELECT (SELECT user_version FROM pragma_user_version),
 
 
 def is_laid_out(connection: sqlite3.Connection, application: int, layout: int, *, called: str) -> bool:
-    """Return whether a file has our tables; False where it is empty.
+    """Return whether a file has the schema; False if it is empty.
 
     Args:
-        application: Our value of `pragma application_id`.
-        layout: The number of the only layout that this version can use.
-        called: What people call the file.
+        application: Expected value of `pragma application_id`.
+        layout: The only schema version that this version supports.
+        called: Name of the file in messages.
 
     Raises:
-        UsageError: It is another program's, or of another version. Nothing was changed.
+        UsageError: The file belongs to another program, or has another version. Nothing was changed.
     """
     version, found, tables = connection.execute(_FOUND).fetchone()
     if found == application and version > layout:
@@ -43,7 +43,7 @@ def is_laid_out(connection: sqlite3.Connection, application: int, layout: int, *
 
 
 def lay_out(connection: sqlite3.Connection, schema: str, application: int, version: int) -> None:
-    """Make a file ours, within the transaction that is open."""
+    """Create the schema of a file, within the open transaction."""
     for statement in schema.split(";\n"):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {application}")
@@ -52,7 +52,7 @@ def lay_out(connection: sqlite3.Connection, schema: str, application: int, versi
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Keep all that is done within, or nothing of it."""
+    """Run a transaction: commit at the end, or roll back after an exception."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -64,14 +64,14 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def translate_errors(work: Callable[[], T], *, called: str, busy: str) -> T:
-    """Raise our errors for those of SQLite and the system about a file.
+    """Convert errors of SQLite and of the system about a file to a `MidstreamError`.
 
     Args:
-        called: What people call the file.
-        busy: The message for when another process holds it.
+        called: Name of the file in messages.
+        busy: Message if another process holds the file.
 
     Raises:
-        MidstreamError: See the classes; a transaction that raised has changed nothing.
+        MidstreamError: The converted error; a failed transaction has changed nothing.
     """
     try:
         return work()

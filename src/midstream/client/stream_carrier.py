@@ -1,7 +1,7 @@
-"""The transport of one stream, made, read and closed by tasks, and the timer of the stream's deadlines.
+"""The tasks of one stream: they open, read and close its transport, and time its deadlines.
 
-Each task rings when it is done. `tend` starts what the stream needs and stops what it does not need any more;
-`take_finished` passes the results to the stream. Both are called by the one task of `live_stream.Attachment`.
+Each task sets an event when it is done. `tend` starts and stops tasks as the stream needs them; `take_finished` passes
+their results to the stream. The task of `live_stream.Attachment` calls both.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.protocol.client_stream import ClientStream
 
 SEND_S = 30.0
-"""Seconds a server may leave one write unread before its connection counts as dead."""
+"""Seconds for a server to take one write; then its connection counts as dead."""
 STOP_S = 2.0
-"""Seconds that stopped tasks and closing connections have before they are abandoned."""
+"""Seconds for stopped tasks and closing connections to end; then they are abandoned."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,33 +29,33 @@ ReadSecrets = Callable[[], Coroutine[Any, Any, SecretsToShow]]
 Connect = Callable[[], Coroutine[Any, Any, Transport]]
 
 
-class RingingTasks:
-    """Tasks that set one event when they are done, and those that are ending in the background."""
+class SignalingTasks:
+    """Tasks that set an event when they are done, and background tasks that close resources."""
 
     def __init__(self, world: World) -> None:
-        self.bell = asyncio.Event()
+        self.signal = asyncio.Event()
         self._world = world
         self._ending: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a task."""
         task = self._world.spawn(work, name=f"midstream {name}")
-        task.add_done_callback(lambda _: self.bell.set())
+        task.add_done_callback(lambda _: self.signal.set())
         return task
 
     def stop(self, task: asyncio.Task[Any]) -> None:
-        """Cancel a task and ignore its result."""
+        """Cancel a task, and ignore its result."""
         task.cancel()
         self.leave(_wait_for_end(task))
 
     def leave(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the end of something in the background."""
+        """Run the closing of a resource in the background."""
         task = self._world.spawn(work, name="midstream end")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def wait_for_ends(self) -> None:
-        """Wait for what is ending, up to `STOP_S`."""
+        """Wait for background tasks, at most `STOP_S`."""
         if self._ending:
             await asyncio.wait(self._ending, timeout=STOP_S)
 
@@ -64,8 +64,8 @@ class Carrier:
     """The transport of one stream.
 
     Args:
-        connect: Makes a connection; raises `MidstreamError` where it cannot.
-        read_secrets: Reads the session's secrets, which another process may have changed; raises like it.
+        connect: Opens a connection, or raises `MidstreamError`.
+        read_secrets: Reads the session's secrets, which another process may have changed, or raises `MidstreamError`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Carrier:
         stream: ClientStream,
         connect: Connect,
         read_secrets: ReadSecrets,
-        tasks: RingingTasks,
+        tasks: SignalingTasks,
         world: World,
     ) -> None:
         self._stream = stream
@@ -91,7 +91,7 @@ class Carrier:
         self._timer_at = 0.0
 
     async def send(self, frames: Sequence[bytes]) -> None:
-        """Send frames, where there is a connection; one that takes nothing for `SEND_S` is dropped."""
+        """Send frames if there is a connection; drop a connection that takes nothing for `SEND_S`."""
         if not frames or self._transport is None:
             return
         try:
@@ -101,10 +101,10 @@ class Carrier:
             self.drop(ConnectionLostError(f"the server accepted no data for {SEND_S:g} s"))
 
     def tend(self, *, is_paused: bool) -> None:
-        """Have the connection, the read and the timer that the stream needs, and no others.
+        """Start and stop the connection, the read and the timer as the stream needs them.
 
         Args:
-            is_paused: Whether nothing is read, because the application has many events that it has not taken.
+            is_paused: Whether to stop reading, because the application has many unread events.
         """
         now = self._world.monotonic()
         stream = self._stream
@@ -163,7 +163,7 @@ class Carrier:
                 self._stream.receive(body, now=now)
 
     def _take_secrets(self, unlocking: asyncio.Task[SecretsToShow]) -> None:
-        """Show the secrets as they are now; where they cannot be read, those shown before may still be right."""
+        """Use the current secrets; if they cannot be read, the previous ones may still be valid."""
         try:
             shown = unlocking.result()
         except MidstreamError as error:
@@ -172,13 +172,13 @@ class Carrier:
         self._stream.show(shown.secret, shown.old_secret)
 
     def _note_bytes(self, now: float) -> None:
-        """Take bytes for a sign of life: a long frame on a slow line is no silence (STREAM-46)."""
+        """Report received bytes to the stream: an incomplete long frame is not silence (STREAM-46)."""
         if self._transport is not None and self._transport.received_bytes != self._heard_bytes:
             self._heard_bytes = self._transport.received_bytes
             self._stream.note_traffic(now=now)
 
     def drop(self, error: MidstreamError | None) -> None:
-        """Release the connection and inform the stream; it is closed in the background."""
+        """Drop the connection, inform the stream, and close it in the background."""
         if self._connecting is not None:
             self._connecting.cancel()
             self._tasks.leave(_close_begun(self._connecting))
@@ -188,10 +188,10 @@ class Carrier:
             self._tasks.leave(self._transport.close())
         self._connecting = self._receiving = self._transport = None
         self._stream.end_connection(error, chance=self._world.chance(), now=self._world.monotonic())
-        self._tasks.bell.set()
+        self._tasks.signal.set()
 
     def close(self) -> None:
-        """Stop the timer and everything that is under way."""
+        """Stop the timer and all tasks."""
         for waiting in (self._timer, self._unlocking):
             if waiting is not None:
                 self._tasks.stop(waiting)
@@ -199,14 +199,14 @@ class Carrier:
 
 
 async def _wait_for_end(task: asyncio.Task[Any]) -> None:
-    """Wait for a cancelled task and ignore its result."""
+    """Wait for a cancelled task, and ignore its result."""
     await asyncio.wait((task,))
     if not task.cancelled():
         task.exception()
 
 
 async def _close_begun(connecting: asyncio.Task[Transport]) -> None:
-    """Wait for a cancelled attempt to connect; it may have been faster."""
+    """Wait for a cancelled attempt to connect, and close the connection if it succeeded."""
     await _wait_for_end(connecting)
     if not connecting.cancelled() and connecting.exception() is None:
         await connecting.result().close()

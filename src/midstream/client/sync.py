@@ -1,4 +1,4 @@
-"""The client for scripts: the same names as `midstream.client`, without `async`.
+"""The synchronous client for scripts, with the same names as `midstream.client`.
 
 from midstream.client.sync import connect
 
@@ -7,8 +7,8 @@ with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file]) as cl
         print(turn.answer())
     print(client.ask("session-1", "What is in README.md?"))
 
-A thread has the event loop: connections, local tools and callbacks run there. Ctrl-C interrupts whatever call
-waits, and leaving the block detaches: turns go on at the server.
+A separate thread runs the event loop with connections, local tools and callbacks. Ctrl-C interrupts a waiting call, and
+leaving the block detaches: turns continue at the server.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from midstream.protocol.events import Event
 
 CLOSED = "the client was closed by another thread"
 STOP_S = 5.0
-"""Seconds that an interrupted call and a closing client have before they are left alone."""
+"""Seconds for an interrupted call, and for a closing client, to end; then they are abandoned."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Portal:
-    """An event loop in a thread of its own, and the way in."""
+    """Runs coroutines on an event loop in a separate thread."""
 
     def __init__(self, world: World = World()) -> None:
         self._world = world
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, name="midstream client", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="midstream client", daemon=True)
         self._is_open = False
-        self._door = threading.Lock()
-        self._is_heard = True
-        """Whether the loop will still do what it is asked for; behind the door."""
-        self._asked: set[Future[Any]] = set()
-        """What is waited for in other threads; behind the door."""
+        self._lock = threading.Lock()
+        self._is_accepting = True
+        """Whether the loop still runs callbacks; guarded by the lock."""
+        self._outcomes: set[Future[Any]] = set()
+        """Outcomes for which other threads wait; guarded by the lock."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def is_open(self) -> bool:
-        """Whether anything can be called."""
+        """Whether `call` is possible."""
         return self._is_open
 
     def open(self) -> None:
         """Start the thread.
 
         Raises:
-            UsageError: It was opened before.
+            UsageError: The portal was opened before.
         """
         if self._thread.ident is not None:
             raise UsageError("a client can be used in one block only; create another one with `connect`")
@@ -71,13 +71,12 @@ class Portal:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, and wait for what comes of it.
+        """Run a coroutine on the event loop, and return its result.
 
-        Whatever interrupts the wait (Ctrl-C) also stops the coroutine, which is given `STOP_S` to end.
+        An interruption of the wait (Ctrl-C) also cancels the coroutine, which has `STOP_S` to end.
 
         Raises:
-            UsageError: The portal is not open, or this is its own thread, which would wait for itself: nothing was run.
-                Or another thread has closed it meanwhile.
+            UsageError: The portal is not open, this is its own thread, or another thread has closed it.
         """
         if not self._is_open or threading.current_thread() is self._thread:
             work.close()
@@ -93,7 +92,7 @@ class Portal:
             task.add_done_callback(self._tasks.discard)
 
         def stop() -> None:
-            if not begun:  # interrupted before it was requested
+            if not begun:  # interrupted before the start was scheduled
                 begin()
             begun[0].cancel()
 
@@ -106,33 +105,33 @@ class Portal:
                 wait((outcome,), timeout=STOP_S)
             if not begun:
                 work.close()
-            with self._door:
-                self._asked.discard(outcome)
+            with self._lock:
+                self._outcomes.discard(outcome)
 
     def _schedule(self, what: Callable[[], None], outcome: Future[Any]) -> None:
-        """Run a coroutine on the loop; where that has ended, its waiter gets an error."""
-        with self._door:
-            if self._is_heard:
-                self._asked.add(outcome)
+        """Schedule a callback on the loop; if the loop has ended, set an error as the outcome."""
+        with self._lock:
+            if self._is_accepting:
+                self._outcomes.add(outcome)
                 self._loop.call_soon_threadsafe(what)
                 return
         _refuse(outcome)
 
     def close(self) -> None:
-        """Stop the loop and its thread. Calling it twice is harmless."""
+        """Stop the loop and its thread. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_S)
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         try:
             self._loop.run_forever()
             self._loop.run_until_complete(self._end())
         finally:
-            with self._door:
-                self._is_heard = False
-                for outcome in self._asked:
+            with self._lock:
+                self._is_accepting = False
+                for outcome in self._outcomes:
                     _refuse(outcome)
             self._loop.close()
 
@@ -145,7 +144,7 @@ class Portal:
 
 
 def _refuse(outcome: Future[Any]) -> None:
-    with suppress(InvalidStateError):  # another thread was faster
+    with suppress(InvalidStateError):  # another thread has set it
         outcome.set_exception(UsageError(CLOSED))
 
 
@@ -159,13 +158,13 @@ def _pass_on(outcome: Future[T], task: asyncio.Task[T]) -> None:
 
 
 class SyncInterruptedTurn(Struct, frozen=True):
-    """See `midstream.client.InterruptedTurn`; the loop over it needs no `async`."""
+    """Synchronous variant of `midstream.client.InterruptedTurn`."""
 
     session: str
     at: float
     resume: Callable[[], Iterator[Event]]
     answer: Callable[[], str]
-    """Go on to the end of the turn and return the whole answer; see `midstream.client.InterruptedTurn.answer`."""
+    """Follow the turn to its end, and return the whole answer; see `midstream.client.InterruptedTurn.answer`."""
 
     def __iter__(self) -> Iterator[Event]:
         return self.resume()
@@ -174,7 +173,7 @@ class SyncInterruptedTurn(Struct, frozen=True):
 def _called(
     method: Callable[Concatenate[asynchronous.Client, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncClient, P], T]:
-    """Return a method of the client as one that waits for its result."""
+    """Wrap a coroutine method of the client as a blocking method."""
 
     @wraps(method)
     def call(client: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -186,7 +185,7 @@ def _called(
 def _read(
     method: Callable[Concatenate[asynchronous.Client, P], T],
 ) -> Callable[Concatenate[SyncClient, P], T]:
-    """Return a method of the client, which does not wait, as one that is called on its event loop."""
+    """Wrap an ordinary method of the client as one that is called on the event loop."""
 
     async def on_loop(client: asynchronous.Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(client, *args, **kwargs)
@@ -197,7 +196,7 @@ def _read(
 def _iterated(
     method: Callable[Concatenate[asynchronous.Client, P], AsyncGenerator[Event, None]],
 ) -> Callable[Concatenate[SyncClient, P], Generator[Event, None, None]]:
-    """Return a method of the client as one whose events need no `async`. Iterating starts it."""
+    """Wrap a generator method of the client as a synchronous generator."""
 
     @wraps(method)
     def iterate(client: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[Event, None, None]:
@@ -207,7 +206,7 @@ def _iterated(
 
 
 class SyncClient:
-    """A client of one server; made by `connect`. See `midstream.Client`, whose methods it has."""
+    """Synchronous client of one server, created by `connect`. Its methods are those of `midstream.Client`."""
 
     send = _iterated(asynchronous.Client.send)
     ask = _called(asynchronous.Client.ask)
@@ -232,9 +231,9 @@ class SyncClient:
         self._client = client
         self._portal = portal
         self._iterated: set[AsyncGenerator[Event, None]] = set()
-        """What an application iterates over, or has left lying."""
+        """Open iterators of the application, also abandoned ones."""
         self._awaited: set[AsyncGenerator[Event, None]] = set()
-        """Those of them whose next event is waited for."""
+        """Iterators for whose next event a thread waits."""
 
     def __enter__(self) -> Self:
         self._portal.open()
@@ -261,7 +260,9 @@ class SyncClient:
     async def _close(self) -> None:
         try:
             for events in [*self._iterated]:
-                if events not in self._awaited:  # else another thread waits in it: it ends with the client
+                if (
+                    events not in self._awaited
+                ):  # else another thread waits in it, and it ends with the client
                     await events.aclose()
         finally:
             await self._client.close()
@@ -306,19 +307,19 @@ class SyncClient:
         finally:
             self._iterated.discard(events)
             if self._portal.is_open:
-                with suppress(UsageError):  # another thread closes it
+                with suppress(UsageError):  # another thread has closed the client
                     self._portal.call(events.aclose())
 
 
 def _in_a_thread(make: Callable[P, asynchronous.Client]) -> Callable[P, SyncClient]:
     def connect(*args: P.args, **kwargs: P.kwargs) -> SyncClient:
-        """Make a client of the server at `url`; use it as a context manager.
+        """Create a synchronous client for the server at `url`; use it as a context manager.
 
-        It takes what `midstream.connect` takes; what it is to call (`on_reconnecting`, `on_stalled`, `on_interrupted`)
-        is called in another thread.
+        The arguments are those of `midstream.connect`. Callbacks (`on_reconnecting`, `on_stalled`, `on_interrupted`)
+        are called in another thread.
 
         Raises:
-            UsageError, ToolDefinitionError: As `midstream.connect` does.
+            UsageError, ToolDefinitionError: As in `midstream.connect`.
         """
         return SyncClient(make(*args, **kwargs), Portal())
 

@@ -1,10 +1,9 @@
-"""Which transport a client takes to its server: tried in turn, and remembered for a while.
+"""Selection of a client's transport: transports are tried in order, and the one that worked is remembered.
 
-A WebSocket costs least, so it is tried first. Where something in between refuses it, or lets nothing through,
-server-sent events are tried, and then long polls, which get through wherever a page does. What worked is
-remembered: for a day where the reason was plain (a refusal, silence on a connection that was made), for minutes where
-it was not (lost connections look like a bad network too). While a server answers nothing at all, nothing is learnt: a
-restart is no reason to do without WebSockets.
+A WebSocket is tried first, because it costs least. If a proxy refuses or blocks it, server-sent events are tried, then
+long polling, which works in every network that permits web pages. The choice is remembered for a day after a clear
+reason (a refusal, silence on an open connection). It is remembered for minutes after lost connections, which may also
+mean a bad network. While the server does not answer at all, nothing is changed, because it may be restarting.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 FIRST_FRAME_S = 5.0
-"""Seconds for the first frame of a connection; a server sends `welcome` at once."""
+"""Time limit of the first frame of a connection, in seconds; a server sends `welcome` at once."""
 LOST_MAX = 2
-"""Connections in a row that may be lost before their first frame until the next transport is tried."""
+"""Consecutive connections lost before their first frame, after which the next transport is tried."""
 REMEMBERED_S = 24 * 3600.0
-"""Seconds for which a transport is remembered where something in between plainly does not let a better one through."""
+"""Seconds for which a transport is remembered if a proxy clearly blocks better ones."""
 REMEMBERED_DOUBTFUL_S = 600.0
-"""Seconds where the better ones were only lost, as in any bad network."""
+"""The same if connections of better transports were only lost, as in a bad network."""
 SERVERS_MAX = 200
-"""Servers that are remembered; those that are forgotten soonest anyway go first."""
+"""Servers that are remembered; those that expire first are removed."""
 
 CALLED = "the file of transports that worked"
 
@@ -56,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class TransportKind(StrEnum):
-    """A transport, the best first."""
+    """Transports, best first."""
 
     WEBSOCKET = "websocket"
     SSE = "sse"
@@ -64,27 +63,27 @@ class TransportKind(StrEnum):
 
 
 TransportName = Literal["auto", "websocket", "sse", "poll"]
-"""What a program writes for `transport`: a `TransportKind`, or `AUTO`."""
+"""Values of the argument `transport`: a `TransportKind`, or `AUTO`."""
 
 
 class Remembered(Struct, frozen=True):
-    """Transport that worked at a server, and until when that is believed, in seconds since 1970."""
+    """Transport that worked at a server, and the end of its validity, in seconds since 1970."""
 
     transport: TransportKind
     until: float
 
-    def is_believed(self, now: float) -> bool:
-        """Whether to begin with it; not where a clock was wrong, then or now."""
+    def is_valid(self, now: float) -> bool:
+        """Return whether it is still valid; implausible times, from a wrong clock, do not count."""
         return now < self.until <= now + REMEMBERED_S
 
 
 class RememberedTransports:
-    """Transports that worked, by server, in a file beside the checkpoints.
+    """File of the transports that worked, by server.
 
-    It is a convenience: a file that cannot be read or written costs a slower first connection and nothing else.
+    If it cannot be read or written, only the first connection is slower.
 
     Args:
-        path: Shared by the processes of a user, replaced in one piece; None keeps it in memory.
+        path: The file, which the processes of a user share and replace atomically; None keeps it in memory.
     """
 
     def __init__(self, path: Path | None, *, world: World = World()) -> None:
@@ -93,16 +92,16 @@ class RememberedTransports:
         self._in_memory: dict[str, Remembered] = {}
 
     def get(self, server: str) -> Remembered | None:
-        """Return what worked at a server and is still believed."""
+        """Return the valid entry of a server, or None."""
         found = self._read().get(server)
-        return found if found is not None and found.is_believed(self._world.now()) else None
+        return found if found is not None and found.is_valid(self._world.now()) else None
 
     def put(self, server: str, worked: Remembered) -> None:
-        """Store what worked."""
+        """Store the entry of a server."""
         self._write({**self._read(), server: worked})
 
     def delete(self, server: str) -> None:
-        """Begin with the best one again."""
+        """Delete the entry of a server."""
         known = self._read()
         if known.pop(server, None) is not None:
             self._write(known)
@@ -121,7 +120,7 @@ class RememberedTransports:
     def _write(self, known: dict[str, Remembered]) -> None:
         now = self._world.now()
         living = sorted(
-            (pair for pair in known.items() if pair[1].is_believed(now)), key=lambda pair: pair[1].until
+            (pair for pair in known.items() if pair[1].is_valid(now)), key=lambda pair: pair[1].until
         )
         kept = dict(living[-SERVERS_MAX:])
         if self._path is None:
@@ -135,15 +134,15 @@ class RememberedTransports:
 
 
 class TransportSelection:
-    """How one client reaches its server.
+    """Selects the transport of one client to its server.
 
     Args:
-        transport: `auto`, or the one to take.
-        headers: What to send with a connection, asked for each.
-        remembered: What worked before.
+        transport: `auto`, or a fixed transport.
+        headers: Returns the headers of each connection.
+        remembered: Transports that worked earlier.
 
     Raises:
-        UsageError: It is no address of a server, or no transport.
+        UsageError: The URL of the server or the transport is invalid.
     """
 
     def __init__(
@@ -157,26 +156,28 @@ class TransportSelection:
     ) -> None:
         self._base = base_url(server)
         if transport != AUTO and transport not in set(TransportKind):
-            raise UsageError(f"a transport is {AUTO} or one of {', '.join(TransportKind)}, not {transport!r}")
+            raise UsageError(
+                f"the transport must be {AUTO} or one of {', '.join(TransportKind)}, not {transport!r}"
+            )
         self.first_frame_s = FIRST_FRAME_S
         self._fixed = None if transport == AUTO else TransportKind(transport)
         self._headers = headers
         self._remembered = remembered
         self._world = world
         self._first = Remembered(TransportKind.WEBSOCKET, 0.0)
-        """The one to begin with; what is kept is read when it is not believed any more."""
+        """The transport to try first; after its expiry, the file is read."""
         self._doubted: TransportKind | None = None
-        """The one to begin with because those before it were lost, until it has worked."""
+        """The transport to try first after lost connections, until it has worked."""
         self._lost = 0
         self._http: httpx2.AsyncClient | None = None
         self.is_known = False
-        """Whether a server of ours answered there, to this process or one before it."""
+        """Whether a midstream server answered this process or an earlier one."""
 
     async def connect(self, session: str) -> Transport:
-        """Make a connection to a session.
+        """Open a connection to a session.
 
         Raises:
-            MidstreamError: It could not be made; its `retry` is whether to try again.
+            MidstreamError: The connection failed; `retry` of the error determines whether to try again.
         """
         if self._fixed is not None:
             trial = Trial(self, session, (self._fixed,), first_frame_s=None)
@@ -186,8 +187,7 @@ class TransportSelection:
         return trial
 
     async def _order(self) -> tuple[TransportKind, ...]:
-        """Return the transports in the order in which they are to be tried."""
-        if not self._first.is_believed(self._world.now()):
+        if not self._first.is_valid(self._world.now()):
             found = await asyncio.to_thread(self._remembered.get, self._base)
             self._first = found or Remembered(
                 TransportKind.WEBSOCKET, self._world.now() + REMEMBERED_DOUBTFUL_S
@@ -195,15 +195,15 @@ class TransportSelection:
         return _from(self._doubted or self._first.transport)
 
     async def open(self, way: TransportKind, session: str) -> Transport:
-        """Make a connection by one transport.
+        """Open a connection over one transport.
 
         Raises:
-            MidstreamError: It could not be made. Over plain HTTP that is known with the first `receive`.
+            MidstreamError: The connection failed. Over plain HTTP, the first `receive` reports that.
         """
         address = f"{self._base}{session_path(session)}"
         if way is TransportKind.WEBSOCKET:
             url = websocket_url(f"{address}/stream")
-            # Here and not above: a script that only imports the client does not load `websockets` and `ssl`.
+            # Imported here, so that importing the client does not load `websockets` and `ssl`.
             from midstream.client.websocket_transport import connect_websocket  # noqa: PLC0415
 
             try:
@@ -224,32 +224,32 @@ class TransportSelection:
 
     def _plain(self) -> httpx2.AsyncClient:
         if self._http is None:
-            # Loaded by who needs it: most clients never do.
+            # Imported on demand: most clients do not need it.
             from midstream.client import http_transport  # noqa: PLC0415
 
             self._http = http_transport.http_client(self._base)
         return self._http
 
     async def close(self) -> None:
-        """Let go of what connections share. Calling it twice is harmless."""
+        """Close shared resources of connections. Idempotent."""
         shared, self._http = self._http, None
         if shared is not None:
             await shared.aclose()
 
-    # --- what trials find -----------------------------------------------------------------------------------------
+    # --- results of trials -----------------------------------------------------------------------------------------
 
-    async def is_there(self) -> bool:
-        """Whether a server answers a plain request now, whatever it answers."""
+    async def is_reachable(self) -> bool:
+        """Return whether a server answers an ordinary request with any status."""
         from midstream.client import http_transport  # noqa: PLC0415 - see `_plain`
 
         try:
             async with asyncio.timeout(self.first_frame_s):
-                return await http_transport.is_there(self._plain(), self._base, await self._headers())
-        except (TimeoutError, ConnectionLostError):  # the latter where another program has the server's port
+                return await http_transport.is_reachable(self._plain(), self._base, await self._headers())
+        except (TimeoutError, ConnectionLostError):  # the latter if another program uses the server's port
             return False
 
     async def note_success(self, way: TransportKind) -> None:
-        """Begin with this one from now on; keep it for as long as the reason is good."""
+        """Try this transport first from now on, and store it."""
         self.is_known = True
         self._lost = 0
         doubted, self._doubted = self._doubted, None
@@ -264,11 +264,11 @@ class TransportSelection:
             await asyncio.to_thread(self._remembered.put, self._base, self._first)
 
     async def note_loss(self, way: TransportKind) -> None:
-        """A connection was lost before its first frame: after some in a row the next transport gets its turn.
+        """Count a connection that was lost before its first frame; after `LOST_MAX`, try the next transport first.
 
-        A server that answers nothing at all is no evidence about a transport (STREAM-108).
+        While the server does not answer at all, lost connections do not count (STREAM-108).
         """
-        if self._fixed is not None or not await self.is_there():
+        if self._fixed is not None or not await self.is_reachable():
             return
         self._lost += 1
         if self._lost >= LOST_MAX:
@@ -276,7 +276,7 @@ class TransportSelection:
             self._doubted = _from(way)[1]
 
     def explain(self, refusal: MidstreamError) -> MidstreamError:
-        """Return what a refusal by every transport means: who answers where the server was will go (STREAM-107)."""
+        """Convert a refusal over all transports: at a known server's address, it is from a proxy (STREAM-107)."""
         if self.is_known and _may_be_foreign(refusal) and not isinstance(refusal, AccessError):
             return ConnectionLostError(
                 f"the answer is not from the server but from a proxy: {refusal.message}"
@@ -285,12 +285,12 @@ class TransportSelection:
 
 
 class Trial(Transport):
-    """A connection that finds its transport: frames are sent again over the next one, until a frame comes.
+    """A connection that tries transports: frames are resent over the next one, until a frame is received.
 
-    The server takes each command once, so that saying it twice is harmless (STREAM-12).
+    Resending is safe, because the server accepts each command once (STREAM-12).
 
     Args:
-        first_frame_s: Seconds for the first frame over each of them; None for as long as it takes.
+        first_frame_s: Time limit of the first frame over each transport; None for no limit.
     """
 
     def __init__(
@@ -317,10 +317,10 @@ class Trial(Transport):
         return self._transport.received_bytes if self._transport is not None else 0
 
     async def begin(self) -> None:
-        """Make the first connection that can be made.
+        """Open a connection over the first transport that works.
 
         Raises:
-            MidstreamError: None can, or the server refused.
+            MidstreamError: All transports failed, or the server refused.
         """
         self._transport = await self._open()
 
@@ -334,7 +334,7 @@ class Trial(Transport):
     @override
     async def receive(self) -> bytes:
         while not self._is_settled:
-            assert self._transport is not None, "it was begun"
+            assert self._transport is not None, "`begin` was called"
             try:
                 async with asyncio.timeout(self._first_frame_s):
                     frame = await self._transport.receive()
@@ -379,11 +379,11 @@ class Trial(Transport):
             await made.send(self._said)
 
     async def _next_after(self, error: MidstreamError, *, is_silent: bool = False) -> None:
-        """Go on to the next transport where something in between may be what refused; else raise."""
+        """Try the next transport if a proxy may have refused; else raise."""
         if not is_silent and isinstance(error, ConnectionLostError):
-            # STREAM-109: a handshake that something swallows is silence too.
+            # STREAM-109: a handshake without an answer also counts as silence.
             is_swallowed = isinstance(error.__cause__, TimeoutError) and len(self._order) > 1
-            is_silent = is_swallowed and await self._ways.is_there()
+            is_silent = is_swallowed and await self._ways.is_reachable()
             if not is_silent:
                 await self._ways.note_loss(self._order[0])
                 raise error
@@ -396,12 +396,12 @@ class Trial(Transport):
 
 
 def _may_be_foreign(refusal: MidstreamError) -> bool:
-    """Whether a refusal may be of a proxy: our server's has more fields."""
+    """Return whether a refusal may come from a proxy: refusals of midstream servers have other types."""
     return type(refusal) in (AccessError, NotFoundError, ProtocolError)
 
 
 def _from(way: TransportKind) -> tuple[TransportKind, ...]:
-    """Return all transports, beginning with this one, each followed by the next."""
+    """Return all transports in cyclic order, beginning with this one."""
     every = (*TransportKind,)
     at = every.index(way)
     return every[at:] + every[:at]

@@ -1,7 +1,7 @@
-"""Transports of a client's connections, and the parts that all of them share.
+"""Transports of a client's connections, and their shared parts.
 
-Every fault of the network becomes `ConnectionLostError`, which the stream answers with a reconnect; a server that
-refuses in words of HTTP becomes the error those words stand for.
+Every fault of the network becomes `ConnectionLostError`, after which the stream reconnects. An HTTP refusal becomes the
+corresponding error.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from midstream.protocol.frame_errors import error_of
 from midstream.protocol.frames import Error
 
 SERVER_FRAME_BYTES_MAX = 16 * 1024 * 1024
-"""Largest frame taken from a server. A result is in its record up to 64 KiB; servers of before wrote up to 512 Ki
-characters, with every one escaped 3 MiB. The longest response a model can make in its limits is below the rest."""
+"""Largest accepted frame. Results in records have up to 64 KiB; older servers wrote up to 512 Ki characters, which is 3
+MiB if all are escaped. The longest response of a model is below the rest."""
 CONNECT_S = 10.0
-"""Seconds for a connection to be made."""
+"""Time limit of opening a connection, in seconds."""
 CLOSE_S = 1.0
-"""Seconds for a server to answer a close; the stream does not need the answer."""
+"""Seconds to wait for the answer to a close, which the stream does not need."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 PROBLEM_TYPE = "urn:midstream:error:"
-"""What the `type` of a problem begins with where a server of ours refuses."""
+"""Prefix of the `type` of a midstream server's problem."""
 _TRY_AGAIN = frozenset((408, 421, 425, 429))
 _NEVER_THERE = frozenset((501, 505))
-"""Of the statuses from 500 on, those after which the same request will not succeed (as one for a WebSocket)."""
+"""Statuses from 500 on that are permanent, for example for a WebSocket."""
 _REDIRECTS = range(300, 400)
 _SERVER_ERRORS = 500
 
@@ -48,24 +48,24 @@ class Transport(Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes came so far, also of a frame that is not whole: a sign of life (STREAM-46)."""
+        """Number of bytes received so far, including incomplete frames (STREAM-46)."""
 
     async def receive(self) -> bytes:
-        """Return the next frame. Cancelling loses no frame.
+        """Return the next frame. Cancellation loses no frame.
 
         Raises:
-            MidstreamError: There will be none; its `retry` is whether another connection may have some.
+            MidstreamError: The connection has ended; `retry` of the error determines whether to reconnect.
         """
 
     async def send(self, frames: Sequence[bytes]) -> None:
-        """Send frames in order; a connection that is gone is reported by `receive`."""
+        """Send frames in order; `receive` reports a lost connection."""
 
     async def close(self) -> None:
-        """End the connection, within a bound. Calling it twice is harmless."""
+        """Close the connection within a time limit. Idempotent."""
 
 
 class RefusalProblem(Struct, frozen=True):
-    """Facts that matter of a problem detail (RFC 9457) that a server refuses with."""
+    """The relevant fields of a problem detail (RFC 9457)."""
 
     type: str
     code: str
@@ -76,10 +76,10 @@ class RefusalProblem(Struct, frozen=True):
 
 
 def base_url(server: str) -> str:
-    """Return the address `http(s)://host[:port][/path]` of a server, without a slash at its end.
+    """Return the URL `http(s)://host[:port][/path]` of a server, without a slash at the end.
 
     Raises:
-        UsageError: It is no such address.
+        UsageError: The URL has another form.
     """
     wrong = f"a server's address must look like 'http://127.0.0.1:8000'; got {server!r}"
     try:
@@ -94,30 +94,30 @@ def base_url(server: str) -> str:
 
 
 def websocket_url(base: str) -> str:
-    """Return an address of `base_url` as that of a WebSocket."""
+    """Return the WebSocket URL for a URL of `base_url`."""
     return f"ws{base.removeprefix('http')}"
 
 
 def session_path(session: str) -> str:
-    """Return the path of a session below the address of a server."""
+    """Return the path of a session below the base URL."""
     return f"/v1/sessions/{quote(session, safe='')}"
 
 
 def require_headers(headers: Mapping[str, str]) -> None:
-    """Refuse headers that no request can carry: they would be refused again by each try to connect.
+    """Refuse invalid headers, which would fail again with each connection.
 
     Raises:
-        UsageError: One has another name or other characters than HTTP allows. It is named without its value.
+        UsageError: A name or a value has characters that HTTP does not permit. The message does not contain the value.
     """
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise UsageError(f"{name!r} cannot be the name of a header")
         if not (value.isascii() and value.isprintable()):
-            raise UsageError(f"the header {name!r} has characters that no request can carry")
+            raise UsageError(f"the header {name!r} has characters that HTTP does not permit")
 
 
 def problem_in(body: bytes) -> RefusalProblem | None:
-    """Return the problem that a refusal of our server's is; None where it is not a problem of our server."""
+    """Decode the problem detail of a midstream server; return None for any other body."""
     try:
         problem = msgspec.json.decode(body, type=RefusalProblem)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -126,10 +126,10 @@ def problem_in(body: bytes) -> RefusalProblem | None:
 
 
 def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> MidstreamError:
-    """Return what an HTTP refusal means: our server's own error, else one by its status (STREAM-107, SEC-73).
+    """Convert an HTTP refusal to an error: by its problem detail, else by its status (STREAM-107, SEC-73).
 
     Args:
-        wait_s: Seconds it asked to wait, beside its words.
+        wait_s: Seconds to wait from a header of the refusal.
     """
     if (problem := problem_in(body)) is not None:
         return error_of(
@@ -140,7 +140,7 @@ def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> Midstre
         return ConnectionLostError(message, retry_after_s=wait_s)
     if status in _REDIRECTS:
         return ProtocolError(
-            f"{message}, a redirect; none is followed: give the address of the server itself"
+            f"{message}, a redirect; redirects are not followed: give the address of the server itself"
         )
     if status in {401, 407}:
         return UnauthorizedError(message)

@@ -1,4 +1,4 @@
-"""A connection as a WebSocket: one text message, one frame."""
+"""A connection over a WebSocket: each frame is one text message."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from midstream.retries import retry_after_s
 
 
 class CountingConnection(ClientConnection):
-    """A connection that counts what comes, so that a long frame on a slow line is distinguished from silence."""
+    """A connection that counts received bytes, so that an incomplete long frame does not count as silence."""
 
     received_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes off the wire."""
+        """Count and process received bytes."""
         self.received_bytes += len(data)
         super().data_received(data)
 
 
 class DirectConnect(websockets.connect):
-    """A connection to the address that was given, and to no other: what is sent belongs to that server (SEC-73)."""
+    """A connection without redirects: secrets must reach only the given server (SEC-73)."""
 
     @override
     def process_redirect(self, exc: Exception) -> Exception | str:
@@ -42,7 +42,7 @@ class DirectConnect(websockets.connect):
 
 
 class WebSocketTransport(Transport):
-    """One message, one frame."""
+    """Transport of frames as messages of a WebSocket."""
 
     def __init__(self, connection: CountingConnection) -> None:
         self._connection = connection
@@ -75,21 +75,21 @@ class WebSocketTransport(Transport):
 async def connect_websocket(
     url: str, *, headers: Mapping[str, str], world: World = World()
 ) -> WebSocketTransport:
-    """Make a connection.
+    """Open a connection.
 
     Raises:
-        MidstreamError: It could not be made; its `retry` is whether to try again.
+        MidstreamError: The connection failed; `retry` of the error determines whether to try again.
     """
     try:
         connection = await DirectConnect(
             url,
             additional_headers=dict(headers),
             create_connection=CountingConnection,
-            compression=None,  # tokens are short, and a shared window costs memory for each connection
+            compression=None,  # messages are short, and a compression window costs memory for each connection
             max_size=SERVER_FRAME_BYTES_MAX,
             open_timeout=CONNECT_S,
             close_timeout=CLOSE_S,
-            ping_interval=None,  # the protocol's heartbeats carry more
+            ping_interval=None,  # the protocol has its own heartbeats
             proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
         )
     except websockets.InvalidStatus as error:
@@ -99,5 +99,5 @@ async def connect_websocket(
     except (OSError, TimeoutError, websockets.InvalidHandshake) as error:
         reason = str(error) or type(error).__name__
         raise ConnectionLostError(f"the server cannot be reached: {reason}") from error
-    assert isinstance(connection, CountingConnection), "it was asked for"
+    assert isinstance(connection, CountingConnection), "`create_connection` was set"
     return WebSocketTransport(connection)

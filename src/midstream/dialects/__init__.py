@@ -1,4 +1,4 @@
-"""Foreign wire protocols: the contract of a dialect, and the registry."""
+"""Wire protocols of other projects: the contract of a dialect, and the registry."""
 
 from __future__ import annotations
 

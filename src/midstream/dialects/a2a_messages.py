@@ -1,6 +1,6 @@
-"""Requests, messages, errors and the card of the Agent2Agent protocol (A2A), version 1.0. Everything here is pure.
+"""Requests, messages, errors and the card of the Agent2Agent protocol (A2A), version 1.0. No function has side effects.
 
-A context is a session, and a task is one of its turns: the id of a task names both.
+A context is a session, and a task is one of its turns. The id of a task names both.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from midstream.version import __version__
 Json = dict[str, Any]
 
 VERSION = "1.0"
-"""The version of the protocol; requests without one are of 0.3, which is not served."""
+"""The supported version. A request without a version has 0.3, which is not supported."""
 PATH = "/v1/a2a"
 DATA_TYPE, TEXT_TYPE = "application/json", "text/plain"
 _IMAGES = tuple(f"image/{kind}" for kind in ("gif", "jpeg", "png", "webp"))
 TASK_MARK = "~"
-"""Between the context and the turn in the id of a task; no name of a session has it."""
+"""Separates the context and the turn in the id of a task; no session name contains it."""
 STREAM_PREFIX = "a2a-"
-"""Begins the names of the streams that messages open in their sessions."""
+"""Prefix of the names of streams that messages open in their sessions."""
 ID_DIGITS = 16
-"""Digits of the digest of a message in the name of its stream: some clients give one id to several messages."""
+"""Digits of a message's digest in its stream name: some clients give one id to several messages."""
 PAGE_MAX = 100
-"""Tasks of one page of a list."""
+"""Maximum number of tasks on a page of a list."""
 _MESSAGE_ID = re.compile(r"[!-~]{1,100}")
 _TURN = re.compile(r"[1-9][0-9]{0,8}")
 _SNAKE = re.compile(r"_([a-z])")
@@ -72,11 +72,11 @@ _ERRORS = {
     BAD_TYPE: (400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
     NO_VERSION: (400, "FAILED_PRECONDITION", "VERSION_NOT_SUPPORTED"),
 }
-"""HTTP status, its name in gRPC, and the reason, by the code in JSON-RPC."""
+"""HTTP status, gRPC status name and reason, by JSON-RPC code."""
 
 
 class A2aError(Exception):
-    """An error of the protocol; `status` is another one of HTTP than that of the code."""
+    """An error of the protocol; a `status` replaces the HTTP status of the code."""
 
     def __init__(self, code: int, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class A2aError(Exception):
         self._details = [{**info, "reason": reason}] if reason else []
 
     def rpc_body(self) -> Json:
-        """Return the error of JSON-RPC."""
+        """Return the JSON-RPC error."""
         data = {"data": self._details} if self._details else {}
         return {"code": self.code, "message": str(self), **data}
 
@@ -98,7 +98,7 @@ class A2aError(Exception):
 
 
 def error_of(error: MidstreamError) -> A2aError | None:
-    """Return an error of ours as one of the protocol; None for one of HTTP, such as a missing right."""
+    """Convert an error to A2A; return None for an error that stays an HTTP error, such as a missing permission."""
     match error:
         case NotFoundError():
             return A2aError(NO_TASK, "there is no such task")
@@ -113,9 +113,9 @@ class A2aSkill(Struct, frozen=True, omit_defaults=True):
     """A skill of an agent, for the card.
 
     Args:
-        id, name, description: For clients and their models.
+        id, name, description: Text for clients and their models.
         tags: Keywords, at least one.
-        examples: Messages that it fits.
+        examples: Messages for which the skill is suitable.
     """
 
     id: str
@@ -126,22 +126,21 @@ class A2aSkill(Struct, frozen=True, omit_defaults=True):
 
 
 class A2aOptions(Struct, frozen=True):
-    """How an app serves clients of A2A.
+    """Options of an app for A2A clients.
 
     Args:
-        description: Of the agent, for the card; "" is its name.
-        version: Of the agent, for the card; "" is that of the agent, or of midstream.
-        url: The public address of the app, such as `https://agents.example`; "" takes that of each request.
-        skills: For the card; without any, the agent is one skill.
-        input_types: Media types of files that messages may have, beside text and data.
-        artifacts: Tools whose results are artifacts of the task. A result that is a JSON object with `url` or `raw`
-            (base64) is a file, with `mediaType` and `filename`; other JSON objects and lists are data, and all else is
-            text.
-        is_direct: Called with a message (its JSON); true lets the answer be a message instead of a task. It must be
-            fast, and give the same for the same message.
-        has_unique_ids: Whether each message has an id of its own, as the protocol requires. False is for clients that
-            give several messages one id: a message without a context is then always a new one, also where it is sent
-            again; a repeated message needs a context to be known.
+        description: Description of the agent on the card; "" for the agent's name.
+        version: Version on the card; "" for that of the agent, or of midstream.
+        url: Public address of the app, such as `https://agents.example`; "" for the address of each request.
+        skills: Skills on the card; if empty, the agent is the only skill.
+        input_types: Media types of files that messages may contain, in addition to text and data.
+        artifacts: Tools whose results become artifacts of the task. A JSON object with `url` or `raw` (base64) is a
+            file, with `mediaType` and `filename`. Other JSON objects and lists are data; any other result is text.
+        is_direct: Called with the JSON of a message; if it returns true, the answer is a message instead of a task. It
+            must be fast, and deterministic.
+        has_unique_ids: Whether each message has a unique id, as the protocol requires. False is for clients that give
+            several messages one id: a message without a context is then always new, even if a client retries it. Only a
+            repetition with a context is recognized.
     """
 
     description: str = ""
@@ -155,7 +154,7 @@ class A2aOptions(Struct, frozen=True):
 
 
 class RpcRequest(Struct):
-    """A request of JSON-RPC 2.0."""
+    """A JSON-RPC 2.0 request."""
 
     jsonrpc: Literal["2.0"]
     method: str
@@ -164,7 +163,7 @@ class RpcRequest(Struct):
 
 
 class A2aPart(Struct):
-    """A part of a message: one of `text`, `raw` (base64), `url` and `data`."""
+    """A part of a message, with one of `text`, `raw` (base64), `url` and `data`."""
 
     text: str | UnsetType = UNSET
     raw: str | UnsetType = UNSET
@@ -185,14 +184,14 @@ class A2aMessage(Struct):
 
 
 class SendConfiguration(Struct):
-    """How a message is answered."""
+    """The requested form of an answer."""
 
     historyLength: _Length | None = None  # noqa: N815 - its name in the protocol
     returnImmediately: bool = False  # noqa: N815 - likewise
 
 
 class SendMessageParams(Struct):
-    """The parameters of a message; its other fields are kept for `A2aOptions.is_direct`."""
+    """The parameters of a message. The message keeps unknown fields, for `A2aOptions.is_direct`."""
 
     message: Json
     configuration: SendConfiguration | None = None
@@ -206,14 +205,14 @@ class SendMessageBody(Struct):
 
 
 class TaskQuery(Struct):
-    """One task. Of its history, `historyLength` messages at most are returned; all where it is missing."""
+    """A request for one task, with the newest `historyLength` messages of its history; all if it is missing."""
 
     id: str = ""
     historyLength: _Length | None = None  # noqa: N815 - its name in the protocol
 
 
 class TasksQuery(Struct):
-    """Which tasks a list has."""
+    """Filters and paging of a list of tasks."""
 
     contextId: str = ""  # noqa: N815 - its name in the protocol
     status: str = ""
@@ -225,45 +224,45 @@ class TasksQuery(Struct):
 
 
 def read_params(params: Json, kind: type[_Kind], *, strict: bool = False) -> _Kind:
-    """Read the parameters of a method; names in the form of protocol buffers are as good, and texts as numbers, since a
-    query has no others, unless `strict`.
+    """Read the parameters of a method. Accepts snake-case names and, unless `strict`, strings for numbers, for query
+    strings.
 
     Raises:
-        A2aError: They have another form.
+        A2aError: The parameters are invalid.
     """
     named = {_SNAKE.sub(lambda found: found[1].upper(), name): value for name, value in params.items()}
     try:
         return msgspec.convert(named, kind, strict=strict)
     except msgspec.ValidationError as error:
-        raise A2aError(BAD_PARAMS, f"the parameters have another form: {error}") from error
+        raise A2aError(BAD_PARAMS, f"the parameters are invalid: {error}") from error
 
 
 def read_body(body: bytes, kind: type[_Kind]) -> _Kind:
     """Read the body of a request.
 
     Raises:
-        A2aError: It is no JSON, or has another form.
+        A2aError: The body is no JSON, or invalid.
     """
     try:
         require_shallow_text(body)
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise A2aError(INVALID, f"this request has another form: {error}") from error
+        raise A2aError(INVALID, f"this request is invalid: {error}") from error
     except (msgspec.DecodeError, UnicodeError, RecursionError, MidstreamError) as error:
-        raise A2aError(PARSE, f"this request is no JSON that can be read: {error}") from error
+        raise A2aError(PARSE, f"this request is not valid JSON: {error}") from error
 
 
 class Sent(Struct, frozen=True):
-    """One message of a client, as it was read.
+    """A parsed message of a client.
 
     Args:
-        id, context, task: As the client names them; "" where it does not.
-        message: For the agent.
-        answer: The value of an answer to a question.
-        digest: Equal for equal messages.
-        stream: The stream that it comes on.
-        is_direct: Its answer is a message.
-        configuration: How it is to be answered.
+        id, context, task: Ids that the client gave; "" for none.
+        message: Message for the agent.
+        answer: Value, if the message answers a question.
+        digest: Digest of the message, for recognizing a repetition.
+        stream: Name of the stream that carries the message.
+        is_direct: Whether the answer is a message instead of a task.
+        configuration: Requested form of the answer.
     """
 
     id: str
@@ -281,12 +280,12 @@ def read_message(params: Json, options: A2aOptions) -> Sent:
     """Read the parameters of a message.
 
     Raises:
-        A2aError: They have another form, or a part has a media type that is not served.
+        A2aError: The parameters are invalid, or the media type of a part is not supported.
     """
     asked = read_params(params, SendMessageParams, strict=True)
     sent = read_params(asked.message, A2aMessage, strict=True)
     if not sent.messageId or not sent.parts:
-        raise A2aError(BAD_PARAMS, "a message has a `messageId` and at least one part")
+        raise A2aError(BAD_PARAMS, "a message needs a `messageId` and at least one part")
     parts = tuple(_user_part(each, options) for each in sent.parts)
     data = next((each.data for each in sent.parts if each.data is not UNSET), None)
     words = "".join(part.text for part in parts if isinstance(part, Text))
@@ -308,7 +307,7 @@ def read_message(params: Json, options: A2aOptions) -> Sent:
 def _user_part(part: A2aPart, options: A2aOptions) -> UserPart:
     given = [each for each in (part.text, part.raw, part.url, part.data) if each is not UNSET]
     if len(given) != 1:
-        raise A2aError(BAD_PARAMS, "a part has one of `text`, `raw`, `url` and `data`")
+        raise A2aError(BAD_PARAMS, "a part needs exactly one of `text`, `raw`, `url` and `data`")
     kind = part.mediaType.partition(";")[0].strip().lower()
     if isinstance(part.text, str):
         if kind and not kind.startswith("text/"):
@@ -326,12 +325,12 @@ def _user_part(part: A2aPart, options: A2aOptions) -> UserPart:
     try:
         b64decode(str(part.raw), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise A2aError(BAD_PARAMS, "`raw` is base64") from error
+        raise A2aError(BAD_PARAMS, "`raw` is not valid base64") from error
     return File(kind, data=str(part.raw), name=name)
 
 
 def _bad_type(kind: str) -> A2aError:
-    return A2aError(BAD_TYPE, f"parts of the media type {kind[:80]!r} are not taken; see the agent's card")
+    return A2aError(BAD_TYPE, f"parts of the media type {kind[:80]!r} are not accepted; see the agent's card")
 
 
 # --- ids and values -------------------------------------------------------------------------------------------
@@ -343,10 +342,10 @@ def task_id(context: str, turn: int) -> str:
 
 
 def place_of_task(name: str) -> tuple[str, int]:
-    """Return the context and the turn of a task.
+    """Return the context and the turn from the id of a task.
 
     Raises:
-        A2aError: No task has this id.
+        A2aError: The id is not a valid task id.
     """
     context, _, turn = name.rpartition(TASK_MARK)
     if not context or not _TURN.fullmatch(turn):
@@ -355,24 +354,24 @@ def place_of_task(name: str) -> tuple[str, int]:
 
 
 def instant(at: float) -> str:
-    """Return an instant as the protocol writes it."""
+    """Format seconds since 1970 as a timestamp of the protocol."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def read_instant(text: str) -> float:
-    """Return an instant in seconds since 1970; 0 for "".
+    """Parse a timestamp to seconds since 1970; 0 for "".
 
     Raises:
-        A2aError: It has another form.
+        A2aError: The timestamp is invalid.
     """
     try:
         return datetime.fromisoformat(text).timestamp() if text else 0.0
     except (ValueError, OverflowError) as error:
-        raise A2aError(BAD_PARAMS, "an instant is written as `2026-10-27T10:00:00Z`") from error
+        raise A2aError(BAD_PARAMS, "a timestamp has the form `2026-10-27T10:00:00Z`") from error
 
 
 def parts_of(message: UserMessage) -> list[Json]:
-    """Return the parts of a message that was accepted."""
+    """Return the A2A parts of an accepted message."""
     return [{"text": part.text} if isinstance(part, Text) else _file_part(part) for part in message.parts]
 
 
@@ -383,14 +382,14 @@ def _file_part(part: File) -> Json:
 
 
 def question_parts(fold: ThreadFold) -> list[Json]:
-    """Return the open questions of a task: words for a person, and the same as data for a program."""
+    """Return the open questions of a task, as text for a person and as data for a program."""
     asked = interrupts_in(fold)
     words = [{"text": each["message"]} for each in asked]
     return [*words, {"data": {"questions": asked}, "mediaType": DATA_TYPE}]
 
 
 def artifact_part(content: str) -> Json:
-    """Return the result of a tool as the part of an artifact."""
+    """Convert the result of a tool to the part of an artifact."""
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -408,7 +407,7 @@ def artifact_part(content: str) -> Json:
 
 
 def with_history(task: Json, length: int | None) -> Json:
-    """Return a task with the newest messages of its history."""
+    """Return a task with only the newest `length` messages of its history."""
     if length is None:
         return task
     kept = task["history"][-length:] if length else []
@@ -423,10 +422,10 @@ def agent_card(options: A2aOptions, name: str, version: str, url: str, *, is_aut
     """Return the card of an agent.
 
     Args:
-        options: Of its operator.
-        name, version: Of the agent.
-        url: The address of the app.
-        is_authenticated: Whether its clients need a credential.
+        options: Options of the operator.
+        name, version: Name and version of the agent.
+        url: Address of the app.
+        is_authenticated: Whether clients need a credential.
     """
     description = options.description or name
     skills: Sequence[A2aSkill] = options.skills or (A2aSkill(name, name, description, ("chat",)),)

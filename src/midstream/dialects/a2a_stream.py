@@ -1,7 +1,7 @@
-"""A task of A2A: the events of one turn, from the records of its session, and the task that they add up to.
+"""Converts the records of one turn to the events of an A2A task, and to the task as a snapshot.
 
-A snapshot is the fold of the events, so that both agree for every reader, on every server. The words of a response are
-one artifact. Those of an attempt that was cut are replaced by the next attempt's: its first event does not append.
+A snapshot is the fold of the events, so that both agree for every reader, on every server. The text of a response is
+one artifact. After an interrupted attempt, the next attempt replaces the text: its first event does not append.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TERMINAL = frozenset({COMPLETED, FAILED, CANCELED})
 
 
 class A2aFold(ThreadFold):
-    """Turns the records of a session into what happens in its tasks."""
+    """Converts the records of a session to facts about its tasks."""
 
     @override
     def ids_in(self, stream: str) -> tuple[str, str]:
@@ -62,7 +62,7 @@ class A2aFold(ThreadFold):
 
 
 class _Artifact(Struct):
-    """An artifact as far as it came: words, in pieces, or another part."""
+    """An artifact so far: pieces of text, or a part of another kind."""
 
     name: str
     words: list[str]
@@ -73,30 +73,30 @@ class _Artifact(Struct):
 
 
 class TaskEvents:
-    """Turns the records of a session into the events of one of its tasks, in order. One for each reader.
+    """Converts the records of a session to the events of one task, in order, for one reader.
 
     Args:
-        fold: The session, before the turn.
-        turn: The turn.
-        artifacts: Tools whose results are artifacts.
+        fold: Session before the turn.
+        turn: Number of the turn.
+        artifacts: Tools whose results become artifacts.
     """
 
     def __init__(self, fold: A2aFold, turn: int, artifacts: Collection[str] = ()) -> None:
         self.fold = fold
         self.turn = turn
         self.state = ""
-        """The state of the task; "" before it began."""
+        """The state of the task; "" before its beginning."""
         self.changed_at = 0.0
-        """When it came into this state, in seconds since 1970."""
+        """Time of the last state change, in seconds since 1970."""
         self._tools = artifacts
         self._names = {"taskId": task_id(fold.thread, turn), "contextId": fold.thread}
         self._status: Json = {}
         self._history: list[Json] = []
         self._artifacts: dict[str, _Artifact] = {}
         self._void = ""
-        """The artifact whose words are void with their attempt, until they are replaced."""
+        """The artifact with text of an interrupted attempt, until that text is replaced."""
         self._opened = ""
-        """The message whose stream was opened last."""
+        """Id of the message with the newest stream."""
         self._events: list[Json] = []
 
     @property
@@ -111,19 +111,19 @@ class TaskEvents:
 
     @property
     def text(self) -> str:
-        """The words of the last response."""
+        """The text of the last response."""
         texts = ["".join(each.words) for each in self._artifacts.values() if each.part is None]
         return texts[-1] if texts else ""
 
     def task(self) -> Json:
-        """Return the task as it is now: what all events add up to."""
+        """Return the current task, which is the fold of all events so far."""
         shown = [self._shown(name, each.name, each.parts()) for name, each in self._artifacts.items()]
         more = {"artifacts": shown} if shown else {}
         place = {"id": self._names["taskId"], "contextId": self._names["contextId"]}
         return {**place, "status": self._status, **more, "history": [*self._history]}
 
     def begin(self) -> list[Json]:
-        """Return the events of a task whose first records were pruned: all that is known of it."""
+        """Return the first events of a task whose first records were pruned: its known contents."""
         run = self.fold.run
         if run is None or run.turn != self.turn:
             return []
@@ -146,7 +146,7 @@ class TaskEvents:
         return self._events
 
     def take(self, record: Record, *, epoch: int) -> list[Json]:
-        """Return the events that the next record adds."""
+        """Return the events of the next record."""
         self._events = []
         if isinstance(record, StreamOpened):
             self._opened = self.fold.ids_in(record.stream)[1]
@@ -198,7 +198,6 @@ class TaskEvents:
         self._events = [{"task": self.task()}]
 
     def _change(self, run: Run) -> None:
-        """Put the task into the state of a run."""
         self.state, self.changed_at = _STATES[run.status], self.fold.at
         self._status = {"state": self.state, "timestamp": instant(self.changed_at)}
         if self.state == INPUT_REQUIRED:
@@ -222,13 +221,13 @@ class TaskEvents:
         self._put_artifact(name, _Artifact("answer", [words]), append=not is_new)
 
     def _settle(self) -> None:
-        """Take void words back that nothing has replaced."""
+        """Remove the text of an interrupted attempt, if no later text replaced it."""
         if self._void:
             self._put_artifact(self._void, _Artifact("answer", [""]), append=False)
             self._void = ""
 
     def _finish(self, name: str) -> None:
-        """Mark the last words of a response."""
+        """Mark the last text of a response."""
         if name not in self._artifacts:
             return
         update = self._events[-1].get("artifactUpdate") if self._events else None
@@ -257,12 +256,12 @@ class TaskReading(RecordEvents):
     """The answer to one client about a task.
 
     Args:
-        task: The task, before its records.
-        encode: Returns a `StreamResponse` as bytes of the answer.
-        form: With `task`, nothing is sent before the task has ended, or waits for its client; then the task is. With
-            `message` the same, and it is a message where the task completes.
-        follows: Whether it goes on where the task waits for its client.
-        since: The position up to which the client gets the task as it stands there; behind it, its events.
+        task: Task before its records.
+        encode: Function that encodes a `StreamResponse` for the answer.
+        form: `task` sends the task when it has ended, or waits for its client. `message` does the same, but sends a
+            message if the task completes.
+        follows: Whether the answer continues while the task waits for its client.
+        since: Position of the snapshot of the task that the client gets first; events follow it.
     """
 
     def __init__(
@@ -313,6 +312,6 @@ class TaskReading(RecordEvents):
 
 
 def _artifact_id(name: str, call_id: str = "") -> str:
-    """Return the id of an artifact: all attempts at a response have one."""
+    """Return the id of an artifact. All attempts at a response share one id."""
     response = name.partition(".")[0]
     return f"{response}.{call_id}" if call_id else response

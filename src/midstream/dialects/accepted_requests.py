@@ -1,4 +1,4 @@
-"""From a POST to the response that answers it: a new one, or one that exists already."""
+"""Acceptance of a POST: it begins a response, or joins the response to an equal request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError, digest_key
 from midstream.dialects.kept_conversations import KeptConversations
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
-from midstream.dialects.reading_cache import Memo
+from midstream.dialects.reading_cache import ReadingCache
 from midstream.dialects.request_reading import Read, read
 from midstream.dialects.request_repeats import KeyReused, Request, find_repeated, request_of
 from midstream.dialects.stored_conversations import Conversations
@@ -46,26 +46,26 @@ from midstream.session.turn.commands import SendTranscript
 from midstream.session.turn.states import RunningCalls
 
 EQUAL_S = 10.0
-"""Seconds in which an equal request that another process noted appears in its session; that process may have died."""
+"""Seconds to wait for the response to an equal request of another process, which may have died."""
 EQUAL_PAUSE_S = 0.02
 COMPARISONS_MAX = 8
-"""Comparisons of one transcript with a session that others change meanwhile."""
+"""Attempts to compare a transcript with a session that other requests change."""
 
 
 class _Wanted(Struct):
-    """A request, and where it belongs.
+    """A request, with its session and conversation.
 
     Args:
-        sessions: The client application's.
+        sessions: The sessions of the client application.
         session: The session of its conversation.
-        conversation: The conversation's name; "" for a side request.
-        place: The place by which the conversation is found by its messages; None where it has a name.
-        previous: The response that it goes on from, and where that was made.
-        caller: Who sent it.
-        is_local: It came from this machine.
-        noted: Entries by which equal requests are found, as they were read last.
-        is_begun_elsewhere: One of them is new and its session has no response yet: another process is about to begin
-            the response, or died before it did.
+        conversation: Name of the conversation; "" for a side call.
+        place: Digests that identify the conversation by its messages; None if it has a name.
+        previous: The response that the request continues, with its sessions.
+        caller: Sender of the request.
+        is_local: Whether the request came from this machine.
+        noted: Entries for equal requests, as read last.
+        is_begun_elsewhere: Whether another process wrote one of these entries recently, but its session has no response
+            yet.
     """
 
     asked: Asked
@@ -85,7 +85,7 @@ class _Wanted(Struct):
 
 
 class _Previous(Struct, frozen=True):
-    """The response that a request goes on from."""
+    """The response that a request continues."""
 
     found: FoundResponse
     sessions: ApplicationSessions
@@ -95,9 +95,9 @@ class Reply(Struct, frozen=True):
     """A response that answers a POST.
 
     Args:
-        live: The response; the POST is counted as one of its readers.
-        form: How this client reads it: as a stream or whole, whatever the client that began it wished.
-        is_repeated: It was there before.
+        live: The response; it counts the POST as a reader.
+        form: The form for this client, such as a stream, independent of the client that began the response.
+        is_repeated: Whether the response already existed.
     """
 
     live: LiveResponse
@@ -106,22 +106,22 @@ class Reply(Struct, frozen=True):
 
 
 class _Repeated(Struct, frozen=True):
-    """The response to an equal request, which another process began meanwhile."""
+    """The response to an equal request, begun by another process in the meantime."""
 
     same: LiveResponse
 
 
 class Accepting:
-    """Begins responses, and finds those that a POST repeats.
+    """Begins responses, and finds existing ones for repeated POSTs.
 
     Args:
-        model: What answers.
-        durable, private: The sessions on disk, and those of requests that may leave nothing there.
-        responses: All that are followed in this process.
-        conversations: Those that their applications do not name.
-        kept: Those of `/v1/conversations`.
-        names: The models' names that applications may request; any where it is empty.
-        ledger: Counts what they use.
+        model: The model that answers.
+        durable, private: The sessions on disk, and the sessions in memory of requests that must not be stored.
+        responses: All responses that this process follows.
+        conversations: Conversations without a name of their application.
+        kept: Conversations of `/v1/conversations`.
+        names: Names of models that applications may request; any if empty.
+        ledger: Counts the usage.
         admission: Decides whether a caller may begin another response.
     """
 
@@ -143,29 +143,30 @@ class Accepting:
         self._admission = admission
         self._kept = kept
         self._default = model.default if isinstance(model, RoutedModels) else ""
-        """The model that answers a request that names none, where there are several."""
+        """The default model of `RoutedModels`; "" for a single model."""
         self._durable = durable
         self._private = private
         self._responses = responses
         self._conversations = conversations
         self._names = names
         self._world = world
-        self._memo = Memo()
+        self._memo = ReadingCache()
         self._locks: WeakValueDictionary[bytes | str, asyncio.Lock] = WeakValueDictionary()
-        """One for each request that is being judged, since two equal ones at once cannot both find nothing; and one for
-        each session that is being compared."""
+        """A lock for each request, so that only one of two equal requests begins a response; and one for each session
+        during a comparison."""
 
     async def response_to(
         self, dialect: Dialect, arrived: Arrived, newest: LiveResponse | None = None
     ) -> Reply:
-        """Return the response to a POST. It has one more reader: see `LiveResponses.leave`.
+        """Return the response to a POST, and count the caller as a reader; see `LiveResponses.leave`.
 
         Args:
-            newest: The newest response of the same connection, which may go on from it although it is not stored.
+            newest: The newest response of the same connection, which the request may continue although it is not
+                stored.
 
         Raises:
-            RefusedError: The key belongs to another request, or there is no such model.
-            MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
+            RefusedError: The idempotency key belongs to another request, or the model is unknown.
+            MidstreamError: The request is invalid, or no response can begin now. Nothing was changed.
         """
         principal = arrived.caller.principal
         owner = digest_key(arrived.headers)
@@ -174,7 +175,7 @@ class Accepting:
         asked = self._granting(found.asked)
         if asked.conversation:
             await self._kept.require(asked.conversation, principal)
-            await self._kept.change(asked.conversation, lambda entry: entry)  # kept for as long again
+            await self._kept.change(asked.conversation, lambda entry: entry)  # renews its lifetime
         request = request_of(
             arrived.path,
             arrived.headers,
@@ -199,11 +200,11 @@ class Accepting:
             return Reply(same, replace(same.found.form, **delivery), is_repeated=True)
 
     async def read_input(self, dialect: Dialect, arrived: Arrived) -> tuple[Asked, tuple[Entry, ...]]:
-        """Return what a POST asks, with the whole conversation that a response would answer; none is begun.
+        """Read a POST and its whole conversation, without beginning a response.
 
         Raises:
-            RefusedError: There is no such model, or no such previous response.
-            MidstreamError: The request has another form.
+            RefusedError: The model or the previous response is unknown.
+            MidstreamError: The request is invalid.
         """
         principal = arrived.caller.principal
         found = read(dialect, arrived.headers, arrived.body, principal=principal)
@@ -214,14 +215,14 @@ class Accepting:
             items = await self._kept.items(await self._kept.find(found.asked.conversation))
             entries = found.asked.transcript(items).history.entries
         elif previous is not None:
-            entries = await self._behind(found.asked, previous)
+            entries = await self._after_previous(found.asked, previous)
         return replace(found.asked, instructions=found.instructions), entries
 
     def check_model(self, name: str, caller: ApiCaller) -> None:
-        """Let a name pass that a caller may request.
+        """Require a model name that a caller may request.
 
         Raises:
-            RefusedError: It is another one.
+            RefusedError: The caller may not request this model.
         """
         served = self._names
         if caller.allowance.models:
@@ -233,15 +234,15 @@ class Accepting:
             raise RefusedError(ApiError(404, "model_not_found", message, param="model"))
 
     def counted_model(self, name: str) -> str:
-        """Return the name under which the usage of a model is counted: one of those that are served.
+        """Return the name under which the usage of a model is counted: one of the served models.
 
         Args:
-            name: As the application requests it.
+            name: The name that the application requests.
         """
         return (name or self._default or self._model.name) if self._names else self._model.name
 
     def _granting(self, asked: Asked) -> Asked:
-        """Return the request with the wishes that its model grants; the response names the others."""
+        """Return the request with only the options that its model supports; the response lists the others."""
         model = route_of(self._model, asked.model).model
         grants = grants_of(model)
         if asked.tools and not takes_tools_of(model):
@@ -267,7 +268,7 @@ class Accepting:
             conversation = conversation or self._world.new_id("conversation")
         sessions = self._private if asked.is_private or (is_side and not asked.is_stored) else self._durable
         if previous is not None:
-            # Two stores never have a session of the same name: its responses would have the same ids.
+            # Session names must differ between the two stores, because the ids of responses depend on them.
             is_there = previous.sessions is sessions
             session = previous.found.session if is_there else sessions.name_of("")
         else:
@@ -288,7 +289,7 @@ class Accepting:
         )
 
     async def _previous(self, asked: Asked, newest: LiveResponse | None, principal: str) -> _Previous | None:
-        """Return the response that a request goes on from: a stored one, or the newest of its connection."""
+        """Return the response that a request continues: a stored one, or the newest of its connection."""
         if not asked.previous:
             return None
         if newest is not None and newest.id == asked.previous:
@@ -332,16 +333,16 @@ class Accepting:
         return None if read_again is None else self._responses.add(sessions, read_again, wanted.place)
 
     def _is_awaited(self, noted: NotedRequest, begun: Collection[str]) -> bool:
-        """Whether another process noted an equal request and has not begun its response yet.
+        """Return whether another process noted an equal request but has not begun its response yet.
 
         Args:
-            begun: The sessions with a response to an equal request, also one that is not repeated.
+            begun: Sessions with a response to an equal request.
         """
         is_foreign = noted.node not in {"", self._durable.host.store.node}
         return is_foreign and noted.session not in begun and abs(self._world.now() - noted.at) < EQUAL_S
 
     async def _wait_for_equal(self, wanted: _Wanted) -> LiveResponse | None:
-        """Return the response to an equal request that another process has noted; None where none appears."""
+        """Wait for the response to an equal request of another process; return None if none appears."""
         until = self._world.monotonic() + EQUAL_S
         while (same := await self._find_repeated(wanted)) is None:
             if not wanted.is_begun_elsewhere or self._world.monotonic() > until:
@@ -353,16 +354,16 @@ class Accepting:
 
     async def _begin(self, wanted: _Wanted) -> LiveResponse | _Repeated:
         sessions, session, is_noted = wanted.sessions, wanted.session, wanted.is_noted
-        whole = await self._behind(wanted.asked, wanted.previous) if wanted.previous else None
+        whole = await self._after_previous(wanted.asked, wanted.previous) if wanted.previous else None
         for _ in range(COMPARISONS_MAX):
             lock = self._locks.setdefault(session, asyncio.Lock())
             async with lock:
-                if is_noted:  # no conversation leads to it: its name was drawn at random
+                if is_noted:  # the session has a random name, so only the entry leads to it
                     runner = await sessions.host.begin(session)
                 else:
                     runner = await sessions.host.session(session, create=True)
                 if wanted.asked.conversation:
-                    whole = await self._within(wanted.asked, runner.state)
+                    whole = await self._in_conversation(wanted.asked, runner.state)
                 if not await self._is_in_use(runner.state, wanted):
                     state = runner.state
                     comparison = self._compare(session, state, wanted, whole)
@@ -380,15 +381,18 @@ class Accepting:
                         return _Repeated(same)
                     continue
             if wanted.asked.conversation:
-                message = "another response of this conversation is being made; retry when it has ended"
+                message = "another response of this conversation is in progress; retry when it has ended"
                 raise RefusedError(ApiError(409, "conversation_locked", message, is_final=False))
-            session, is_noted = sessions.name_of(""), True  # a fork: no client's response is stopped for it
-        raise UnavailableError("other requests of this conversation are too many: retry", retry_after_s=1.0)
+            session, is_noted = (
+                sessions.name_of(""),
+                True,
+            )  # begin a separate session instead of stopping another client's response
+        raise UnavailableError("too many other requests change this conversation: retry", retry_after_s=1.0)
 
     async def _announce(self, runner: Runner, wanted: _Wanted, *, is_noted: bool) -> str | None:
-        """Write what is in the store before a response is begun, at the same time, and return its entry of usage.
+        """Write the store entries that must precede a response, concurrently; return the name of its usage entry.
 
-        Returns None where another process begins, or has begun, the response to an equal request; nothing stays then.
+        Return None, and remove the entries, if another process begins the response to an equal request.
         """
         sessions, session = wanted.sessions, runner.session_id
         is_noted = is_noted or bool(wanted.request.key)
@@ -414,10 +418,10 @@ class Accepting:
     async def _submit(
         self, runner: Runner, wanted: _Wanted, state: Session, *, comparison: Comparison, usage_entry: str
     ) -> LiveResponse | None:
-        """Let a session take the transcript; None where another process's request was faster.
+        """Submit the transcript to a session; return None if another process's request was faster.
 
         Args:
-            state: The session as the transcript was compared with it.
+            state: The session state with which the transcript was compared.
         """
         asked, session = wanted.asked, runner.session_id
         number = state.application.count + 1
@@ -451,7 +455,7 @@ class Accepting:
         except JournalMovedError:
             await self._ledger.drop(usage_entry)
             return None
-        await runner.wait(end - 1)  # where another process owns the session
+        await runner.wait(end - 1)  # if another process runs the session
         response = runner.state.application.response(number)
         if response is None or response.id != name or response.usage_entry != usage_entry:
             await self._ledger.drop(usage_entry)
@@ -464,12 +468,12 @@ class Accepting:
         return live
 
     async def _is_in_use(self, state: Session, wanted: _Wanted) -> bool:
-        """Whether the session makes a response that this request may not end: a client reads it, or will."""
+        """Return whether the session has a response that this request must not stop, because a client reads it."""
         newest = state.application.newest
         if newest is None:
             return False
         if wanted.previous is not None and newest.number != wanted.previous.found.response.number:
-            return True  # a second request that goes on from the same response
+            return True  # another request has already continued the same response
         if not newest.is_open:
             return False
         live = self._responses.get(newest.id)
@@ -481,10 +485,10 @@ class Accepting:
     def _compare(
         session: str, state: Session, wanted: _Wanted, whole: tuple[Entry, ...] | None
     ) -> Comparison:
-        """Return how the transcript differs from its session.
+        """Compare the transcript with its session.
 
         Raises:
-            MidstreamError: It names a local file, and came from another machine.
+            MidstreamError: A request of another machine refers to a local file.
         """
         if whole is not None:
             comparison = wanted.sessions.compare_whole(session, state, whole)
@@ -496,27 +500,27 @@ class Accepting:
                     refuse_local_files(entry)
         return comparison
 
-    async def _behind(self, asked: Asked, previous: _Previous) -> tuple[Entry, ...]:
-        """Return the whole conversation of a request that goes on from another response."""
+    async def _after_previous(self, asked: Asked, previous: _Previous) -> tuple[Entry, ...]:
+        """Return the whole conversation of a request that continues a previous response."""
         try:
             state = await previous.sessions.state_at(previous.found)
         except SessionNotFoundError:
-            state = None  # it is too old
+            state = None  # the response is too old
         if state is None:
             raise _no_previous()
         return _entries_after(state, asked)
 
-    async def _within(self, asked: Asked, state: Session) -> tuple[Entry, ...]:
-        """Return the whole conversation of a request in a conversation that the gateway keeps."""
+    async def _in_conversation(self, asked: Asked, state: Session) -> tuple[Entry, ...]:
+        """Return the whole conversation of a request to a conversation of `/v1/conversations`."""
         entry = await self._kept.find(asked.conversation)
-        if entry.removed:  # the session has the removed items still
+        if entry.removed:  # the session still contains the removed items
             items = await self._kept.items(entry)
             return replace(asked, instructions="").transcript(items).history.entries
         return _entries_after(state, asked, entry.added_after(state.application.count))
 
 
 def _entries_after(state: Session, asked: Asked, added: Sequence[Value] = ()) -> tuple[Entry, ...]:
-    """Return the history of a session, and behind it the added items and those of a request."""
+    """Return the history of a session, followed by added items and the items of a request."""
     open_items: list[Value] = []
     if isinstance(state.turn, RunningCalls):
         if words := state.turn.response.text:
@@ -534,15 +538,15 @@ def _entries_after(state: Session, asked: Asked, added: Sequence[Value] = ()) ->
 
 
 def _refuse_strange_results(items: Sequence[Value], calls: Collection[str]) -> None:
-    """Refuse the result of a call that is neither among these items nor among these calls: it would be lost.
+    """Refuse tool results without a call among these items or call ids, because they would be lost.
 
     Raises:
-        BadFieldError: There is one.
+        BadFieldError: A result has no call.
     """
     named = [(item.get("type"), item.get("call_id")) for item in items if isinstance(item, dict)]
     known = {call_id for kind, call_id in named if not str(kind).endswith("_output")} | {*calls}
     if any(str(kind).endswith("call_output") and call_id not in known for kind, call_id in named):
-        raise bad_field("input", "the previous response has no call of the `call_id` of an output")
+        raise bad_field("input", "the previous response has no call with the `call_id` of an output")
 
 
 def _no_previous() -> RefusedError:
@@ -551,12 +555,12 @@ def _no_previous() -> RefusedError:
 
 
 def _is_equal(response: ApplicationResponse, request: Request) -> bool:
-    """Whether a response was requested by an equal request, or under the same key."""
+    """Return whether a response belongs to an equal request, or to the same idempotency key."""
     is_keyed = bool(request.key) and response.key == request.key
     return is_keyed or response.digest == request.digest.hex()
 
 
 def _keys_of(request: Request) -> tuple[str, ...]:
-    """Return by what a request is found again that no conversation leads to."""
+    """Return the keys under which a request without a conversation is noted."""
     digest = request.digest.hex()
     return (digest, f"key {request.key}") if request.key else (digest,)

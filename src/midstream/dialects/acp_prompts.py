@@ -16,7 +16,7 @@ from midstream.session.questions import Question
 Json = dict[str, Any]
 
 STREAM_PREFIX = "acp-"
-"""Begins the names of the streams that prompts open in their sessions."""
+"""Prefix of the stream keys of prompts."""
 _OPTIONS: dict[Choice, tuple[str, str]] = {
     Choice.ALLOW: ("Allow", "allow_once"),
     Choice.DENY: ("Decline", "reject_once"),
@@ -28,7 +28,7 @@ _OPTIONS: dict[Choice, tuple[str, str]] = {
 
 
 def stream_of(key: str) -> str:
-    """Return the stream of a prompt with an idempotency key: the same key names the same prompt."""
+    """Return the stream key of a prompt; equal idempotency keys give equal stream keys."""
     digest = hashlib.blake2b(storable(key).encode(), digest_size=16, person=b"midstream-acp")
     return f"{STREAM_PREFIX}{digest.hexdigest()}"
 
@@ -37,16 +37,16 @@ def message_of(blocks: list[Json]) -> UserMessage:
     """Return the content blocks of a prompt as a message.
 
     Raises:
-        MalformedFrameError: There is none.
+        MalformedFrameError: There is no block, or one cannot be read.
     """
     parts = tuple(_part_of(block) for block in blocks)
     if not parts:
-        raise MalformedFrameError("a prompt has at least one content block")
+        raise MalformedFrameError("a prompt needs at least one content block")
     return UserMessage(parts)
 
 
 def text_of(message: UserMessage) -> str:
-    """Return the words of a message."""
+    """Return the text of a message."""
     return "\n".join(part.text for part in message.parts if isinstance(part, Text))
 
 
@@ -77,7 +77,7 @@ def _is_web(uri: str) -> bool:
 
 
 def permission_request(session_id: str, question: Question, call_name: str) -> Json:
-    """Return the request for a decision about a call; `call_name` is its id for the client."""
+    """Return the permission request about a call; `call_name` is its id for the client."""
     words = question.text or _WORDS[question.kind].format(name=question.name)
     call = {
         "toolCallId": call_name,
@@ -102,7 +102,7 @@ _WORDS = {
 
 
 def choice_in(question: Question, answer: object) -> Choice | None:
-    """Return the decision that a client has sent; None where it cancelled the turn instead, or sent another thing."""
+    """Return the decision in a client's answer; None for a cancelled or an invalid one."""
     try:
         outcome = msgspec.convert(answer, _Answer).outcome
         choice = Choice(outcome.optionId) if outcome.outcome == "selected" else None

@@ -1,8 +1,8 @@
-"""The updates of the Agent Client Protocol: what an editor is shown of a session, from its records.
+"""Updates of the Agent Client Protocol, computed from the records of a session.
 
-The same records give the same updates, live and on a load. The protocol cannot take back words. So live, the next
-attempt at an answer passes over the words that the client has of one that was cut; where it takes another course, it is
-another message, whole. A load leaves out the words of attempts that were cut.
+The protocol cannot remove text. If an attempt is interrupted, the next attempt repeats its text, and the client
+receives only what follows the text that it has. If the new attempt differs, it becomes a separate message. A load omits
+the text of interrupted attempts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from midstream.dialects.langgraph_thread import (
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.shown_words import RepeatedWords, Words, merged, words_of
+from midstream.dialects.shown_words import RepeatedWords, Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import (
     Entry,
@@ -57,13 +57,13 @@ from midstream.session.session import GO_ON, Session
 Json = dict[str, Any]
 
 KINDS = frozenset(("read", "edit", "delete", "move", "search", "execute", "think", "fetch"))
-"""Kinds of tools; an upstream agent behind this protocol has them as names of its tools."""
+"""Kinds of tools in the protocol. The tools of an upstream agent with this protocol have them as names."""
 _CHUNKS = {"text": "agent_message_chunk", "thinking": "agent_thought_chunk"}
 _STOP_REASONS = {Finish.LENGTH: "max_tokens", Finish.FILTER: "refusal"}
 
 
 class AcpFold(ThreadFold):
-    """The runs and messages of a session; no stream of this protocol names them."""
+    """The runs and messages of a session; streams of this protocol do not contain their ids."""
 
     @override
     def ids_in(self, stream: str) -> tuple[str, str]:
@@ -71,37 +71,37 @@ class AcpFold(ThreadFold):
 
 
 class AcpUpdates:
-    """Turns the records of a session into updates, in order. One for each client.
+    """Converts the records of a session to updates, in order, for one client.
 
     Args:
-        fold: The session, where its journal begins.
+        fold: The state at the beginning of the journal.
     """
 
     def __init__(self, fold: AcpFold) -> None:
         self.fold = fold
         self.own: set[str] = set()
-        """Streams of messages, and calls whose questions were answered, that this client itself has sent."""
+        """Stream keys of this client's messages, and ids of calls whose questions this client answered."""
         self.turns: dict[str, int] = {}
-        """The turn that the message of each stream has opened."""
+        """Turn that the message of each stream opened."""
         self.ended: dict[int, TurnEnded] = {}
         self.usage: dict[int, Usage] = {}
         """Tokens of each turn."""
         self._finishes: dict[int, Finish] = {}
-        """How the last response of each turn ended."""
+        """Finish reason of the last response of each turn."""
         self._open: list[int] = []
-        """Places in `_past` of the words of the response that is being made."""
+        """Indexes in `_past` of the text of the current response."""
         self._shown: list[Words] = []
-        """Words of that response that the client has."""
+        """Text of the current response that was sent to the client."""
         self._repeated = RepeatedWords(())
         self._is_apart = False
-        """Whether the words of this attempt are a message of their own."""
+        """Whether the text of this attempt is a separate message."""
         self._calls: set[str] = set()
-        """Calls that were shown and have not ended."""
+        """Calls that were sent to the client and have not ended."""
         self._past: list[Json | None] | None = [*self._entries(0)]
-        """The updates before `replay`; None after it. Words of attempts that were cut are None."""
+        """The updates before `replay`, with None for text of interrupted attempts; None after `replay`."""
 
     def take(self, record: Record, *, epoch: int) -> list[Json]:
-        """Return the updates that the next record adds; before `replay`, none: it returns them."""
+        """Return the updates of the next record; before `replay`, collect them and return none."""
         before = self.fold.session
         facts = self.fold.take(record, epoch=epoch)
         updates: list[Json] = []
@@ -131,20 +131,20 @@ class AcpUpdates:
         return []
 
     def replay(self) -> list[Json]:
-        """Return the updates of the records so far, without words of attempts that were cut; then go on live."""
+        """Return the updates of all records so far, without text of interrupted attempts."""
         found = [each for each in self._past or () if each is not None]
         self._past, self._open = None, []
         return found
 
     def stop_reason(self, turn: int) -> str:
-        """Return why a turn that has ended did so, in the protocol's word."""
+        """Return the protocol's stop reason of an ended turn."""
         ended = self.ended.get(turn)
         if ended is not None and ended.status is TurnStatus.CANCELLED:
             return "cancelled"
         return _STOP_REASONS.get(self._finishes.get(turn, Finish.STOP), "end_turn")
 
     def call_name(self, call_id: str) -> str:
-        """Return the id of a call of the open response among all calls of the session."""
+        """Return an id of a call of the open response that is unique in the session."""
         return self._call_name(self.fold.open_words[0], call_id)
 
     def _accept(self, record: MessageAccepted | TranscriptAccepted, before: Session) -> Iterator[Json]:
@@ -183,8 +183,8 @@ class AcpUpdates:
         self._open, self._shown, self._repeated, self._is_apart = [], [], RepeatedWords(()), False
 
     def _void(self) -> None:
-        """Take back the words of an attempt that was cut, as far as the client does not have them."""
-        shown = merged(self._shown)
+        """Drop the text of an interrupted attempt; text that the client already has is repeated or superseded."""
+        shown = merge(self._shown)
         for at in self._open if self._past is not None else ():
             assert self._past is not None
             self._past[at] = None
@@ -197,8 +197,10 @@ class AcpUpdates:
         self._finishes[turn] = response.finish
         if response.usage is not None:
             self.usage[turn] = self.usage.get(turn, Usage()) + response.usage
-        if not self._repeated.is_over:  # it is shorter than what the client has of an attempt that was cut
-            for kind, words in merged(words_of(response)):
+        if (
+            not self._repeated.is_over
+        ):  # it is shorter than the text that the client has of an interrupted attempt
+            for kind, words in merge(words_of(response)):
                 yield self._chunk(_CHUNKS[kind], message_id, _text(words))
         self._begin_response()
         read_only = {plan.call_id for plan in plans if not plan.has_effects}
@@ -239,7 +241,7 @@ class AcpUpdates:
         return _call_update(name, status=status, content=content, rawOutput=output)
 
     def _question(self, record: QuestionAsked) -> Iterator[Json]:
-        """Show a question that is to be answered in words: the next prompt does."""
+        """Show a question that the next prompt answers with text."""
         for each in questions_of("", self.fold.session):
             if each.call_id == record.call_id:
                 yield self._chunk(_CHUNKS["text"], f"question-{each.call_id}", _text(each.text or each.name))
@@ -247,7 +249,6 @@ class AcpUpdates:
     # --- whole entries ----------------------------------------------------------------------------------------
 
     def _entries(self, since: int) -> Iterator[Json]:
-        """Show entries of the history from one on."""
         entries = self.fold.session.history.entries[since:]
         for entry, name in zip(entries, self.fold.ids[since:], strict=True):
             yield from self._entry(entry, name)
@@ -263,7 +264,7 @@ class AcpUpdates:
                 yield self._show_result(name, result)
 
     def _response(self, name: str, response: Response) -> Iterator[Json]:
-        for kind, words in merged(words_of(response)):
+        for kind, words in merge(words_of(response)):
             yield self._chunk(_CHUNKS[kind], name, _text(words))
         for part in response.parts:
             if isinstance(part, UpstreamCall):
@@ -280,7 +281,7 @@ class AcpUpdates:
         return {"sessionUpdate": kind, "messageId": self._name(name), "content": block}
 
     def _name(self, name: str) -> str:
-        """Return a name of its own for each turn: an edited history gives the same ones again."""
+        """Return a message id that is unique by turn, because an edited history repeats ids."""
         return f"{self.fold.session.turns}-{name}"
 
     def _call_name(self, message_id: str, call_id: str) -> str:

@@ -1,7 +1,7 @@
-"""Requests and messages of AG-UI: what a client sends of a thread, and a thread as a client shows it.
+"""Requests and messages of AG-UI: reads the messages of a client, and renders a thread for a client.
 
-A request has all messages of the thread. They become a chat (see `dialects.ui_messages`), of which only what is new is
-given to the session.
+A request has all messages of the thread. They become a chat (see `dialects.ui_messages`); the session receives only its
+new messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from midstream.dialects.langgraph_messages import (
 from midstream.dialects.langgraph_requests import answers_of
 from midstream.dialects.langgraph_thread import GivenAnswer, ThreadFold
 from midstream.dialects.request_digests import digest_of
-from midstream.dialects.shown_words import Words, merged, words_of
+from midstream.dialects.shown_words import Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.errors import AnswerMismatchError, MalformedFrameError
 from midstream.history.messages import (
@@ -51,9 +51,9 @@ from midstream.session.turn.states import Cancelling, RunningCalls
 Json = dict[str, Any]
 
 CONTINUES = "+"
-"""Stands for the message in the stream of a run that brings answers instead of one."""
+"""Replaces the message id in the stream name of a run that brings answers instead of a message."""
 UPSTREAM_MARK = "~upstream"
-"""Ends the id of a call that the upstream ran itself; nobody else runs it."""
+"""Suffix of the id of a call that the upstream runs itself."""
 _NAME = re.compile(r"[!-~]{1,100}")
 _MEDIA = ("image", "audio", "video")
 _json = msgspec.json.encode
@@ -61,7 +61,7 @@ Identifier = Annotated[str, Meta(pattern="^[!-~]{1,100}$")]
 
 
 class AgUiMessage(Struct):
-    """A message of a thread, in the form of AG-UI; other fields are ignored."""
+    """A message of a thread in AG-UI; unknown fields are ignored."""
 
     role: Literal["user", "assistant", "tool", "system", "developer", "reasoning", "activity"]
     id: str = ""
@@ -72,7 +72,7 @@ class AgUiMessage(Struct):
 
 
 class AgUiTool(Struct):
-    """A tool that the client runs; `parameters` is a JSON schema of an object."""
+    """A tool that the client runs; `parameters` is a JSON Schema of an object."""
 
     name: str
     description: str = ""
@@ -80,7 +80,7 @@ class AgUiTool(Struct):
 
 
 class AgUiResume(Struct):
-    """The answer about an interrupt."""
+    """The answer to an interrupt."""
 
     interruptId: str  # noqa: N815 - its name in the protocol
     status: Literal["resolved", "cancelled"]
@@ -88,8 +88,8 @@ class AgUiResume(Struct):
 
 
 class RunAgentInput(Struct):
-    """The body of a request; `state`, `context` and other fields are ignored. The last message is a user's, or has the
-    result of a tool of the client, unless `resume` answers interrupts.
+    """The body of a request; `state`, `context` and other fields are ignored. The last message is a user message or the
+    result of a client tool, unless `resume` answers interrupts.
     """
 
     threadId: Annotated[str, Meta(pattern="^[A-Za-z0-9._:-]{1,128}$")]  # noqa: N815 - its name in the protocol
@@ -103,11 +103,11 @@ class AgUiRequest(Struct, frozen=True):
     """One request for a run.
 
     Args:
-        thread, run_id: As the client names them.
-        messages: The messages of the thread, but for those that are no part of the conversation.
-        tools: What the client runs.
-        resume: Answers about interrupts.
-        digest: Equal for equal requests.
+        thread, run_id: Ids that the client gave.
+        messages: Messages of the thread that belong to the conversation.
+        tools: Tools that the client runs.
+        resume: Answers to interrupts.
+        digest: Digest of the request, for recognizing a repetition.
     """
 
     thread: str
@@ -119,7 +119,7 @@ class AgUiRequest(Struct, frozen=True):
 
     @property
     def message_id(self) -> str:
-        """The id of the newest message; "" where it has none that can be kept."""
+        """The id of the newest message; "" if it is missing or invalid."""
         name = self.messages[-1].id if self.messages else ""
         return name if _NAME.fullmatch(name) and name != CONTINUES else ""
 
@@ -131,14 +131,14 @@ def read_input(body: bytes) -> AgUiRequest:
     """Read a request.
 
     Raises:
-        MalformedFrameError: It is no JSON object, or a field has another form.
+        MalformedFrameError: The body is no JSON object, or a field is invalid.
     """
     try:
         sent = _input(body)
         require_shallow([[each.content, each.toolCalls] for each in sent.messages])
         require_shallow([[each.parameters for each in sent.tools], [e.payload for e in sent.resume or ()]])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise MalformedFrameError(f"the body of this request is no RunAgentInput: {error}") from error
+        raise MalformedFrameError(f"the body of this request is not a RunAgentInput: {error}") from error
     messages = tuple(each for each in sent.messages if each.role in ("user", "assistant", "tool"))
     digest = digest_of("ag-ui", sent.threadId, sent.runId, messages, sent.resume)
     tools = tuple(
@@ -153,7 +153,7 @@ def read_input(body: bytes) -> AgUiRequest:
 
 
 def chat_of(messages: Sequence[AgUiMessage]) -> list[Json]:
-    """Return messages as those of a chat: what is between two messages of the user is one message."""
+    """Convert messages to those of a chat: all messages between two user messages become one message."""
     results = {each.toolCallId: each for each in messages if each.role == "tool"}
     chat: list[Json] = []
     for message in messages:
@@ -173,7 +173,7 @@ def _user_parts(content: object) -> Iterator[Json]:
         elif isinstance(block, dict):
             yield _user_block(block)
         else:
-            raise bad_field("messages", "the content of a user's message is a text or a list of parts")
+            raise bad_field("messages", "the content of a user message must be a string or a list of parts")
 
 
 def _user_block(block: Json) -> Json:
@@ -221,11 +221,11 @@ def _outcome(message: AgUiMessage) -> Json:
 
 
 class FoundResults(Struct, frozen=True):
-    """Results of the client's calls in a request.
+    """Results of client tools in a request.
 
     Args:
-        ready: Those of calls that run.
-        is_early: There are some of calls that start after others have ended.
+        ready: Results of calls that run.
+        is_early: Whether there are results of calls that start after others have ended.
     """
 
     ready: tuple[CallFinished, ...] = ()
@@ -233,12 +233,12 @@ class FoundResults(Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of the request is waited for."""
+        """Whether no call waits for a result of the request."""
         return not self.ready and not self.is_early
 
 
 def results_in(state: Session, open_id: str, messages: Sequence[AgUiMessage]) -> FoundResults:
-    """Return the results that the newest messages have for the client's calls which a session waits for."""
+    """Return the results in the newest messages for the client calls that a session waits for."""
     turn = state.turn
     if not isinstance(turn, RunningCalls):
         return FoundResults()
@@ -276,17 +276,17 @@ def _result_of(call_id: str, message: AgUiMessage) -> ToolResult:
 def resumed_answers(
     questions: Iterable[Question], resume: Sequence[AgUiResume], given: Sequence[GivenAnswer]
 ) -> list[tuple[Question, Answer]]:
-    """Return the answers of a request for all open questions of a session, each with its question.
+    """Return the answers of a request to all open questions of a session, each with its question.
 
     Raises:
-        QuestionClosedError: No question is open, or not this one.
-        AnswerMismatchError: It is no answer to the open question, or one of several is missing.
+        QuestionClosedError: The question is not open.
+        AnswerMismatchError: An answer does not fit its question, or is missing.
     """
     asked = {interrupt_id_of(each): each for each in questions}
     sent = {each.interruptId: each for each in resume}
     missing = [name for name in asked if name not in sent]
     if missing:
-        raise AnswerMismatchError(f"{len(missing)} open interrupts are not addressed by `resume`")
+        raise AnswerMismatchError(f"`resume` lacks the answers to {len(missing)} open interrupts")
     decided = {name: _decided(asked.get(name), each) for name, each in sent.items()}
     return answers_of(asked.values(), decided, given)
 
@@ -299,7 +299,7 @@ def _decided(question: Question | None, given: AgUiResume) -> object:
 
 
 def decision_of(payload: object) -> object:
-    """Return what a client gives in the form of `responseSchema`, as `answers_of` takes it."""
+    """Convert a payload of the form `responseSchema` to a value for `answers_of`."""
     if isinstance(payload, dict) and payload.get("approved") is True:
         if (edited := payload.get("editedArgs")) is not None:
             return {"type": "edit", "edited_action": {"args": edited}}
@@ -310,7 +310,7 @@ def decision_of(payload: object) -> object:
 
 
 def part_id(name: str, kinds: Sequence[str]) -> str:
-    """Return the id of the last of a response's parts: its first text has the id of the response itself."""
+    """Return the id of the last part of a response. The first text has the id of the response."""
     number = len(kinds) - 1
     if kinds[number] == "thinking":
         return f"{name}.thought-{number}"
@@ -318,7 +318,7 @@ def part_id(name: str, kinds: Sequence[str]) -> str:
 
 
 def snapshot_of(fold: ThreadFold) -> list[Json]:
-    """Return all messages of a thread as it is now, also the words of a response that is being made."""
+    """Return all messages of the current thread, including the text of an unfinished response."""
     messages: list[Json] = []
     for entry, name in zip(fold.session.history.entries, fold.ids, strict=True):
         if isinstance(entry, Step):
@@ -365,7 +365,7 @@ def _parts(name: str, words: Sequence[Words]) -> Iterator[tuple[Json, str]]:
 
 
 def _step_messages(name: str, response: Response, results: Sequence[ToolResult]) -> list[Json]:
-    messages = [message for message, _ in _parts(name, merged(words_of(response)))]
+    messages = [message for message, _ in _parts(name, merge(words_of(response)))]
     upstream = [part for part in response.parts if isinstance(part, UpstreamCall)]
     if upstream:
         calls = [call_json(name, part) for part in upstream]
@@ -386,24 +386,24 @@ def _step_messages(name: str, response: Response, results: Sequence[ToolResult])
 
 
 def upstream_message_id(name: str) -> str:
-    """Return the id of the message that has the calls which the upstream runs for a response."""
+    """Return the id of the message with the calls that the upstream runs for a response."""
     return f"{name}.upstream"
 
 
 def shown_call_id(name: str, call_id: str, *, is_upstream: bool = False) -> str:
-    """Return the id of a call among all calls of a thread."""
+    """Return the id of a call, unique in its thread."""
     return call_id_of(name, call_id) + (UPSTREAM_MARK if is_upstream else "")
 
 
 def call_json(name: str, call: ToolCall | UpstreamCall) -> Json:
-    """Return a call as it stands in its message."""
+    """Return a call as an entry of its message."""
     shown = shown_call_id(name, call.id, is_upstream=isinstance(call, UpstreamCall))
     function = {"name": call.name or "tool", "arguments": arguments_of(call.arguments)}
     return {"id": shown, "type": "function", "function": function}
 
 
 def arguments_of(arguments: str) -> str:
-    """Return arguments as JSON text: clients parse them."""
+    """Return arguments as valid JSON text, since clients parse it."""
     try:
         msgspec.json.decode(arguments or "{}", type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeError):
@@ -453,7 +453,7 @@ def _interrupt(question: Question, fold: ThreadFold) -> Json:
                 schema = {**schema, "properties": {**schema["properties"], "editedArgs": edited}}
     asked: Json = {"id": interrupt_id_of(question), "reason": reason, "responseSchema": schema}
     asked["message"] = question.text or _words_of(question)
-    if is_call and is_own:  # a call of a sub-agent is in no message of the thread
+    if is_call and is_own:  # no message of the thread contains a call of a sub-agent
         asked["toolCallId"] = shown_call_id(fold.open_words[0], question.call_id)
     if question.expires_at:
         expires = datetime.fromtimestamp(question.expires_at, UTC)

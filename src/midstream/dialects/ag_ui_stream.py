@@ -1,11 +1,10 @@
-"""The events of AG-UI: one run of a thread, the same for every reader, who may go on after any of them.
+"""Converts one run of a thread to AG-UI events: the same for every reader, and resumable at each event.
 
-The id of an event is the position of its record in the journal and its number there, on every server. A body that goes
-on after an event is a stream of its own: it repeats how the run began, the messages so far, and which of them are open.
-These repetitions have no id, so that a reader that goes on with what it has passes over them.
+An event id is the position of its record in the journal and the number of the event in it, on every server. A body that
+resumes after an event is a complete stream: it repeats the start of the run, the messages so far, and the start of open
+messages. Repetitions have no id, so that a reader which kept its state can ignore them.
 
-Words of an attempt that was cut are taken back by a snapshot of all messages without them; the next attempt is another
-message.
+A snapshot of all messages removes the text of an interrupted attempt; the next attempt is another message.
 """
 
 from __future__ import annotations
@@ -51,27 +50,27 @@ from midstream.session.turn.states import RunningCalls
 Json = dict[str, Any]
 
 STREAM_PREFIX = "ag-ui-"
-"""Begins the names of the streams that runs open in their sessions."""
+"""Prefix of the names of streams that runs open in their sessions."""
 CANCELLED = "cancelled"
-"""The code of the error that ends a run which was stopped."""
+"""The error code at the end of a stopped run."""
 _PREFIXES = {"text": ("TEXT_MESSAGE",), "thinking": ("REASONING", "REASONING_MESSAGE")}
 _json = msgspec.json.encode
 
 
 def stream_name(run_id: str, message_id: str) -> str:
-    """Return the stream of a run: it holds the ids of the run and of its message."""
+    """Return the stream name of a run, which contains the ids of the run and of its message."""
     return f"{STREAM_PREFIX}{run_id} {message_id}".rstrip()
 
 
 class AgUiFold(ThreadFold):
-    """Turns the records of a session into runs of AG-UI, which end also where tools of the client run."""
+    """Converts the records of a session to runs of AG-UI. A run also ends when client tools run."""
 
     rests_on_clients = True
 
     def __init__(self, thread: str, session: Session | None = None) -> None:
         super().__init__(thread, session)
         self._continuing: tuple[str, tuple[int, int]] = "", (0, 0)
-        """The run that brings answers, and the turn and response that they are for."""
+        """The id of the run that brings answers, and the turn and response that wait for them."""
 
     @override
     def ids_in(self, stream: str) -> tuple[str, str]:
@@ -99,18 +98,18 @@ def _place(session: Session) -> tuple[int, int]:
 
 
 class _Shown:
-    """The messages of a run as a client has them, and what is open of them."""
+    """The messages that a client has, and the open ones."""
 
     def __init__(self) -> None:
         self.started: Json = {}
         self.has_messages = False
         self._messages: dict[str, Json] = {}
         self._words: dict[str, list[str]] = {}
-        """Those that came since the last snapshot, by their message."""
+        """Events since the last snapshot, by message."""
         self._open: dict[tuple[str, str], list[Json]] = {}
 
     def take(self, event: Json) -> None:
-        """Add an event, as clients do."""
+        """Apply an event, as clients do."""
         kind = event["type"]
         if kind == "RUN_STARTED":
             self.started = event
@@ -153,7 +152,7 @@ class _Shown:
         owner["toolCalls"] = [*owner.get("toolCalls", ()), call]
 
     def repeat(self) -> list[Json]:
-        """Return the events that bring another client to where this one is."""
+        """Return the events that give another client the same state."""
         events = [self.started]
         if self.has_messages:
             events.append(
@@ -167,7 +166,7 @@ class _Shown:
 
 
 class _Reader:
-    """Numbers the events of a run, and keeps those that its reader is to get.
+    """Numbers the events of a run, and collects those for its reader.
 
     Args:
         after: The place of the last event that the reader has.
@@ -175,15 +174,15 @@ class _Reader:
 
     def __init__(self, after: tuple[int, int]) -> None:
         self.events: list[bytes] = []
-        """Of the record that is being read."""
+        """Position of the current record."""
         self._after = after
         self._shown = _Shown()
         self._is_there = after == BEGINNING
-        """Whether the reader has had all that came before the next event."""
+        """Whether the reader has all earlier events."""
         self._place = BEGINNING
 
     def begin_record(self, position: int) -> None:
-        """Number the events of the record at a position."""
+        """Start numbering the events of the record at a position."""
         self._place, self.events = (position, -1), []
 
     def _next(self) -> tuple[int, int]:
@@ -191,7 +190,7 @@ class _Reader:
         return self._place
 
     def put(self, event: Json, *, is_last: bool = False) -> None:
-        """Send an event where the reader does not have it; the end of a run always."""
+        """Send an event, unless the reader has it. The end of a run is always sent."""
         place = self._next()
         if event["type"] == "RUN_STARTED" and place > self._after:
             self._is_there = True
@@ -204,7 +203,7 @@ class _Reader:
         self.events.append(b"id: %d-%d\ndata: %b\n\n" % (*place, _json(event)))
 
     def put_words(self, start: Json, head: bytes, words: str) -> None:
-        """Send more words: most events of a run, which differ in nothing else."""
+        """Send more text. Optimized: most events of a run differ only in their text."""
         position, number = self._place
         if self._is_there and (position, number + 1) > self._after:
             self.events.append(b"id: %d-%d\n%b%b}\n\n" % (*self._next(), head, _json(words)))
@@ -213,14 +212,14 @@ class _Reader:
 
 
 class _Part(msgspec.Struct):
-    """Place that the words of a run have come to.
+    """Position in the text of a run.
 
     Args:
-        message: The response.
-        kinds: The kinds of its parts so far.
-        open: The id of the part whose words are coming; "" between parts.
-        content: What each of its events has beside the words.
-        head: The same, as the bytes before the words.
+        message: Id of the response.
+        kinds: Kinds of the parts so far.
+        open: Id of the unfinished part; "" between parts.
+        content: Fields of each event of the part, without the text.
+        head: The same fields, encoded, up to the text.
     """
 
     message: str = ""
@@ -231,12 +230,12 @@ class _Part(msgspec.Struct):
 
 
 class AgUiEvents(RecordEvents):
-    """Turns the records of a thread into the events of one of its runs, in order. One for each reader.
+    """Converts the records of a thread to the events of one run, in order, for one reader.
 
     Args:
-        fold: The thread, before the run.
-        run: The run that is wanted.
-        after: The place of the last event that the reader has.
+        fold: Thread before the run.
+        run: Run to read.
+        after: Place of the last event that the reader has.
     """
 
     def __init__(self, fold: AgUiFold, run: Run, after: tuple[int, int]) -> None:
@@ -247,11 +246,11 @@ class AgUiEvents(RecordEvents):
         self._is_current = False
         self._part = _Part()
         self._voided: tuple[str, ...] = ()
-        """Kinds of the parts that were void with the last attempt, until they are taken back."""
+        """Kinds of the parts of the interrupted attempt, until a snapshot removes them."""
         self._completed = ""
-        """The message whose calls are known."""
+        """Id of the message whose calls were sent."""
         self._known: set[str] = set()
-        """Messages that the client has: of the last snapshot, and begun since."""
+        """Ids of messages that the client has, from the last snapshot and later events."""
 
     @override
     def begin(self) -> list[bytes]:
@@ -309,7 +308,7 @@ class AgUiEvents(RecordEvents):
                 self._put({"type": "CUSTOM", "name": "midstream.tool_progress", "value": value})
             case ToolFinished(name, _, result, is_upstream):
                 message = tool_message(name, result, is_upstream=is_upstream)
-                if message["id"] not in self._known:  # a client's own result is in the snapshot
+                if message["id"] not in self._known:  # the snapshot contains the client's own results
                     names = ("toolCallId", "content", "role")
                     event = {"type": "TOOL_CALL_RESULT", "messageId": message["id"]}
                     self._put({**event, **{name: message[name] for name in names}})
@@ -319,14 +318,14 @@ class AgUiEvents(RecordEvents):
                 pass
 
     def _begin_run(self, run: Run) -> None:
-        if run.attempt > 1:  # the same run, after an attempt was cut
+        if run.attempt > 1:  # the same run, after an interrupted attempt
             return
         self._put(self._started_event(run))
         self._put(self._snapshot())
         self._find_part()
 
     def _find_part(self) -> None:
-        """Go on where a run before this one has left a response."""
+        """Continue in the response at the part where the previous run ended."""
         name, words = self.fold.open_words
         self._part = _Part(name, [kind for kind, _ in words])
 
@@ -334,7 +333,7 @@ class AgUiEvents(RecordEvents):
         return (run.turn, run.number) == (self._wanted.turn, self._wanted.number)
 
     def _is_own(self, call: ToolCall) -> bool:
-        """Whether a call is one of the session, and not of the upstream."""
+        """Return whether the session runs a call, not the upstream."""
         turn = self.fold.session.turn
         return isinstance(turn, RunningCalls) and any(each.call.id == call.id for each in turn.calls)
 
@@ -347,7 +346,7 @@ class AgUiEvents(RecordEvents):
         self._known = {each["id"] for each in messages}
         name, _ = self.fold.open_words
         if "thinking" in self._voided and name and not any(each["role"] == "reasoning" for each in messages):
-            # Clients keep thoughts that a snapshot leaves out, unless it has one: the next attempt's, still empty.
+            # Clients keep thoughts that a snapshot lacks, unless it has an empty one of the next attempt.
             messages.append({"id": part_id(name, ["thinking"]), "role": "reasoning", "content": ""})
         return {"type": "MESSAGES_SNAPSHOT", "messages": messages}
 
@@ -377,7 +376,6 @@ class AgUiEvents(RecordEvents):
         part.head = b'data: %b,"delta":' % _json(part.content)[:-1]
 
     def _close(self) -> None:
-        """Close the part whose words are coming."""
         part = self._part
         if part.open:
             for prefix in reversed(_PREFIXES[part.kinds[-1]]):
@@ -385,7 +383,7 @@ class AgUiEvents(RecordEvents):
             part.open = ""
 
     def _show_call(self, name: str, call: ToolCall, *, is_upstream: bool = False) -> None:
-        """Show a call with its arguments; the upstream's own come in the middle of words, in another message."""
+        """Show a call with its arguments. A call of the upstream interrupts the text, and is in another message."""
         parent = upstream_message_id(name) if is_upstream else name
         if parent not in self._known:
             self._known.add(parent)
@@ -433,14 +431,14 @@ def _encoded(event: Json) -> bytes:
 
 
 def refusal(thread: str, run_id: str, code: str, message: str, *, at: float) -> list[bytes]:
-    """Return the events of a run that is refused: its input does not fit what the thread waits for."""
+    """Return the events of a refused run, whose input does not fit the state of the thread."""
     names = {"threadId": thread, "runId": run_id, "timestamp": int(at * 1000)}
     error = {"type": "RUN_ERROR", "message": message, "code": code}
     return [_encoded({"type": "RUN_STARTED", **names}), _encoded(error)]
 
 
-def nothing(thread: str, run_id: str, *, at: float) -> list[bytes]:
-    """Return the events for a client that connects to a thread that has no message."""
+def empty_thread_events(thread: str, run_id: str, *, at: float) -> list[bytes]:
+    """Return the events for a client that connects to a thread without messages."""
     names = {"threadId": thread, "runId": run_id}
     started = {"type": "RUN_STARTED", **names, "timestamp": int(at * 1000)}
     ended = {"type": "RUN_FINISHED", **names, "outcome": {"type": "success"}}

@@ -1,6 +1,6 @@
 """Options of an answer, read from a request of each API.
 
-An option of another form than in its API is no reason to refuse: it is named as ignored.
+An invalid option does not cause a refusal: the response lists it as ignored.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from midstream.history.messages import ToolSpec
 from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, STRICT, ModelSettings
 
 _UNSAID: Value = object()
-"""What a reader returns for a field whose value is the default anyway."""
+"""Result of a reader for a field whose value is the default."""
 STRICT_FIELD = "tools.strict"
-"""Name of `strict` of a function among the ignored fields."""
+"""Name of a function's `strict` in the list of ignored fields."""
 _ANY = ("required", "any")
 _ONE = ("function", "tool", "custom")
 
 
 class AnswerOptions(Struct, frozen=True):
-    """Options of an answer, and the client application's fields that they come from."""
+    """Options of an answer, with the client application's fields that set them."""
 
     settings: ModelSettings = DEFAULT_SETTINGS
     fields: Mapping[str, str] = {}
     odd: tuple[str, ...] = ()
-    """Fields without any known meaning."""
+    """Fields with an unknown value."""
 
     def find_refused(self, grants: Collection[str]) -> tuple[str, ...]:
-        """Return the client application's fields that are not granted."""
+        """Return the client application's fields that the model does not support."""
         return tuple(name for wish, name in self.fields.items() if wish not in grants)
 
 
 def read_options(
     fields: Fields, known: Mapping[str, str | tuple[str, ...]], tools: Collection[ToolSpec]
 ) -> AnswerOptions:
-    """Read the wishes of a request.
+    """Read the options of a request.
 
     Args:
-        fields: The request's.
-        known: The API's names of wishes: the wish by its field, or several.
-        tools: What may be called.
+        fields: Fields of the request.
+        known: The setting, or settings, of each field of the API.
+        tools: The available tools.
     """
     settings: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -82,7 +82,7 @@ def _texts(value: Value) -> Value:
 
 
 def _form(value: Value) -> Value:
-    """Read `response_format` of chat completions, or `text` of the Responses API, which are one inside the other."""
+    """Read `response_format` of chat completions, or `text` of the Responses API, which contains the same object."""
     if not isinstance(value, dict):
         return None
     form = value.get("format", {"type": "text"}) if "type" not in value else value
@@ -110,7 +110,7 @@ def _parallel_calls(value: Value) -> Value:
 
 
 def _effort(value: Value) -> Value:
-    """Read `reasoning_effort`, or `reasoning` or `output_config` that have it beside other fields."""
+    """Read `reasoning_effort`, or the same field in `reasoning` or `output_config`."""
     word = value.get("effort") if isinstance(value, dict) else value
     if isinstance(value, dict) and word is None:
         return _UNSAID
@@ -118,7 +118,7 @@ def _effort(value: Value) -> Value:
 
 
 def _read_tool_choice(value: Value, tools: Collection[ToolSpec]) -> Value:
-    """Read a `tool_choice` of any API. What forbids calls has been read with the tools."""
+    """Read a `tool_choice` of any API. A choice that forbids calls was already read with the tools."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind in ("auto", "none"):
         return _UNSAID

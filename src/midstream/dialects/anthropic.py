@@ -1,4 +1,4 @@
-"""Anthropic's Messages, from the side that answers."""
+"""Server side of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from midstream.history.repair.system_prompts import words_of_system
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
 CHARS_PER_TOKEN = 4
-"""How tokens are estimated before they are counted; real tokenizers are within a third of it for prose."""
+"""Estimate of characters for each token; for prose, real tokenizers differ by less than a third."""
 _WISHES: Mapping[str, str | tuple[str, ...]] = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -63,14 +63,14 @@ def read_messages(fields: Fields, known: int = 0) -> Asked:
     """Read a request.
 
     Args:
-        known: How many messages, known from an earlier request, stand before those in its fields.
+        known: Number of messages from an earlier request that precede those in the fields.
 
     Raises:
-        BadFieldError: A field that matters has another form.
+        BadFieldError: A required field is invalid.
     """
     messages = field(fields, "messages", list[Any])
     if messages is None or not (messages or known):
-        raise bad_field("messages", "`messages` is a list with at least one message")
+        raise bad_field("messages", "`messages` must be a list with at least one message")
     ignored = sorted(fields.keys() - _READ)
     tools = tools_of(fields, ignored)
     wished = read_options(fields, _WISHES, tools)
@@ -93,7 +93,7 @@ def read_messages(fields: Fields, known: int = 0) -> Asked:
 
 
 def _instructions(system: Value) -> str:
-    """Return the system prompt without what Claude Code counts in its first block: that differs in every request."""
+    """Return the system prompt without Claude Code's counter block, which differs in every request."""
     if isinstance(system, list):
         system = [block for block in system if not _is_counter(block)]
     return words_of_system(system)
@@ -105,7 +105,7 @@ def _is_counter(block: Value) -> bool:
 
 
 def estimate_tokens(fields: Fields) -> int:
-    """Return about how many tokens a request has: by its length, since no model counts without answering."""
+    """Estimate the tokens of a request by its length, because models count tokens only when they answer."""
     counted = (fields[name] for name in ("system", "messages", "tools") if name in fields)
     return max(1, sum(len(raw) for raw in map(bytes, counted)) // CHARS_PER_TOKEN)
 
@@ -118,9 +118,9 @@ class MessagesWriter(Writer):
         self._shows_thinking = form.shows_thinking
         self._blocks: list[dict[str, Any]] = []
         self._pieces: list[str] = []
-        """Words of the open block."""
+        """Text of the open block."""
         self._open = ""
-        """The type of the open block, or "" between blocks."""
+        """Type of the open block; "" between blocks."""
         self._signature = ""
         self._finished: Finished | None = None
 
@@ -198,7 +198,6 @@ class MessagesWriter(Writer):
         return pieces
 
     def _close(self) -> list[bytes]:
-        """End the open block, if one is."""
         if not self._open:
             return []
         stop = _event("content_block_stop", {"index": len(self._blocks)})
@@ -226,14 +225,14 @@ class MessagesWriter(Writer):
 
 
 def _stop_of(end: Finished) -> dict[str, str | None]:
-    """Return why a response ended, and the stop sequence where the upstream named it."""
+    """Return the stop reason of a response, and the stop sequence if the upstream reported it."""
     if end.finish is Finish.STOP and end.stop_sequence:
         return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_sequence}
     return {"stop_reason": _STOPS[end.finish], "stop_sequence": None}
 
 
 def usage_in_messages(usage: Usage | None) -> dict[str, int]:
-    """Return tokens as this API counts them: cached ones apart from the others."""
+    """Return usage in the form of this API, which counts cached tokens separately."""
     counted = usage or Usage()
     return {
         "input_tokens": max(0, counted.input_tokens - counted.cached_tokens - counted.cache_write_tokens),
@@ -248,14 +247,14 @@ def _event(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 def anthropic_error(refusal: ApiError) -> dict[str, Any]:
-    """Return a refusal as the object that this API has for errors, whole and in a stream alike."""
+    """Return a refusal as an error object of this API, for bodies and streams."""
     fault = "api_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
     kind = _ERROR_TYPES.get(anthropic_status(refusal), fault)
     return {"type": "error", "error": {"type": kind, "message": refusal.message}}
 
 
 def anthropic_status(refusal: ApiError) -> int:
-    """Return the HTTP status of a refusal; an overloaded server and an account without credit have their own."""
+    """Return the HTTP status of a refusal; overload and missing credit have special ones."""
     if refusal.code == INSUFFICIENT_QUOTA:
         return PAYMENT_STATUS
     return OVERLOADED_STATUS if refusal.status == OVERLOADED else refusal.status

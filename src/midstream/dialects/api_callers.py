@@ -1,4 +1,4 @@
-"""Callers of the gateway: who they are authenticated as, and what each may use."""
+"""Callers of the gateway: principals and their limits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from msgspec import Struct
 
 
 class Allowance(Struct, frozen=True):
-    """Limits of one principal. 0 is no limit, and no models are all models.
+    """Limits of one principal. 0 means no limit, and empty `models` means all models.
 
     Args:
-        requests_per_minute: Answers that it may begin; a repetition that joins an answer begins none.
-        concurrent_requests: Answers that are made for it at once.
-        tokens_per_day, tokens_per_month: Tokens, in and out, that its models counted since the beginning of the day or
-            the month, in UTC. With so many it begins no further answer; those that are being made are not stopped.
-        budget_per_month: The same for the cost of its tokens, in the currency of the prices.
-        models: The names of the models that it may request.
+        requests_per_minute: Answers that it may begin in a minute; a repetition that joins an answer is not counted.
+        concurrent_requests: Answers in progress at the same time.
+        tokens_per_day, tokens_per_month: Input and output tokens since the beginning of the day or month, in UTC. At
+            the limit, new answers are refused; answers in progress continue.
+        budget_per_month: Limit of the cost of its tokens, in the currency of the prices.
+        models: Names of the permitted models.
     """
 
     requests_per_minute: int = 0
@@ -29,7 +29,7 @@ class Allowance(Struct, frozen=True):
 
     @property
     def limits_usage(self) -> bool:
-        """Whether it depends on what was used before."""
+        """Whether a limit depends on earlier usage."""
         return bool(self.tokens_per_day or self.tokens_per_month or self.budget_per_month)
 
 
@@ -40,9 +40,9 @@ class ApiCaller(Struct, frozen=True):
     """Sender of a request.
 
     Args:
-        principal: The name of the key's user; "" for the gateway's own key, and where no key is required. Conversations
-            and responses of one principal do not exist for another one.
-        allowance: What that user may use.
+        principal: Name of the key's user; "" for the gateway's own key, or if no key is required. Principals cannot
+            access each other's conversations and responses.
+        allowance: Limits of the user.
     """
 
     principal: str = ""
@@ -50,14 +50,14 @@ class ApiCaller(Struct, frozen=True):
 
 
 ANYONE = ApiCaller()
-"""The caller with the gateway's own key, or without any where none is required."""
+"""The caller with the gateway's own key, or without a key if none is required."""
 
 
 class Admission(Protocol):
     """Decides whether a caller may begin another answer."""
 
     def admit(self, caller: ApiCaller) -> AbstractContextManager[None]:
-        """Count an answer of a caller as open until the end of the block, where it is counted otherwise or has ended.
+        """Admit an answer, and count it as open until the end of the block.
 
         Raises:
             RefusedError: A limit of the caller is reached. Nothing was counted.

@@ -1,7 +1,7 @@
-"""How a request is refused, in the words of the API it came by.
+"""Errors of the gateway, in the format of the API that was called.
 
-Statuses are chosen by what a client application's SDK does with them: it repeats 408, 409, 429 and 5xx by
-itself, so a final error has none of these, or has `x-should-retry: false`, which the SDKs of OpenAI and Anthropic obey.
+SDKs of client applications automatically retry after 408, 409, 429 and 5xx. So a final error has another status, or the
+header `x-should-retry: false`, which the SDKs of OpenAI and Anthropic follow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BAD_REQUEST, UNAUTHORIZED, CONFLICT, RATE_LIMITED, OVERLOADED = 400, 401, 409, 4
 NOT_FOUND = 404
 BAD_GATEWAY = 502
 SERVER_FAULTS = 500
-"""Statuses from here on mean that the fault is the server's."""
+"""First status of server errors."""
 
 
 class ApiError(Struct, frozen=True):
@@ -51,11 +51,11 @@ class ApiError(Struct, frozen=True):
 
     Args:
         status: The HTTP status.
-        code: Stable; ours, or the API's own where client applications act on it.
-        message: What happened. It never carries what a user or a model wrote.
-        param: The field of the request that is at fault, or "".
-        is_final: The same request will be refused again.
-        retry_after_s: Seconds to wait before repeating it, or None.
+        code: Stable code: midstream's, or the API's if client applications depend on it.
+        message: Description, without text of a user or a model.
+        param: The invalid field of the request, or "".
+        is_final: Whether the same request will be refused again.
+        retry_after_s: Seconds to wait before a retry, or None.
     """
 
     status: int
@@ -66,7 +66,7 @@ class ApiError(Struct, frozen=True):
     retry_after_s: float | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return what a whole answer needs besides its body."""
+        """Return the headers of an error response."""
         headers = {"cache-control": "no-store", "x-should-retry": "false" if self.is_final else "true"}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))
@@ -102,20 +102,20 @@ _CODES: dict[type[MidstreamError], str] = {
     ModelQuotaError: INSUFFICIENT_QUOTA,
     ModelRateLimitedError: RATE_LIMIT_EXCEEDED,
 }
-"""The codes of the APIs by which client applications shorten a conversation, wait, or inform their user."""
+"""Codes of the APIs to which client applications react: they shorten a conversation, wait, or inform their user."""
 _OVERFLOW = "prompt is too long{counts}: it exceeds the context window. This model's maximum context length is {limit}."
-"""Each client looks for words of its own: Claude Code and LiteLLM (Messages) for "prompt is too long", LiteLLM (chat
-completions and Responses) for "this model's maximum context length is", opencode for "exceeds the context window"."""
+"""Text that clients search for: Claude Code and LiteLLM (Messages) for "prompt is too long", LiteLLM (chat completions
+and Responses) for "this model's maximum context length is", opencode for "exceeds the context window"."""
 _ROOM = re.compile(r"input length and `max_tokens` exceed context limit: \d+ \+ \d+ > \d+")
-"""Anthropic's refusal of a response that does not fit behind the prompt: Claude Code reads these counts."""
+"""Anthropic's refusal of a `max_tokens` that does not fit after the prompt; Claude Code parses these counts."""
 _COUNTS = re.compile(
     r"(\d+) tokens > (\d+) maximum|context length (?:is|of) (\d+) tokens?.*?(\d+) tokens", re.DOTALL
 )
-"""Tokens of the prompt and of the model, as Anthropic and OpenAI write them."""
+"""Tokens of the prompt and limit of the model, in messages of Anthropic and OpenAI."""
 
 
 BUG = ApiError(
-    500, "internal", "something went wrong in the gateway; its log has the details", is_final=False
+    500, "internal", "an internal error occurred in the gateway; its log contains the details", is_final=False
 )
 CANCELLED = ApiError(499, "cancelled", "this answer was stopped before its end")
 
@@ -124,7 +124,7 @@ def refusal_of_end(ended: TurnEnded, *, retry_after_s: float | None = None) -> A
     """Return the error of a turn that ended without success."""
     if ended.status is TurnStatus.CANCELLED:
         return CANCELLED
-    if ended.code in ("", ModelError.code):  # interrupted, or a defect of the model's software
+    if ended.code in ("", ModelError.code):  # interrupted, or a defect in the model's code
         return BUG if ended.code else refusal_of(UnavailableError("this response was interrupted"))
     return refusal_of(error_of(ended.code, ended.message, retry_after_s))
 
@@ -147,7 +147,7 @@ def refusal_of(error: MidstreamError) -> ApiError:
 
 
 def _overflow_of(words: str) -> str:
-    """Return the message about a conversation that is too long, with the upstream's counts where it named them."""
+    """Return the message about a conversation that is too long, with the upstream's token counts if known."""
     if found := _ROOM.search(words):
         return found[0]
     counts = _COUNTS.search(words)
@@ -159,9 +159,9 @@ def _overflow_of(words: str) -> str:
 
 
 def final(refusal: ApiError) -> ApiError:
-    """Return the refusal of an answer that had begun: a repetition could run the upstream's tools a second time.
+    """Return the error of an answer that had begun: a retry could run the upstream's tools a second time.
 
-    A status that invites one (409, 429, 503) becomes 502, and no time to wait is named.
+    A status that causes retries (409, 429, 503) becomes 502, without a time of a retry.
     """
     invites = refusal.status in (CONFLICT, RATE_LIMITED, OVERLOADED)
     status = BAD_GATEWAY if invites else refusal.status
@@ -174,12 +174,12 @@ _OPENAI_TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
-"""A status without a row is "invalid_request_error" or "server_error", as at OpenAI. Clients find an unknown model by
-that type with the code `model_not_found`."""
+"""Other statuses have the type "invalid_request_error" or "server_error", like at OpenAI. Clients recognize an unknown
+model by the former with the code `model_not_found`."""
 
 
 def openai_error(refusal: ApiError) -> dict[str, Any]:
-    """Return a refusal as the object that both of OpenAI's APIs have for errors, whole and in a stream alike."""
+    """Return a refusal as an error object of OpenAI's APIs, for bodies and streams."""
     fault = "server_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
     kind = _OPENAI_TYPES.get(refusal.status, fault)
     if refusal.code == INSUFFICIENT_QUOTA:

@@ -1,4 +1,4 @@
-"""Sessions of client applications: which session a request belongs to, and what of its transcript is new there."""
+"""Sessions of client applications: the session of a request, and the new part of its transcript."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from midstream.session.session import Session, fold
 from midstream.store.contract import KeyValueEntry
 
 REQUESTS = "gateway-requests"
-"""Namespace of the sessions of requests that are not found by the name of a conversation: by digest, or by key."""
+"""Namespace of entries for requests without a conversation name, by digest or idempotency key."""
 REQUESTS_KEPT_S = 600.0
-"""Seconds for which such an entry is kept; clients retry within a minute."""
+"""Seconds for which an entry is kept; clients retry within a minute."""
 DELETED = "gateway-deleted"
-"""Namespace of the responses that were deleted before their session."""
+"""Namespace of deleted responses whose session still exists."""
 READERS = "gateway-readers"
-"""Namespace of the nodes that have readers of a response: by the id of the response and the name of the node."""
+"""Namespace of nodes with readers of a response, by response id and node name."""
 KEPT_CONVERSATIONS = "gateway-kept-conversations"
 """Namespace of the conversations of `/v1/conversations`."""
 SWEEP_S = 60.0
@@ -61,13 +61,13 @@ class FoundResponse(Struct, frozen=True):
 
 
 class NotedRequest(Struct, frozen=True):
-    """An entry that has the session in which a request was made.
+    """An entry with the session of a request.
 
     Args:
-        session: The session; "" where there is no entry.
-        node: The node that makes it.
-        version: That of the entry; 0 where there is none.
-        at: When it was written, as `World.now`.
+        session: The session; "" without an entry.
+        node: The node that makes the response.
+        version: Version of the entry; 0 without one.
+        at: Time of writing, as in `World.now`.
     """
 
     session: str = ""
@@ -77,18 +77,18 @@ class NotedRequest(Struct, frozen=True):
 
     @staticmethod
     def read(entry: KeyValueEntry) -> NotedRequest:
-        """Return the facts of an entry of the store."""
+        """Decode an entry of the store."""
         session, _, node = entry.body.decode().partition(" ")
         return NotedRequest(session, node, entry.version, entry.at)
 
 
 class ApplicationSessions:
-    """The sessions of one host.
+    """The sessions of client applications at one host.
 
     Args:
-        host: Runs them.
-        label: Keeps the names of one client application's sessions apart from those of another.
-        is_durable: They survive the process.
+        host: Host of the sessions.
+        label: Part of the session names, so that names of different client applications differ.
+        is_durable: Whether the sessions survive the process.
     """
 
     def __init__(self, host: Host, world: World, label: str, *, is_durable: bool) -> None:
@@ -97,18 +97,18 @@ class ApplicationSessions:
         self.is_durable = is_durable
         self._world = world
         self.count_usage: Callable[[str], Awaitable[None]] | None = None
-        """Counts the answers of a session that have ended, see `UsageCounting`."""
+        """Counts the ended answers of a session; see `UsageCounting`."""
         self._chains: OrderedDict[str, EntryChain] = OrderedDict()
 
     def name_of(self, conversation: str) -> str:
-        """Return the session of a conversation; a new one for none."""
+        """Return the session name of a conversation; a new one for ""."""
         name = f"{self._label}\0{conversation or self._world.new_id('conversation')}"
         return (
             SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
         )
 
     async def find_noted(self, key: str) -> NotedRequest:
-        """Return where a request with this digest or key was made; nowhere, where that cannot be read."""
+        """Return the entry for a digest or an idempotency key; an empty one if it cannot be read."""
         try:
             kept = await self.host.store.kv_get(REQUESTS, key)
         except _OUT_OF_ORDER as error:
@@ -117,10 +117,10 @@ class ApplicationSessions:
         return NotedRequest() if kept is None else NotedRequest.read(kept)
 
     async def note(self, session: str, noted: dict[str, NotedRequest]) -> bool:
-        """Store in which session a request is made; False where an equal request at another process was faster.
+        """Store the session of a request; return False if an equal request at another process was faster.
 
         Args:
-            noted: The entries that are replaced, by their keys; updated with what is written.
+            noted: The entries to replace, by key; updated with the written ones.
         """
         store, now = self.host.store, self._world.now()
         body = f"{session} {store.node}".encode()
@@ -135,7 +135,7 @@ class ApplicationSessions:
         return True
 
     def compare(self, session: str, state: Session, read: Read) -> Comparison:
-        """Return how a transcript differs from its session."""
+        """Compare a transcript with its session."""
         chain = self._chain(session, state)
         before, tail = read.before, read.tail
         if not chain.begins_with(before):
@@ -143,7 +143,7 @@ class ApplicationSessions:
         return compare(chain, state.turn, before, tail)
 
     def compare_whole(self, session: str, state: Session, entries: Sequence[Entry]) -> Comparison:
-        """Return how a transcript of these entries differs from its session."""
+        """Compare a transcript, given as entries, with its session."""
         return compare(self._chain(session, state), state.turn, Beginning(), entries)
 
     def _chain(self, session: str, state: Session) -> EntryChain:
@@ -154,12 +154,12 @@ class ApplicationSessions:
         return chain
 
     def keep_chain(self, session: str, state: Session, links: tuple[bytes, ...]) -> None:
-        """Keep the digests of a transcript that the session has just taken."""
+        """Cache the digests of a transcript that the session has just accepted."""
         if len(state.history.entries) == len(links):
             self._chains[session] = EntryChain(state.history.entries, links)
 
     async def find(self, response_id: str) -> FoundResponse | None:
-        """Return a response by its id; None where there is none, or not any more."""
+        """Return a response by its id; None if it does not exist, or was deleted."""
         session = session_of_response(response_id)
         if not session:
             return None
@@ -175,7 +175,7 @@ class ApplicationSessions:
         return await self.read(runner, response)
 
     async def read(self, runner: Runner, response: ApplicationResponse) -> FoundResponse | None:
-        """Read the request of a response; None where it was pruned."""
+        """Read the request of a response; return None if it was pruned."""
         stored = await runner.read(after=response.position - 1, limit=1)
         record = JournalReader().read(stored[0].body) if stored else None
         if not isinstance(record, TranscriptAccepted):
@@ -185,10 +185,10 @@ class ApplicationSessions:
         )
 
     async def state_at(self, found: FoundResponse) -> Session | None:
-        """Return the session as it was when a response had ended; None where that was pruned."""
+        """Return the session state at the end of a response; None if it was pruned."""
         runner = await self.host.session(found.session)
         following = runner.state.application.response(found.response.number + 1)
-        if following is None:  # it is the newest
+        if following is None:  # the response is the newest
             return runner.state
         records = [pair async for pair in self.records(runner, after=0, before=following.position)]
         state = fold(records)
@@ -197,7 +197,7 @@ class ApplicationSessions:
     async def records(
         self, runner: Runner, *, after: int, before: int | None = None
     ) -> AsyncIterator[tuple[int, Record]]:
-        """Iterate over the records that a session has now behind a position, each with its epoch."""
+        """Yield the records of a session after a position, each with its epoch."""
         reader = JournalReader()
         while page := await runner.read(after=after, limit=PAGE_RECORDS):
             for stored in page:
@@ -207,10 +207,10 @@ class ApplicationSessions:
             after = page[-1].position
 
     async def delete(self, found: FoundResponse) -> None:
-        """Remove a response for good: its session where it is the only one, else its name at once.
+        """Delete a response: its session if it is the only one there, else only its id.
 
         Raises:
-            SessionBusyError: It is still being made.
+            SessionBusyError: The response is still in progress.
         """
         runner = await self.host.session(found.session)
         if runner.state.application.count == 1:
@@ -223,7 +223,7 @@ class ApplicationSessions:
         """Store whether this node has readers of a response, for the other nodes of the store.
 
         Raises:
-            MidstreamError: The store refuses.
+            MidstreamError: The store fails.
         """
         store = self.host.store
         key = f"{response_id} {store.node}"
@@ -234,10 +234,10 @@ class ApplicationSessions:
             await store.kv_delete(READERS, key, expected=kept.version)
 
     async def is_read_elsewhere(self, response_id: str) -> bool:
-        """Whether another node has readers of a response. One that died with readers counts as well.
+        """Return whether another node has readers of a response; a dead node with readers also counts.
 
         Raises:
-            MidstreamError: The store refuses.
+            MidstreamError: The store fails.
         """
         if not self.host.has_peers:
             return False
@@ -246,7 +246,7 @@ class ApplicationSessions:
         return any(row.key.startswith(f"{response_id} ") and row.key != own for row in rows)
 
     async def tend(self, kept_s: float) -> None:
-        """Remove entries that are too old, until cancelled."""
+        """Remove old entries periodically, until cancelled."""
         while True:
             try:
                 ages = {
@@ -261,17 +261,17 @@ class ApplicationSessions:
                         if kept.at < until:
                             await self.host.store.kv_delete(namespace, kept.key, expected=kept.version)
             except _OUT_OF_ORDER as error:
-                _log.warning("old entries stay: %s", error.code)
+                _log.warning("old entries were not removed: %s", error.code)
             await self._world.sleep(SWEEP_S)
 
 
 def response_id(prefix: str, session: str, number: int) -> str:
-    """Return the id of a response: it names its session, so that any process finds it."""
+    """Return the id of a response. It contains the session, so that any process can find it."""
     return f"{prefix}{session.removeprefix(SESSION_PREFIX)}{number:0{_NUMBER_DIGITS}d}"
 
 
 def session_of_response(response_id: str) -> str:
-    """Return the session that a response belongs to, as its store names it; "" for what is no id of a response."""
+    """Return the stored name of a response's session; "" for an invalid id."""
     name, _, ends = response_id.partition("_")
     place, number = ends[:-_NUMBER_DIGITS], ends[-_NUMBER_DIGITS:]
     is_id = bool(name and ends.isascii() and place.isalnum() and number.isdigit())

@@ -1,8 +1,7 @@
-"""A client application's transcript as a history: whatever it is, repaired, and never refused for what is in it.
+"""A client application's transcript as a history: always repaired, never refused for its content.
 
-The rules it is repaired by are the loosest there are: a history is made of it, not a provider's request. So nothing is
-renamed, merged or filled up that a history can hold, and what a client application resends a turn later reads
-the same again.
+The repair changes only what a history cannot contain; rules of providers do not apply. So a transcript that is resent
+in the next turn gives the same history again.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ from midstream.history.profiles import Profile
 from midstream.history.repair.walk import repair_messages
 
 HOSTED_CHARS_MAX = 2000
-"""Characters kept of what a provider's own tool did in an earlier response."""
+"""Characters that are kept of a hosted tool's use in an earlier response."""
 
 _READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
 OF_ONE_MESSAGE = frozenset(
     {"broken-arguments", "content-shape", "empty-calls", "empty-message", "null-content"}
 )
-"""Edits that concern nothing but one message, such as `tool_calls: null` in what OpenAI's, LiteLLM's and LangChain's
-dumps send back, arguments that are "", and a response that was stopped before its first word."""
+"""Edits that depend on one message only, such as `tool_calls: null` in dumps of OpenAI's SDK, LiteLLM and LangChain,
+empty arguments, and an empty response."""
 _PLAIN = {"role", "content"}
 _LOST = "(the host sent no result for this call)"
 
 
 class Transcript(Struct, frozen=True):
-    """A client application's conversation: the system prompt, and everything else."""
+    """A client application's conversation: the system prompt, and the history."""
 
     instructions: str
     history: History
@@ -68,9 +67,9 @@ def transcript_of(messages: list[Value], form: str, instructions: str = "") -> T
     """Read a client application's messages.
 
     Args:
-        messages: As they came; anything may stand in them.
-        form: The name of their format (`midstream.history.codecs`).
-        instructions: The system prompt that came beside them; system messages among them follow it.
+        messages: The received messages, without any validation.
+        form: Name of their format (`midstream.history.codecs`).
+        instructions: The separate system prompt; system messages are appended to it.
     """
     named = find_format(form)
     sent = [message if isinstance(message, dict) else _in_words(message) for message in messages]
@@ -78,12 +77,12 @@ def transcript_of(messages: list[Value], form: str, instructions: str = "") -> T
 
 
 class Piece(Struct, frozen=True):
-    """Messages that are read alike whatever stands before and behind them.
+    """Messages whose reading does not depend on the messages around them.
 
     Args:
-        count: How many.
-        is_closed: What stands behind them is read alike too, where it is a piece that does not begin with a result.
-        ids: The ids they have as items of the Responses API. Pieces of one conversation have none in common.
+        count: Number of messages.
+        is_closed: Whether a following piece that does not begin with a result can be read separately.
+        ids: Their ids as items of the Responses API; pieces of one conversation have different ids.
     """
 
     transcript: Transcript
@@ -93,9 +92,7 @@ class Piece(Struct, frozen=True):
 
 
 def piece_of(messages: list[Value], form: str) -> Piece | None:
-    """Read a client application's messages as a piece; None where their repair may depend on what stands around
-    them.
-    """
+    """Read messages as a piece; return None if their repair may depend on the messages around them."""
     named = find_format(form)
     if not all(isinstance(message, dict) for message in messages):
         return None
@@ -112,12 +109,12 @@ def piece_of(messages: list[Value], form: str) -> Piece | None:
 
 
 def closes(message: Value, form: str) -> bool:
-    """Whether the response before the end of this message is whole."""
+    """Return whether the response before the end of this message is complete."""
     return isinstance(message, dict) and _turn_of(message, form).role in (Role.USER, Role.TOOL)
 
 
 def answers(message: Value, form: str) -> bool:
-    """Whether a message has results."""
+    """Return whether a message contains tool results."""
     if not isinstance(message, dict):
         return False
     turn = _turn_of(message, form)
@@ -140,7 +137,7 @@ def _read(messages: Sequence[Json], named: Format, instructions: str = "") -> Tr
 
 
 def _is_text(message: dict[str, Value]) -> bool:
-    """Whether a message of a role and a content is one text of one of those who talk: most messages are."""
+    """Return whether a message is only a role and a text, like most messages."""
     words = message["content"]
     return type(words) is str and words != "" and message["role"] in ("user", "assistant")
 
@@ -150,7 +147,7 @@ def _in_words(message: Value) -> dict[str, Value]:
 
 
 class _Reader:
-    """Reads turns in order; a response is whole once another role follows."""
+    """Reads message turns in order; a response is complete when another role follows."""
 
     def __init__(self, form: Format, instructions: str) -> None:
         self._form = form
@@ -160,13 +157,13 @@ class _Reader:
         self._results: dict[str, ToolResult] = {}
 
     def plain(self, role: str, words: str) -> None:
-        """Take a message of one text, as `read` would."""
+        """Read a message with one text; a shortcut for `read`."""
         self._close()
         said = (Text(storable(words)),)
         self._entries.append(UserMessage(said) if role == "user" else Step(Response(said)))
 
     def read(self, turn: MessageTurn) -> None:
-        """Take one turn."""
+        """Read one message turn."""
         if turn.role is Role.SYSTEM:
             self._instruct(turn.parts)
         elif turn.role is Role.ASSISTANT:
@@ -178,7 +175,7 @@ class _Reader:
             self._user(turn)
 
     def transcript(self) -> Transcript:
-        """Return all that was read."""
+        """Return the transcript of all turns."""
         self._close()
         return Transcript("\n\n".join(self._instructions), History(tuple(self._entries)))
 
@@ -205,7 +202,7 @@ class _Reader:
             case PartKind.OPAQUE if isinstance(part.raw, dict) and isinstance(part.raw.get("refusal"), str):
                 self._append_text(part.raw["refusal"])
             case _:
-                pass  # an item that has a meaning for one provider only
+                pass  # an item with a meaning for one provider only
 
     def _append_text(self, words: str) -> None:
         if words:
@@ -241,12 +238,11 @@ class _Reader:
         self._results.setdefault(call_id, ToolResult(call_id, storable(words), outcome))
 
     def _call_named(self, name: str) -> str:
-        """Return the id of the first open call of a tool, for results that name no call."""
+        """Return the id of the first open call of a tool, for results without a call id."""
         calls = (part for part in self._parts if isinstance(part, ToolCall))
         return next((call.id for call in calls if call.name == name and call.id not in self._results), "")
 
     def _close(self) -> None:
-        """End the response that was being read, if one was."""
         parts = with_distinct_ids(tuple(self._parts), response_no=len(self._entries))
         results, self._parts, self._results = self._results, [], {}
         if not parts:
@@ -269,7 +265,7 @@ def _call(part: Part) -> ToolCall:
 
 
 def _read_thought(part: Part) -> str:
-    """Return the words of a thought, also of an item of the Responses API."""
+    """Return the text of a thought, also of an item of the Responses API."""
     if isinstance(part.body, str):
         return part.body
     raw = part.raw if isinstance(part.raw, dict) else {}

@@ -1,6 +1,6 @@
-"""Compacted conversations as items of the Responses API: a summary that applications return as it is.
+"""Compacted conversations as items of the Responses API: a summary that applications send back unchanged.
 
-The content is opaque for applications, and not encrypted: it is the summary of their own conversation.
+The content is opaque for applications, but not encrypted: it is the summary of their own conversation.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from midstream.history.messages import Entry, File, Text, UserMessage
 KINDS = ("compaction", "compaction_summary")
 """Types of such an item: that of the API, and that of Codex."""
 SUMMARY = "Summary of the conversation so far, which continues here:\n\n"
-"""How the message begins that stands for an item."""
+"""Beginning of the message that replaces an item."""
 _CONTENT = "midstream-1."
 
 
 def compaction_item(summary: str, item_id: str) -> Json:
-    """Return the item that stands for a conversation."""
+    """Return the item with the summary of a conversation."""
     content = _CONTENT + base64.urlsafe_b64encode(summary.encode("utf-8", "replace")).decode()
     return {"id": item_id, "type": "compaction", "encrypted_content": content}
 
 
 def expand_compacted(items: Sequence[Value]) -> list[Value]:
-    """Return items with a message of the summary in the place of each compacted conversation, one for one.
+    """Replace each compaction item by a message with its summary.
 
     Raises:
-        BadFieldError: One was made elsewhere: without it the model would lose the conversation.
+        BadFieldError: An item was made elsewhere; without it the model would lose the conversation.
     """
     return [_expand(item) if isinstance(item, dict) and item.get("type") in KINDS else item for item in items]
 
@@ -53,7 +53,7 @@ def _read_summary(content: Value) -> str | None:
 
 
 def list_user_items(entries: Sequence[Entry], prefix: str) -> list[Json]:
-    """Return the messages of the user as items, without summaries; their ids begin with `prefix`."""
+    """Return the user's messages, without summaries, as items; their ids begin with `prefix`."""
     messages = [entry for entry in entries if isinstance(entry, UserMessage) and not _is_summary(entry)]
     return [
         {

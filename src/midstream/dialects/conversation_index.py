@@ -1,10 +1,9 @@
-"""Recognition of the conversation that a request belongs to, if it belongs to one.
+"""Recognition of the conversation of a request.
 
-In this order: a header that names it; a note of the client application's that does; else what the client
-application sent so far, word for word. The last is no guess: a conversation is recognized only by all its messages
-up to its newest response, so two that begin alike are kept apart, and a transcript that fits none is a conversation
-of its own. What an account or a whole program may share (`user`, `prompt_cache_key`) only narrows where it is looked
-for.
+A conversation is identified by the first of these: a header, a key of the request's `metadata`, or its exact messages.
+The messages match only if all of them, up to the newest response, are equal. So conversations with equal beginnings
+stay separate, and an unknown transcript begins a new conversation. Values that several conversations may share (`user`,
+`prompt_cache_key`) only limit the search.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from midstream.history.messages import Entry, File, History, Response, Text, Use
 SESSION_HEADERS = (
     "x-midstream-session",
     "x-opencode-session",
-    "x-session-affinity",  # opencode, pi and others with a provider of one's own
+    "x-session-affinity",  # opencode, pi and others, with a custom provider
     "x-claude-code-session-id",
     "session-id",  # Codex
     "session_id",
     "x-session-id",
-    "x-conversation-id",  # what LibreChat's documentation calls its own
+    "x-conversation-id",  # LibreChat, by its documentation
 )
-"""Headers that name a conversation; the first that is there counts."""
+"""Headers with the name of a conversation; the first one present counts."""
 AGENT_HEADERS = ("x-claude-code-agent-id", "thread-id", "x-openai-subagent")
-"""Headers that name an agent, or a task such as a compaction, within a conversation: the sub-agents of Claude Code and
-of Codex send the session header of the main agent. The thread of Codex's main agent has the name of the session."""
+"""Headers with the name of an agent or task within a conversation: the sub-agents of Claude Code and Codex send the
+session header of the main agent. The thread of Codex's main agent has the name of the session."""
 SIDE_HEADERS: Mapping[str, frozenset[str]] = {
     "x-claude-code-request-class": frozenset({"auxiliary", "side_reply"}),
 }
-"""Headers by which a client application marks a request that it makes beside the conversation, and their values."""
+"""Headers, with their values, that mark side calls."""
 SESSION_NOTES = ("session_id", "conversation_id", "thread_id", "chat_id")
-"""Keys of `metadata` that name a conversation."""
+"""Keys of `metadata` with the name of a conversation."""
 EPHEMERAL_HEADER = "x-midstream-ephemeral"
 EPHEMERAL_NOTE = "ephemeral"
 KEY_CHARS_MAX = 200
-"""Characters of a name that is kept as it is; a longer one is kept as its digest."""
+"""Longest name that is kept unchanged; a longer one is replaced by its digest."""
 OPENINGS_MAX = 10_000
-"""Conversations known by their messages; the one that was longest silent is evicted first."""
+"""Conversations that are recognized by their messages; the least recently used ones are evicted."""
 
 DIGEST_BYTES = 16
 _CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})$")
@@ -70,21 +69,20 @@ SIDE_CALLS: tuple[str, ...] = (
     "generates concise, one-line git commit messages",  # aider
     "*briefly* summarize this partial conversation about programming",  # aider
 )
-"""How the requests begin or go on that client applications make beside a conversation, in lower case; in a
-request without tools."""
+"""Text in side calls of client applications, in lower case; it counts only in requests without tools."""
 TITLE_PROPERTIES = frozenset({"title", "branch", "isNewTopic", "is_new_topic", "emoji", "summary"})
-"""Properties of an answer that names a conversation."""
+"""Properties in the response schema of a side call for a title."""
 SIDE_CALLS_KEPT = 256
-"""System prompts of which it is kept whether they are those of side calls: a few megabytes at most."""
+"""System prompts in the cache of `_is_side_prompt`: a few megabytes at most."""
 SIDE_CALL_CHARS = 4000
-"""Characters of the system prompt and of the newest message that are looked through for these words."""
+"""Characters of the system prompt and of the newest message that are searched for this text."""
 
 
 def read_session_name(headers: Mapping[str, str], asked: Asked, principal: str = "") -> str:
-    """Return the conversation's name where the client application gives one, else "".
+    """Return the client application's name of the conversation, or "".
 
     Args:
-        principal: See `name_within`. A conversation that the gateway keeps has the gateway's own name.
+        principal: See `name_within`. It does not apply to conversations of `/v1/conversations`.
     """
     if asked.conversation:
         return kept_name(asked.conversation)
@@ -110,11 +108,11 @@ def kept_name(conversation: str) -> str:
 
 
 def name_within(principal: str, name: str) -> str:
-    """Return the name under which a principal's conversation or key is kept: no other principal can name it.
+    """Return the stored name of a principal's conversation or key, which other principals cannot produce.
 
     Args:
-        principal: See `ApiCaller`; "" keeps the name as it is.
-        name: The client application's own, or "" for none.
+        principal: See `ApiCaller`; "" returns the name unchanged.
+        name: The client application's name, or "".
     """
     if not (principal and name):
         return name
@@ -123,7 +121,7 @@ def name_within(principal: str, name: str) -> str:
 
 
 def scope_of(asked: Asked, principal: str = "") -> str:
-    """Return where a conversation without a name is looked for.
+    """Return the scope in which a conversation without a name is searched.
 
     Args:
         principal: See `ApiCaller`.
@@ -133,7 +131,7 @@ def scope_of(asked: Asked, principal: str = "") -> str:
 
 
 def newest_words(entries: Sequence[Entry]) -> str | None:
-    """Return how the newest message of a user begins, in `SIDE_CALL_CHARS`; None where these hold none."""
+    """Return the beginning (`SIDE_CALL_CHARS`) of the newest user message; None without one."""
     newest = next((entry for entry in reversed(entries) if isinstance(entry, UserMessage)), None)
     if newest is None:
         return None
@@ -141,10 +139,10 @@ def newest_words(entries: Sequence[Entry]) -> str | None:
 
 
 def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, newest: str) -> bool:
-    """Whether a request is made beside the conversation, such as one for its title: it must leave no trace.
+    """Return whether a request is a side call, such as one for a title, which must not be stored.
 
     Args:
-        newest: How the newest message begins (`newest_words`), or "".
+        newest: Beginning of the newest user message (`newest_words`), or "".
     """
     marked = headers.get(EPHEMERAL_HEADER, asked.metadata.get(EPHEMERAL_NOTE))
     if marked is not None:
@@ -155,19 +153,19 @@ def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, ne
         return False
     if _wants_title(asked.wished.settings.response_format):
         return True
-    return _asks_beside(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
+    return _is_side_prompt(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
 
 
 def _wants_title(response_format: Mapping[str, Any] | None) -> bool:
-    """Whether the answer is an object with a title, or with what such requests ask beside it, and nothing else."""
+    """Return whether the response schema has only properties of side calls, such as a title."""
     schema = (response_format or {}).get("schema")
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return isinstance(properties, dict) and "title" in properties and properties.keys() <= TITLE_PROPERTIES
 
 
 @functools.lru_cache(SIDE_CALLS_KEPT)
-def _asks_beside(instructions: str) -> bool:
-    """Whether a system prompt is one of a side call: a client application has few, and sends each in every request."""
+def _is_side_prompt(instructions: str) -> bool:
+    """Return whether a system prompt is that of a side call. Cached, because applications repeat a few prompts."""
     return _has_side_call(instructions)
 
 
@@ -180,15 +178,15 @@ class ConversationPlace(Struct, frozen=True):
     """Position of a request in its conversation.
 
     Args:
-        before: The digest of the messages up to the newest response, without its results; empty before the first one.
-        after: That of all messages.
+        before: Digest of the messages up to the newest response, without its results; empty before the first one.
+        after: Digest of all messages.
     """
 
     before: bytes
     after: bytes
 
     def then(self, entries: Sequence[Entry]) -> ConversationPlace:
-        """Return where it stands once these came behind."""
+        """Return the place after further entries."""
         before, after = self.before, self.after
         for entry in entries:
             if isinstance(entry, UserMessage):
@@ -199,33 +197,31 @@ class ConversationPlace(Struct, frozen=True):
 
 
 def place_of(scope: str, history: History) -> ConversationPlace:
-    """Return where a history stands; what is not of the same scope stands nowhere near."""
+    """Return the place of a history; places of different scopes are different."""
     start = blake2b(scope.encode("utf-8", "replace"), digest_size=DIGEST_BYTES).digest()
     return ConversationPlace(b"", start).then(history.entries)
 
 
 class ConversationIndex:
-    """Recognizes conversations by all their messages. Call `look_up` before a response, `add_response` after it.
-    Nothing is forgotten by a look-up that fails.
-    """
+    """Recognizes conversations by their messages. Call `look_up` before a response, `add_response` after it."""
 
     def __init__(self, limit: int = OPENINGS_MAX) -> None:
         self._limit = limit
         self._sessions: OrderedDict[bytes, str] = OrderedDict()
-        """Name of each conversation by the digest of all its messages up to its newest response."""
+        """Names of conversations by the digest of their messages up to the newest response."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def look_up(self, place: ConversationPlace) -> str:
-        """Return the name of the conversation that goes on here, or "" where none does."""
+        """Return the name of the conversation that continues at a place, or ""."""
         return self._sessions.get(place.before, "")
 
     def add_response(self, session: str, place: ConversationPlace, response: Response) -> bytes:
-        """Learn a response, and return what the conversation is known by now: `ConversationPlace.before` of what
-        goes on from here.
+        """Record a response; return the new digest of the conversation (`ConversationPlace.before` of the next
+        request).
 
-        What it was known by before is forgotten: it does not go on from there.
+        The old digest is removed.
         """
         if self._sessions.get(place.before) == session:
             del self._sessions[place.before]
@@ -255,9 +251,7 @@ def _content(file: File) -> str:
 
 
 def _digest_response(response: Response) -> bytes:
-    """Return what a client application keeps of a response: its words, whatever it does to the white space; else
-    which calls it made.
-    """
+    """Return a digest of a response's text (or calls) without white space, which client applications may change."""
     words = _SPACE.sub("", response.text)
     return b"a" + (words.encode() or msgspec.json.encode([call.id for call in response.calls]))
 

@@ -1,4 +1,4 @@
-"""Everything at and below `/v1/conversations`."""
+"""The routes of `/v1/conversations`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from midstream.dialects.response_reader import send_whole
 from midstream.history.codecs.codec_spec import Json, Value
 
 ITEMS_MAX, NOTES_MAX = 20, 16
-"""Items of one request, and texts of the metadata: the limits that the API documents."""
+"""Items of one request, and entries of the metadata: limits of the API's documentation."""
 
 
 class ConversationRoutes:
-    """Conversations by their id: made, read, changed, removed, and their items."""
+    """Creates, returns, changes and deletes conversations and their items."""
 
     def __init__(self, kept: KeptConversations) -> None:
         self._kept = kept
 
     async def answer(self, parts: list[str], arrived: Arrived, send: Send) -> None:
-        """Answer a request; `parts` is the path behind `/conversations`, in pieces.
+        """Answer a request; `parts` are the segments of the path after `/conversations`.
 
         Raises:
-            RefusedError: There is no such conversation, item or address.
-            MidstreamError: The request has another form, or the store refuses.
+            RefusedError: The conversation, item or address does not exist.
+            MidstreamError: The request is invalid, or the store fails.
         """
         body = await self._body_for(parts, arrived)
         await send_whole(send, msgspec.json.encode(body))
@@ -88,12 +88,12 @@ def _shown(entry: KeptConversation) -> Json:
 def _metadata(fields: Fields) -> dict[str, str]:
     metadata = texts_of(fields, "metadata")
     if len(metadata) > NOTES_MAX:
-        raise bad_field("metadata", f"`metadata` has {NOTES_MAX} texts at most")
+        raise bad_field("metadata", f"`metadata` may have at most {NOTES_MAX} entries")
     return metadata
 
 
 def _items(fields: Fields) -> list[Value]:
     items = field(fields, "items", list[Any]) or []
     if len(items) > ITEMS_MAX:
-        raise bad_field("items", f"`items` has {ITEMS_MAX} items at most")
+        raise bad_field("items", f"`items` may have at most {ITEMS_MAX} items")
     return items

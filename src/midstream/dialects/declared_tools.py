@@ -1,8 +1,8 @@
-"""Tools of a client application that are no plain functions, as functions, and calls of these as it expects them.
+"""Conversion between functions and other kinds of a client application's tools.
 
-Other models and other APIs have functions only. So a function in a namespace becomes `namespace__name`, and a custom
-tool, whose input is a text, a function of one text. Codex declares every MCP server as a namespace, and `apply_patch`
-as a custom tool. Chat completions have custom tools too, in a shape of their own.
+Other models and APIs have only functions. So a function in a namespace becomes `namespace__name`, and a custom tool,
+whose input is a text, becomes a function with one text argument. Codex declares every MCP server as a namespace, and
+`apply_patch` as a custom tool. Chat completions also have custom tools, in another format.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from msgspec import Struct
 from midstream.history.codecs.codec_spec import Json, Value
 
 NAME_CHARS_MAX = 64
-"""Characters of a function's name: the limit of OpenAI's and Anthropic's APIs."""
+"""Longest name of a function in OpenAI's and Anthropic's APIs."""
 INPUT = "input"
-"""Parameter of the function that stands for a custom tool."""
+"""Parameter of the function that replaces a custom tool."""
 SEARCH: Final = "tool_search"
 _FORMAT = "Its input has this format:"
 
@@ -28,12 +28,12 @@ ToolKind = Literal["function", "custom", "tool_search"]
 
 
 class DeclaredTool(Struct, frozen=True):
-    """One tool, as the client application declares it.
+    """A tool in the client application's declaration.
 
     Args:
-        kind: `tool_search` returns other tools, which the application loads then.
-        namespace: The group that it stands in, or "".
-        name: Its name in that group.
+        kind: Kind of the tool; `tool_search` finds further tools, which the application then loads.
+        namespace: Its namespace, or "".
+        name: Its name in the namespace.
         source: The declaration.
     """
 
@@ -44,12 +44,12 @@ class DeclaredTool(Struct, frozen=True):
 
     @property
     def function_name(self) -> str:
-        """Name of the function that stands for it."""
+        """Name of the function that replaces the tool."""
         return function_name(self.namespace, self.name)
 
     @property
     def description(self) -> str:
-        """Description of the function that stands for it: with the format of a custom tool's input."""
+        """Description of the function, including the format of a custom tool's input."""
         words = self.source.get("description")
         text = words if isinstance(words, str) else ""
         form = self.source.get("format")
@@ -59,7 +59,7 @@ class DeclaredTool(Struct, frozen=True):
 
     @property
     def schema(self) -> Json:
-        """Schema of the arguments of the function that stands for it."""
+        """Schema of the function's arguments."""
         if self.kind == "custom":
             return {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
         schema = self.source.get("parameters", self.source.get("input_schema"))
@@ -67,7 +67,7 @@ class DeclaredTool(Struct, frozen=True):
 
 
 def function_name(namespace: str, name: str) -> str:
-    """Return the name of the function that stands for a tool in a namespace; a long one ends with its digest."""
+    """Return the name of the function that replaces a tool in a namespace; a long name ends with a digest."""
     whole = f"{namespace.rstrip('_')}__{name}" if namespace else name
     if not namespace or len(whole) <= NAME_CHARS_MAX:
         return whole
@@ -76,7 +76,7 @@ def function_name(namespace: str, name: str) -> str:
 
 
 def list_others(tool: Value) -> list[DeclaredTool]:
-    """Return the tools of a declaration that are no plain functions; none where it is one, or the provider's."""
+    """Return the tools of a declaration that need conversion; none for a function or a hosted tool."""
     kind, name = (tool.get("type"), tool.get("name")) if isinstance(tool, dict) else (None, None)
     if kind == SEARCH and tool.get("execution") == "client":
         return [DeclaredTool(SEARCH, "", SEARCH, tool)]
@@ -94,7 +94,7 @@ def list_others(tool: Value) -> list[DeclaredTool]:
 
 
 def list_chat_customs(tool: Value) -> list[DeclaredTool]:
-    """Return the custom tool of a declaration in chat completions; none where it is another tool."""
+    """Return the custom tool of a declaration in chat completions; none for another tool."""
     custom = tool.get("custom") if isinstance(tool, dict) and tool.get("type") == "custom" else None
     name = custom.get("name") if isinstance(custom, dict) else None
     if custom is None or not (isinstance(name, str) and name):
@@ -106,7 +106,7 @@ def list_chat_customs(tool: Value) -> list[DeclaredTool]:
 
 
 def chat_in_functions(messages: Sequence[Value]) -> list[Value]:
-    """Return messages of chat completions with calls of functions in the place of those of custom tools."""
+    """Replace calls of custom tools in messages of chat completions by calls of functions."""
     if not any(isinstance(each, dict) and "tool_calls" in each for each in messages):
         return [*messages]
     return [_chat_in_functions(each) if isinstance(each, dict) else each for each in messages]
@@ -130,7 +130,7 @@ def _chat_call_in_functions(call: Value) -> Value:
 
 
 def in_functions(items: Sequence[Value]) -> list[Value]:
-    """Return items of the Responses API with functions in the place of other tools of the application, one for one."""
+    """Replace calls of other tools in items of the Responses API by calls of functions, one for one."""
     return [_in_functions(item) if isinstance(item, dict) else item for item in items]
 
 
@@ -164,7 +164,7 @@ def _list_of(value: Value) -> list[Value]:
 
 
 def loaded_tools(items: Sequence[Value]) -> list[Value]:
-    """Return the declarations in the outputs of tool searches among the items of a conversation."""
+    """Return the declarations of tools in the outputs of tool searches."""
     return [
         tool
         for item in items
@@ -174,12 +174,12 @@ def loaded_tools(items: Sequence[Value]) -> list[Value]:
 
 
 def write_input(text: str) -> str:
-    """Return the input of a custom tool as the arguments of the function that stands for it."""
+    """Return the arguments of the function for the input of a custom tool."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def read_input(arguments: str) -> str:
-    """Return the input in the arguments of the function that stands for a custom tool; others are the input."""
+    """Return the input of a custom tool from a function's arguments; arguments of another form are the input."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,8 +1,8 @@
-"""A foreign API over sessions: its address, its requests, its events and errors.
+"""The contract of an API that the gateway serves: path, requests, events and errors.
 
-One file each; `dialect_registry.DIALECTS` lists them. A dialect reads `Asked` from a request, and its `Writer` turns
-the events of one response into whole server-sent events. The part of the request that a writer needs is its `Form`,
-which is journaled with the request, so that any process can write the response from the records.
+Each dialect is one file; `dialect_registry.DIALECTS` lists them. A dialect reads a request as `Asked`. Its `Writer`
+converts the events of a response to server-sent events. The writer needs only the `Form` of the request, which is
+journaled, so that any process can write the response from the records.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from midstream.history.messages import ToolSpec
 from midstream.models.responses import ModelEvent
 
 COMMENT = b": waiting\n\n"
-"""A comment in a stream of server-sent events: it keeps the connection alive and means nothing."""
+"""A comment of server-sent events, which keeps the connection alive."""
 
 
 class Form(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts of a request that a dialect needs to write its response.
 
     Args:
-        dialect: The name of the dialect.
-        id, model, created_at: How the response is called, its model's name for the application, and when it was
-            requested (seconds since 1970).
-        is_stream: It is answered with a stream of events.
-        includes_usage: A stream of chunks ends with the tokens counted.
-        shows_thinking: The application requests the thinking.
-        is_background: The response is made whether or not a client reads it, and requested later.
-        is_stored: The response can be requested by its id.
-        echo: Fields that this API repeats in its response.
-        other_tools: Tools for which functions stand, by the names of these: their kind, namespace and name.
-        ignored: Fields that could not be granted, for the response to name.
+        dialect: Name of the dialect.
+        id, model, created_at: Id of the response, the application's name of the model, and time of the request (seconds
+            since 1970).
+        is_stream: Whether the answer is a stream of events.
+        includes_usage: Whether a stream of chunks ends with the usage.
+        shows_thinking: Whether the application requests thinking.
+        is_background: Whether the response continues without a reader, and can be requested later.
+        is_stored: Whether the response can be requested by its id.
+        echo: Fields that the API repeats in its response.
+        other_tools: Kind, namespace and name of tools that functions replace, by function name.
+        ignored: Fields without effect, which the response lists.
     """
 
     dialect: str
@@ -57,52 +57,48 @@ class Form(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Writer(Protocol):
-    """Writes one response. `begin` first, then `write` for each event; `fail` or `cancel` instead of the last one.
-
-    `whole` is the response in one piece, as it stands.
-    """
+    """Writes one response: `begin`, then `write` for each event; `fail` or `cancel` instead of the last one."""
 
     def begin(self) -> list[bytes]:
-        """Return the events that open a stream."""
+        """Return the first events of a stream."""
 
     def write(self, event: ModelEvent) -> list[bytes]:
-        """Return the events that show one of the model's; after `Finished` the stream is at its end."""
+        """Convert an event of the model; `Finished` ends the stream."""
 
     def end_at(self, at: float) -> None:
-        """Take the time of the end, in seconds since 1970, before the event that ends the stream.
+        """Set the time of the end, in seconds since 1970, before the last event.
 
-        An API without a field for it needs no such method.
+        A dialect without such a field does not implement it.
         """
         del at
 
     def fail(self, refusal: ApiError) -> list[bytes]:
-        """Return the events that end a stream which failed."""
+        """Return the last events of a failed response."""
 
     def cancel(self, refusal: ApiError) -> list[bytes]:
-        """Return the events that end a stream which was stopped."""
+        """Return the last events of a cancelled response."""
 
     def whole(self) -> bytes:
-        """Return the response in one piece."""
+        """Return the response so far as one body."""
 
 
 class Dialect(Struct, frozen=True, kw_only=True, eq=False):
     """Description of one API that is served.
 
     Args:
-        name: Its name in journals.
-        path: Where it is requested with POST, without the version.
-        format: The format of its messages (`midstream.history.codecs`).
-        messages: The field of a request that holds the conversation.
-        id_prefix: What the ids of its responses begin with.
-        read: Reads a request from its fields, behind so many known messages.
-        writer: Makes the writer of a response.
-        error: Returns a refusal as the object that this API has for errors.
+        name: Name in journals.
+        path: Path of the POST, without the version.
+        format: Format of its messages (`midstream.history.codecs`).
+        messages: Field of a request with the conversation.
+        id_prefix: Prefix of the ids of responses.
+        read: Reads a request from its fields, after a number of known messages.
+        writer: Creates the writer of a response.
+        error: Converts a refusal to an error object of the API.
         status: Returns the HTTP status of a refusal.
-        keep_alive: An event that keeps an open stream alive.
-        in_functions: Returns messages, one for one, with calls of functions in the place of those of other tools.
-        is_retrievable: Responses can be requested by their id.
-        streamed_codes: Codes of refusals that a stream has as an event even before its first text: its clients look
-            for them there only.
+        keep_alive: Event that keeps an open stream alive.
+        in_functions: Replaces calls of other tools in messages by calls of functions, one for one.
+        is_retrievable: Whether responses can be requested by id.
+        streamed_codes: Codes of refusals that are always sent as events of the stream, where clients expect them.
     """
 
     name: str
@@ -120,7 +116,7 @@ class Dialect(Struct, frozen=True, kw_only=True, eq=False):
     streamed_codes: frozenset[str] = frozenset()
 
     def error_body(self, refusal: ApiError) -> bytes:
-        """Return a refusal as the body of a whole response."""
+        """Return a refusal as the body of a response."""
         return msgspec.json.encode(self.error(refusal))
 
 
@@ -128,19 +124,18 @@ class Asked(Struct, frozen=True, kw_only=True):
     """One request of a client application, decoded.
 
     Args:
-        dialect: The API it came by.
-        model: The model's name for the application.
-        messages: As they came; `transcript` reads them. Of a request that was read behind known ones only the others.
-        instructions: The system prompt that came beside them.
-        tools: What the application will run.
-        is_stream, includes_usage, shows_thinking, is_background, is_stored, echo, other_tools, ignored: See
-            `Form`.
-        is_private: Nothing of it may be kept on disk (`store: false`).
-        previous: The id of a stored response that this goes on from, or "".
-        conversation: The id of a conversation that the gateway keeps, which this goes on with, or "".
-        metadata: The application's own notes that are texts.
-        user, cache_key: What the application calls its user, and the requests that begin alike.
-        wished: The settings of the response.
+        dialect: The API of the request.
+        model: The application's name of the model.
+        messages: The received messages, without known ones; `transcript` reads them.
+        instructions: The separate system prompt.
+        tools: Tools of the application.
+        is_stream, includes_usage, shows_thinking, is_background, is_stored, echo, other_tools, ignored: See `Form`.
+        is_private: Whether nothing may be stored on disk (`store: false`).
+        previous: Id of the stored response that the request continues, or "".
+        conversation: Id of a conversation of `/v1/conversations`, or "".
+        metadata: The texts of the application's metadata.
+        user, cache_key: The application's ids of its user, and of requests with equal beginnings.
+        wished: The requested options of the response.
     """
 
     dialect: Dialect
@@ -165,12 +160,12 @@ class Asked(Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
 
     def transcript(self, before: Sequence[Value] = ()) -> Transcript:
-        """Read the messages, behind others where there are some."""
+        """Read the messages, after the messages `before`."""
         messages = self.dialect.in_functions([*before, *self.messages])
         return transcript_of(messages, self.dialect.format, self.instructions)
 
     def form(self, response_id: str, model: str, created_at: int) -> Form:
-        """Return what is journaled for the response."""
+        """Return the form of the response, for the journal."""
         return Form(
             dialect=self.dialect.name,
             id=response_id,

@@ -1,4 +1,4 @@
-"""All dialects, by their address and by their name."""
+"""All dialects of the gateway, by path and by name."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from midstream.dialects.dialect import Dialect
 from midstream.dialects.openai_chat import CHAT
 from midstream.dialects.openai_responses_api import RESPONSES
 
-__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "at_path", "find_dialect", "speaking"]
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "dialect_at", "dialect_for_errors", "find_dialect"]
 
 DIALECTS = [CHAT, RESPONSES, MESSAGES]
-"""A program appends a dialect of its own before it serves a gateway."""
+"""A program can append its own dialect before it serves a gateway."""
 
 
-def at_path(parts: Sequence[str]) -> Dialect | None:
-    """Return the dialect of an address, without the version; None where there is none."""
+def dialect_at(parts: Sequence[str]) -> Dialect | None:
+    """Return the dialect of a path without the version, or None."""
     return next((dialect for dialect in DIALECTS if dialect.path == tuple(parts)), None)
 
 
-def speaking(parts: Sequence[str]) -> Dialect:
-    """Return the dialect in which an error at an address, or below a dialect's, is written."""
+def dialect_for_errors(parts: Sequence[str]) -> Dialect:
+    """Return the dialect for errors at a path, which may be below the path of a dialect."""
     found = (dialect for dialect in DIALECTS if tuple(parts[: len(dialect.path)]) == dialect.path)
     return next(found, CHAT)
 
 
 def find_dialect(name: str) -> Dialect:
-    """Return a dialect by the name in a journal.
+    """Return a dialect by its name in a journal.
 
     Raises:
-        KeyError: There is none.
+        KeyError: The name is unknown.
     """
     found = next((dialect for dialect in DIALECTS if dialect.name == name), None)
     if found is None:

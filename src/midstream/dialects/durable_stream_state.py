@@ -1,7 +1,7 @@
-"""A plain stream of the Durable Streams protocol: what its journal holds, and what an append to it is answered.
+"""State of a plain stream (Durable Streams): its records, and the decisions about appends.
 
-One request is one record, with the place of its producer. So a request whose answer was lost in a crash is a duplicate
-after it, whichever node reads the journal then.
+One request is one record, with the sequence number of its producer. So every node recognizes a retry after a crash as a
+duplicate.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Created(Struct, frozen=True, omit_defaults=True, tag="created"):
     """The first record of a stream.
 
     Args:
-        source: The journal of the stream that it continues; "" for none.
-        inherited: Units that it has of that.
-        at: When it was made, in seconds since 1970.
+        source: Journal of the source of a fork; "" for none.
+        inherited: Number of units from the source.
+        at: Time of creation, in seconds since 1970.
     """
 
     settings: PlainStreamSettings
@@ -46,11 +46,11 @@ class Appended(Struct, frozen=True, omit_defaults=True, tag="appended"):
     """One accepted request.
 
     Args:
-        body: Its bytes, or its JSON messages joined by commas; empty where the request only closes.
-        units: How many bytes or messages that is.
-        sequence: The writer's own number of it (`Stream-Seq`), a string that is compared by its bytes.
-        closes: Nothing is appended after it.
-        at: When it was accepted, in seconds since 1970.
+        body: Its bytes, or its JSON messages joined by commas; empty if the request only closes the stream.
+        units: Number of bytes or messages.
+        sequence: The writer's sequence number (`Stream-Seq`), a string that is compared by bytes.
+        closes: Whether it closes the stream.
+        at: Time of acceptance, in seconds since 1970.
     """
 
     body: bytes = b""
@@ -62,12 +62,12 @@ class Appended(Struct, frozen=True, omit_defaults=True, tag="appended"):
 
 
 class Forked(Struct, frozen=True, tag="forked"):
-    """Another stream is about to continue this one, or does no more.
+    """A fork of this stream will be created, or was deleted.
 
     Args:
-        fork: Its journal.
-        at: When that was asked for, in seconds since 1970.
-        is_over: Whether it is gone.
+        fork: Journal of the fork.
+        at: Time of the request, in seconds since 1970.
+        is_over: Whether the fork was deleted.
     """
 
     fork: str
@@ -76,7 +76,7 @@ class Forked(Struct, frozen=True, tag="forked"):
 
 
 class Deleted(Struct, frozen=True, tag="deleted"):
-    """The stream is deleted and has forks, which read what they inherit here."""
+    """The stream was deleted, but has forks, which still read inherited units from it."""
 
 
 StreamRecord = Created | Appended | Forked | Deleted
@@ -86,22 +86,22 @@ _decode = msgspec.json.Decoder(StreamRecord).decode
 
 
 def encode_record(record: StreamRecord) -> bytes:
-    """Return a record as it lies in the journal."""
+    """Encode a record for the journal."""
     return _encode(record)
 
 
 def decode_record(body: bytes) -> StreamRecord:
-    """Return a record of the journal.
+    """Decode a record of the journal.
 
     Raises:
-        msgspec.DecodeError: It is none: damage, or one of a newer version.
+        msgspec.DecodeError: The record is damaged, or of a newer version.
     """
     record: StreamRecord = _decode(body)
     return record
 
 
 class AppendRequest(Struct, frozen=True):
-    """A request to append, or to close, or both; fields as in `Appended`."""
+    """A request to append, to close, or both; fields as in `Appended`."""
 
     content_type: str
     body: bytes
@@ -111,12 +111,12 @@ class AppendRequest(Struct, frozen=True):
 
     @property
     def only_closes(self) -> bool:
-        """Whether it appends nothing."""
+        """Whether the request closes the stream without an append."""
         return self.closes and not self.body
 
 
 class StreamAnswer(Struct, frozen=True):
-    """An answer that appends nothing. `problem` is the cause; "" where the request had taken effect before."""
+    """An answer without an append. `problem` is the reason; "" if an equal request already took effect."""
 
     status: int
     headers: Mapping[str, str] = {}
@@ -124,24 +124,24 @@ class StreamAnswer(Struct, frozen=True):
 
 
 class PlainStream(Struct):
-    """A stream as its records fold."""
+    """State of a stream: the fold of its records."""
 
     settings: PlainStreamSettings
     units: int = 0
     is_closed: bool = False
     sequence: str | None = None
-    """The last `Stream-Seq` of any writer: its scope is the stream."""
+    """The last `Stream-Seq`, of all writers of the stream."""
     producers: dict[str, Producer] = field(default_factory=dict)
-    """The newest place of each producer, by name. All are kept for as long as the stream exists."""
+    """The last accepted request of each producer, by name. All are kept while the stream exists."""
     forks: dict[str, float] = field(default_factory=dict)
-    """When each fork was asked for, by its journal."""
+    """Time of the request for each fork, by journal."""
     is_deleted: bool = False
     written_at: float = 0.0
     """Time of the newest record with content."""
 
     @classmethod
     def of(cls, record: Created) -> PlainStream:
-        """Return a stream of which only the first record is known."""
+        """Return the state after the first record."""
         return cls(record.settings, record.inherited, written_at=record.at)
 
     def apply(self, record: Appended | Forked | Deleted) -> None:
@@ -166,10 +166,10 @@ class PlainStream(Struct):
             self.producers[record.producer.name] = record.producer
 
     def decide(self, request: AppendRequest) -> Appended | StreamAnswer:
-        """Return the record of a request, or the answer to one that changes nothing.
+        """Return the record for a request, or an answer if nothing is appended.
 
         Raises:
-            BadFieldError: The body is empty or malformed. Nothing is to be changed.
+            BadFieldError: The body is empty or malformed.
         """
         refused = self._wrong_type(request) or self._known_producer(request.producer)
         if refused is not None:
@@ -182,16 +182,16 @@ class PlainStream(Struct):
         return Appended(body, units, request.producer, request.sequence, request.closes)
 
     def success(self, appended: Appended) -> StreamAnswer:
-        """Return the answer to a request once its record is folded here.
+        """Return the answer to a request, after the fold of its record.
 
-        To a producer, 200 is new data and 204 none: a repeated request, or one that only closes.
+        A producer receives 200 for new data, and 204 for a repetition or a mere close.
         """
         if appended.producer is None:
             return StreamAnswer(204, self.headers())
         return StreamAnswer(200 if appended.units else 204, self.headers() | _place(appended.producer))
 
     def headers(self) -> dict[str, str]:
-        """Return the headers with the end of the stream."""
+        """Return the headers that describe the end of the stream."""
         ended = {CLOSED: "true"} if self.is_closed else {}
         return {NEXT_OFFSET: offset_at(self.units)} | ended
 
@@ -199,7 +199,7 @@ class PlainStream(Struct):
         if request.only_closes:
             return None
         if not request.body:
-            raise bad_field("", "the body is empty; send what to append")
+            raise bad_field("", "the body is empty; send the content to append")
         if not request.content_type:
             raise bad_field("Content-Type", "`Content-Type` is missing; send that of the stream")
         if media_type(request.content_type) != self.settings.media_type:
@@ -207,7 +207,7 @@ class PlainStream(Struct):
         return None
 
     def _known_producer(self, sent: Producer | None) -> StreamAnswer | None:
-        """Return the answer to a request that its producer may not send, or has sent before."""
+        """Return the answer to a repeated or refused request of a producer; None for a new one."""
         if sent is None:
             return None
         last = self.producers.get(sent.name)

@@ -1,7 +1,7 @@
-"""Durable Streams on the wire: requests, offsets, cursors and server-sent events, as values.
+"""Wire format of Durable Streams: requests, offsets, cursors and server-sent events, as values.
 
-An offset is the number of units before it: bytes, or messages where the content type is `application/json`. So offsets
-of a fork and of its source are the same up to the fork, and each sorts as its number does.
+An offset is the number of units before it: bytes, or messages if the content type is `application/json`. So the offsets
+of a fork and its source are equal up to the fork, and offsets sort numerically.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ EXPECTED_SEQ = "Producer-Expected-Seq"
 RECEIVED_SEQ = "Producer-Received-Seq"
 
 INTEGER_MAX = 2**53 - 1
-"""Greatest integer that clients in JavaScript hold exactly; the protocol allows no greater one."""
+"""Greatest exact integer in JavaScript, and the limit of the protocol."""
 CURSOR_EPOCH_S = 1_728_432_000
 """The protocol counts the intervals of cursors from 9 October 2024, in seconds since 1970."""
 CURSOR_INTERVAL_S = 20
 CURSOR_JITTER_MAX = 180
-"""Most intervals by which the cursor of a client that is not behind is advanced: an hour."""
+"""Greatest number of intervals by which the cursor of an up-to-date client is advanced: one hour."""
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _OFFSET = re.compile(r"0{16}_([0-9]{16})", re.ASCII)
@@ -53,11 +53,11 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 _messages = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 Headers = Mapping[str, str]
-"""Headers of a request, whose names are found in any case, as those of starlette are."""
+"""Headers of a request with case-insensitive names, such as Starlette's."""
 
 
 class Producer(Struct, frozen=True):
-    """The place of a request among those of one idempotent producer."""
+    """Name, epoch and sequence number of an idempotent producer's request."""
 
     name: str
     epoch: int
@@ -65,12 +65,12 @@ class Producer(Struct, frozen=True):
 
 
 class PlainStreamSettings(Struct, frozen=True, omit_defaults=True):
-    """Settings that a stream was made with, and that a repeated request to make it must match.
+    """Settings of a stream, which a repeated request to create it must match.
 
     Args:
-        content_type: As the first request had it.
-        ttl_s: Seconds from the last read or write until it expires; None for no such limit.
-        expires_at: When it expires, as the first request had it; "" for never.
+        content_type: Content type of the first request.
+        ttl_s: Seconds from the last read or write to the expiry; None for no limit.
+        expires_at: Time of expiry from the first request; "" for never.
     """
 
     content_type: str = DEFAULT_TYPE
@@ -84,16 +84,16 @@ class PlainStreamSettings(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_json(self) -> bool:
-        """Whether its units are messages, not bytes."""
+        """Whether its units are messages instead of bytes."""
         return self.media_type == JSON_TYPE
 
     @property
     def is_text(self) -> bool:
-        """Whether server-sent events carry its bytes as they are."""
+        """Whether server-sent events contain its bytes as text."""
         return self.is_json or self.media_type.startswith("text/")
 
     def matches(self, other: PlainStreamSettings) -> bool:
-        """Whether both describe the same stream; times are compared as instants."""
+        """Return whether both settings are equal; times are compared as instants."""
         return (self.media_type, self.ttl_s, self.expires_at_s) == (
             other.media_type,
             other.ttl_s,
@@ -106,24 +106,24 @@ class PlainStreamSettings(Struct, frozen=True, omit_defaults=True):
         return _instant(self.expires_at) if self.expires_at else None
 
     def ends_at(self, used_at: float) -> float | None:
-        """Return when a stream that was last read or written at `used_at` is gone; None for never."""
+        """Return the time of expiry of a stream that was last used at `used_at`; None for never."""
         if self.ttl_s is not None:
             return used_at + self.ttl_s
         return self.expires_at_s
 
     def has_expired(self, *, used_at: float, now: float) -> bool:
-        """Whether a stream that was last read or written at `used_at` is gone by `now`."""
+        """Return whether a stream that was last used at `used_at` has expired."""
         ends_at = self.ends_at(used_at)
         return ends_at is not None and now >= ends_at
 
 
 class StreamFork(Struct, frozen=True):
-    """Place at which a stream continues another one.
+    """Source of a fork, and the place in it.
 
     Args:
-        source: The path of the other stream, as the request names it.
-        units: The offset up to which it is inherited; None for all of it.
-        further: Units of the append behind that offset which are inherited as well.
+        source: Path of the source in the request.
+        units: Offset up to which the source is inherited; None for all.
+        further: Inherited units of the append after that offset.
     """
 
     source: str
@@ -140,10 +140,10 @@ def media_type(content_type: str) -> str:
 
 
 def read_settings(headers: Headers) -> PlainStreamSettings:
-    """Return the settings in a request to make a stream.
+    """Return the settings in a request to create a stream.
 
     Raises:
-        BadFieldError: A lifetime is malformed, or there are two.
+        BadFieldError: A lifetime is malformed, or both lifetimes are given.
     """
     ttl, expires_at = headers.get(TTL), headers.get(EXPIRES_AT)
     if ttl is not None and expires_at is not None:
@@ -158,7 +158,7 @@ def read_settings(headers: Headers) -> PlainStreamSettings:
 
 
 def read_fork(headers: Headers) -> StreamFork | None:
-    """Return what a request to make a stream inherits, or None where it inherits nothing.
+    """Return the fork in a request to create a stream, or None.
 
     Raises:
         BadFieldError: A header is malformed, or lacks another one that it needs.
@@ -177,7 +177,7 @@ def read_fork(headers: Headers) -> StreamFork | None:
 
 
 def read_producer(headers: Headers) -> Producer | None:
-    """Return the producer of a request, or None where it names none.
+    """Return the producer of a request, or None.
 
     Raises:
         BadFieldError: A header is malformed, or one of the three is missing.
@@ -188,26 +188,26 @@ def read_producer(headers: Headers) -> Producer | None:
     if not name or epoch is None or seq is None:
         raise bad_field(
             PRODUCER_ID,
-            f"`{PRODUCER_ID}`, `{PRODUCER_EPOCH}` and `{PRODUCER_SEQ}` are sent together, none empty",
+            f"`{PRODUCER_ID}`, `{PRODUCER_EPOCH}` and `{PRODUCER_SEQ}` must be sent together, and not be empty",
         )
     return Producer(name, _integer(PRODUCER_EPOCH, epoch), _integer(PRODUCER_SEQ, seq))
 
 
 def asks_to_close(headers: Headers) -> bool:
-    """Whether a request closes the stream."""
+    """Return whether a request closes the stream."""
     return headers.get(CLOSED, "").lower() == "true"
 
 
 def read_messages(body: bytes, *, may_be_empty: bool) -> tuple[bytes, int]:
-    """Return the JSON messages of a body, joined by commas, and how many they are.
+    """Return the JSON messages of a body, joined by commas, and their number.
 
-    One level of an array is taken away, so that a client sends several messages at once.
+    The elements of an array are separate messages.
 
     Args:
-        may_be_empty: Whether a body without a message is valid: it makes a stream and does not append.
+        may_be_empty: Whether a body without a message is valid, for a request that creates a stream.
 
     Raises:
-        BadFieldError: It is no JSON, nested too deeply, or without a message.
+        BadFieldError: The body is not JSON, nested too deeply, or without a message.
     """
     if is_text_too_deep(body):
         raise bad_field("", f"the body is {TOO_DEEP}")
@@ -222,12 +222,12 @@ def read_messages(body: bytes, *, may_be_empty: bool) -> tuple[bytes, int]:
 
 
 def split_messages(array: bytes) -> list[bytes]:
-    """Return the elements of a JSON array, each as its bytes."""
+    """Return the elements of a JSON array as bytes."""
     return [bytes(each) for each in _messages(array)]
 
 
 def cut(body: bytes, *, first: int, end: int | None, is_json: bool) -> bytes:
-    """Return the units of an append from `first` to before `end`; the messages of JSON stay joined by commas."""
+    """Return the units of an append from `first` to before `end`; JSON messages stay joined by commas."""
     if not is_json:
         return body[first:end]
     if first == 0 and end is None:
@@ -243,13 +243,15 @@ def body_of(parts: Sequence[bytes], *, is_json: bool) -> bytes:
 def _integer(name: str, value: str) -> int:
     if not _NUMBER.fullmatch(value) or int(value) > INTEGER_MAX:
         raise bad_field(
-            name, f"`{name}` is a whole number from 0 to 2^53-1 in plain digits; got {value[:40]!r}"
+            name, f"`{name}` must be a whole number from 0 to 2^53-1 in plain digits; got {value[:40]!r}"
         )
     return int(value)
 
 
 def _instant(value: str) -> float:
-    problem = bad_field(EXPIRES_AT, f"`{EXPIRES_AT}` is a time as in RFC 3339; got {value[:40]!r}")
+    problem = bad_field(
+        EXPIRES_AT, f"`{EXPIRES_AT}` must be a time in the form of RFC 3339; got {value[:40]!r}"
+    )
     if not _TIME.fullmatch(value):
         raise problem
     try:
@@ -262,30 +264,30 @@ def _instant(value: str) -> float:
 
 
 def offset_at(units: int) -> str:
-    """Return the offset behind so many units."""
+    """Return the offset after a number of units."""
     return f"{0:016d}_{units:016d}"
 
 
 def units_at(offset: str) -> int:
-    """Return how many units are before an offset that this server gave, or before `-1`.
+    """Return the number of units before an offset of this server, or before `-1`.
 
     Raises:
-        BadFieldError: It is no such offset.
+        BadFieldError: The offset is invalid.
     """
     if offset == "-1":
         return 0
     found = _OFFSET.fullmatch(offset)
     if found is None:
         raise bad_field(
-            "offset", f"{offset[:40]!r} is no offset of this server; send one that it returned, or -1"
+            "offset", f"{offset[:40]!r} is not an offset of this server; send one from an answer, or -1"
         )
     return int(found[1])
 
 
 def next_cursor(sent: str | None, *, now: float, chance: float) -> str:
-    """Return the cursor of a response, which is always above the one that the client sent.
+    """Return the cursor of a response, which is always greater than the client's.
 
-    Caches between the server and its readers join requests with the same cursor. A client that is not behind is
+    Caches between the server and readers join requests with equal cursors. The cursor of an up-to-date client is
     advanced by a random number of intervals, so that it does not get the same cached response again.
 
     Args:
@@ -301,7 +303,7 @@ def next_cursor(sent: str | None, *, now: float, chance: float) -> str:
 
 
 def data_event(parts: Sequence[bytes], settings: PlainStreamSettings) -> bytes:
-    """Return the event with these appends; bytes that are no text are in base64."""
+    """Return the event with these appends; bytes of other than text types are in base64."""
     body = body_of(parts, is_json=settings.is_json)
     if not settings.is_text:
         body = base64.b64encode(body)
@@ -310,7 +312,7 @@ def data_event(parts: Sequence[bytes], settings: PlainStreamSettings) -> bytes:
 
 
 def control_event(*, offset: str, cursor: str, is_up_to_date: bool, is_closed: bool) -> bytes:
-    """Return the event that follows each event with data; after that of a closed stream nothing comes."""
+    """Return the control event that follows each data event; for a closed stream it is the last event."""
     control: dict[str, Any] = {"streamNextOffset": offset}
     if is_closed:
         control["streamClosed"] = True

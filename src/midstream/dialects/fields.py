@@ -1,4 +1,4 @@
-"""The fields of a request's body, read one by one: only those that matter, and each with its own error."""
+"""Fields of a request's body, decoded one by one, each with its own error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class BadFieldError(MalformedFrameError):
-    """A field of a request has another form than in its API. `param` names it. Nothing was done."""
+    """A field of a request, `param`, is invalid. Nothing was done."""
 
     param = ""
 
@@ -33,10 +33,10 @@ def bad_field(param: str, message: str) -> BadFieldError:
 
 
 def fields_of(body: bytes) -> Fields:
-    """Return the top-level fields of a JSON object, each still as its bytes, without those that are null.
+    """Return the undecoded top-level fields of a JSON object, without nulls.
 
     Raises:
-        MalformedFrameError: It is none.
+        MalformedFrameError: The body is not a JSON object.
     """
     try:
         return without_nulls(_object(body))
@@ -45,20 +45,20 @@ def fields_of(body: bytes) -> Fields:
 
 
 def without_nulls(fields: Fields) -> Fields:
-    """Return these fields without those that are null."""
+    """Return fields without nulls."""
     return {name: raw for name, raw in fields.items() if not _is_null(raw)}
 
 
 def no_object() -> MalformedFrameError:
-    """Return the error for a body that is no JSON object."""
+    """Return the error for a body that is not a JSON object."""
     return MalformedFrameError("the body of this request is not a JSON object")
 
 
 def field(fields: Fields, name: str, kind: type[T]) -> T | None:
-    """Return a field as a value of this type, or None where it is missing.
+    """Decode a field; return None if it is missing.
 
     Raises:
-        BadFieldError: It is something else, or nested too deeply.
+        BadFieldError: The field has another type, or is nested too deeply.
     """
     raw = fields.get(name)
     if raw is None:
@@ -73,14 +73,14 @@ def field(fields: Fields, name: str, kind: type[T]) -> T | None:
 
 
 def texts_of(fields: Fields, name: str) -> dict[str, str]:
-    """Return the texts of a field that is an object; empty where it is anything else."""
+    """Return the texts in an object field; empty if it is missing or not an object."""
     found = field(fields, name, object)
     return {key: value for key, value in _items(found) if isinstance(value, str)}
 
 
 @functools.cache
 def _decoder_of(kind: Hashable) -> Callable[[msgspec.Raw], object]:
-    """Return what reads a value of a kind: making it takes longer than reading most values."""
+    """Return a cached decoder: creating one takes longer than decoding most values."""
     return msgspec.json.Decoder(cast("type[object]", kind)).decode
 
 

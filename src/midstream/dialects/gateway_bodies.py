@@ -1,4 +1,4 @@
-"""Requests as they come over HTTP: who asks, and the whole of what is asked, within limits."""
+"""Requests over HTTP: headers, credentials and bodies, within limits."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from midstream.errors import MidstreamError
 from midstream.local_keys import is_loopback
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
-"""Of one request: Anthropic's own limit, and room for a transcript of ten times what a model can read."""
+"""Bytes of one request: Anthropic's limit, ten times the context window of a model."""
 BODY_S = 60.0
-"""Seconds for the body of one request: all of it over a bad line."""
+"""Seconds for the body of one request over a slow network."""
 BEARER = "bearer "
 _PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 class RefusedError(Exception):
-    """A request is refused before it was read."""
+    """A request was refused before it was read."""
 
     def __init__(self, refusal: ApiError) -> None:
         super().__init__(refusal.code)
@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 
 def refusal_in(error: RefusedError | MidstreamError) -> ApiError:
-    """Return the refusal of a request from the error that it ended with."""
+    """Return the refusal for the error of a request."""
     if isinstance(error, RefusedError):
         return error.refusal
     if isinstance(error, BadFieldError):
@@ -42,15 +42,15 @@ def refusal_in(error: RefusedError | MidstreamError) -> ApiError:
 
 
 class GoneError(Exception):
-    """The client went away before the body was complete."""
+    """The client disconnected before the body was complete."""
 
 
 class Arrived(Struct, frozen=True):
-    """One request; header names are lower case, and of several of one name the first counts.
+    """One request. Header names are lower case; the first of several headers with one name counts.
 
     Args:
-        is_local: It came from this machine, and no proxy passed it on.
-        caller: Who sends it.
+        is_local: Whether it came from this machine without a proxy.
+        caller: Sender of the request.
     """
 
     method: str
@@ -63,7 +63,7 @@ class Arrived(Struct, frozen=True):
 
 
 def is_local(scope: Scope, headers: Mapping[str, str]) -> bool:
-    """Whether a request came from this machine and names no other one that it was passed on for."""
+    """Return whether a request came from this machine, and has no header of a proxy."""
     client = scope.get("client")
     return client is not None and is_loopback(client[0]) and headers.keys().isdisjoint(_PASSED_ON)
 
@@ -77,10 +77,10 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def check_token(headers: Mapping[str, str], token: str) -> None:
-    """Let a request pass that shows the token, as OpenAI's clients do or as Anthropic's.
+    """Require the token in a request, in the header of OpenAI's or Anthropic's clients.
 
     Raises:
-        RefusedError: It shows none, or another one.
+        RefusedError: The token is missing or wrong.
     """
     wanted = token.encode()
     if not any(hmac.compare_digest(each.encode("utf-8", "replace"), wanted) for each in keys_in(headers)):
@@ -89,7 +89,7 @@ def check_token(headers: Mapping[str, str], token: str) -> None:
 
 
 def keys_in(headers: Mapping[str, str]) -> list[str]:
-    """Return the keys that a request shows, as OpenAI's clients do or as Anthropic's."""
+    """Return the keys in a request, from the headers of OpenAI's and Anthropic's clients."""
     shown = [headers.get("x-api-key", "").strip()]
     authorization = headers.get("authorization", "")
     if authorization[: len(BEARER)].lower() == BEARER:
@@ -98,17 +98,17 @@ def keys_in(headers: Mapping[str, str]) -> list[str]:
 
 
 def digest_key(headers: Mapping[str, str]) -> bytes:
-    """Return a digest of the key that a request shows, right or wrong or none."""
+    """Return a digest of a request's key, valid or not or missing."""
     shown = "\0".join(headers.get(name, "") for name in ("authorization", "x-api-key"))
     return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=32).digest()
 
 
 async def body_of(headers: Mapping[str, str], receive: Receive) -> bytes:
-    """Return the body of a request that has one.
+    """Read the body of a request.
 
     Raises:
-        RefusedError: It is too long, takes too long, or its type is not JSON.
-        GoneError: The client went away.
+        RefusedError: The body is too long, takes too long, or is not JSON.
+        GoneError: The client disconnected.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -122,7 +122,7 @@ async def body_of(headers: Mapping[str, str], receive: Receive) -> bytes:
         async with asyncio.timeout(BODY_S):
             return await _read(receive)
     except TimeoutError:
-        message = f"the body of this request did not come within {BODY_S:.0f} s"
+        message = f"the body of this request was not complete within {BODY_S:.0f} s"
         raise RefusedError(ApiError(408, "request_timeout", message, is_final=False)) from None
 
 
@@ -144,11 +144,13 @@ async def _read(receive: Receive) -> bytes:
 
 def _too_large() -> RefusedError:
     return RefusedError(
-        ApiError(413, "request_too_large", f"a request has {BODY_BYTES_MAX} bytes at most", is_final=True)
+        ApiError(
+            413, "request_too_large", f"a request may have at most {BODY_BYTES_MAX} bytes", is_final=True
+        )
     )
 
 
-async def wait_until_gone(receive: Receive) -> None:
-    """Wait until the client of a request has left."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client of a request disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""A client application's attachments as ours, or in words where they only name a file elsewhere."""
+"""Conversion of a client application's attachments; a mere reference to a file becomes text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PDF = "application/pdf"
 
 
 def attachment_of(form: Format, part: Part) -> UserPart:
-    """Read an attachment of a format; what cannot be carried over is named in words."""
+    """Convert an attachment of a format; one that cannot be converted becomes text."""
     raw: Json = part.raw if isinstance(part.raw, dict) else {}
     found = media_in(form, part)
     if found is not None and (found.data or found.url):
@@ -31,7 +31,7 @@ def _of_audio(raw: Json) -> UserPart | None:
 
 
 def _of_file(raw: Json) -> UserPart | None:
-    """Read a file of OpenAI's, with its fields in an object of their own or beside the type."""
+    """Convert a file of OpenAI's formats, with its fields in a nested object or next to the type."""
     inner = raw.get("file")
     fields: Json = inner if isinstance(inner, dict) else raw
     name = _text(fields.get("filename"))
@@ -47,7 +47,6 @@ def _of_file(raw: Json) -> UserPart | None:
 
 
 def _of_document(raw: Json) -> UserPart | None:
-    """Read a document of Anthropic's."""
     source = raw.get("source")
     if not isinstance(source, dict):
         return None

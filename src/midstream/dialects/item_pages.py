@@ -9,17 +9,17 @@ from midstream.dialects.gateway_bodies import Arrived
 from midstream.history.codecs.codec_spec import Json
 
 ITEMS_MAX, ITEMS = 100, 20
-"""Items of one page, at most and by default."""
+"""Greatest and default number of items of a page."""
 
 
 def page_of(items: Sequence[Json], arrived: Arrived) -> Json:
     """Return the page of items for the query of a request: `limit`, `order`, `after`.
 
     Args:
-        items: The oldest first.
+        items: All items, oldest first.
 
     Raises:
-        BadFieldError: `limit` is no whole number.
+        BadFieldError: `limit` is not a whole number.
     """
     listed = [*items]
     if arrived.query.get("order", "desc") != "asc":
@@ -42,11 +42,11 @@ def read_number(arrived: Arrived, name: str, otherwise: int) -> int:
     """Return a number of the query.
 
     Raises:
-        BadFieldError: It is no whole number.
+        BadFieldError: The value is not a whole number.
     """
     text = arrived.query.get(name)
     if text is None:
         return otherwise
     if not (text.isascii() and text.isdigit() and len(text) <= 9):  # noqa: PLR2004 - nine digits fit any count
-        raise bad_field(name, f"`{name}` is a whole number")
+        raise bad_field(name, f"`{name}` must be a whole number")
     return int(text)

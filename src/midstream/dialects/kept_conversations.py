@@ -1,7 +1,7 @@
-"""Conversations that an application has the gateway keep (`/v1/conversations`), and their items.
+"""Conversations that the gateway stores for applications (`/v1/conversations`), and their items.
 
-A conversation is one session. The items of its responses are read from the journal, so that a process that is killed
-loses none. The store has an entry for each conversation beside it: with what the application has added and removed.
+A conversation is one session. The items of its responses are read from the journal, so that a killed process loses
+none. An entry in the store has the items that the application added and removed.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from midstream.session.applications import ApplicationResponse
 from midstream.session.records import TranscriptAccepted
 
 ADDED_MAX = 1000
-"""Items that an application may add to a conversation by itself, and ids that it may remove."""
+"""Items that an application may add to a conversation, and ids that it may remove."""
 TRIES_MAX = 8
-"""Tries to change an entry that others change meanwhile."""
+"""Attempts to change an entry that other requests change."""
 
 
 class AddedItem(Struct, frozen=True, array_like=True):
-    """An item that was added behind so many responses."""
+    """An added item; `after` is the number of responses before it."""
 
     after: int
     item: dict[str, Any]
 
 
 class KeptConversation(Struct, frozen=True, omit_defaults=True):
-    """The entry of a conversation."""
+    """The stored entry of a conversation."""
 
     id: str
     created_at: int
     metadata: Mapping[str, str] = {}
     added: tuple[AddedItem, ...] = ()
     removed: tuple[str, ...] = ()
-    """Ids of items."""
+    """Ids of removed items."""
     principal: str = ""
-    """Whose it is, see `ApiCaller`."""
+    """The owner, see `ApiCaller`."""
 
     def added_after(self, count: int) -> list[Json]:
-        """Return the items that were added behind so many responses, without those that were removed."""
+        """Return the items that were added after `count` responses, without removed ones."""
         return [
             each.item for each in self.added if each.after == count and each.item["id"] not in self.removed
         ]
@@ -65,7 +65,7 @@ _entry = msgspec.json.Decoder(KeptConversation).decode
 
 
 class KeptConversations:
-    """The conversations of one store."""
+    """The stored conversations of one store."""
 
     def __init__(self, sessions: ApplicationSessions, world: World) -> None:
         self._sessions = sessions
@@ -77,10 +77,10 @@ class KeptConversations:
         """Store a new conversation with these items.
 
         Args:
-            principal: Whose it is, see `ApiCaller`.
+            principal: The owner, see `ApiCaller`.
 
         Raises:
-            MidstreamError: The store refuses.
+            MidstreamError: The store fails.
         """
         name = f"conv_{self._world.new_id('conversation').replace('-', '')}"
         now = int(self._world.now())
@@ -92,15 +92,15 @@ class KeptConversations:
         """Return a conversation.
 
         Raises:
-            RefusedError: There is none of this name, or it is too old.
+            RefusedError: The conversation does not exist, or is too old.
         """
         return (await self._read(name))[0]
 
     async def require(self, name: str, principal: str) -> None:
-        """Require that a conversation is that of a principal.
+        """Require that a conversation belongs to a principal.
 
         Raises:
-            RefusedError: There is none of this name, or it is that of another one.
+            RefusedError: The conversation does not exist, or belongs to another principal.
         """
         if (await self.find(name)).principal != principal:
             raise _no_conversation()
@@ -108,11 +108,11 @@ class KeptConversations:
     async def change(
         self, name: str, changed: Callable[[KeptConversation], KeptConversation]
     ) -> KeptConversation:
-        """Replace the entry of a conversation, which is kept for as long again.
+        """Replace the entry of a conversation, and renew its lifetime.
 
         Raises:
-            RefusedError: There is none of this name.
-            UnavailableError: Others change it all the time.
+            RefusedError: The conversation does not exist.
+            UnavailableError: Other requests keep changing it.
         """
         for _ in range(TRIES_MAX):
             entry, version = await self._read(name)
@@ -122,10 +122,10 @@ class KeptConversations:
             except EntryMovedError:
                 continue
             return entry
-        raise UnavailableError("this conversation is changed by others: retry", retry_after_s=1.0)
+        raise UnavailableError("other requests change this conversation: retry", retry_after_s=1.0)
 
     async def add(self, name: str, items: list[Value]) -> list[Json]:
-        """Add items behind all others, and return them.
+        """Add items at the end, and return them.
 
         Raises:
             MidstreamError: There are too many.
@@ -135,7 +135,8 @@ class KeptConversations:
         def extended(entry: KeptConversation) -> KeptConversation:
             if len(entry.added) + len(placed) > ADDED_MAX:
                 raise bad_field(
-                    "items", f"a conversation takes {ADDED_MAX} items beside those of its responses"
+                    "items",
+                    f"a conversation may have at most {ADDED_MAX} items besides those of its responses",
                 )
             return replace(entry, added=(*entry.added, *placed))
 
@@ -146,29 +147,30 @@ class KeptConversations:
         """Remove an item.
 
         Raises:
-            MidstreamError: Too many were removed.
+            MidstreamError: Too many items were removed.
         """
 
         def without(entry: KeptConversation) -> KeptConversation:
             if len(entry.removed) >= ADDED_MAX:
                 raise bad_field(
-                    "item_id", f"{ADDED_MAX} items of this conversation were removed: begin another one"
+                    "item_id",
+                    f"{ADDED_MAX} items of this conversation were removed, the limit: begin another conversation",
                 )
             return replace(entry, removed=(*entry.removed, item_id))
 
         return await self.change(name, without)
 
     async def delete(self, name: str) -> None:
-        """Remove a conversation; its responses stay.
+        """Delete a conversation; its responses stay.
 
         Raises:
-            RefusedError: There is none of this name.
+            RefusedError: The conversation does not exist.
         """
         _, version = await self._read(name)
         await self._sessions.host.store.kv_delete(KEPT_CONVERSATIONS, name, expected=version)
 
     async def items(self, entry: KeptConversation) -> list[Json]:
-        """Return all items in order: those of its responses, and those that were added."""
+        """Return all items in order: those of the responses, and added ones."""
         items = entry.added_after(0)
         number, projection = 0, None
         runner = await self._runner(entry.id)
@@ -219,7 +221,9 @@ class KeptConversations:
 
 
 def _no_conversation() -> RefusedError:
-    return RefusedError(ApiError(404, "conversation_not_found", "no such conversation, or it is too old"))
+    return RefusedError(
+        ApiError(404, "conversation_not_found", "the conversation does not exist, or is too old")
+    )
 
 
 def _output(projection: Projection) -> list[Json]:

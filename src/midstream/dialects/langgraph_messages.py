@@ -1,6 +1,6 @@
-"""Messages and interrupts as LangGraph's clients read them, from the state of a session.
+"""Converts the state of a session to messages and interrupts for LangGraph clients.
 
-The id of a message follows from the journal alone, so that every server and every stream of a thread names it alike.
+A message id is derived from the journal alone, so that it is equal on every server and stream.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ Json = dict[str, Any]
 
 AGENT_NODE = "agent"
 TOOLS_NODE = "tools"
-"""The two nodes that a session shows itself as: the model, and its tools."""
+"""The two graph nodes of a session: the model, and its tools."""
 _CALL_MARK = "~"
 _WORDS = "\0words\0"
-"""Stands for words in a template; no id has it in it."""
+"""Placeholder for text in a template; no id contains it."""
 _json = msgspec.json.encode
 
 
 def default_id(number: int, entry: Entry) -> str:
-    """Return the id of an entry of which only its number in the history is known."""
+    """Return the id of an entry that is known only by its number in the history."""
     return f"user-{number}" if isinstance(entry, UserMessage) else step_id(number, 1)
 
 
 def step_id(number: int, attempt: int) -> str:
-    """Return the id of the answer that becomes entry `number`; another attempt at it is another message."""
+    """Return the id of the response that becomes entry `number`; each attempt at it is another message."""
     return f"ai-{number}" if attempt <= 1 else f"ai-{number}.{attempt}"
 
 
 def call_id_of(message_id: str, call_id: str) -> str:
-    """Return the id of a call among all calls of a thread: a model's own is unique in its response only."""
+    """Return the id of a call, unique in its thread; the model's id is only unique in its response."""
     return f"{call_id}{_CALL_MARK}{message_id}"
 
 
 def tool_message_id(message_id: str, call_id: str) -> str:
-    """Return the id of the message that has the result of a call; clients read the call's id from it."""
+    """Return the id of the message with the result of a call; clients read the call id from it."""
     return f"{message_id}-tool-{call_id_of(message_id, call_id)}"
 
 
 def messages_of(session: Session, ids: Sequence[str], open_id: str) -> list[Json]:
-    """Return the messages of a session, with what the open turn has of whole responses and results.
+    """Return the messages of a session, including complete responses and results of the open turn.
 
     Args:
-        session: The session.
-        ids: The id of each entry of its history.
-        open_id: The id of the response whose calls run.
+        session: State of the session.
+        ids: Id of each entry of its history.
+        open_id: Id of the response whose calls run.
     """
     messages: list[Json] = []
     for entry, name in zip(session.history.entries, ids, strict=True):
@@ -86,13 +86,13 @@ def _step_messages(name: str, response: Response, results: Iterable[ToolResult])
 
 
 def tool_messages(name: str, response: Response, results: Iterable[ToolResult]) -> list[Json]:
-    """Return results of the calls of a response."""
+    """Return the results of a response's calls as messages."""
     calls = {call.id: call for call in response.calls}
     return [tool_message(name, calls[each.call_id], each) for each in results]
 
 
 def human_message(name: str, message: UserMessage) -> Json:
-    """Return a message of the user."""
+    """Convert a user message."""
     return {"content": _content_of(message.parts), **_COMMON, "type": "human", "name": None, "id": name}
 
 
@@ -115,7 +115,7 @@ def _block(part: UserPart) -> Json:
 
 
 def ai_message(name: str, response: Response) -> Json:
-    """Return a whole response."""
+    """Convert a complete response."""
     calls = [_call(name, call) for call in response.calls]
     return {
         "content": response.text,
@@ -139,7 +139,7 @@ def _call(message_id: str, call: ToolCall) -> Json:
     name, arguments = call_id_of(message_id, call.id), value_of(call.arguments)
     if isinstance(arguments, dict):
         return {"name": call.name, "args": arguments, "id": name, "type": "tool_call"}
-    error = "the arguments are no JSON object"
+    error = "the arguments are not a JSON object"
     return {
         "name": call.name,
         "args": call.arguments,
@@ -150,7 +150,7 @@ def _call(message_id: str, call: ToolCall) -> Json:
 
 
 def usage_of(usage: Usage | None) -> Json | None:
-    """Return the tokens of a response."""
+    """Return the token counts of a response."""
     if usage is None:
         return None
     tokens = (usage.input_tokens, usage.output_tokens)
@@ -158,15 +158,15 @@ def usage_of(usage: Usage | None) -> Json | None:
 
 
 def words_chunk(name: str, kind: str, words: str) -> Json:
-    """Return words of a response as they come."""
+    """Return a piece of a response's text as a chunk."""
     thought = {"reasoning_content": words} if kind == "thinking" else {}
     return {**_chunk(name), "content": "" if thought else words, "additional_kwargs": thought}
 
 
 class WordsTemplate:
-    """JSON around the words of a message: most events of a run differ in nothing else.
+    """Cached JSON around the text of a message: most events of a run differ only in their text.
 
-    For the bar of half the native stream's deliveries: an event takes 3.8 us, and 5.3 us without it.
+    It reduces the time for an event from 5.3 us to 3.8 us.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class WordsTemplate:
         self._head = self._tail = b""
 
     def fill(self, place: tuple[object, ...], words: str, make: Callable[[str], object]) -> msgspec.Raw:
-        """Return the JSON that `make` has for these words; `place` stands for all else that it depends on."""
+        """Return the JSON of `make(words)`; `place` must identify all other inputs of `make`."""
         if place != self._place:
             self._head, _, self._tail = _json(make(_WORDS)).partition(_json(_WORDS))
             self._place = place
@@ -182,7 +182,7 @@ class WordsTemplate:
 
 
 def call_chunk(name: str, call: ToolCall, index: int) -> Json:
-    """Return a call of a response, whole, as a chunk of its message."""
+    """Return a complete call of a response as a chunk of its message."""
     piece = {"name": call.name, "args": call.arguments, "id": call_id_of(name, call.id), "index": index}
     called = [made for made in (_call(name, call),) if made["type"] == "tool_call"]
     chunks = [{**piece, "type": "tool_call_chunk"}]
@@ -210,7 +210,7 @@ def _chunk(name: str) -> Json:
 
 
 def tool_message(message_id: str, call: ToolCall, result: ToolResult) -> Json:
-    """Return the result of a call."""
+    """Convert the result of a call."""
     return {
         "content": result.content,
         **_COMMON,
@@ -227,19 +227,19 @@ def tool_message(message_id: str, call: ToolCall, result: ToolResult) -> Json:
 
 
 def interrupt_id_of(question: Question) -> str:
-    """Return the id of a question; it binds an answer to the arguments that were shown."""
+    """Return the interrupt id of a question, which binds an answer to the shown arguments."""
     place = (question.turn, question.response, question.call_id, question.kind.value, question.digest)
     sub_agent = (question.session,) if question.session else ()
     return digest_of("graph", *place, len(question.approved_by), *sub_agent)
 
 
 def interrupts_of(questions: Iterable[Question]) -> list[Json]:
-    """Return open questions as interrupts of their thread."""
+    """Convert open questions to interrupts of their thread."""
     return [{"value": _asked(each), "id": interrupt_id_of(each)} for each in questions]
 
 
 def _asked(question: Question) -> Json:
-    """Return what a client shows: of an approval the request of LangChain's human-in-the-loop middleware."""
+    """Return the value of an interrupt: for an approval, the request of LangChain's human-in-the-loop middleware."""
     if question.kind is QuestionKind.QUESTION:
         return {"question": question.text, "args": value_of(question.arguments)}
     arguments = value_of(question.arguments)

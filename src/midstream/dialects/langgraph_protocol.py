@@ -1,7 +1,7 @@
-"""The thread protocol of LangGraph's clients (version 3): all that happens in a thread as numbered events.
+"""The thread protocol of LangGraph clients (version 3): everything in a thread as numbered events.
 
-`seq` counts the events of the thread from 1, whatever a reader subscribes to, and follows from the journal. So does the
-id of an event. A reader of all channels sees no gap, also where servers were killed meanwhile.
+`seq` counts all events of the thread from 1, independent of subscriptions. It is derived from the journal, as is the
+event id. A reader of all channels sees no gap, even if servers are killed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Json = dict[str, Any]
 CHANNELS = frozenset(
     ("values", "updates", "checkpoints", "messages", "tools", "custom", "lifecycle", "input", "tasks")
 )
-"""Channels that a reader may subscribe to; nothing comes on `tasks`, as a session has no sub-graphs."""
+"""Channels that a reader may subscribe to. `tasks` has no events, since a session has no sub-graphs."""
 CHANNEL_PATTERN = f"^({'|'.join(sorted(CHANNELS))}|custom:.+)$"
-"""Channels as requests name them; `custom:NAME` has the custom events of one name."""
+"""Pattern of channel names in requests; `custom:NAME` has the custom events of one name."""
 EVENTS_PER_RECORD = 16
-"""A call is three records at least, and nine events; no other record has more than eight."""
+"""Average upper bound: a call has at least three records and nine events; other records have at most eight events."""
 _PROGRESS = "progress"
 PROGRESS_CHANNEL = f"custom:{_PROGRESS}"
-"""The only custom events: what running tools report."""
+"""The channel of the only custom events, the progress reports of running tools."""
 _METHODS = {"input": "input.requested"}
 _VOID = "This attempt was cut. Its words are void, and the answer begins again as another message."
 PHASES = {
@@ -59,16 +59,16 @@ PHASES = {
 """The last lifecycle event of a run, by its status."""
 _json = msgspec.json.encode
 _Event = tuple[str, Json | None]
-"""Channel and data of an event; the data is made for readers of its channel only."""
+"""Channel and data of an event; the data is None if no reader of the channel needs it."""
 
 
 class Subscription(Struct, frozen=True):
     """The subscription of a reader.
 
     Args:
-        channels: Those that it subscribes to.
-        is_root: Whether it includes those of the thread itself: a session has no sub-graphs.
-        since: The number of the last event that it has.
+        channels: Subscribed channels.
+        is_root: Whether it includes events of the thread itself, which has no sub-graphs.
+        since: Number of the last event that the reader has.
     """
 
     channels: frozenset[str]
@@ -76,19 +76,19 @@ class Subscription(Struct, frozen=True):
     since: int = 0
 
     def takes(self, channel: str) -> bool:
-        """Whether events of a channel are wanted."""
+        """Return whether the subscription includes a channel."""
         is_named = channel == "custom" and PROGRESS_CHANNEL in self.channels
         return self.is_root and (channel in self.channels or is_named)
 
 
 class ProtocolEvents(RecordEvents):
-    """Turns the records of a thread into its events, in order. One for each reader.
+    """Converts the records of a thread to its events, in order, for one reader.
 
     Args:
-        fold: The thread, at the beginning or between two turns.
-        seq: The number of the last event there.
-        wanted: Its subscription; None counts only.
-        graph: The name of the agent.
+        fold: Thread at its beginning, or between two turns.
+        seq: Number of the last event there.
+        wanted: Subscription of the reader; None only counts events.
+        graph: Name of the agent.
     """
 
     def __init__(self, fold: ThreadFold, seq: int, wanted: Subscription | None, graph: str) -> None:
@@ -97,9 +97,9 @@ class ProtocolEvents(RecordEvents):
         self._wanted = wanted
         self._graph = graph
         self._blocks: list[tuple[str, list[str]]] = []
-        """Kind and words of the blocks of the message that is open."""
+        """Kind and text of the blocks of the open message."""
         self._message_id = ""
-        """That message; "" while none is."""
+        """Id of the open message; "" for none."""
 
     @override
     def take(self, record: Record, *, epoch: int) -> list[bytes]:
@@ -172,7 +172,7 @@ class ProtocolEvents(RecordEvents):
         return "lifecycle", {"event": phase, "graph_name": self._graph, **more}
 
     def _state(self, fact: StateChanged) -> list[_Event]:
-        """Name the state before it, so that clients recognize an old one that is read again."""
+        """Return a state after its id, by which clients recognize an old state that is read again."""
         values = fact.values() if self._takes("values") else None
         place = {"id": checkpoint_id(fact.session.position), "step": fact.step, "source": "loop"}
         return [("checkpoints", place), ("values", values)]
@@ -231,7 +231,7 @@ class ProtocolEvents(RecordEvents):
         return [*events, *finished, ending, ("updates", update)]
 
     def _void(self, name: str, shown: Response) -> list[_Event]:
-        """Take a message back. Clients remove one that a state has and the next one has not: such a state is sent."""
+        """Withdraw a message. Clients remove a message that one state has and the next lacks: send a state with it."""
         if not self._message_id:
             return []
         error = self._message("error", message=_VOID, code="attempt_void")
@@ -243,14 +243,14 @@ class ProtocolEvents(RecordEvents):
 
 
 def first_seq(pruned_to: int) -> int:
-    """Return the number before the first event of a journal that was pruned up to a position.
+    """Return the number before the first event of a journal that was pruned to a position.
 
-    No event up to there had a greater number, so that a reader that goes on after an older one misses nothing: it gets
-    some events again, under the ids that they had. A record has `EVENTS_PER_RECORD` events at most, on average.
+    No event up to that position had a greater number, so a reader that resumes after an older event misses nothing. It
+    gets some events again, with their previous ids. A record has at most `EVENTS_PER_RECORD` events, on average.
     """
     return pruned_to * EVENTS_PER_RECORD
 
 
 def checkpoint_id(position: int) -> str:
-    """Return the name of the state at a position: later ones are greater."""
+    """Return the id of the state at a position; ids grow with the position."""
     return f"{position >> 16:08x}-{position & 0xFFFF:04x}-8000-8000-000000000000"

@@ -1,6 +1,6 @@
-"""Requests of LangGraph's clients: inputs become messages of the user, resume values become answers of people.
+"""Requests of LangGraph clients: inputs become user messages, resume values become answers of people.
 
-A field that a session cannot grant is refused by name; one that has no effect here is ignored by name.
+An unsupported field is refused; a field without effect is ignored. Both are reported by name.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _NO = frozenset(
 )
 _HUMAN = frozenset(("human", "user"))
 _IGNORED = ("config", "context", "metadata")
-"""Fields of a run that an agent of ours is not given."""
+"""Fields of a run that are not passed to the agent."""
 _json = msgspec.json.encode
 
 
 class Multitask(StrEnum):
-    """Treatment of a run that begins while another one goes on."""
+    """Treatment of a new run while another run is in progress."""
 
     ENQUEUE = "enqueue"
     REJECT = "reject"
@@ -52,7 +52,7 @@ class Multitask(StrEnum):
 
 
 class RunCommand(Struct):
-    """Answers for what a thread waits for. A session has no state to update and no nodes to go to."""
+    """Answers to the open interrupts of a thread. A session has no state to update and no nodes to go to."""
 
     resume: Any = UNSET
     update: None = None
@@ -60,7 +60,7 @@ class RunCommand(Struct):
 
 
 class RunBody(Struct):
-    """A run that is to begin. What a session cannot grant is null; fields that are not named here are ignored."""
+    """The body of a request to begin a run. Unsupported fields must be null; unknown fields are ignored."""
 
     assistant_id: str
     input: Any = None
@@ -82,7 +82,7 @@ class RunBody(Struct):
 
     @property
     def resume(self) -> object:
-        """The answers; UNSET where there are none."""
+        """The answers; UNSET for none."""
         return UNSET if self.command is None else self.command.resume
 
 
@@ -96,13 +96,13 @@ class ThreadBody(Struct):
 
 
 class ThreadPatch(Struct):
-    """Changes of a thread."""
+    """Changes to a thread."""
 
     metadata: Json = {}
 
 
 class ThreadSearch(Struct):
-    """The threads that are wanted."""
+    """Filters and paging of a search for threads."""
 
     metadata: Json = {}
     status: Literal["idle", "busy", "interrupted", "error"] | None = None
@@ -112,7 +112,7 @@ class ThreadSearch(Struct):
 
 
 class AssistantSearch(Struct):
-    """The assistants that are wanted."""
+    """Filters and paging of a search for assistants."""
 
     graph_id: str | None = None
     name: str | None = None
@@ -120,14 +120,14 @@ class AssistantSearch(Struct):
 
 
 class HistoryBody(Struct):
-    """How much of a thread's history is wanted; a session keeps one state."""
+    """The requested part of a thread's history; a session keeps one state."""
 
     limit: int = 10
     before: str | Json | None = None
 
 
 class EventsBody(Struct):
-    """The events of a thread that are wanted."""
+    """The requested events of a thread."""
 
     channels: Annotated[list[Annotated[str, Meta(pattern=CHANNEL_PATTERN)]], Meta(min_length=1)]
     namespaces: list[list[str]] | None = None
@@ -135,7 +135,7 @@ class EventsBody(Struct):
     since: Annotated[int, Meta(ge=0)] | None = None
 
     def subscription(self) -> Subscription:
-        """Return the subscription; a namespace below the thread's own has nothing."""
+        """Return the subscription. Namespaces below that of the thread have no events."""
         is_root = not self.namespaces or [] in self.namespaces
         return Subscription(frozenset(self.channels), is_root, self.since or 0)
 
@@ -152,10 +152,10 @@ class RunInput(Struct, frozen=True):
     """The message of a run.
 
     Args:
-        messages: Those of the user; the last one begins the turn.
-        message_id: The client's id of that one; "" where it gave none.
-        run_id: The run's id: an equal request has the same, where its message has an id.
-        digest: Equal for equal requests.
+        messages: User messages; the last one begins the turn.
+        message_id: Id that the client gave the last message; "" for none.
+        run_id: Id of the run; equal for a repetition whose message has an id.
+        digest: Digest of the request, for recognizing a repetition.
     """
 
     messages: tuple[UserMessage, ...]
@@ -173,13 +173,13 @@ def modes_of(wanted: str | Sequence[str]) -> tuple[str, ...]:
     """Return the requested stream modes.
 
     Raises:
-        BadFieldError: One of them cannot be given.
+        BadFieldError: A mode is not supported.
     """
     modes = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     for mode in modes:
         if mode not in MODES:
             raise bad_field(
-                "stream_mode", f"stream mode {mode[:40]!r} cannot be given; use {', '.join(MODES)}"
+                "stream_mode", f"stream mode {mode[:40]!r} is not supported; use {', '.join(MODES)}"
             )
     return modes
 
@@ -188,22 +188,22 @@ def modes_of(wanted: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def input_of(thread: str, given: object, *, fresh: str) -> RunInput:
-    """Read the input of a run: `{"messages": [...]}`, with messages of the user.
+    """Read the input of a run: `{"messages": [...]}`, with user messages.
 
     Args:
-        thread: The thread.
-        given: The input.
-        fresh: A random text: the id of a run whose message has no id follows from it.
+        thread: Id of the thread.
+        given: Input of the request.
+        fresh: Random text, for the id of a run whose message has no id.
 
     Raises:
-        BadFieldError: It has another form.
+        BadFieldError: The input is invalid.
     """
     _require_shallow("input", given)
     wanted = given.get("messages") if isinstance(given, dict) else None
     listed = wanted if isinstance(wanted, list) else [wanted]
     messages = tuple(_message(each) for each in listed if each is not None)
     if not messages:
-        raise bad_field("input", 'the input of a run is {"messages": [...]}, with a message of the user')
+        raise bad_field("input", 'the input of a run must be {"messages": [...]}, with a user message')
     digest = digest_of("graph", thread, given)
     last = listed[-1]
     named = last.get("id") if isinstance(last, dict) else None
@@ -225,7 +225,7 @@ def _message(given: object) -> UserMessage:
     if isinstance(given, list) and len(given) == 2:  # noqa: PLR2004 - (role, content)
         given = {"role": given[0], "content": given[1]}
     if not isinstance(given, dict):
-        raise bad_field("input", "a message is an object, a text or a pair of role and text")
+        raise bad_field("input", "a message must be an object, a string or a pair of role and text")
     role = given.get("role", given.get("type"))
     if role not in _HUMAN:
         raise bad_field(
@@ -243,7 +243,7 @@ def _part(block: object) -> UserPart | None:
     if isinstance(block, str):
         return Text(storable(block)) if block else None
     if not isinstance(block, dict):
-        raise bad_field("input", "the content of a message is a text or a list of blocks")
+        raise bad_field("input", "the content of a message must be a string or a list of blocks")
     kind = block.get("type")
     if kind == "text" and isinstance(block.get("text"), str):
         return Text(storable(block["text"])) if block["text"] else None
@@ -272,16 +272,16 @@ def _part(block: object) -> UserPart | None:
 def answers_of(
     questions: Iterable[Question], resume: object, given: Sequence[GivenAnswer] = ()
 ) -> list[tuple[Question, Answer]]:
-    """Return the answers that a resume value has, each with its question; none where it is a repetition.
+    """Return the answers of a resume value, each with its question; an empty list for a repetition.
 
     Args:
-        questions: The open questions of the session.
-        resume: The answer to the only question, or an answer for each, by the ids of their interrupts.
-        given: Answers that were accepted before.
+        questions: Open questions of the session.
+        resume: Answer to the only question, or answers by interrupt id.
+        given: Answers that were already accepted.
 
     Raises:
-        QuestionClosedError: No question is open, or not this one.
-        AnswerMismatchError: It is no answer to the open question.
+        QuestionClosedError: The question is not open.
+        AnswerMismatchError: The answer does not fit the question.
     """
     _require_shallow("resume", resume)
     asked = {interrupt_id_of(each): each for each in questions}
@@ -299,7 +299,7 @@ def answers_of(
 
 
 def _is_given(given: Sequence[GivenAnswer], name: str, value: object) -> bool:
-    """Whether this very answer was accepted before; the reply to its client may be lost."""
+    """Return whether this answer was already accepted: the client may have lost the reply."""
     return any(each.interrupt == name and each.is_of(_answer(each.question, value)) for each in given)
 
 
@@ -323,9 +323,9 @@ def _words(value: object) -> str:
 
 
 def _decision(value: object) -> tuple[str, str, str | None]:
-    """Return yes, no or happened, the words beside it, and changed arguments.
+    """Return yes, no or happened, the accompanying text, and changed arguments.
 
-    It reads what LangChain's middleware for people and the agent inbox send, `true` and `false`, and plain words.
+    Reads the values of LangChain's human-in-the-loop middleware and agent inbox, `true`, `false`, and plain text.
     """
     if isinstance(value, list) and len(value) == 1:
         return _decision(value[0])
@@ -348,7 +348,7 @@ def _decision(value: object) -> tuple[str, str, str | None]:
             decision, _, _ = _decision(value["type"])
             return decision, _reason(value), None
     raise AnswerMismatchError(
-        'this is no decision; resume with {"decisions": [{"type": "approve"}]}, or "reject" there'
+        'this is not a decision; resume with {"decisions": [{"type": "approve"}]}, or "reject" there'
     )
 
 
@@ -361,5 +361,7 @@ def _edited(value: Json) -> str:
     action = value.get("edited_action", value.get("args"))
     arguments = action.get("args") if isinstance(action, dict) else None
     if not isinstance(arguments, dict):
-        raise AnswerMismatchError('edited arguments are {"edited_action": {"name": "...", "args": {...}}}')
+        raise AnswerMismatchError(
+            'edited arguments have the form {"edited_action": {"name": "...", "args": {...}}}'
+        )
     return _json(arguments).decode()

@@ -1,7 +1,7 @@
-"""The events of LangGraph's runs API: one run of a thread as server-sent events, the same for every reader.
+"""Converts one run of a thread to server-sent events of LangGraph's runs API, the same for every reader.
 
-The id of an event is the position of its record in the journal and its number there. It is the same on every server and
-for every choice of stream modes, so that a reader goes on after any event by `Last-Event-ID`.
+An event id is the position of its record in the journal and the number of the event in it. It is equal on every server
+and for all stream modes, so that a reader can resume after any event by `Last-Event-ID`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Json = dict[str, Any]
 
 StreamMode = Literal["values", "updates", "messages-tuple", "custom"]
 MODES: tuple[StreamMode, ...] = get_args(StreamMode)
-"""The stream modes that a session can give."""
+"""The supported stream modes."""
 BEGINNING = (0, -1)
 """The place before all events."""
 _EVENTS = {"messages-tuple": "messages"}
 _ALWAYS = ""
 _json = msgspec.json.encode
 _Event = tuple[str, str, object]
-"""Mode, name and data of an event; one of no mode goes to every reader."""
+"""Mode, name and data of an event; an event without a mode is for every reader."""
 
 
 def place_of(event_id: str) -> tuple[int, int] | None:
-    """Return the place that an event's id names, or None where it is none of ours. -1 stands for the beginning."""
+    """Parse the place from an event id; return None if the id is invalid. -1 is the beginning."""
     if event_id in ("-1", "0", ""):
         return BEGINNING
     position, mark, number = event_id.partition("-")
@@ -57,14 +57,14 @@ def place_of(event_id: str) -> tuple[int, int] | None:
 
 
 class RunEvents(RecordEvents):
-    """Turns the records of a thread into the events of one of its runs, in order. One for each reader.
+    """Converts the records of a thread to the events of one run, in order, for one reader.
 
     Args:
-        fold: The thread, before the run.
-        run_id: The run that is wanted; it may still have to wait for the runs before it.
-        modes: The stream modes that are wanted.
-        after: The place of the last event that the reader has.
-        assistant: What stands for the agent in the metadata of messages.
+        fold: Thread before the run.
+        run_id: Id of the run to read, which may still be queued.
+        modes: Requested stream modes.
+        after: Place of the last event that the reader has.
+        assistant: Metadata of the agent for messages.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class RunEvents(RecordEvents):
         self._current = fold.run
         run = fold.find(run_id)
         self.ended = run if run is not None and run.status != "running" else None
-        """The run, once it has ended."""
+        """The run, after its end."""
         self.is_over = self.ended is not None
 
     @override
     def rest(self) -> list[bytes]:
-        """End a reader whose run will not come: it waited and was withdrawn."""
+        """End the body of a reader whose queued run was withdrawn."""
         self.is_over = self.is_over or not (
             self.fold.find(self._run_id) or queued_number(self.fold, self._run_id)
         )
@@ -167,7 +167,7 @@ class RunEvents(RecordEvents):
 
 
 class RunOutcome(RecordEvents):
-    """The state in which a run ends, in one piece."""
+    """The state at the end of a run, as one body."""
 
     def __init__(self, fold: ThreadFold, run_id: str) -> None:
         self._events = RunEvents(fold, run_id, (), BEGINNING, {})
@@ -194,6 +194,6 @@ class RunOutcome(RecordEvents):
 
 
 def queued_number(fold: ThreadFold, run_id: str) -> int:
-    """Return the number of a run's message in the queue; 0 where it does not wait."""
+    """Return the number of a run's message in the queue; 0 if it is not queued."""
     prefix = f"{STREAM_PREFIX}{run_id}."
     return next((each.number for each in fold.session.queue if each.stream.startswith(prefix)), 0)

@@ -1,8 +1,8 @@
-"""A session as a thread of LangGraph: which runs it has, and what happens in them, from its records.
+"""Converts the records of a session to the runs of a LangGraph thread, and to facts about them.
 
-A run is the part of a turn between two answers of people: it ends with the turn, or where the turn waits for people
-only, and the answer begins the next run. Everything follows from the records in order, so that each server finds the
-same runs, messages and ids.
+A run is the part of a turn between two answers of people. It ends with the turn, or when the turn only waits for
+people; the answer begins the next run. Runs, messages and ids are derived from the records, so that they are equal on
+each server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midstream.dialects.langgraph_messages import (
     step_id,
 )
 from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
-from midstream.dialects.shown_words import Words, merged, part_of, rest_of, words_of
+from midstream.dialects.shown_words import Words, merge, part_of, rest_of, words_of
 from midstream.history.messages import (
     Finish,
     Outcome,
@@ -61,13 +61,13 @@ from midstream.session.turn.states import Idle
 Json = dict[str, Any]
 
 STREAM_PREFIX = "langgraph-"
-"""Begins the names of the streams that runs open in their sessions."""
+"""Prefix of the names of streams that runs open in their sessions."""
 ANSWERS_KEPT_MAX = 64
-"""Answers of a thread whose repetition is recognized; the newest."""
+"""Number of newest answers of a thread whose repetition is recognized."""
 RUNS_KEPT_MAX = 1000
-"""Runs of a thread that can be listed; the newest."""
+"""Number of newest runs of a thread that can be listed."""
 USER_INTERRUPT = "UserInterrupt"
-"""The error of a run that was cancelled."""
+"""The error of a cancelled run."""
 _CUT = "The attempt was cut while this ran."
 _STATUSES = {
     TurnStatus.COMPLETED: "success",
@@ -90,21 +90,21 @@ _GOING_ON = (
     | TurnEnded
     | TurnResumed
 )
-"""Records that begin the next run of a turn that rested."""
+"""Records that begin the next run of a turn that waited."""
 
 
 class Run(Struct, frozen=True):
     """A run.
 
     Args:
-        turn: Its turn.
-        number: Its number in the turn, from 0.
-        id: Its id for clients.
-        after: The position before its first record.
+        turn: Number of its turn.
+        number: Number of the run in the turn, from 0.
+        id: Id for clients.
+        after: Position before its first record.
         created_at, updated_at: Seconds since 1970.
         status: running, success, error, interrupted (cancelled), or paused (it waited for people).
-        error, message: Why it ended so.
-        attempt: Grows by one where an attempt at an answer was cut and its words became void.
+        error, message: Reason for its end.
+        attempt: Number of the attempt, from 1; grows when an interrupted attempt made text void.
     """
 
     turn: int
@@ -120,30 +120,30 @@ class Run(Struct, frozen=True):
 
 
 class GivenAnswer(Struct, frozen=True):
-    """An answer that a thread has accepted."""
+    """An accepted answer of a thread."""
 
     interrupt: str
     question: Question
     record: QuestionAnswered
 
     def is_of(self, answer: Answer) -> bool:
-        """Whether it is this answer."""
+        """Return whether the record has this answer."""
         told = (self.record.choice, self.record.text, self.record.arguments)
         return told == (answer.choice, answer.text, answer.arguments)
 
 
 class RunBegan(Struct, frozen=True):
-    """A run begins."""
+    """A run began."""
 
     run: Run
 
 
 class AnswerVoided(Struct, frozen=True):
-    """The words of a message are void: the attempt at it was cut, and the next one begins.
+    """The text of a message is void: its attempt was interrupted, and the next one begins.
 
     Args:
-        message_id: The message.
-        shown: Its words, as far as they came.
+        message_id: Id of the message.
+        shown: Text so far.
     """
 
     message_id: str
@@ -151,7 +151,7 @@ class AnswerVoided(Struct, frozen=True):
 
 
 class WordsCame(Struct, frozen=True):
-    """More words of a message."""
+    """More text of a message arrived."""
 
     message_id: str
     kind: str
@@ -159,21 +159,21 @@ class WordsCame(Struct, frozen=True):
 
 
 class AnswerCompleted(Struct, frozen=True):
-    """A response is whole; all its words came before."""
+    """A response is complete; all its text was sent before."""
 
     message_id: str
     response: Response
 
 
 class ToolBegan(Struct, frozen=True):
-    """A call runs. `message_id` is that of the response that asked for it."""
+    """A call began. `message_id` is the id of the response with the call."""
 
     message_id: str
     call: ToolCall
 
 
 class ToolReported(Struct, frozen=True):
-    """A running tool reports its progress."""
+    """A running tool reported progress."""
 
     message_id: str
     call_id: str
@@ -181,7 +181,7 @@ class ToolReported(Struct, frozen=True):
 
 
 class ToolFinished(Struct, frozen=True):
-    """A call has its result. An upstream's own call has no message in the thread."""
+    """A call has its result. A call of the upstream has no message in the thread."""
 
     message_id: str
     call: ToolCall
@@ -190,14 +190,14 @@ class ToolFinished(Struct, frozen=True):
 
 
 class ResultsCommitted(Struct, frozen=True):
-    """All results of a response are there."""
+    """All calls of a response have results."""
 
     message_id: str
     step: Step
 
 
 class StateChanged(Struct, frozen=True):
-    """The thread has other messages than before; `values` makes them."""
+    """The messages of the thread changed; `values` returns them."""
 
     session: Session
     ids: tuple[str, ...]
@@ -209,18 +209,18 @@ class StateChanged(Struct, frozen=True):
 
     @property
     def step(self) -> int:
-        """A number that grows with the thread: later states have no smaller one."""
+        """A number that never decreases from one state to the next."""
         return self.session.turns + len(self.session.history.entries)
 
 
 class RunPaused(Struct, frozen=True):
-    """The run waits for people: it has ended, and their answers begin the next one."""
+    """The run ended since it waits for people, whose answers begin the next run."""
 
     interrupts: tuple[Json, ...]
 
 
 class RunEnded(Struct, frozen=True):
-    """The run has ended."""
+    """The run ended."""
 
     run: Run
 
@@ -241,24 +241,24 @@ Fact = (
 
 
 def uuid_of(seed: bytes) -> str:
-    """Return a UUID that follows from this: clients and applications take ids of that form only."""
+    """Derive a UUID: clients and applications accept no other ids."""
     found = hashlib.blake2b(seed, digest_size=16, person=b"midstream-graph").hexdigest()
     variant = "89ab"[int(found[16], 16) % 4]
     return f"{found[:8]}-{found[8:12]}-4{found[13:16]}-{variant}{found[17:20]}-{found[20:]}"
 
 
 def derived_run_id(thread: str, turn: int, number: int) -> str:
-    """Return the id of a run that no client of LangGraph began."""
+    """Return the id of a run that was not begun by a LangGraph client."""
     return uuid_of(f"run {thread} {turn} {number}".encode())
 
 
 def stream_name(run_id: str, message_id: str) -> str:
-    """Return the stream that a message comes on: it holds the ids of its run and of the message."""
+    """Return the stream name of a message, which contains the ids of its run and of the message."""
     return f"{STREAM_PREFIX}{run_id}.{message_id}"
 
 
 def ids_in(stream: str) -> tuple[str, str]:
-    """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""
+    """Return the ids of the run and of the message that a stream has in its name; "" for none."""
     if not stream.startswith(STREAM_PREFIX):
         return "", ""
     run_id, _, message_id = stream.removeprefix(STREAM_PREFIX).partition(".")
@@ -266,15 +266,15 @@ def ids_in(stream: str) -> tuple[str, str]:
 
 
 class ThreadFold:
-    """Turns the records of a session into runs and what happens in them, in order.
+    """Converts the records of a session to runs and facts about them, in order.
 
     Args:
-        thread: The thread's id for its clients.
-        session: The state that its journal begins with.
+        thread: Id of the thread for clients.
+        session: State at the beginning of the journal.
     """
 
     rests_on_clients = False
-    """Whether a run also ends where its turn waits for tools of its client."""
+    """Whether a run also ends when its turn waits for client tools."""
 
     def __init__(self, thread: str, session: Session | None = None) -> None:
         self.thread = thread
@@ -284,22 +284,22 @@ class ThreadFold:
         self.runs: tuple[Run, ...] = _newest_run(thread, session, self.ids_in)
         self.answers: tuple[GivenAnswer, ...] = ()
         self.at = session.started_at
-        """When the last record with a time was written."""
+        """Time of the last record that has a time."""
         self._open_id = ""
-        """The id of the response that is being made, or whose calls run."""
+        """The id of the response that is unfinished, or whose calls run."""
         self._shown: list[tuple[str, list[str]]] = []
         self._began: frozenset[str] = frozenset()
-        """Calls of that response that were shown as running."""
+        """Calls of that response that were reported as running."""
         self._upstream: dict[str, ToolCall] = {}
-        """Those that the upstream runs itself and that have not ended."""
+        """Unfinished calls that the upstream runs itself."""
         self._sub_agents: ShownSubAgents = {}
 
     def ids_in(self, stream: str) -> tuple[str, str]:
-        """Return the ids of the run and of the message that a stream has in its name; "" where it has none."""
+        """Return the ids of the run and of the message that a stream has in its name; "" for none."""
         return ids_in(stream)
 
     def copy(self) -> Self:
-        """Return another fold that goes on from here."""
+        """Return an independent copy."""
         made = type(self)(self.thread)
         shown = [(kind, [*words]) for kind, words in self._shown]
         made.__dict__.update(self.__dict__, _upstream={**self._upstream}, _shown=shown)
@@ -311,7 +311,7 @@ class ThreadFold:
         return self.runs[-1] if self.runs else None
 
     def find(self, run_id: str) -> Run | None:
-        """Return the run of an id: the newest, where several answers of one request began one each."""
+        """Return the newest run of an id. Several answers of one request may each have begun a run of the same id."""
         return next((run for run in reversed(self.runs) if run.id == run_id), None)
 
     def of_turn(self, turn: int) -> Run | None:
@@ -320,27 +320,27 @@ class ThreadFold:
 
     @property
     def open_words(self) -> tuple[str, list[Words]]:
-        """The id of the response that is being made, and its words so far."""
-        return self._open_id, merged((kind, "".join(words)) for kind, words in self._shown)
+        """The id of the unfinished response, and its text so far."""
+        return self._open_id, merge((kind, "".join(words)) for kind, words in self._shown)
 
     @property
     def is_running(self) -> bool:
-        """Whether the newest run goes on."""
+        """Whether the newest run is in progress."""
         return bool(self.runs) and self.runs[-1].status == "running"
 
     @property
     def is_resting(self) -> bool:
-        """Whether the open turn, with its sub-agents, waits for people only."""
+        """Whether the open turn, including its sub-agents, only waits for people."""
         return is_turn_resting(self.session.turn, self._sub_agents, on_clients=self.rests_on_clients)
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """The open questions; those of a sub-agent name its session."""
+        """The open questions; a question of a sub-agent names its session."""
         return open_questions(self.session, self._sub_agents)
 
     @property
     def state(self) -> StateChanged:
-        """The state as it is now."""
+        """The current state."""
         return StateChanged(self.session, self.ids, self._open_id)
 
     def take(self, record: Record, *, epoch: int) -> list[Fact]:
@@ -380,8 +380,8 @@ class ThreadFold:
         turn = getattr(record, "turn", 0)
         return self._begin(before.position, turn, self._next_number(), self._next_id(before))
 
-    def _next_id(self, before: Session) -> str:  # noqa: ARG002 - for dialects whose runs have names of their clients
-        """Return the id of the run that goes on with a turn; "" for one that follows from the journal."""
+    def _next_id(self, before: Session) -> str:  # noqa: ARG002 - for dialects whose clients name runs
+        """Return the id of the run that continues a turn; "" to derive it from the journal."""
         return ""
 
     def _next_number(self) -> int:
@@ -416,7 +416,6 @@ class ThreadFold:
     # --- messages ---------------------------------------------------------------------------------------------
 
     def _name_entries(self, before: Session, record: Record) -> None:
-        """Give the entries that a record adds to the history their ids."""
         entries = self.session.history.entries
         if entries is before.history.entries:
             return
@@ -481,7 +480,7 @@ class ThreadFold:
         self._shown[-1][1].append(words)
 
     def _show_upstream(self, done: UpstreamCall) -> list[Fact]:
-        """Show a tool that the upstream runs itself: as running and as finished, in no message."""
+        """Report a tool that the upstream runs itself as running and as finished, without a message."""
         call = ToolCall(done.id, done.name or "tool", done.arguments)
         facts: list[Fact] = [] if done.id in self._began else [ToolBegan(self._open_id, call)]
         self._began |= {done.id}
@@ -493,10 +492,10 @@ class ThreadFold:
         return facts
 
     def _complete(self, record: ResponseCompleted) -> list[Fact]:
-        whole = merged(words_of(record.body))
-        rest = rest_of(whole, merged((kind, "".join(words)) for kind, words in self._shown))
+        whole = merge(words_of(record.body))
+        rest = rest_of(whole, merge((kind, "".join(words)) for kind, words in self._shown))
         facts: list[Fact] = []
-        if rest is None:  # what came of it is no beginning of it: it is another message
+        if rest is None:  # the text so far is no prefix of the response, which becomes another message
             old, self._open_id = self._open_id, f"{self._open_id}.whole"
             facts, rest = self._void(old), whole
         facts += [WordsCame(self._open_id, kind, words) for kind, words in rest]
@@ -534,7 +533,7 @@ class ThreadFold:
 
 
 def _ids_of(session: Session, ids_in: Callable[[str], tuple[str, str]]) -> tuple[str, ...]:
-    """Return the ids of a history whose records were pruned: those of its users' messages are in their streams."""
+    """Return the ids of a history whose records were pruned; stream names contain those of user messages."""
     entries = session.history.entries
     ids = [default_id(*each) for each in enumerate(entries)]
     names = {stream.turn: ids_in(name)[1] for name, stream in session.streams.items() if stream.turn}
@@ -548,7 +547,7 @@ def _ids_of(session: Session, ids_in: Callable[[str], tuple[str, str]]) -> tuple
 
 
 def _newest_run(thread: str, session: Session, ids_in: Callable[[str], tuple[str, str]]) -> tuple[Run, ...]:
-    """Return the run of the newest turn of a journal that was pruned."""
+    """Return the run of the newest turn of a pruned journal."""
     if not session.turns:
         return ()
     names = (ids_in(name)[0] for name, stream in session.streams.items() if stream.turn == session.turns)
@@ -561,5 +560,5 @@ def _newest_run(thread: str, session: Session, ids_in: Callable[[str], tuple[str
 
 
 def is_error(result: ToolResult) -> bool:
-    """Whether a call did not give its result."""
+    """Return whether a call failed to give a result."""
     return result.outcome is not Outcome.OK

@@ -1,8 +1,8 @@
-"""Responses that are being made, or were made lately: who reads them in this process, and when they are stopped.
+"""Responses in progress or recently ended: their readers in this process, and their cancellation.
 
-A response belongs to its session's journal and to no connection: a reader that comes late, or comes again, is shown it
-from the beginning. One that no client reads any more goes on for a grace period, since a client whose connection broke
-retries within seconds; then it is stopped, unless it was requested in the background.
+A response is in its session's journal, independent of connections: every reader receives it from the beginning. Without
+a reader, it continues for a grace period, because a client with a broken connection retries within seconds. Then it is
+stopped, unless it is a background response.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from midstream.session.turn.commands import Cancel
 from midstream.session.turn.states import AwaitingModel
 
 GRACE_S = 5.0
-"""Seconds that a response goes on without a reader. SDKs wait 0.5 to 8 s before they retry, mostly below 2 s; a person
-who pressed "stop" looks the same, and pays for these seconds."""
+"""Seconds for which a response continues without a reader. SDKs retry after 0.5 to 8 s, mostly below 2 s. A person who
+pressed "stop" looks the same, and pays for these seconds."""
 KEPT_S = 60.0
-"""Seconds that a finished response answers an equal request: longer than any SDK waits between its tries."""
+"""Seconds for which an ended response answers an equal request: longer than the pauses between retries of any SDK."""
 REPEATED_S = 5.0
-"""Seconds after the end of a response in which an equal request of the same named conversation gets that response: its
-last bytes may have been lost behind the connection that took them, and Codex and Claude Code mark no repetition. A
-person who wants another answer takes longer."""
+"""Seconds after the end of a response in which an equal request of the same named conversation gets that response. The
+last bytes may have been lost, and Codex and Claude Code do not mark retries. A person who requests another answer takes
+longer."""
 FAILED_S = 30.0
-"""Seconds after the failure of a response that had begun in which an equal request gets that failure: clients that do
-not obey `x-should-retry` repeat theirs within this time. Afterwards it counts as a person's wish."""
+"""Seconds after the failure of a response in which an equal request gets that failure: clients that ignore
+`x-should-retry` retry within this time. A later request counts as a new request of a person."""
 OPEN_MAX = 1000
-"""Responses being made."""
+"""Greatest number of responses in progress."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +49,10 @@ class LiveResponse:
     """One response, and its readers in this process.
 
     Args:
-        sessions: Where it is made.
-        found: Where it stands in its journal.
-        conversations, place: The place by which the conversation is found by its messages; None where it has a name.
+        sessions: The sessions to which it belongs.
+        found: The response in its journal.
+        conversations, place: Index and place that identify the conversation by its messages; `place` is None if it has
+            a name.
     """
 
     def __init__(
@@ -64,37 +65,37 @@ class LiveResponse:
         self.sessions = sessions
         self.found = found
         self.left_at = 0.0
-        """When its last reader left, in seconds since 1970; 0 before."""
+        """Time at which its last reader left, in seconds since 1970; 0 before."""
         self.readers = 0
         self.is_delivered = False
-        """The connection of a client took its last byte."""
+        """Whether a client's connection has taken its last byte."""
         self.grace: asyncio.Task[None] | None = None
         self.marking = asyncio.Lock()
-        """Held while the other nodes of the store are notified of readers here."""
+        """Held while the other nodes are notified of readers here."""
         self._conversations = conversations
         self._place = place
         self._settled: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """Id of the response."""
         return self.found.response.id
 
     @property
     def dialect(self) -> Dialect:
-        """The API it was requested by."""
+        """Dialect of the request."""
         return find_dialect(self.found.form.dialect)
 
     @property
     def response(self) -> ApplicationResponse:
-        """The newest known state of it; a session that sleeps has none that is open."""
+        """The newest known state; a sleeping session has no open response."""
         runner = self.sessions.host.awake(self.found.session)
         known = None if runner is None else runner.state.application.response(self.found.response.number)
         return known or self.found.response
 
     @property
     def is_open(self) -> bool:
-        """Whether it is being made."""
+        """Whether it is in progress."""
         return self.sessions.host.awake(self.found.session) is not None and self.response.is_open
 
     @property
@@ -105,13 +106,13 @@ class LiveResponse:
         return self.response.has_begun or (isinstance(turn, AwaitingModel) and bool(turn.said))
 
     def projection(self, form: Form, *, shows_upstream_calls: bool) -> Projection:
-        """Return what turns its records into events, for one reader and as it reads them."""
+        """Return a new projection of its records for one reader."""
         return Projection(self.dialect, form, self.found.response, shows_upstream_calls=shows_upstream_calls)
 
     async def settle(self, model_response: Response | None, world: World) -> None:
-        """Keep where the conversation goes on, before a client is sent the end of the response.
+        """Store the conversation's new digest, before the end of the response is sent.
 
-        What no journal on disk has is counted before it, too.
+        For sessions in memory, also count the usage.
         """
         if not self.sessions.is_durable and self.sessions.count_usage is not None:
             await self.sessions.count_usage(self.found.session)
@@ -125,7 +126,7 @@ class LiveResponse:
         await asyncio.shield(self._settled)
 
     async def cancel(self) -> None:
-        """Stop it; one that has ended stays as it is."""
+        """Cancel the response, unless it has ended."""
         if not self.is_open:
             return
         runner = await self.sessions.host.session(self.found.session)
@@ -133,7 +134,7 @@ class LiveResponse:
 
 
 class LiveResponses:
-    """All responses that this process makes, or made lately."""
+    """All responses of this process that are in progress or recently ended."""
 
     def __init__(self, world: World, conversations: Conversations, *, grace_s: float) -> None:
         self._world = world
@@ -148,25 +149,25 @@ class LiveResponses:
         return len(self._open)
 
     def count_open(self) -> Counter[str]:
-        """Return how many are being made for each principal; see `ApiCaller`."""
+        """Return the number in progress for each principal; see `ApiCaller`."""
         lives = (self._by_id[each] for each in self._open if each in self._by_id)
         return Counter(
             live.found.request.principal for live in lives if live.found.request.principal and live.is_open
         )
 
     def all(self) -> list[LiveResponse]:
-        """Return all, in the order in which they were begun."""
+        """Return all responses in the order of their beginning."""
         return list(self._by_id.values())
 
     def get(self, response_id: str) -> LiveResponse | None:
-        """Return a response by its id."""
+        """Return a response by its id, or None."""
         return self._by_id.get(response_id)
 
     def refuse_too_many(self) -> None:
-        """Refuse another response where there are `OPEN_MAX`.
+        """Require that fewer than `OPEN_MAX` responses are in progress.
 
         Raises:
-            OverloadedError: There are.
+            OverloadedError: The limit is reached.
         """
         if len(self._open) >= OPEN_MAX and len(self) >= OPEN_MAX:
             raise OverloadedError(
@@ -176,7 +177,7 @@ class LiveResponses:
     def add(
         self, sessions: ApplicationSessions, found: FoundResponse, place: ConversationPlace | None
     ) -> LiveResponse:
-        """Return a response of the journal, followed here from now on."""
+        """Add a response of a journal, if new, and return it."""
         self._delete_old()
         known = self._by_id.get(found.response.id)
         if known is None:
@@ -186,7 +187,7 @@ class LiveResponses:
         return known
 
     def describe_run(self, response: ApplicationResponse, *, is_named: bool) -> KnownRun:
-        """Return what decides whether another request repeats the one of this response."""
+        """Return the facts that decide whether a request repeats the one of this response."""
         live = self._by_id.get(response.id)
         readers = live.readers if live else 0
         is_left = not (readers or (live and live.is_delivered) or response.is_background)
@@ -204,9 +205,9 @@ class LiveResponses:
         )
 
     def repeatable(self, responses: Sequence[ApplicationResponse]) -> list[ApplicationResponse]:
-        """Return those that an equal request may join: open ones, and those that ended lately.
+        """Return responses that an equal request may join: open ones, and recently ended ones.
 
-        One that failed before its upstream had sent anything is not joined.
+        A response that failed before its upstream sent anything is excluded.
         """
         until = self._world.now() - KEPT_S
         return [
@@ -217,7 +218,7 @@ class LiveResponses:
         ]
 
     def join(self, live: LiveResponse) -> None:
-        """Count one more reader."""
+        """Add a reader."""
         live.readers += 1
         self._mark_soon(live)
         if live.grace is not None:
@@ -225,7 +226,7 @@ class LiveResponses:
             live.grace = None
 
     def leave(self, live: LiveResponse) -> None:
-        """Count one reader less; the last one starts the grace period."""
+        """Remove a reader; the last one starts the grace period."""
         live.readers -= 1
         live.left_at = self._world.now()
         self._mark_soon(live)
@@ -233,7 +234,7 @@ class LiveResponses:
             live.grace = self._world.spawn(self._stop_later(live), name=f"grace of {live.id}")
 
     def _mark_soon(self, live: LiveResponse) -> None:
-        """Notify the other nodes of the first reader here, and of the end of the last one."""
+        """Notify the other nodes, in a task, whether this node has readers."""
         if live.readers <= 1 and live.sessions.host.has_peers and not live.found.form.is_background:
             task = self._world.spawn(self._mark(live), name=f"readers of {live.id}")
             self._marks.add(task)
@@ -247,7 +248,7 @@ class LiveResponses:
                 _log.warning("readers are not announced: %s", error.code, extra={"response": live.id})
 
     async def stop(self) -> None:
-        """End all grace periods."""
+        """Cancel all grace periods."""
         graces = [each.grace for each in self._by_id.values() if each.grace is not None]
         tasks = [*graces, *self._marks]
         for task in tasks:
@@ -259,9 +260,7 @@ class LiveResponses:
         live.grace = None
         if not live.readers:
             try:
-                if not await live.sessions.is_read_elsewhere(
-                    live.id
-                ):  # that node has a grace period of its own
+                if not await live.sessions.is_read_elsewhere(live.id):  # that node has its own grace period
                     await live.cancel()
             except MidstreamError as error:
                 _log.warning("a response is not stopped: %s", error.code, extra={"response": live.id})

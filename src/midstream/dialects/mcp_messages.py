@@ -1,7 +1,7 @@
-"""Messages of the Model Context Protocol (MCP), of both its kinds: with a handshake and sessions (2024-11-05 to
-2025-11-25), and with an envelope in each request (2026-07-28).
+"""Messages of the Model Context Protocol (MCP). Versions 2024-11-05 to 2025-11-25 have a handshake and sessions;
+version 2026-07-28 has an envelope in each request.
 
-Everything here is pure. A server of MCP has the tool `ask` for its agent, and the tools that its operator declares.
+No function has side effects. A server has the tool `ask` for its agent, and the tools that its operator declares.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from midstream.dialects import request_digests
-from midstream.dialects.packed_values import packed
+from midstream.dialects.packed_values import pack
 from midstream.errors import MalformedFrameError, UsageError
 from midstream.json_depth import require_shallow_text
 from midstream.session.calls import Choice, QuestionKind
@@ -31,14 +31,14 @@ RpcId = str | int
 
 NEWEST_HANDSHAKE = "2025-11-25"
 HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", NEWEST_HANDSHAKE)
-"""Versions that begin with `initialize`; the newest is what a client gets that requests an unknown one."""
+"""Versions that begin with `initialize`. A client that requests an unknown version gets the newest one."""
 MODERN = "2026-07-28"
-"""The version whose requests have all in an envelope."""
+"""The version whose requests contain version and capabilities in an envelope."""
 TASKS = "io.modelcontextprotocol/tasks"
-"""The extension of tasks, in the modern version."""
+"""The task extension of the modern version."""
 RELATED_TASK = "io.modelcontextprotocol/related-task"
 CALL_ID = "midstream/call"
-"""Where `_meta` of a call has an id that the client chose: the same again is the same call."""
+"""Key in the `_meta` of a call for an id that the client chose. An equal id is the same call."""
 VERSION, CAPABILITIES = (
     "io.modelcontextprotocol/protocolVersion",
     "io.modelcontextprotocol/clientCapabilities",
@@ -51,33 +51,33 @@ STATUSES = {
     **dict.fromkeys((INVALID, BAD_PARAMS, HEADER_MISMATCH, NO_CAPABILITY, NO_VERSION), 400),
     NO_METHOD: 404,
 }
-"""HTTP status of the errors of the modern version; of the others it is 200 where a request has an id."""
+"""HTTP status of the errors of the modern version. Other versions use 200 if a request has an id."""
 _NAMES = {
     "tools/call": "name",
     "prompts/get": "name",
     "resources/read": "uri",
     **dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId"),
 }
-"""Methods with a parameter that the header `Mcp-Name` repeats."""
+"""Methods, and the parameter that the header `Mcp-Name` repeats."""
 ID_CHARS_MAX = 200
-"""Characters of an id of a request."""
+"""Maximum length of a request id, in characters."""
 LIST_MS = 300_000
-"""Milliseconds for which a client may keep the list of tools."""
+"""Milliseconds for which a client may cache the list of tools."""
 _json = msgspec.json.encode
 digest_of = partial(request_digests.digest_of, "mcp")
 TaskSupport = Literal["forbidden", "optional", "required"]
 
 
 class McpTool(Struct, frozen=True):
-    """A tool for clients of MCP: another way to send a message to the agent.
+    """A tool for MCP clients. A call of it sends a message to the agent.
 
-    The agent receives the JSON text `{"tool": name, "arguments": {...}}` as the message of a user.
+    The agent receives the JSON text `{"tool": name, "arguments": {...}}` as a user message.
 
     Args:
-        name: Its name for clients.
-        description: When to use it, for the model of the client.
-        input_schema: The JSON Schema of its arguments, of an object. Arguments are only checked for those it requires.
-        task: Whether a call may become a task, or always does: `optional` in the modern version is a task where the
+        name: Name for clients.
+        description: Text for the model of the client: when to use the tool.
+        input_schema: JSON Schema of the arguments, an object. Only the presence of required arguments is checked.
+        task: Whether a call may or must become a task. In the modern version, an `optional` call becomes a task if the
             answer takes longer than `McpOptions.task_after_s`.
     """
 
@@ -88,17 +88,17 @@ class McpTool(Struct, frozen=True):
 
 
 class McpOptions(Struct, frozen=True):
-    """How an app serves clients of MCP.
+    """Options of an app for MCP clients.
 
     Args:
-        tools: Tools beside `ask`.
-        stream_s: Seconds after which the stream of a running call is closed, for its client to go on reading with a
-            new request; only for clients that can (version 2025-11-25).
-        retry_s: Seconds that clients wait before they come back to a stream that ended.
-        task_after_s: Seconds for a call to end before it becomes a task, where its client supports tasks (2026-07-28).
+        tools: Tools in addition to `ask`.
+        stream_s: Seconds after which the stream of a running call is closed. The client continues with a new request.
+            Applies only to clients that can resume (version 2025-11-25).
+        retry_s: Seconds that clients wait before they reconnect to a stream that ended.
+        task_after_s: Seconds after which a running call becomes a task, if its client supports tasks (2026-07-28).
 
     Raises:
-        UsageError: Two tools have one name.
+        UsageError: Two tools have the same name.
     """
 
     tools: tuple[McpTool, ...] = ()
@@ -109,13 +109,13 @@ class McpOptions(Struct, frozen=True):
     def __post_init__(self) -> None:
         names = [ASK.name, *(each.name for each in self.tools)]
         if len({*names}) < len(names):
-            raise UsageError(f"two tools for MCP have one name: {', '.join(names)}")
+            raise UsageError(f"several tools for MCP have the same name: {', '.join(names)}")
 
     def find(self, name: object) -> McpTool:
-        """Return a tool by its name.
+        """Return the tool of this name.
 
         Raises:
-            McpError: There is none.
+            McpError: There is no such tool.
         """
         for each in (ASK, *self.tools):
             if each.name == name:
@@ -164,7 +164,7 @@ class McpError(Exception):
         self.data = data
 
     def body(self) -> Json:
-        """Return it as the `error` of a message."""
+        """Return the `error` object of a message."""
         data = {} if self.data is None else {"data": self.data}
         return {"code": self.code, "message": str(self), **data}
 
@@ -187,14 +187,14 @@ class RpcMessage(Struct):
 
     @property
     def progress_token(self) -> RpcId | None:
-        """The token that progress is reported under; None for none, or one that is too long for an id of an event."""
+        """The progress token of a request; None if it is missing, or too long for an event id."""
         token = self.meta.get("progressToken")
         is_token = isinstance(token, int) or (isinstance(token, str) and len(token) <= ID_CHARS_MAX)
         return token if is_token else None
 
     @property
     def digest(self) -> str:
-        """Equal for equal calls, also where one is sent again with another id."""
+        """Digest of the call, without its id, for recognizing a repetition."""
         asked = {name: self.params.get(name) for name in ("name", "arguments")}
         return digest_of("call", asked)
 
@@ -206,9 +206,9 @@ class McpClient(Struct, frozen=True):
     """Facts about the client of a request.
 
     Args:
-        version: The version of the protocol.
-        capabilities: What it can do.
-        session: Its MCP session; "" in the modern version.
+        version: Protocol version.
+        capabilities: Capabilities that the client declared.
+        session: Id of the MCP session; "" in the modern version.
     """
 
     version: str
@@ -217,18 +217,18 @@ class McpClient(Struct, frozen=True):
 
     @property
     def is_modern(self) -> bool:
-        """Whether its requests have an envelope, and no MCP session."""
+        """Whether requests have an envelope, and no MCP session."""
         return self.version == MODERN
 
     @property
     def can_elicit(self) -> bool:
-        """Whether it can ask its user by a form."""
+        """Whether the client can show its user a form."""
         elicits = self.capabilities.get("elicitation")
         return isinstance(elicits, dict) and (not elicits or "form" in elicits)
 
     @property
     def can_resume(self) -> bool:
-        """Whether it understands an event without data, which a stream begins with."""
+        """Whether the client can resume a stream, which then begins with an event without data."""
         return self.version in (NEWEST_HANDSHAKE, MODERN)
 
     @property
@@ -242,17 +242,17 @@ def read_message(body: bytes) -> RpcMessage:
     """Read the body of a request.
 
     Raises:
-        MalformedFrameError: It is no single JSON-RPC message, or nested too deep.
+        MalformedFrameError: The body is not a single JSON-RPC message, or nested too deep.
     """
     try:
         require_shallow_text(body)
         message = _message(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise MalformedFrameError(f"the body is no single JSON-RPC message: {error}") from error
+        raise MalformedFrameError(f"the body is not a single JSON-RPC message: {error}") from error
     is_whole = message.method or message.result is not UNSET or message.error is not UNSET
     if not is_whole or (isinstance(message.id, str) and len(message.id) > ID_CHARS_MAX):
         raise MalformedFrameError(
-            f"a message has a method or a result, and an id of {ID_CHARS_MAX} characters at most"
+            f"a message needs a method or a result, and an id of {ID_CHARS_MAX} characters at most"
         )
     return message
 
@@ -261,22 +261,22 @@ def modern_client(message: RpcMessage, headers: Mapping[str, str]) -> McpClient:
     """Return the client of a request of the modern version.
 
     Raises:
-        McpError: Its envelope is not complete, a header has another value, or the version is not served.
+        McpError: The envelope is incomplete, a header differs from the body, or the version is not supported.
     """
     meta = message.meta
     version, capabilities = meta.get(VERSION), meta.get(CAPABILITIES)
     if not isinstance(version, str) or not isinstance(capabilities, dict):
-        raise McpError(BAD_PARAMS, f"`params._meta` has to have {VERSION!r} and {CAPABILITIES!r}")
+        raise McpError(BAD_PARAMS, f"`params._meta` must contain {VERSION!r} and {CAPABILITIES!r}")
     wanted = {"mcp-protocol-version": version, "mcp-method": message.method}
     name = _NAMES.get(message.method)
     if name is not None and message.params.get(name) is not None:
         wanted["mcp-name"] = message.params[name]
     for header, value in wanted.items():
         if _decoded_header(headers.get(header)) != value:
-            raise McpError(HEADER_MISMATCH, f"the header {header} is not as the body has it")
+            raise McpError(HEADER_MISMATCH, f"the header {header} differs from the body")
     if version != MODERN:
         data = {"supported": [MODERN], "requested": version}
-        raise McpError(NO_VERSION, "this version of the protocol is not served", data)
+        raise McpError(NO_VERSION, "this version of the protocol is not supported", data)
     return McpClient(version, capabilities)
 
 
@@ -293,7 +293,7 @@ def _decoded_header(value: str | None) -> str | None:
 
 
 def server_of(client: McpClient, agent: str) -> Json:
-    """Return the answer to `initialize`, or to `server/discover`."""
+    """Return the result of `initialize`, or of `server/discover`."""
     info = {"name": "midstream", "title": agent, "version": __version__}
     if client.is_modern:
         return {
@@ -308,7 +308,7 @@ def server_of(client: McpClient, agent: str) -> Json:
 
 
 def tools_of(client: McpClient, options: McpOptions, agent: str) -> Json:
-    """Return the answer to `tools/list`."""
+    """Return the result of `tools/list`."""
     tools = []
     for each in (ASK, *options.tools):
         title = {"title": f"Ask {agent}"} if each is ASK else {}
@@ -325,28 +325,28 @@ def tools_of(client: McpClient, options: McpOptions, agent: str) -> Json:
 
 
 def complete(client: McpClient, result: Json, only_modern: Json | None = None) -> Json:
-    """Return a result with what the version of its client has in each."""
+    """Return a result with the fields that the client's version requires in every result."""
     return {**result, "resultType": "complete", **(only_modern or {})} if client.is_modern else result
 
 
 def read_arguments(tool: McpTool, arguments: object) -> tuple[str, str]:
-    """Return the message and the session of a call; "" for a new session.
+    """Return the message and the session id of a call; an id of "" for a new session.
 
     Raises:
-        UsageError: They do not fit the tool.
+        UsageError: The arguments do not fit the tool.
     """
     given = {} if arguments is None else arguments
     if not isinstance(given, dict):
-        raise UsageError(f"the arguments of `{tool.name}` are an object")
+        raise UsageError(f"the arguments of `{tool.name}` must be an object")
     if missing := [name for name in tool.input_schema.get("required", ()) if name not in given]:
         raise UsageError(f"`{tool.name}` requires {', '.join(missing)}")
     if tool is not ASK:
         return _json({"tool": tool.name, "arguments": given}).decode(), ""
     message, session = given["message"], given.get("session") or ""
     if not isinstance(message, str) or not isinstance(session, str):
-        raise UsageError("`message` and `session` are texts")
+        raise UsageError("`message` and `session` must be strings")
     if not message.strip() and not session:
-        raise UsageError("`message` is empty; only with a `session` this waits for an answer")
+        raise UsageError("`message` is empty; an empty message waits for an answer, and needs a `session`")
     return message, session
 
 
@@ -354,24 +354,25 @@ def read_arguments(tool: McpTool, arguments: object) -> tuple[str, str]:
 
 
 class CallPlace(Struct, frozen=True, array_like=True):
-    """A call: a turn of a session, by the client's name of the session. It is also the id of a task."""
+    """Identifies a call: the client's id of a session, and a turn of it. Encoded, it is the id of a task."""
 
     session: str
     turn: int
 
 
 class CallStream(Struct, frozen=True, array_like=True):
-    """A stream of messages about a call, for one request. Its events' ids begin with it, so that any server goes on.
+    """A stream of messages about a call, for one request. Event ids begin with its encoding, so that any server can
+    resume it.
 
     Args:
-        place: The call.
-        id: The id of the request, which the response repeats.
-        version: The version of the protocol.
-        token: What progress is reported under; None for none.
-        can_elicit: Whether questions are put to the client.
+        place: Identity of the call.
+        id: Id of the request, which the response repeats.
+        version: Protocol version.
+        token: Progress token; None for none.
+        can_elicit: Whether the client is sent questions.
         task: Whether the request waits for the result of a task.
-        since: The position in the journal at which the request came, where the call ran already; what was before it is
-            not sent again.
+        since: Journal position at the time of the request, if the call was already running; earlier messages are not
+            sent again.
     """
 
     place: CallPlace
@@ -384,16 +385,16 @@ class CallStream(Struct, frozen=True, array_like=True):
 
 
 class PauseState(Struct, frozen=True, array_like=True):
-    """The `requestState` of a call that waits for answers. The check finds mistakes in it; the rights of who sends it
-    are checked as those of any request.
+    """The `requestState` of a call that waits for answers. The checksum detects errors; it does not replace the check
+    of the sender's permissions.
     """
 
     place: CallPlace
     position: int
     check: str = ""
 
-    def sealed(self) -> PauseState:
-        """Return it with its check."""
+    def with_check(self) -> PauseState:
+        """Return a copy with its checksum."""
         return PauseState(self.place, self.position, digest_of("pause", self.place, self.position))
 
 
@@ -401,7 +402,7 @@ class PauseState(Struct, frozen=True, array_like=True):
 
 
 def elicitation(question: Question) -> Json:
-    """Return the form that a client shows for a question."""
+    """Return the form by which a client shows a question."""
     text = question.text
     if question.kind is QuestionKind.QUESTION:
         properties: Json = {"answer": {"type": "string", "title": "Answer"}}
@@ -422,7 +423,7 @@ def elicitation(question: Question) -> Json:
 
 
 def answer_to(question: Question, result: object) -> Answer:
-    """Return the answer that a filled form is. A form that was dismissed denies, and repeats nothing."""
+    """Convert a returned form to an answer. A dismissed form denies an approval, and does not repeat a call."""
     given = result if isinstance(result, dict) else {}
     content = given.get("content") if given.get("action") == "accept" else None
     content = content if isinstance(content, dict) else {}
@@ -449,8 +450,8 @@ def answer_to(question: Question, result: object) -> Answer:
 
 
 def task_of(client: McpClient, place: CallPlace, status: str, times: tuple[float, float]) -> Json:
-    """Return a task as its client's version has it. It is kept as long as the records of its turn."""
+    """Return a task in the form of the client's version. It is kept as long as the records of its turn."""
     unit = "Ms" if client.is_modern else ""
     created, updated = (datetime.fromtimestamp(at, UTC).isoformat() for at in times)
-    shown = {"taskId": packed(place), "status": status, "createdAt": created, "lastUpdatedAt": updated}
+    shown = {"taskId": pack(place), "status": status, "createdAt": created, "lastUpdatedAt": updated}
     return {**shown, f"ttl{unit}": None, f"pollInterval{unit}": 1000}

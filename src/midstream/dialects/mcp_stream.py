@@ -1,10 +1,10 @@
-"""A call of MCP as messages: one turn of a session, the same for every reader, who may go on after any of them.
+"""Converts one turn of a session to the messages of an MCP call: the same for every reader, and resumable at each.
 
-Everything follows from the records of the session, so there is no other store of events: the id of an event is the
-place of its record in the journal and its number there, behind the stream that it is of.
+Messages are derived from the records of the session; events are not stored. An event id contains the stream, the
+position of the record in the journal, and the number of the event in the record.
 
-The words of the answer come as progress. Those of an attempt that was cut are not sent again where the next attempt
-repeats them; otherwise a line is put between.
+The text of the answer is sent as progress. If an attempt was interrupted, only text that differs is sent again, after a
+separating line.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from midstream.dialects.mcp_messages import (
     elicitation,
     task_of,
 )
-from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.packed_values import pack, unpack
 from midstream.dialects.record_events import RecordEvents
-from midstream.dialects.shown_words import RepeatedWords, merged
+from midstream.dialects.shown_words import RepeatedWords, merge
 from midstream.errors import ModelError
 from midstream.history.messages import Step
 from midstream.session.questions import Question
@@ -55,22 +55,22 @@ from midstream.session.session import Session
 Json = dict[str, Any]
 
 STREAM_PREFIX = "mcp-"
-"""Begins the names of the streams that calls open in their sessions."""
+"""Prefix of the names of streams that calls open in their sessions."""
 AGAIN = "\n(The answer begins again.)\n"
-"""The line before words of another attempt, where they differ from those that came."""
+"""The line before the text of another attempt, if it differs from the text that was sent."""
 QUESTION_MARK = "midstream."
-"""Begins the ids of requests to clients."""
+"""Prefix of the ids of requests to clients."""
 _WAITING = "The agent waits until a person has decided, which this client cannot show:"
 _json = msgspec.json.encode
 
 
 def stream_name(call_id: str) -> str:
-    """Return the stream that a call comes on."""
+    """Return the name of the stream that carries a call."""
     return f"{STREAM_PREFIX}{call_id}"
 
 
 class McpFold(ThreadFold):
-    """Turns the records of a session into what happens in its calls."""
+    """Converts the records of a session to facts about its calls."""
 
     @override
     def ids_in(self, stream: str) -> tuple[str, str]:
@@ -84,32 +84,32 @@ class McpFold(ThreadFold):
 
 def event_id(stream: CallStream, place: tuple[int, int]) -> str:
     """Return the id of an event, or of the beginning of a stream."""
-    return f"{packed(stream)}.{place_text(place)}"
+    return f"{pack(stream)}.{place_text(place)}"
 
 
 def place_text(place: tuple[int, int]) -> str:
-    """Return a place as the ids of events have it."""
+    """Format a place for an event id."""
     return f"{place[0]}-{max(place[1], 0)}" if place > BEGINNING else "0"
 
 
 def read_event_id(text: str) -> tuple[CallStream, tuple[int, int]] | None:
-    """Return the stream and the place that an event's id names; None where it is none of ours."""
+    """Parse the stream and the place from an event id; return None if the id is invalid."""
     name, _, place = text.partition(".")
-    stream, after = unpacked(name, CallStream), place_of(place)
+    stream, after = unpack(name, CallStream), place_of(place)
     return None if stream is None or after is None else (stream, after)
 
 
 def question_id(place: CallPlace, question: Question) -> str:
-    """Return the id of the request that puts a question to a client."""
-    return f"{QUESTION_MARK}{packed(place)}.{interrupt_id_of(question)}"
+    """Return the id of the request that sends a client a question."""
+    return f"{QUESTION_MARK}{pack(place)}.{interrupt_id_of(question)}"
 
 
 def read_question_id(text: object) -> tuple[CallPlace, str] | None:
-    """Return the call and the question that a response is for; None where it is for none of ours."""
+    """Parse the call and the question from the id of a response; return None if the id is invalid."""
     if not isinstance(text, str) or not text.startswith(QUESTION_MARK):
         return None
     name, _, interrupt = text.removeprefix(QUESTION_MARK).partition(".")
-    place = unpacked(name, CallPlace)
+    place = unpack(name, CallPlace)
     return None if place is None else (place, interrupt)
 
 
@@ -120,14 +120,14 @@ def event(name: str, data: bytes, retry_s: float = 0.0) -> bytes:
 
 
 class McpCall:
-    """A call as far as its records were read.
+    """The state of a call after the records that were read.
 
     Args:
-        fold: The session, before the turn of the call.
-        place: The call.
+        fold: Session before the turn of the call.
+        place: Identity of the call.
 
     Raises:
-        McpError: Its records are gone.
+        McpError: The records of the call were pruned.
     """
 
     def __init__(self, fold: McpFold, place: CallPlace) -> None:
@@ -136,7 +136,7 @@ class McpCall:
         self.run: Run | None = None
         """The newest run of the turn."""
         self.text = ""
-        """The answer, where the turn has completed."""
+        """The answer, if the turn has completed."""
         self.created_at = 0.0
         if fold.session.turns > place.turn:
             raise McpError(BAD_PARAMS, "this call is no longer kept")
@@ -152,18 +152,18 @@ class McpCall:
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """Open questions, where nothing else of the turn runs."""
+        """The open questions, if nothing else of the turn runs."""
         is_paused = self.run is not None and self.run.status == "paused"
         return self.fold.questions if is_paused else ()
 
     def take(self, record: Record, *, epoch: int) -> list[Fact]:
-        """Take the next record; return the facts of this call."""
+        """Process the next record; return the facts of this call."""
         if self.is_over:
             return []
         return [fact for fact in self.fold.take(record, epoch=epoch) if self.take_fact(fact)]
 
     def take_fact(self, fact: Fact) -> bool:
-        """Take a fact; return whether it is one of this call."""
+        """Process a fact; return whether it belongs to this call."""
         if isinstance(fact, RunBegan | RunEnded) and fact.run.turn == self.place.turn and not self.is_over:
             self.run = fact.run
             self.created_at = self.created_at or fact.run.created_at
@@ -174,7 +174,7 @@ class McpCall:
         return self.run is not None and not self.is_over
 
     def status(self) -> str:
-        """Return the status of the task that this call is."""
+        """Return the task status of this call."""
         run = self.run
         if run is None or run.status == "running":
             return "working"
@@ -187,10 +187,10 @@ class McpCall:
         return "failed" if is_interrupted or run.error == ModelError.code else "completed"
 
     def result(self) -> Json:
-        """Return the result of the call, which is over, or waits for people.
+        """Return the result of a call that has ended, or waits for people.
 
         Raises:
-            McpError: It was cancelled, or the server failed.
+            McpError: The call was cancelled, or failed.
         """
         run, session = self.run, self.place.session
         assert run is not None
@@ -215,13 +215,13 @@ class McpCall:
         return {"content": [_text(self.text)], "structuredContent": found, "isError": False, "_meta": meta}
 
     def task(self, client: McpClient) -> Json:
-        """Return the task that this call is."""
+        """Return this call as a task."""
         updated = self.run.updated_at if self.run is not None else 0.0
         status, times = self.status(), (self.created_at, max(updated, self.fold.at))
         return task_of(client, self.place, status, times)
 
     def detailed_task(self, client: McpClient) -> Json:
-        """Return the task with its result, its error, or what it waits for."""
+        """Return the task with its result, its error, or the requests that it waits for."""
         task = complete(client, self.task(client))
         if task["status"] == "input_required":
             task["inputRequests"] = self.input_requests()
@@ -235,7 +235,7 @@ class McpCall:
         return task
 
     def input_requests(self) -> Json:
-        """Return the forms of all open questions, by their ids."""
+        """Return the forms of all open questions, by request id."""
         return {interrupt_id_of(each): elicitation(each) for each in self.questions}
 
 
@@ -244,28 +244,28 @@ def _text(text: str) -> Json:
 
 
 class CallEvents(RecordEvents):
-    """Turns the records of a session into the messages of one stream, in order. One for each reader.
+    """Converts the records of a session to the messages of one stream, in order, for one reader.
 
     Args:
-        state: The call, before its records.
-        stream: The stream that is read.
-        after: The place of the last event that the reader has.
+        state: Call before its records.
+        stream: Stream that the client reads.
+        after: Place of the last event that the reader has.
     """
 
     def __init__(self, state: McpCall, stream: CallStream, after: tuple[int, int] = BEGINNING) -> None:
         self.state = state
         self.stream = stream
         self.after = after
-        self._name = packed(stream)
+        self._name = pack(stream)
         self._place = BEGINNING
         self._events: list[bytes] = []
         self._progress = 0
         self._sent: list[str] = []
-        """Words of the response that the reader has, also those of attempts that were cut and are repeated."""
+        """Text of the response that the reader has, including text of interrupted attempts."""
         self._repeated = RepeatedWords(())
         self._asked: set[str] = set()
         self._is_there = not stream.since
-        """Whether the place is reached at which the request came."""
+        """Whether reading has reached the position at the time of the request."""
 
     @override
     def begin(self) -> list[bytes]:
@@ -291,11 +291,9 @@ class CallEvents(RecordEvents):
             case WordsCame(_, kind, words) if kind == "text":
                 self._write(words)
             case AnswerVoided():
-                self._repeated = RepeatedWords(merged(("text", words) for words in self._sent))
+                self._repeated = RepeatedWords(merge(("text", words) for words in self._sent))
             case AnswerCompleted():
-                if (
-                    not self._repeated.is_over
-                ):  # it is shorter than what the reader has of an attempt that was cut
+                if not self._repeated.is_over:  # shorter than the interrupted attempt
                     self._show("".join(words for _, words in self._repeated.passed), is_again=True)
                 self._sent, self._repeated = [], RepeatedWords(())
             case ToolBegan() | ToolReported():
@@ -338,7 +336,7 @@ class CallEvents(RecordEvents):
         if state.is_over or (state.questions and not stream.can_elicit and not stream.task):
             self._respond()
         elif state.questions and is_modern:
-            pause = packed(PauseState(state.place, self._place[0]).sealed())
+            pause = pack(PauseState(state.place, self._place[0]).with_check())
             requests = {"inputRequests": state.input_requests(), "requestState": pause}
             self._put({"id": stream.id, "result": {"resultType": "input_required", **requests}}, is_last=True)
         elif stream.can_elicit:
@@ -360,8 +358,7 @@ class CallEvents(RecordEvents):
             self._put({"id": self.stream.id, "error": error.body()}, is_last=True)
 
     def _related(self) -> Json:
-        """Return the metadata that a message about a task has."""
-        related = {"taskId": packed(self.state.place)}
+        related = {"taskId": pack(self.state.place)}
         return {"_meta": {RELATED_TASK: related}} if self.stream.task else {}
 
     def _put(self, message: Json, *, is_last: bool = False) -> None:

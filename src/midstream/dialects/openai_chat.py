@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, from the side that answers."""
+"""Server side of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
     """Read a request.
 
     Args:
-        known: How many messages, known from an earlier request, stand before those in its fields.
+        known: Number of messages from an earlier request that precede those in the fields.
 
     Raises:
-        BadFieldError: A field that matters has another form, or `n` asks for several answers.
+        BadFieldError: A required field is invalid, or `n` requests several answers.
     """
     messages = field(fields, "messages", list[Any])
     if messages is None or not (messages or known):
-        raise bad_field("messages", "`messages` is a list with at least one message")
+        raise bad_field("messages", "`messages` must be a list with at least one message")
     if field(fields, "n", int) not in (None, 1):
         raise bad_field("n", "one answer a request: `n` is 1")
     ignored = sorted(fields.keys() - _READ)
@@ -85,7 +85,7 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
 
 
 def _customs_of(fields: Fields) -> dict[str, tuple[str, str, str]]:
-    """Return the custom tools, for which functions stand; see `Form.other_tools`."""
+    """Return the custom tools, which functions replace; see `Form.other_tools`."""
     declared = field(fields, "tools", list[Any]) or ()
     customs = [each for tool in declared for each in list_chat_customs(tool)]
     return {each.function_name: (each.kind, each.namespace, each.name) for each in customs}
@@ -105,7 +105,7 @@ class ChatWriter(Writer):
         }
         if self._form.includes_usage:
             head["usage"] = None
-        # What is the same in every chunk is written once.
+        # The common beginning of all chunks is encoded once.
         self._head = b"data: " + _json(head)[:-1] + b',"choices":[{"index":0,"delta":'
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -133,7 +133,7 @@ class ChatWriter(Writer):
                 return []
 
     def fail(self, refusal: ApiError) -> list[bytes]:
-        """See `Writer.fail`. No `[DONE]` follows: nothing was done."""
+        """See `Writer.fail`. No `[DONE]` follows an error."""
         return [b"data: " + _json(openai_error(refusal)) + b"\n\n"]
 
     @override
@@ -203,7 +203,7 @@ class ChatWriter(Writer):
 
 
 def usage_in_chat(counted: Usage | None) -> dict[str, Any] | None:
-    """Return tokens as this API counts them, or null where the upstream did not count them."""
+    """Return usage in the form of this API, or None if the upstream did not report it."""
     if counted is None:
         return None
     return {

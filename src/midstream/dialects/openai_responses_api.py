@@ -1,4 +1,4 @@
-"""OpenAI's Responses, from the side that answers."""
+"""Server side of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ _DEFAULTS: Json = {
     "top_p": 1,
     "truncation": "disabled",
 }
-"""What this API documents for fields that a request leaves out. Those that a request sets and nothing grants have these
-values, too."""
+"""The API's documented defaults of omitted fields; also the values of fields that are not supported."""
 _FUNCTION: Json = {"description": None, "parameters": None, "strict": None}
 _CUT = {Finish.LENGTH: "max_output_tokens", Finish.FILTER: "content_filter"}
 
@@ -100,10 +99,10 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     """Read a request.
 
     Args:
-        known: How many items, known from an earlier request, stand before those in its fields.
+        known: Number of items from an earlier request that precede those in the fields.
 
     Raises:
-        BadFieldError: A field that matters has another form, or asks for what no gateway can give.
+        BadFieldError: A required field is invalid, or requests a feature that the gateway does not have.
     """
     sent = field(fields, "input", object)
     if isinstance(sent, str):
@@ -113,12 +112,10 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     if sent is None and (previous or conversation):
         sent = []
     if not isinstance(sent, list) or not (sent or previous or conversation or known):
-        raise bad_field("input", "`input` is a text or a list of items")
+        raise bad_field("input", "`input` must be a text or a list of items")
     is_stored = field(fields, "store", bool) is not False
     if conversation and (previous or not is_stored):
-        raise bad_field(
-            "conversation", "`conversation` goes with `store`, and without `previous_response_id`"
-        )
+        raise bad_field("conversation", "`conversation` needs `store`, and excludes `previous_response_id`")
     is_background = bool(field(fields, "background", bool))
     if is_background and not is_stored:
         raise bad_field("background", "`background` needs `store`, because the answer is requested later")
@@ -157,12 +154,12 @@ def _conversation_of(fields: Fields) -> str:
     value = field(fields, "conversation", object)
     name = value.get("id") if isinstance(value, dict) else value
     if name is not None and not isinstance(name, str):
-        raise bad_field("conversation", "`conversation` is an id, or an object with an `id`")
+        raise bad_field("conversation", "`conversation` must be an id, or an object with an `id`")
     return name or ""
 
 
 def list_items(messages: list[Value], response_id: str) -> list[Value]:
-    """Return the items of a request as they are listed again: each with its type and an id."""
+    """Return the items of a request for a listing: each with its type and an id."""
     listed = []
     for at, item in enumerate(messages):
         whole: Json = dict(item) if isinstance(item, dict) else {"role": "user", "content": str(item)}
@@ -194,12 +191,12 @@ class ResponsesWriter(Writer):
         self._ended_at = 0.0
         self._sequence = 0
         self._output: list[Json] = []
-        """Items that are whole."""
+        """Completed items."""
         self._open: Literal["", "message", "reasoning"] = ""
         self._words: list[str] = []
-        """Of the open item."""
+        """Id of the open item."""
         self.response: Json = self._in_state("in_progress")
-        """As it stands."""
+        """The response so far."""
 
     @override
     def begin(self) -> list[bytes]:
@@ -238,7 +235,7 @@ class ResponsesWriter(Writer):
 
     @override
     def cancel(self, refusal: ApiError) -> list[bytes]:
-        del refusal  # this API has a status for it
+        del refusal  # this API has a status `cancelled`
         return self._stop("cancelled")
 
     @override
@@ -281,7 +278,7 @@ class ResponsesWriter(Writer):
         return f"{prefix}_{self._suffix}_{len(self._output)}"
 
     def _item(self, status: str, words: str | None) -> Json:
-        """Return the open item; one of `words` None is only begun."""
+        """Return the open item; with `words` None, the item as it begins."""
         item: Json = {"id": self._item_id(), "type": self._open, "status": status}
         if self._open == "reasoning":
             return {**item, "summary": [] if words is None else [{"type": "summary_text", "text": words}]}
@@ -308,7 +305,6 @@ class ResponsesWriter(Writer):
         return pieces
 
     def _close(self, status: str = "completed") -> list[bytes]:
-        """End the open item, if one is."""
         if not self._open:
             return []
         words, self._words = "".join(self._words), []
@@ -358,7 +354,7 @@ class ResponsesWriter(Writer):
         return pieces
 
     def _search(self, event: ToolCallRequested) -> list[bytes]:
-        """Return the call of the application's search for tools; its arguments are an object."""
+        """Return the events of a call of the application's tool search, whose arguments are an object."""
         _, arguments = arguments_of(ToolCall(event.id, event.name, event.arguments))
         item: Json = {
             "id": self._item_id("tool_search_call"),
@@ -383,7 +379,7 @@ class ResponsesWriter(Writer):
 
 
 def _settings(form: Form) -> Json:
-    """Return the settings of a response: those that were requested and granted, and the defaults of all others."""
+    """Return the settings of a response: supported requested values, and defaults."""
     granted = {
         name: value for name, value in form.echo.items() if value is not None and (name not in form.ignored)
     }
@@ -396,14 +392,14 @@ def _settings(form: Form) -> Json:
 
 
 def _whole_tool(tool: Value, *, is_strict: bool) -> Value:
-    """Return a tool as a response lists it: a function has all its fields, and `strict` only where it is granted."""
+    """Return a tool for the list in a response: a function with all fields, and `strict` only if supported."""
     if not (isinstance(tool, dict) and tool.get("type") == "function"):
         return tool
     return {**_FUNCTION, **tool} | ({} if is_strict else {"strict": None})
 
 
 def usage_in_responses(counted: Usage | None) -> Json | None:
-    """Return tokens as this API counts them, or null where the upstream did not count them."""
+    """Return usage in the form of this API, or None if the upstream did not report it."""
     if counted is None:
         return None
     return {
@@ -439,5 +435,5 @@ RESPONSES = Dialect(
     is_retrievable=True,
     streamed_codes=frozenset(
         {CONTEXT_LENGTH_EXCEEDED}
-    ),  # Codex shortens a conversation on `response.failed` only
+    ),  # Codex shortens a conversation only after `response.failed`
 )

@@ -1,4 +1,4 @@
-"""Values in the ids and tokens that clients send back as they got them: places in lists, tasks, events."""
+"""Encoding of values in ids and tokens that clients return unchanged, such as places in lists."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 
-def packed(value: object) -> str:
-    """Return a value as text for headers, paths and ids."""
+def pack(value: object) -> str:
+    """Encode a value as text for headers, paths and ids."""
     return urlsafe_b64encode(msgspec.json.encode(value)).decode().rstrip("=")
 
 
-def unpacked(text: object, kind: Any) -> Any:  # noqa: ANN401 - any type, and a value of it
-    """Return the value that a text stands for; None where it is none of this kind."""
+def unpack(text: object, kind: Any) -> Any:  # noqa: ANN401 - any type, and a value of it
+    """Decode the value in a text; return None if it is not of this type."""
     if not isinstance(text, str):
         return None
     try:

@@ -1,6 +1,6 @@
-"""Requests that are passed on as they are to a server of OpenAI's API: embeddings and legacy completions.
+"""Requests that are forwarded unchanged to a server of OpenAI's API: embeddings and legacy completions.
 
-They belong to no conversation. Nothing of them is kept, and no other request joins their run.
+They belong to no conversation, are not stored, and other requests do not join them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Send
 
 from midstream.dialects.api_callers import Admission
 from midstream.dialects.api_errors import NOT_FOUND, ApiError, openai_error, refusal_of
-from midstream.dialects.gateway_bodies import Arrived, RefusedError, wait_until_gone
+from midstream.dialects.gateway_bodies import Arrived, RefusedError, wait_for_disconnect
 from midstream.dialects.response_reader import EVENT_STREAM, encode_headers
 from midstream.dialects.usage_ledger import UsageLedger
 from midstream.environment import World
@@ -26,22 +26,22 @@ from midstream.models.model import Model, PassingModel
 from midstream.models.routed_models import Route, route_of
 
 PASSED = {"embeddings": "/embeddings", "completions": "/completions"}
-"""The address at the server of each address here."""
+"""Path at the upstream for each path of the gateway."""
 TAIL_BYTES = 4096
-"""Bytes at the end of an answer in which its tokens are looked for."""
+"""Bytes at the end of an answer that are searched for its usage."""
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
-"""The object with the tokens; its members may be objects, which have none."""
+"""The usage object; its members may be flat objects."""
 HELD_BYTES_MAX = 1024 * 1024
-"""Bytes of an event that are held back until it is whole."""
+"""Greatest number of bytes of an incomplete event."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
 class PassedRequests:
-    """Passes requests on, where the server of the model takes them.
+    """Forwards requests to the server of the model.
 
     Args:
-        ledger: Counts what they use.
-        admission: Decides whether a caller may send another one.
+        ledger: Counts the usage.
+        admission: Decides whether a caller may send another request.
     """
 
     def __init__(self, model: Model, ledger: UsageLedger, admission: Admission, world: World) -> None:
@@ -50,7 +50,7 @@ class PassedRequests:
         self._admission = admission
         self._world = world
         self.open = 0
-        """Requests that are being answered."""
+        """Number of requests in progress."""
 
     async def answer(
         self,
@@ -62,20 +62,20 @@ class PassedRequests:
         model: str = "",
         counted_model: str = "",
     ) -> None:
-        """Answer a request; the server's answer ends when the client is gone.
+        """Forward a request and its answer; cancel it if the client disconnects.
 
         Args:
             name: One of `PASSED`.
-            model: The model that it names.
+            model: The requested model.
             counted_model: The name under which its usage is counted.
 
         Raises:
-            RefusedError: The upstream has no such address, or a limit of the caller is reached.
-            ModelError: The server refused, or broke off.
+            RefusedError: The upstream does not have this API, or a limit of the caller is reached.
+            ModelError: The server refused the request, or its answer broke off.
         """
         route = route_of(self._model, model)
         if not isinstance(route.model, PassingModel):
-            message = f"the upstream of this gateway has no {name}"
+            message = f"the upstream of this gateway does not support {name}"
             raise RefusedError(ApiError(NOT_FOUND, "not_found", message))
         body = _body_for(route, arrived.body)
         with self._admission.admit(arrived.caller):
@@ -88,7 +88,7 @@ class PassedRequests:
 
     async def _relay(self, model: PassingModel, name: str, body: bytes, receive: Receive, send: Send) -> None:
         passing = self._world.spawn(self._pass(model, name, body, send), name=f"passed {name}")
-        leaving = self._world.spawn(wait_until_gone(receive), name=f"the client of passed {name}")
+        leaving = self._world.spawn(wait_for_disconnect(receive), name=f"the client of passed {name}")
         tasks = {passing, leaving}
         self.open += 1
         try:
@@ -113,20 +113,20 @@ class PassedRequests:
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
             except ModelError as error:
                 if not is_stream:
-                    raise  # the connection is cut: a part of a body must not look like a whole one
+                    raise  # cut the connection: an incomplete body must not look complete
                 failed = b"data: " + msgspec.json.encode(openai_error(refusal_of(error))) + b"\n\n"
                 await send({"type": "http.response.body", "body": failed, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 
 
 class _UsageReader:
-    """Finds the tokens in an answer that is passed on: servers write them behind everything else."""
+    """Finds the usage in a forwarded answer: servers write it at the end."""
 
     def __init__(self) -> None:
         self._tail = b""
 
     def sending(self, send: Send) -> Send:
-        """Return a `send` whose bodies are read."""
+        """Return a `send` that also reads the bodies."""
 
         async def read_and_send(message: Message) -> None:
             self._tail = (self._tail + message.get("body", b""))[-TAIL_BYTES:]
@@ -136,7 +136,7 @@ class _UsageReader:
 
     @property
     def usage(self) -> Usage | None:
-        """The tokens that were counted; None where the answer has none."""
+        """The reported usage; None without one."""
         for found in reversed([*_USAGE.finditer(self._tail)]):
             try:
                 counted = msgspec.json.decode(found[1], type=_Counted)
@@ -154,7 +154,7 @@ class _Details(Struct):
 
 
 class _Counted(Struct):
-    """Tokens as OpenAI's server counts them."""
+    """Usage in the form of OpenAI's API."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -162,7 +162,7 @@ class _Counted(Struct):
 
 
 def _body_for(route: Route, body: bytes) -> bytes:
-    """Return a request with the server's own name of the model; every other field is as it came."""
+    """Return a request with the upstream's name of the model; all other fields are unchanged."""
     if not route.own_name:
         return body
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -170,7 +170,7 @@ def _body_for(route: Route, body: bytes) -> bytes:
 
 
 async def _whole_events(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Give the bytes of a stream in whole events, so that an error can follow each piece."""
+    """Yield the bytes of a stream in complete events, so that an error can follow each piece."""
     held = b""
     async for piece in pieces:
         held += piece

@@ -1,4 +1,4 @@
-"""The response to an application, from the records of its session: the same events for every reader at any time."""
+"""The response to an application, computed from the records of its session: equal events for every reader."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from midstream.session.records import (
 
 
 class Projection:
-    """Turns the records of one response into the events of its dialect, in order. One for each reader.
+    """Converts the records of one response to events of its dialect, in order, for one reader.
 
     Args:
-        dialect, form: How the response is written. The stream of a background response opens at once.
-        response: Identifies the response's records.
-        shows_upstream_calls: Tools that the upstream runs itself are shown as thinking.
+        dialect, form: Format of the response. The stream of a background response opens at once.
+        response: The response, which identifies its records.
+        shows_upstream_calls: Show tools that the upstream runs itself as thinking.
     """
 
     def __init__(
@@ -48,33 +48,33 @@ class Projection:
         self._place = (response.turn, response.response)
         self._shows_upstream_calls = shows_upstream_calls
         self.is_open = False
-        """The stream was opened, so that the response can no longer be refused."""
+        """Whether the stream was opened, so that errors are events."""
         self.has_begun = False
-        """The upstream has sent something, so it may have run tools."""
+        """Whether the upstream has sent something, so that it may have run tools."""
         self.is_over = False
         self.refusal: ApiError | None = None
-        """Why it failed or was stopped, once it was."""
+        """Error of a failed or stopped response."""
         self._retry_after_s: float | None = None
         self._finished = Finished()
         self._usage: Usage | None = None
         self._texts: list[str] = []
         self._calls: list[ToolCall] = []
         self._started: set[tuple[int, int, int]] = set()
-        """The places of the calls that the upstream has started."""
+        """Places of the calls that the upstream has started."""
 
     @property
     def model_response(self) -> Response | None:
-        """The model_response so far, as an application will resend it; None where there is nothing to resend."""
+        """The response so far, as an application will resend it; None if it has no content."""
         words = "".join(self._texts)
         parts: tuple[ResponsePart, ...] = (*((Text(words),) if words else ()), *self._calls)
         return Response(parts) if parts else None
 
     def whole(self) -> bytes:
-        """Return the response in one piece, as it stands."""
+        """Return the response so far as one body."""
         return self._writer.whole()
 
     def take(self, record: Record) -> list[bytes]:
-        """Return the events that the next record of the session adds."""
+        """Return the events of the session's next record."""
         if self.is_over or not self._is_own(record):
             return []
         match record:
@@ -93,9 +93,9 @@ class Projection:
         return []
 
     def open(self) -> list[bytes]:
-        """Return the events that open the stream, at the first call only.
+        """Return the first events of the stream, at the first call only.
 
-        A reader whose headers are sent opens the stream: an error can then only be an event.
+        A reader opens the stream when it has sent its headers: later errors are events.
         """
         if self.is_open:
             return []
@@ -142,7 +142,7 @@ class Projection:
         return TextDelta(delta.text)
 
     def _own_call(self, delta: Delta, call: UpstreamCall) -> ModelEvent | None:
-        """Return the start and the end of a tool that the upstream runs; a change of its arguments is not shown."""
+        """Return the event of the start or end of a tool that the upstream runs; None for a change of its arguments."""
         place = (delta.response, delta.attempt, delta.part)
         is_change = call.outcome is None and place in self._started
         self._started.add(place)
@@ -154,7 +154,7 @@ class Projection:
             self._usage = body.usage if self._usage is None else self._usage + body.usage
         self._finished = Finished(body.finish, body.model, self._usage, body.stop_sequence)
         if body.finish is Finish.INTERRUPTED or not body.calls:
-            return []  # the turn goes on, or its end follows
+            return []  # the turn continues, or its end follows
         return self._finish(record.at)
 
     def _end_turn(self, record: TurnEnded) -> list[bytes]:

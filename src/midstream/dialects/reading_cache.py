@@ -1,8 +1,8 @@
-"""Readings of the messages that earlier requests began with, so that the next one costs only what is new in it.
+"""Cache of read messages, so that a request costs only its new messages.
 
-Messages are recognized by one hash over their bytes, and only for the same API, key and place: no caller learns what
-another has sent. No message is kept: of a conversation there are digests, and of words only the system prompts among
-the messages and how the user's newest message begins.
+Beginnings of requests are recognized by a hash of their bytes, only for the same API, key and conversation name. So
+callers learn nothing about each other. The cache has digests of a conversation. Its only text are the system prompts in
+the messages, and the beginning of the newest user message.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from midstream.history.messages import History
 from midstream.session.applications import Beginning
 
 READINGS_MAX = 512
-"""Readings kept, the last used ones: two for each of the last 256 turns."""
+"""Most recently used readings that are kept: two for each of the last 256 turns."""
 READINGS_BYTES_MAX = 64 * 1024 * 1024
-"""Of all of them: 800 conversations of 10,000 messages, whose links are most of it."""
+"""Bytes of all readings: 800 conversations with 10,000 messages, mostly for their digests."""
 BODY_BYTES_MIN = 16 * 1024
-"""Of bodies worth knowing: less is read in a millisecond."""
+"""Smallest body that is cached: a smaller one is read within a millisecond."""
 
 _OBJECT_BYTES = 1024
-"""About what an entry weighs beside what is counted."""
+"""Estimated overhead of an entry."""
 
 
 class Gist(Struct, frozen=True):
-    """Facts that matter of a conversation's messages, for finding it and for judging a request.
+    """Summary of a conversation's messages, for its recognition and for comparison with a session.
 
     Args:
-        place: Its place, by all messages; in `scope`.
-        scope: Where it is looked for; "" for one that has a name.
-        beginning: Its entries, as far as a session is compared with them.
+        place: Place of all messages in `scope`.
+        scope: Scope of the search; "" for a conversation with a name.
+        beginning: Digests of its entries, for comparison with a session.
         instructions: The system prompts among its messages.
-        newest: How the user's newest message begins (`newest_words`), or "".
-        ids: The ids of its items, where the API gives them some.
+        newest: Beginning of the newest user message (`newest_words`), or "".
+        ids: Ids of its items, if the API has some.
     """
 
     place: ConversationPlace
@@ -50,12 +50,12 @@ class Gist(Struct, frozen=True):
     ids: frozenset[str] = frozenset()
 
     @classmethod
-    def of_nothing(cls, scope: str) -> Gist:
-        """Return that of an empty conversation."""
+    def empty(cls, scope: str) -> Gist:
+        """Return the summary of an empty conversation."""
         return cls(place_of(scope, History()), scope)
 
     def then(self, transcript: Transcript, ids: frozenset[str] = frozenset()) -> Gist:
-        """Return it with what came behind."""
+        """Return the summary after a further transcript."""
         entries = transcript.history.entries
         newest = newest_words(entries)
         return Gist(
@@ -69,13 +69,13 @@ class Gist(Struct, frozen=True):
 
     @property
     def weight(self) -> int:
-        """About how many bytes it takes."""
+        """Estimated size in bytes."""
         texts = (self.instructions, self.newest, *self.ids)
         return _OBJECT_BYTES + 4 * sum(map(len, texts))
 
 
-class Memo:
-    """Readings of one gateway, in memory; the limits are those above."""
+class ReadingCache:
+    """Cache of one gateway's readings, in memory."""
 
     def __init__(
         self,
@@ -85,28 +85,28 @@ class Memo:
         bytes_min: int = BODY_BYTES_MIN,
     ) -> None:
         self.bytes_min = bytes_min
-        """Bytes of bodies that are worth knowing."""
+        """Smallest body that is cached, in bytes."""
         self._limit = limit
         self._bytes_max = bytes_max
         self._bytes = 0
         self._kept: OrderedDict[tuple[bytes, int, bytes], Gist] = OrderedDict()
-        """By whose they are, how many messages were read, and the digest of these."""
+        """Readings by owner, number of messages, and digest of the messages."""
 
     def counts(self, whose: bytes) -> set[int]:
-        """Return how many messages each reading of a caller has."""
+        """Return the numbers of messages of an owner's readings."""
         return {count for owner, count, _ in self._kept if owner == whose}
 
     def find(self, whose: bytes, ends: Mapping[int, bytes]) -> list[tuple[int, Gist]]:
-        """Return what is known of the beginnings of these messages, with how many they are; the longest first.
+        """Return the readings of beginnings of these messages, with their numbers of messages, longest first.
 
         Args:
-            ends: The digests of the first messages by their count, see `digests`.
+            ends: Digests of the first messages by their number, see `digests`.
         """
         found = ((count, self._kept.get((whose, count, digest))) for count, digest in ends.items())
         return sorted(((count, gist) for count, gist in found if gist is not None), key=_count, reverse=True)
 
     def keep(self, whose: bytes, ends: Mapping[int, bytes], gists: Iterable[tuple[int, Gist]]) -> None:
-        """Keep what was read of the first messages, with how many they are, as the readings used last."""
+        """Store readings, with their numbers of messages, as the most recently used ones."""
         for count, gist in gists:
             key = (whose, count, ends[count])
             self._evict(self._kept.pop(key, None))
@@ -121,11 +121,11 @@ class Memo:
 
 
 def digests(messages: Sequence[msgspec.Raw], counts: Collection[int]) -> dict[int, bytes]:
-    """Return the digests of the first messages by how many these are, in one pass; counts too high are left out."""
+    """Return the digests of the first messages for each count, in one pass; too high counts are left out."""
     hasher = sha256()
     found, done = {}, 0
     for count in sorted(each for each in counts if each <= len(messages)):
-        hasher.update(b",".join([*messages[done:count], b""]))  # JSON values stay apart behind commas
+        hasher.update(b",".join([*messages[done:count], b""]))  # commas separate JSON values
         found[count] = hasher.digest()
         done = count
     return found
@@ -136,5 +136,5 @@ def _count(reading: tuple[int, Gist]) -> int:
 
 
 def join_instructions(*instructions: str) -> str:
-    """Return system prompts as one."""
+    """Join system prompts."""
     return "\n\n".join(words for words in instructions if words.strip())

@@ -1,4 +1,4 @@
-"""The events that one reader gets of a session: they follow from its records, in order, in every dialect."""
+"""Interface of converters from a session's records to one reader's events."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from midstream.session.records import Record
 
 
 class RecordEvents(ABC):
-    """Turns the records of a session into the bytes of one reader's answer, in order."""
+    """Converts the records of a session, in order, to the bytes of one reader's answer."""
 
     is_over: bool = False
-    """Whether the reader has all that it gets."""
+    """Whether the reader has received its last event."""
 
     def begin(self) -> list[bytes]:
-        """Return the events before the first record, such as those for records that were pruned."""
+        """Return the events before the first record, such as those for pruned records."""
         return []
 
     @abstractmethod
     def take(self, record: Record, *, epoch: int) -> list[bytes]:
-        """Return the events that the next record adds."""
+        """Return the events of the next record."""
 
     def rest(self) -> list[bytes]:
-        """Return the events of the moment at which no further record is there."""
+        """Return the events at the current end of the journal."""
         return []

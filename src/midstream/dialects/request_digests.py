@@ -1,4 +1,4 @@
-"""Digests by which a request that comes again is recognized at any server."""
+"""Digests that identify a repeated request at any server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import msgspec
 
 
 def digest_of(dialect: str, *values: object) -> str:
-    """Return 32 hexadecimal digits that follow from JSON values, and differ between dialects."""
+    """Return a digest of JSON values (32 hexadecimal digits), which differs between dialects."""
     body = msgspec.json.encode(values, order="sorted")
     return hashlib.blake2b(body, digest_size=16, person=f"midstream-{dialect}".encode()).hexdigest()

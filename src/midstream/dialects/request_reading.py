@@ -1,7 +1,7 @@
-"""From the bytes of a POST to what it asks: behind messages that are known, only the others are read.
+"""Reading of a POST; after messages in the cache, only new ones are read.
 
-`read` returns the same for a body however much of it is known. Where that is in doubt (messages whose repair depends on
-others, a response that is stored with its items) the whole is read.
+The result of `read` does not depend on the cache. If it could (messages whose repair depends on others, a response that
+is stored with its items), all messages are read.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from midstream.dialects.conversation_index import read_session_name, scope_of
 from midstream.dialects.declared_tools import SEARCH
 from midstream.dialects.dialect import Asked, Dialect
 from midstream.dialects.fields import Fields, fields_of
-from midstream.dialects.reading_cache import Gist, Memo, digests, join_instructions
+from midstream.dialects.reading_cache import Gist, ReadingCache, digests, join_instructions
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Entry
 from midstream.json_depth import require_shallow
 from midstream.session.applications import Beginning
 
 REWRITTEN_MAX = 4
-"""Messages at the end that client applications send with other bytes a turn later, such as marks for a
-provider's cache on the last two of the user's; what stands before them is known beside the whole."""
+"""Messages at the end that client applications change in the next turn, such as cache marks on the last two user
+messages. A reading without them is also cached."""
 CUTS_MAX = 12
-"""Messages at the end among which the place before these is looked for."""
+"""Messages at the end in which the cut before `REWRITTEN_MAX` messages is searched."""
 
 DELIVERY_FIELDS = frozenset({"stream", "stream_options", "client_metadata"})
-"""Fields that do not change what is asked."""
+"""Fields that do not change the answer."""
 
 _NOTHING = msgspec.Raw(b"[]")
 _raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -41,16 +41,16 @@ _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 class Read(Struct, frozen=True):
-    """A request, read.
+    """Result of reading a request.
 
     Args:
-        asked: What is asked; its messages are those behind the known ones.
-        session: What the client application calls the conversation, or "".
-        gist: What matters of all its messages.
-        before: The entries of the known messages.
-        tail: The entries behind these; all where none is known.
-        known: How many messages were not read.
-        fields: Those of the body, for `digest` and `whole`.
+        asked: The request, with only the messages after known ones.
+        session: The client application's name of the conversation, or "".
+        gist: Summary of all messages.
+        before: Digests of the entries of known messages.
+        tail: The entries after them; all entries without known ones.
+        known: Number of known messages, which were not read.
+        fields: Fields of the body, for `digest` and `whole`.
     """
 
     asked: Asked
@@ -63,16 +63,16 @@ class Read(Struct, frozen=True):
 
     @property
     def digest(self) -> bytes:
-        """Digest of what is asked, equal for requests that ask the same: see `digest_of_fields`."""
+        """Digest of the request; see `digest_of_fields`."""
         return digest_of_fields(self.fields, self.asked.dialect.messages)
 
     @property
     def instructions(self) -> str:
-        """The system prompt, wherever it stands."""
+        """All system prompts of the request."""
         return join_instructions(self.asked.instructions, self.gist.instructions)
 
     def whole(self) -> tuple[Entry, ...]:
-        """Return all entries; where messages are known, all of them are read for it."""
+        """Return all entries; this also reads known messages."""
         if not self.known:
             return self.tail
         return self.asked.dialect.read(self.fields, 0).transcript().history.entries
@@ -82,7 +82,7 @@ def read(
     dialect: Dialect,
     headers: Mapping[str, str],
     body: bytes,
-    memo: Memo | None = None,
+    memo: ReadingCache | None = None,
     owner: bytes = b"",
     *,
     principal: str = "",
@@ -90,14 +90,14 @@ def read(
     """Read a request.
 
     Args:
-        headers: Its headers, which may name the conversation.
-        memo: What is known of earlier requests; what is read now is kept there.
-        owner: Whose request it is, by the key that was shown.
-        principal: See `ApiCaller`: conversations of several are kept apart.
+        headers: Headers of the request, which may contain the conversation's name.
+        memo: Cache of readings; new readings are added.
+        owner: Digest of the key in the request.
+        principal: See `ApiCaller`; conversations of different principals are separate.
 
     Raises:
-        MalformedFrameError: It is no JSON object.
-        BadFieldError: A field that matters has another form.
+        MalformedFrameError: The body is not a JSON object.
+        BadFieldError: A required field is invalid.
     """
     fields = fields_of(body)
     if memo is not None and len(body) >= memo.bytes_min:
@@ -107,19 +107,19 @@ def read(
     asked = dialect.read(fields, 0)
     session = read_session_name(headers, asked, principal)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
-    gist = Gist.of_nothing("" if session else scope_of(asked, principal)).then(transcript)
+    gist = Gist.empty("" if session else scope_of(asked, principal)).then(transcript)
     return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, fields)
 
 
 def digest_of_fields(fields: Fields, messages: str) -> bytes:
-    """Return a digest that is equal for requests which ask the same.
+    """Return a digest that is equal for repeated requests.
 
-    Neither the order of keys counts nor how the answer is delivered: Codex sends `client_metadata` in another order in
-    each of its tries, and Claude Code repeats without `stream` where a stream failed. The messages count byte for byte:
-    sorting the keys of a long transcript would cost more than reading it.
+    It ignores the order of keys and the kind of delivery. Codex changes the order of `client_metadata` in each retry,
+    and Claude Code retries a failed stream without `stream`. Messages count byte for byte: sorting their keys would
+    cost more than reading them.
 
     Args:
-        messages: The field that holds them.
+        messages: Name of the field with the messages.
     """
     whole = sha256()
     for name in sorted(fields.keys() - DELIVERY_FIELDS):
@@ -138,7 +138,7 @@ def _with_sorted_keys(raw: bytes) -> bytes:
 
 
 def _raws_of(fields: Fields, name: str) -> list[msgspec.Raw]:
-    """Return the messages as their bytes; none where the field is something else."""
+    """Return the undecoded messages; empty if the field is not a list."""
     try:
         return _raws(fields[name]) if name in fields else []
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -149,27 +149,27 @@ def _read_behind(
     dialect: Dialect,
     headers: Mapping[str, str],
     fields: Fields,
-    memo: Memo,
+    memo: ReadingCache,
     owner: bytes,
     principal: str,
 ) -> Read | None:
-    """Read a request behind the messages that are known, and keep what was read; None where the whole is to be read."""
+    """Read a request after known messages, and cache the reading; return None if all messages must be read."""
     messages = _raws_of(fields, dialect.messages)
     if not messages:
         return None
     asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
     if asked.is_stored or asked.previous or any(kind == SEARCH for kind, _, _ in asked.other_tools.values()):
-        return None  # tools that a search has loaded stand in the messages
+        return None  # loaded tools are declared in the messages
     session = read_session_name(headers, asked, principal)
     scope = "" if session else scope_of(asked, principal)
     whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
     form = dialect.format
     last = range(max(0, len(messages) - CUTS_MAX), len(messages) + 1)
     ends = digests(messages, memo.counts(whose).union(last))
-    for known, gist in [*memo.find(whose, ends), (0, Gist.of_nothing(scope))]:
+    for known, gist in [*memo.find(whose, ends), (0, Gist.empty(scope))]:
         new = _values_of(messages[known:])
         if known and new and answers(new[0], form):
-            continue  # the response before is not whole: what is known ends too late
+            continue  # the known part ends within a response
         pieces = None if new is None else _pieces(dialect.in_functions(new), form, gist.ids)
         if new is None or pieces is None:
             return None
@@ -197,7 +197,7 @@ def _values_of(messages: list[msgspec.Raw]) -> list[Value] | None:
 
 
 def _pieces(messages: list[Value], form: str, ids: frozenset[str]) -> list[Piece] | None:
-    """Read messages as two pieces, where the second may be written anew; None where they depend on others."""
+    """Read messages as pieces, the last of which may change in the next turn; return None if they depend on others."""
     cut = _cut(messages, form)
     pieces: list[Piece] = []
     for some in filter(None, (messages[:cut], messages[cut:])):

@@ -1,19 +1,18 @@
-"""Which POST repeats which: a client that lost its connection asks again, and must not be answered by a second run.
+"""Recognition of repeated POSTs: a client that lost its connection must not cause a second run.
 
-Three clients look alike. One repeats blindly, since it never saw the end of its answer; one asks for another answer to
-the same words (a person pressed "regenerate", an evaluation takes five samples); one sends the same words twice at
-once. Only the first joins the run there is. They are distinguished by, in this order:
+Three kinds of equal requests exist: a retry without the end of the answer, a request for another answer (a person
+pressed "regenerate", an evaluation takes five samples), and two intended requests at the same time. Only a retry joins
+the existing run. The rules, in order:
 
-1. `Idempotency-Key`: the same key is the same run. With another body it is refused.
-2. `x-stainless-retry-count` above 0 (the SDKs of OpenAI and Anthropic count so): a repetition, first of a run that was
-   not read to its end.
-3. Without either, the same request in the same conversation: it joins a run whose reader left before its end. A run
-   that was read to its end was answered: the request means another answer. Where the client application names the
-   conversation, which cannot have two turns at once, it also joins a run that has a reader, and one that was completed
-   a few seconds ago: Codex and Claude Code mark no repetition.
+1. `Idempotency-Key`: the same key is the same run. Another body with this key is refused.
+2. `x-stainless-retry-count` above 0 (from the SDKs of OpenAI and Anthropic): a retry. It joins a run that was not read
+   to its end, if there is one.
+3. Otherwise, an equal request in the same conversation joins a run whose reader left before its end. After a complete
+   read, it requests another answer. In a conversation with a name, which has one turn at a time, it also joins a run
+   with a reader, and a run that was completed a few seconds ago: Codex and Claude Code do not mark retries.
 
-An answer that had begun and then failed is joined too: its upstream may have run tools, and many clients repeat a
-request whatever the status is. A retry (1, 2) joins it in any case, an equal request for a short time after it.
+A run that failed after its beginning is joined too: its upstream may have run tools, and many clients retry after any
+status. A retry (1, 2) always joins it, another equal request only for a short time.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class Request(Struct, frozen=True):
     """Facts of a POST that decide whether it repeats another one.
 
     Args:
-        digest: Of all that was asked: method, path, who asks, the session header and the body.
-        key: The idempotency key with who shows it, or "".
-        is_retry: The client marks it as a repetition.
-        is_named: The client application names the conversation.
+        digest: Digest of method, path, credential, session header and body.
+        key: The idempotency key with the credential, or "".
+        is_retry: Whether the client marks it as a retry.
+        is_named: Whether the conversation has a name of the client application.
     """
 
     digest: bytes
@@ -50,12 +49,12 @@ class KnownRun(Struct, frozen=True):
 
     Args:
         request: The POST that began it.
-        is_left: Its reader went away before its end, and it has none now.
-        has_readers: It has a reader.
-        at: When it was begun.
-        is_failed: It had begun and then ended before its end: it failed, or was stopped.
-        is_failed_lately: It failed so lately that an equal request is more likely a retry than a person's wish.
-        is_completed_lately: It was completed so lately that an equal request of a conversation with a name is.
+        is_left: Whether its reader left before its end, and it has none now.
+        has_readers: Whether it has a reader.
+        at: Time of its beginning.
+        is_failed: Whether it failed or was stopped after its beginning.
+        is_failed_lately: Whether it failed so recently that an equal request is probably a retry.
+        is_completed_lately: The same for a completed run of a conversation with a name.
     """
 
     request: Request
@@ -77,11 +76,11 @@ def request_of(
     """Return the facts that decide whether a POST repeats another one.
 
     Args:
-        body: The body, or what is equal for equal bodies only.
-        principal: See `ApiCaller`: no request repeats that of another one.
+        body: The body, or a digest of it.
+        principal: See `ApiCaller`; a request never repeats that of another principal.
     """
     whole = blake2b((f"{principal}\0{path}" if principal else path).encode(), digest_size=16)
-    # Lengths first: no two requests run together into the same bytes.
+    # Length prefixes make the concatenation unambiguous.
     names = (
         headers.get(header, "").encode("utf-8", "replace") for header in (*SESSION_HEADERS, *AGENT_HEADERS)
     )
@@ -96,11 +95,11 @@ def request_of(
 
 
 def find_repeated(request: Request, known: Iterable[KnownRun]) -> KnownRun | KeyReused | None:
-    """Return the run that a POST joins, or None where it begins one of its own.
+    """Return the run that a POST joins, or None for a new run.
 
     Args:
         request: The POST.
-        known: Runs under way or just finished that have its digest or its key, in any order.
+        known: Runs with its digest or key that are in progress or recently ended, in any order.
     """
     runs = sorted(known, key=lambda run: run.at, reverse=True)
     if request.key:

@@ -1,4 +1,4 @@
-"""Inputs of the Responses API without a response to them: compacted, or counted."""
+"""Inputs of the Responses API without a response: compaction and token counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from midstream.history.messages import Entry, File, History, Text, UserMessage
 
 CHARS_PER_TOKEN = 4
 FILE_TOKENS = 1000
-"""Tokens that an image or another file counts for: about those of an image of a million pixels."""
+"""Estimated tokens of an image or another file: those of an image with a million pixels."""
 _COMPACT = (
     "You compact conversations. Write a summary from which another model can continue the conversation that the user "
     "quotes: the goals, the decisions, facts and names word for word, what the tools returned that still matters, and "
@@ -50,13 +50,11 @@ class ResponseInputs:
         self._world = world
 
     async def compact(self, arrived: Arrived, receive: Receive, send: Send) -> None:
-        """Answer with the user's messages and a summary of the conversation, which the model writes.
-
-        Nothing of it is stored.
+        """Answer with the user's messages and the model's summary of the conversation, without storing them.
 
         Raises:
-            RefusedError: The model is not served here, or has returned no summary.
-            MidstreamError: The request has another form, or nothing can be begun now.
+            RefusedError: The model is not available, or returned no summary.
+            MidstreamError: The request is invalid, or no response can begin now.
         """
         asked, entries = await self._accepting.read_input(RESPONSES, arrived)
         if not asked.model:
@@ -87,7 +85,7 @@ class ResponseInputs:
         response = msgspec.json.decode(whole.body)
         summary = "".join(_texts(response))
         if not summary.strip():
-            raise RefusedError(ApiError(BAD_GATEWAY, "no_summary", "the model has returned no summary"))
+            raise RefusedError(ApiError(BAD_GATEWAY, "no_summary", "the model returned no summary"))
         suffix = reply.live.id.removeprefix(RESPONSES.id_prefix)
         output = [*list_user_items(entries, f"msg_{suffix}"), compaction_item(summary, f"cmp_{suffix}")]
         compacted = {
@@ -100,11 +98,11 @@ class ResponseInputs:
         await send_whole(send, msgspec.json.encode(compacted))
 
     async def count(self, arrived: Arrived, send: Send) -> None:
-        """Answer with about how many tokens an input has: by its length, since no model counts without answering.
+        """Answer with an estimate of an input's tokens by its length, because models count only when they answer.
 
         Raises:
-            RefusedError: The model is not served here, or there is no such previous response.
-            MidstreamError: The request has another form.
+            RefusedError: The model is not available, or the previous response does not exist.
+            MidstreamError: The request is invalid.
         """
         asked, entries = await self._accepting.read_input(RESPONSES, arrived)
         chars = len(asked.instructions) + sum(map(_chars, entries))
@@ -117,11 +115,11 @@ class ResponseInputs:
 
 
 class _Whole:
-    """Keeps a whole answer of HTTP."""
+    """Buffers an HTTP response."""
 
     def __init__(self) -> None:
         self.status = 0
-        """0: nothing was sent, since the client is gone."""
+        """0 if nothing was sent because the client disconnected."""
         self.body = b""
         self._messages: list[Message] = []
 
@@ -131,19 +129,18 @@ class _Whole:
         self.body += message.get("body", b"")
 
     async def pass_on(self, send: Send) -> None:
-        """Send it."""
+        """Send the buffered response."""
         for message in self._messages:
             await send(message)
 
 
 def _quote(entries: Sequence[Entry], instructions: str) -> str:
-    """Return a conversation as the one message of the request for its summary."""
+    """Return the message that requests the summary of a conversation."""
     rules = f"The conversation had these instructions:\n\n{instructions}\n\n" if instructions else ""
     return f"{rules}{transcript(History(tuple(entries)))}\n\nWrite the summary of this conversation."
 
 
 def _texts(response: Any) -> list[str]:  # noqa: ANN401 - JSON
-    """Return the texts in a response."""
     messages = [item for item in response["output"] if item["type"] == "message"]
     return [part["text"] for item in messages for part in item["content"] if part["type"] == "output_text"]
 

@@ -1,4 +1,4 @@
-"""One client that reads a response over HTTP: as a stream of events, or whole."""
+"""One reader of a response over HTTP: as a stream of events, or as one body."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from midstream.environment import Cancellable, World
 from midstream.errors import MidstreamError
 
 QUIET_S = 15.0
-"""Seconds of silence after which a stream gets a comment: proxies cut after 30 to 60 s of silence, and some clients
-too."""
+"""Seconds without events after which a stream gets a comment: proxies and some clients end silent connections after 30
+to 60 s."""
 BUFFER_BYTES_MAX = 1024 * 1024
-"""Bytes of events that wait for one client; the journal has the rest."""
+"""Bytes of events that are buffered for one client; further ones are read from the journal."""
 _JSON = "application/json"
 EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
-    # A proxy that stores, compresses or buffers would hold the events back.
+    # A proxy that stores, compresses or buffers would delay events.
     "cache-control": "no-store, no-transform",
     "x-accel-buffering": "no",
 }
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 async def send_whole(
     send: Send, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send one body of JSON."""
+    """Send one JSON body."""
     given = {"content-type": _JSON, "cache-control": "no-store", **(headers or {})}
     given |= {"content-length": str(len(body)), "x-content-type-options": "nosniff"}
     await send({"type": "http.response.start", "status": status, "headers": encode_headers(given)})
@@ -45,13 +45,13 @@ async def send_whole(
 async def refuse(
     send: Send, dialect: Dialect, refusal: ApiError, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a refusal as its dialect writes it."""
+    """Send a refusal in the form of its dialect."""
     given = {**(headers or {}), **refusal.headers()}
     await send_whole(send, dialect.error_body(refusal), status=dialect.status(refusal), headers=given)
 
 
 async def refuse_socket(scope: Scope, send: Send, dialect: Dialect, refusal: ApiError) -> None:
-    """Refuse the handshake of a WebSocket, with the body of a refusal where the server can send one."""
+    """Refuse a WebSocket handshake, with a body if the ASGI server supports it."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
         return
@@ -63,10 +63,10 @@ async def refuse_socket(scope: Scope, send: Send, dialect: Dialect, refusal: Api
 
 
 class ResponseReader:
-    """Follows one response for one client, and notices when the client is gone.
+    """Follows one response for one client, and detects its disconnect.
 
-    Use it as an async context, for a reader that the response counts already (`LiveResponses.join`). Nothing else may
-    call `receive` meanwhile.
+    Use it as an async context, for a reader that `LiveResponses.join` has counted. No other code may call `receive`
+    meanwhile.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ResponseReader:
         self._receive = receive
         self._send = send
         self._events: list[bytes] = []
-        """Those that were not sent yet."""
+        """Events that were not sent yet."""
         self._bytes = 0
         self._is_ended = False
         self._watch: asyncio.Task[None] | None = None
@@ -99,7 +99,7 @@ class ResponseReader:
         self._is_quiet = False
 
     async def __aenter__(self) -> Self:
-        self._watch = self._world.spawn(self._until_gone(), name=f"client of {self._live.id}")
+        self._watch = self._world.spawn(self._wait_for_disconnect(), name=f"client of {self._live.id}")
         self._watch.add_done_callback(lambda _: self._wake())
         self._follower = self._world.spawn(self._follow(), name=f"reader of {self._live.id}")
         self._follower.add_done_callback(lambda _: self._wake())
@@ -116,7 +116,7 @@ class ResponseReader:
         self._responses.leave(self._live)
 
     async def stream(self, headers: Mapping[str, str], *, after: int = 0) -> None:
-        """Send the events from the one numbered `after` on; an error before the first one as a response of its own."""
+        """Send the events after number `after`; an error before the first event is an ordinary error response."""
         self._sent_at = self._world.monotonic()
         self._check_silence()
         while not (self._events or self._is_ended or self._is_gone or self._is_quiet):
@@ -153,7 +153,7 @@ class ResponseReader:
                 await self._wait()
 
     async def state(self, headers: Mapping[str, str]) -> None:
-        """Send the response as it stands, once it is in the journal."""
+        """Send the current state of the response as one body."""
         while not (self._is_ended or self._is_gone or self.projection.is_open):
             await self._wait()
         if self._is_ended and self.projection.refusal is not None and not self.projection.is_open:
@@ -162,7 +162,7 @@ class ResponseReader:
             await send_whole(self._send, self.projection.whole(), headers=headers)
 
     async def whole(self, headers: Mapping[str, str]) -> None:
-        """Wait for the end, and send the response in one piece."""
+        """Wait for the end, and send the response as one body."""
         while not (self._is_ended or self._is_gone):
             self._take()
             await self._wait()
@@ -180,12 +180,12 @@ class ResponseReader:
 
     async def _refuse(self, headers: Mapping[str, str]) -> None:
         refusal = self.projection.refusal
-        assert refusal is not None  # the caller has looked
+        assert refusal is not None  # the caller has checked it
         await refuse(self._send, self._live.dialect, refusal, headers)
         self._live.is_delivered = True
 
     async def _follow(self) -> None:
-        """Turn records into events as they come, as fast as the client takes them."""
+        """Convert new records to events, at the client's pace."""
         projection, found = self.projection, self._live.found
         try:
             async with aclosing(
@@ -206,7 +206,7 @@ class ResponseReader:
             refusal = refusal_of(error)
             events = projection.fail(refusal)
             if projection.has_begun and not self._live.sessions.is_durable:
-                # Else the next process goes on with it, and a retry joins.
+                # Otherwise the next process continues the response, and a retry joins it.
                 projection.refusal = final(refusal)
             self._publish(events)
         except Exception:  # noqa: BLE001 - the client gets an error, and the log the reason
@@ -241,7 +241,7 @@ class ResponseReader:
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     def _check_silence(self) -> None:
-        """Notice silence now and then, since a timer for each event costs more than sending it."""
+        """Check for silence periodically: a timer for each event would cost more than sending the event."""
         left_s = self._sent_at + QUIET_S - self._world.monotonic()
         if left_s <= 0:
             self._is_quiet = True
@@ -249,13 +249,13 @@ class ResponseReader:
             left_s = QUIET_S
         self._timer = self._world.later(left_s, self._check_silence)
 
-    async def _until_gone(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 def encode_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers as they go out."""
+    """Encode headers for ASGI."""
     return [
         (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
         for name, value in headers.items()

@@ -1,4 +1,4 @@
-"""Responses by their id: requested, followed, stopped, removed, and their input."""
+"""Routes of stored responses: return, follow, cancel, delete, and list inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.environment import World
 
 
 class ResponseRoutes:
-    """Everything below `/v1/responses/`."""
+    """The routes below `/v1/responses/`."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class ResponseRoutes:
         self._shows_upstream_calls = shows_upstream_calls
 
     async def answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:
-        """Answer a request; `parts` is the path behind `/responses`, in pieces.
+        """Answer a request; `parts` are the segments of the path after `/responses`.
 
         Raises:
-            RefusedError: There is no such response or no such address.
-            MidstreamError: The request has another form, or the store refuses.
+            RefusedError: The response or the address does not exist.
+            MidstreamError: The request is invalid, or the store fails.
         """
         match arrived.method, parts:
             case "POST", ["compact"]:
@@ -102,7 +102,6 @@ class ResponseRoutes:
         await send_whole(send, msgspec.json.encode(page_of(items, arrived)))
 
     async def _live(self, response_id: str, arrived: Arrived) -> LiveResponse:
-        """Return a response that is stored; any other one has no name, and that of another principal neither."""
         found = await self._sessions.find(response_id)
         is_own = found is not None and found.request.principal == arrived.caller.principal
         if found is None or not (found.form.is_stored and is_own):
@@ -111,7 +110,6 @@ class ResponseRoutes:
         return self._responses.add(self._sessions, found, None)
 
     async def _project(self, live: LiveResponse) -> Projection:
-        """Return the response as its journal has it now."""
         projection = live.projection(live.found.form, shows_upstream_calls=self._shows_upstream_calls)
         runner = await self._sessions.host.session(live.found.session)
         async for _, record in self._sessions.records(runner, after=live.found.response.position):

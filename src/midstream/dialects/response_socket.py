@@ -1,7 +1,7 @@
-"""Responses over a WebSocket: requests one after the other, and the events of each as messages.
+"""Responses over a WebSocket: sequential requests, and their events as messages.
 
-The socket is another transport of `POST /v1/responses` and has its rules. Beyond it, the newest response that is not
-stored can be continued here with `previous_response_id`, as long as the socket is open.
+The socket is another transport of `POST /v1/responses`, with the same rules. In addition, a request can continue the
+socket's newest response with `previous_response_id`, although it is not stored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from midstream.environment import World
 from midstream.errors import MidstreamError
 
 OPEN_MAX_S = 3600.0
-"""Seconds that a socket takes requests: the limit that the API documents."""
+"""Seconds for which a socket accepts requests: the limit in the API's documentation."""
 WAITING_MAX, WAITING_BYTES_MAX = 16, 2 * BODY_BYTES_MAX
-"""Requests that wait for the one before, and their bytes; a client with more is cut off."""
+"""Waiting requests, and their bytes; a client with more is disconnected."""
 CREATE = "response.create"
 _NORMAL, _REFUSED = 1000, 1008
 """Close codes of WebSockets (RFC 6455, section 7.4)."""
@@ -40,12 +40,11 @@ _LIMIT = ApiError(
 
 
 class ResponseSocket:
-    """One socket. `run` serves it until it is closed.
+    """One socket, served by `run`.
 
     Args:
         accepting: Begins the responses.
-        check: Called before each request: returns who sends it, and raises where none is accepted now, such as with a
-            key that was withdrawn.
+        check: Called before each request: returns the caller, or raises a refusal, such as for a revoked key.
     """
 
     def __init__(
@@ -67,16 +66,16 @@ class ResponseSocket:
         self._shows_upstream_calls = shows_upstream_calls
         self._check = check
         self._newest: LiveResponse | None = None
-        """The newest response, where it is not stored."""
+        """The newest response, if it is not stored."""
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._waiting_bytes = 0
         self._gone = asyncio.Event()
 
     async def run(self, handshake: Arrived) -> None:
-        """Accept the socket, and answer its requests until the client leaves or the time is over.
+        """Accept the socket, and answer its requests until the client disconnects or the time limit.
 
         Args:
-            handshake: The request that opened it; its headers count for each request.
+            handshake: The handshake; its headers apply to each request.
         """
         await self._send({"type": "websocket.accept"})
         reading = self._world.spawn(self._read(), name="requests of a socket")
@@ -85,7 +84,7 @@ class ResponseSocket:
                 while (message := await self._waiting.get()) is not None:
                     self._waiting_bytes -= len(message)
                     until = limit.when()
-                    limit.reschedule(None)  # a response goes on to its end
+                    limit.reschedule(None)  # a response may continue to its end
                     await self._answer(handshake, message)
                     limit.reschedule(until)
         except TimeoutError:
@@ -114,7 +113,7 @@ class ResponseSocket:
         except (RefusedError, MidstreamError) as error:
             await self._fail(refusal_in(error))
         except Exception:
-            await self._fail(BUG)  # a socket that only closes looks like a bad network
+            await self._fail(BUG)  # without an error event, a close looks like a bad network
             raise
 
     async def _respond(self, arrived: Arrived) -> None:
@@ -124,7 +123,7 @@ class ResponseSocket:
             live,
             self._responses,
             self._world,
-            self._until_gone,
+            self._wait_for_disconnect,
             _EventSender(self._send),
             form=reply.form,
             shows_upstream_calls=self._shows_upstream_calls,
@@ -132,7 +131,7 @@ class ResponseSocket:
         async with reader:
             await reader.stream({})
         if reader.projection.refusal is not None:
-            self._newest = None  # a chain that failed is begun anew
+            self._newest = None  # a failed chain cannot be continued
         elif not live.found.form.is_stored:
             self._newest = live
 
@@ -142,20 +141,20 @@ class ResponseSocket:
 
     async def _refuse(self, refusal: ApiError) -> None:
         event = {"type": "error", "status": RESPONSES.status(refusal), **RESPONSES.error(refusal)}
-        with contextlib.suppress(OSError):  # the client may go at this very moment
+        with contextlib.suppress(OSError):  # the client may disconnect now
             await self._send({"type": "websocket.send", "text": msgspec.json.encode(event).decode()})
 
     async def _close(self, code: int, reason: str) -> None:
         with contextlib.suppress(OSError):
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
 
-    async def _until_gone(self) -> Message:
+    async def _wait_for_disconnect(self) -> Message:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
 
 class _EventSender:
-    """Sends a streamed answer of HTTP as messages of a socket: one for each event, none for a comment."""
+    """Sends the events of an HTTP stream as messages of a socket, without comments."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -176,15 +175,15 @@ class _EventSender:
 
 
 def _body_of(message: bytes) -> bytes:
-    """Return the body of a POST that requests the same as a message, with a stream.
+    """Return the body of the equivalent streaming POST for a message.
 
     Raises:
-        MidstreamError: It is no JSON object, no request, or one for the background.
+        MidstreamError: The message is not a JSON object, not a request, or requests a background response.
     """
     fields = fields_of(message)
     if field(fields, "type", object) != CREATE:
-        raise bad_field("type", f"a message of this socket has the type `{CREATE}`")
+        raise bad_field("type", f"a message of this socket must have the type `{CREATE}`")
     if field(fields, "background", bool):
-        raise bad_field("background", "a response over a WebSocket is not made in the background")
+        raise bad_field("background", "a response over a WebSocket cannot be a background response")
     asked = {name: raw for name, raw in fields.items() if name not in _OF_HTTP}
     return msgspec.json.encode({**asked, "stream": True})

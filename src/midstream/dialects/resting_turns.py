@@ -1,4 +1,4 @@
-"""Whether an open turn goes on by itself, or rests until a person or a client answers: there a run of it ends."""
+"""Resting turns: open turns that wait for a person or a client, where a run ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from midstream.session.turn.states import AwaitingModel, RunningCalls, TurnState
 
 
 def is_resting(state: TurnState, *, on_clients: bool, sub_agents: Collection[str] = ()) -> bool:
-    """Whether a turn waits for people only, and nothing of it runs or is about to; with `on_clients` also for calls
-    that its client runs. `sub_agents` are its calls whose sub-agents wait for people only.
+    """Return whether an open turn only waits for people; with `on_clients`, also for calls at its client.
+
+    `sub_agents` are calls whose sub-agents only wait for people.
     """
     if isinstance(state, AwaitingModel):
         return state.is_waiting_for_person

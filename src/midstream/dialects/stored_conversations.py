@@ -1,7 +1,7 @@
-"""Conversations that their client applications do not name: recognized by their messages, also by another process.
+"""Conversations without a name, which any process of a store recognizes by their messages.
 
-A restart, or a second gateway at the same store, must not cost such a conversation a replay. So its digest is stored
-as one entry, before the end of the answer from which it continues is sent.
+The conversation's digest is stored as one entry, before the end of an answer is sent. So after a restart, or at a
+second gateway on the store, the upstream need not receive the whole conversation again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from midstream.store.contract import KeyValue
 
 CONVERSATIONS = "gateway-conversations"
 SWEEP_S = 600.0
-"""Seconds between two looks for conversations that are too old."""
+"""Seconds between two removals of old conversations."""
 
 _OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
 _log = logging.getLogger(__name__)
 
 
 class Conversations:
-    """Names of conversations, by a digest of all messages of each up to its newest response.
+    """Names of conversations by the digest of their messages up to the newest response.
 
-    A store that is out of order costs a replay and fails no request: this process still has its own.
+    If the store fails, requests still succeed with the index of this process.
 
     Args:
-        kv: Where they are kept; several processes may share it.
+        kv: Key-value store of the entries; processes may share it.
         world: The clock.
     """
 
@@ -39,7 +39,7 @@ class Conversations:
         self._here = ConversationIndex()
 
     async def look_up(self, place: ConversationPlace) -> str:
-        """Return the name of the conversation that goes on here, or "" where none does."""
+        """Return the name of the conversation that continues at a place, or ""."""
         found = self._here.look_up(place)
         if found or not place.before:
             return found
@@ -51,27 +51,25 @@ class Conversations:
         return "" if kept is None else kept.body.decode("utf-8", "replace")
 
     async def add_response(self, session: str, place: ConversationPlace, response: Response) -> None:
-        """Learn a response; what the conversation was known by before is forgotten. Durable when it returns."""
+        """Record a response durably, and remove the old digest of the conversation."""
         known_by = self._here.add_response(session, place, response)
         body, now = session.encode(), self._world.now()
         try:
             await self._kv.kv_put(CONVERSATIONS, known_by.hex(), body, expected=0, at=now)
         except EntryMovedError:
-            return  # another one came to the very same words: either may go on
+            return  # another conversation has equal messages: either may continue
         except _OUT_OF_ORDER as error:
             _log.warning("a conversation cannot be stored: %s", error.code)
             return
         await self._delete(session, place)
 
     async def tend(self) -> None:
-        """Remove entries that were not used for as long as agents are kept, and those beyond the limit, until
-        cancelled.
-        """
+        """Periodically remove old entries, and those beyond the limit, until cancelled."""
         while True:
             try:
                 await self._sweep()
             except _OUT_OF_ORDER as error:
-                _log.warning("the conversations' entries cannot be tended: %s", error.code)
+                _log.warning("old entries of conversations cannot be removed: %s", error.code)
             await self._world.sleep(SWEEP_S)
 
     async def _delete(self, session: str, place: ConversationPlace) -> None:
@@ -82,7 +80,7 @@ class Conversations:
             if kept is not None and kept.body == session.encode():
                 await self._kv.kv_delete(CONVERSATIONS, kept.key, expected=kept.version)
         except _OUT_OF_ORDER as error:
-            _log.warning("an old name of a conversation stays: %s", error.code)
+            _log.warning("an old entry of a conversation was not removed: %s", error.code)
 
     async def _sweep(self) -> None:
         until = self._world.now() - RECORD_AGE_MAX_S

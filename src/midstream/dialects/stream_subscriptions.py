@@ -1,7 +1,7 @@
 """Subscriptions of the Durable Streams protocol: durable cursors over plain streams that wake a worker.
 
-A subscription is one value, which is replaced whole, under the version that was read. So a wake, an ack and a lease
-each take effect once, on any server. Each wake has a higher generation; a request of an older one is fenced.
+A subscription is one value, replaced under the version that was read. So each wake, ack and lease takes effect once, on
+any server. Each wake has a higher generation; requests of older generations are fenced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.errors import UsageError
 from midstream.retries import WEBHOOK_BACKOFF
 
 LEASE_MS = 30_000
-"""Milliseconds of a lease for which the request names none."""
+"""Default lease in milliseconds."""
 LEASE_MS_MIN, LEASE_MS_MAX = 1_000, 600_000
 LINKS_MAX = 1_000
 """Streams of one subscription."""
@@ -42,13 +42,13 @@ class Webhook(Struct, frozen=True):
 
 
 class SubscriptionConfig(Struct, frozen=True, omit_defaults=True):
-    """The body of a request to make a subscription, which a repeated one must match.
+    """The body of a request to create a subscription, which a repeated request must match.
 
     Args:
-        type: Whether wakes are sent to `webhook`, or written into `wake_stream`.
-        pattern: Streams by their paths: `*` is one segment, `**` any number of them; "" for none.
+        type: Whether wakes are sent to `webhook`, or appended to `wake_stream`.
+        pattern: Pattern of stream paths: `*` is one segment, `**` any number of segments; "" for none.
         streams: Paths of further streams.
-        lease_ttl_ms: Milliseconds without a sign of life after which a worker counts as dead.
+        lease_ttl_ms: Milliseconds without a report after which a worker counts as dead.
     """
 
     type: Literal["webhook", "pull-wake"]
@@ -60,13 +60,13 @@ class SubscriptionConfig(Struct, frozen=True, omit_defaults=True):
     description: _Text = ""
 
     def normalized(self) -> SubscriptionConfig:
-        """Return the config as it is stored and compared.
+        """Return the config in its stored form.
 
         Raises:
-            UsageError: It lacks what its type needs.
+            UsageError: A field that the type needs is missing.
         """
         if not self.pattern and not self.streams:
-            raise UsageError("a subscription has a `pattern`, or `streams`; send one of them")
+            raise UsageError("a subscription needs a `pattern` or `streams`")
         if self.type == "webhook" and self.webhook is None:
             raise UsageError("a subscription of type `webhook` needs `webhook.url`")
         if self.type == "pull-wake" and not self.wake_stream:
@@ -80,7 +80,7 @@ class SubscriptionConfig(Struct, frozen=True, omit_defaults=True):
 
 
 class StreamAck(Struct, frozen=True):
-    """The last offset of a stream that was processed."""
+    """The last processed offset of a stream."""
 
     offset: str
     stream: str = ""
@@ -88,7 +88,7 @@ class StreamAck(Struct, frozen=True):
 
 
 class WakeReport(Struct, frozen=True):
-    """The body of a callback, an ack or a release: about which wake, what was processed, and whether that is all."""
+    """The body of a callback, an ack or a release: the wake, processed offsets, and whether the work is done."""
 
     wake_id: str
     generation: int
@@ -107,10 +107,10 @@ class SubscriptionLink(Struct, frozen=True, omit_defaults=True):
     """One stream of a subscription.
 
     Args:
-        birth: Epoch of the stream's first record; 0 while there is no stream. A stream made anew is read from its
+        birth: Epoch of the stream's first record; 0 without a stream. A stream that was created again is read from its
             beginning.
-        acked: Units that were processed.
-        is_explicit: Whether it was named.
+        acked: Number of processed units.
+        is_explicit: Whether a request added it.
         is_matched: Whether it matches the pattern.
     """
 
@@ -121,7 +121,7 @@ class SubscriptionLink(Struct, frozen=True, omit_defaults=True):
 
 
 class NextAct(Enum):
-    """Next act of a server after it has stored a subscription."""
+    """Next action of a server after it has stored a subscription."""
 
     NOTHING = "nothing"
     DELIVER = "deliver"
@@ -129,22 +129,22 @@ class NextAct(Enum):
 
 
 class StreamSubscription(Struct, frozen=True, omit_defaults=True):
-    """A subscription as it is stored. Times are in seconds since 1970; 0 is none.
+    """A stored subscription. Times are in seconds since 1970; 0 means none.
 
     Args:
-        id: As its client named it.
-        base_url: Address under which its server was reached; callbacks go there.
-        secret: Signs the tokens of its wakes.
-        tenant, principal: Who made it; "" without authentication.
-        generation: Of the newest wake.
-        wake_id: Of the wake in flight; "" while it is idle.
-        snapshot: Units of each stream when that wake began.
-        holder: The worker that has claimed it.
-        lease_until: When its lease ends.
+        id: The client's id of the subscription.
+        base_url: Base URL of its server, for callbacks.
+        secret: Key of the signatures of its wakes' tokens.
+        tenant, principal: The owner; "" without authentication.
+        generation: Generation of the newest wake.
+        wake_id: Id of the wake in flight; "" while it is idle.
+        snapshot: Units of each stream at the beginning of that wake.
+        holder: The worker that has claimed the wake.
+        lease_until: End of its lease.
         is_announced: Whether the wake is in the wake stream, or claimed.
-        failures: Deliveries that failed since the last one that did not.
-        next_attempt_at: Earliest time of the next delivery after one that failed.
-        scanned_at: All streams that were changed before are known.
+        failures: Failed deliveries since the last successful one.
+        next_attempt_at: Earliest time of the next delivery after a failure.
+        scanned_at: Time up to which all changes of streams are known.
     """
 
     id: str
@@ -168,7 +168,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
     # --- streams
 
     def matches(self, path: str) -> bool:
-        """Whether the pattern has a path. Its own wake stream never matches: each wake would cause the next one."""
+        """Return whether the pattern matches a path. The wake stream never does: each wake would cause the next one."""
         return (
             bool(self.config.pattern)
             and path != self.config.wake_stream
@@ -176,14 +176,14 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         )
 
     def with_link(self, path: str, tail: Tail | None, *, is_explicit: bool = False) -> StreamSubscription:
-        """Link a stream behind `tail`, or where it begins; one that is linked keeps its place.
+        """Link a stream from `tail` on, or from its beginning; a linked stream keeps its place.
 
         Raises:
             UsageError: The subscription has `LINKS_MAX` streams.
         """
         known = self.links.get(path)
         if known is None and len(self.links) >= LINKS_MAX:
-            raise UsageError(f"a subscription has {LINKS_MAX} streams at most; make another one")
+            raise UsageError(f"a subscription may have at most {LINKS_MAX} streams; create another one")
         link = known or (SubscriptionLink() if tail is None else SubscriptionLink(tail.birth, tail.units))
         link = replace(
             link,
@@ -193,15 +193,15 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         return replace(self, links={**self.links, path: link})
 
     def without_link(self, path: str) -> StreamSubscription:
-        """Remove what a request named; a stream that the pattern has stays."""
+        """Remove an explicit link; a stream that matches the pattern stays."""
         links = dict(self.links)
         link = links.pop(path, None)
         if link is not None and link.is_matched:
             links[path] = replace(link, is_explicit=False)
         return replace(self, links=links)
 
-    def settled(self, tails: Mapping[str, Tail]) -> StreamSubscription:
-        """Take in which streams are there: one that is gone is only kept where it was named."""
+    def settle(self, tails: Mapping[str, Tail]) -> StreamSubscription:
+        """Update the links to the existing streams; a deleted stream stays only if it is explicit."""
         links: dict[str, SubscriptionLink] = {}
         for path, link in self.links.items():
             tail = tails.get(path)
@@ -212,23 +212,23 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         return self if links == self.links else replace(self, links=links)
 
     def pending(self, tails: Mapping[str, Tail]) -> list[str]:
-        """Return the streams with units that were not processed."""
+        """Return the streams with unprocessed units."""
         return [path for path, link in self.links.items() if path in tails and tails[path].units > link.acked]
 
     # --- wakes
 
     @property
     def is_webhook(self) -> bool:
-        """Whether wakes are sent, and not fetched."""
+        """Whether wakes are sent to a webhook."""
         return self.config.webhook is not None
 
     @property
     def lease_s(self) -> float:
-        """Seconds of a lease."""
+        """Duration of a lease in seconds."""
         return self.config.lease_ttl_ms / 1000
 
     def due_at(self) -> float | None:
-        """Return when time alone changes it; None where it is idle and only an append does."""
+        """Return the time of the next lease expiry or retry; None while it is idle."""
         if not self.wake_id:
             return self.next_attempt_at or None
         if not self.is_webhook and not self.is_announced:
@@ -236,17 +236,17 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         times = [each for each in (self.lease_until, self.next_attempt_at) if each]
         return min(times) if times else None
 
-    def advanced(
+    def advance(
         self, tails: Mapping[str, Tail], *, now: float, wake_id: str
     ) -> tuple[StreamSubscription, NextAct]:
-        """Return it as it is to be stored now, and what to do once it is.
+        """Return the subscription to store now, and the action after that.
 
         Args:
-            wake_id: An unused one.
+            wake_id: An unused id.
         """
-        found = self.settled(tails)
+        found = self.settle(tails)
         if found.wake_id and found.lease_until and now >= found.lease_until:
-            found = found.released()
+            found = found.release()
         if found.wake_id:
             if not found.is_webhook:
                 return found, NextAct.NOTHING if found.is_announced else NextAct.ANNOUNCE
@@ -255,11 +255,11 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             return found, NextAct.NOTHING
         if now < found.next_attempt_at or not found.pending(tails):
             return found, NextAct.NOTHING
-        found = found.woken(tails, now=now, wake_id=wake_id)
+        found = found.wake(tails, now=now, wake_id=wake_id)
         return found, NextAct.DELIVER if found.is_webhook else NextAct.ANNOUNCE
 
-    def woken(self, tails: Mapping[str, Tail], *, now: float, wake_id: str) -> StreamSubscription:
-        """Return it with the next wake in flight."""
+    def wake(self, tails: Mapping[str, Tail], *, now: float, wake_id: str) -> StreamSubscription:
+        """Return the subscription with the next wake in flight."""
         return replace(
             self,
             generation=self.generation + 1,
@@ -270,24 +270,24 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             is_announced=False,
         )
 
-    def released(self) -> StreamSubscription:
-        """Return it without a wake in flight."""
+    def release(self) -> StreamSubscription:
+        """Return the subscription without a wake in flight."""
         return replace(self, wake_id="", snapshot={}, holder="", lease_until=0.0, is_announced=False)
 
-    def announced(self, generation: int) -> StreamSubscription:
-        """Take in that a wake is in the wake stream."""
+    def announce(self, generation: int) -> StreamSubscription:
+        """Return the subscription after a wake was appended to the wake stream."""
         return replace(self, is_announced=True) if self.generation == generation and self.wake_id else self
 
-    def failed(self, generation: int, *, now: float, chance: float) -> StreamSubscription:
-        """Take in that a delivery failed; the same wake is delivered again while its lease holds."""
+    def fail(self, generation: int, *, now: float, chance: float) -> StreamSubscription:
+        """Return the subscription after a failed delivery; the wake is delivered again during its lease."""
         if self.generation != generation or not self.wake_id:
             return self
         failures = self.failures + 1
         wait_s = WEBHOOK_BACKOFF.wait_s(failures, chance=chance)
         return replace(self, failures=failures, next_attempt_at=now + wait_s)
 
-    def delivered(self, generation: int, *, is_done: bool) -> StreamSubscription:
-        """Take in that a delivery was answered; `is_done` acks what its snapshot has."""
+    def deliver(self, generation: int, *, is_done: bool) -> StreamSubscription:
+        """Return the subscription after an answered delivery; `is_done` acks its snapshot."""
         if self.generation != generation or not self.wake_id:
             return self
         found = replace(self, failures=0, next_attempt_at=0.0)
@@ -297,7 +297,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             path: replace(link, acked=max(link.acked, self.snapshot.get(path, 0)))
             for path, link in self.links.items()
         }
-        return replace(found, links=links).released()
+        return replace(found, links=links).release()
 
     # --- requests of workers
 
@@ -306,7 +306,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         return f"{self.generation}.{self._signature(self.generation)}"
 
     def generation_of(self, token: str) -> int | None:
-        """Return the generation that a token was given for; None where it is no token of this subscription."""
+        """Return the generation of a token; None if it is not a token of this subscription."""
         number, _, signature = token.partition(".")
         if not re.fullmatch("[0-9]{1,15}", number):
             return None
@@ -314,51 +314,51 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         return int(number) if hmac.compare_digest(expected.encode(), signature.encode()) else None
 
     def is_current(self, generation: int, report: WakeReport) -> bool:
-        """Whether a token and a report are of the wake in flight."""
+        """Return whether a token and a report belong to the wake in flight."""
         newest = (self.generation, self.generation, self.wake_id)
         return bool(self.wake_id) and (generation, report.generation, report.wake_id) == newest
 
-    def claimed(
+    def claim(
         self, worker: str, tails: Mapping[str, Tail], *, now: float, wake_id: str
     ) -> StreamSubscription | None:
-        """Return it with a worker's lease; None where there is nothing to do. No other worker may hold it."""
-        found = self.settled(tails)
+        """Return the subscription with a worker's lease; None without pending work. No other worker may hold it."""
+        found = self.settle(tails)
         if found.lease_until and now >= found.lease_until:
-            found = found.released()
+            found = found.release()
         if not found.pending(tails):
             return None
         if not found.wake_id:
-            found = found.woken(tails, now=now, wake_id=wake_id)
+            found = found.wake(tails, now=now, wake_id=wake_id)
         return replace(found, holder=worker, lease_until=now + found.lease_s, is_announced=True)
 
     def is_held(self, *, now: float) -> bool:
-        """Whether a worker has claimed it, and lives."""
+        """Return whether a worker holds an unexpired claim."""
         return bool(self.holder) and now < self.lease_until
 
-    def acked(self, report: WakeReport, tails: Mapping[str, Tail], *, now: float) -> StreamSubscription:
-        """Return it with what a worker has processed, and its lease extended, or ended.
+    def ack(self, report: WakeReport, tails: Mapping[str, Tail], *, now: float) -> StreamSubscription:
+        """Return the subscription with a worker's acks, and its lease extended or ended.
 
         Raises:
-            AckError: An offset is none of a linked stream, behind its end, or before the last one.
+            AckError: An offset is not of a linked stream, after its end, or before the last acked one.
         """
-        found = self.settled(tails)
+        found = self.settle(tails)
         links = dict(found.links)
         for ack in report.acks:
             path = (ack.stream or ack.path).strip("/")
             link, tail = links.get(path), tails.get(path)
             if link is None or tail is None:
-                raise AckError(f"{path[:128]!r} is no stream of this subscription")
+                raise AckError(f"{path[:128]!r} is not a stream of this subscription")
             try:
                 units = units_at(ack.offset)
             except BadFieldError as error:
-                raise AckError(f"{ack.offset[:40]!r} is no offset of this server") from error
+                raise AckError(f"{ack.offset[:40]!r} is not an offset of this server") from error
             if ack.offset == "-1" or not link.acked <= units <= tail.units:
                 raise AckError(
-                    f"{ack.offset[:40]!r} is before the last acked offset of {path!r}, or behind its end"
+                    f"{ack.offset[:40]!r} is before the last acked offset of {path!r}, or after its end"
                 )
             links[path] = replace(link, acked=units)
         found = replace(found, links=links, failures=0, next_attempt_at=0.0)
-        return found.released() if report.done else replace(found, lease_until=now + found.lease_s)
+        return found.release() if report.done else replace(found, lease_until=now + found.lease_s)
 
     def _signature(self, generation: int) -> str:
         said = f"{self.id}\n{generation}".encode()
@@ -367,7 +367,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
     # --- answers
 
     def streams(self, tails: Mapping[str, Tail] | None = None) -> list[LinkAnswer]:
-        """Return the streams as an answer has them, with their ends where those are given."""
+        """Return the streams for an answer, with their tails if given."""
         return [_answer_of(path, link, tails) for path, link in self.links.items()]
 
     def wake_body(self, tails: Mapping[str, Tail], *, callback_url: str, callback_token: str) -> bytes:
@@ -396,13 +396,13 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         )
 
     def claim_answer(self, tails: Mapping[str, Tail], token: str) -> ClaimAnswer:
-        """Return the answer to a claim that succeeded."""
+        """Return the answer to a successful claim."""
         return ClaimAnswer(
             self.wake_id, self.generation, token, self.streams(tails), self.config.lease_ttl_ms
         )
 
     def answer(self, signing: Mapping[str, str]) -> SubscriptionAnswer:
-        """Return the answer to a request for it; `signing` describes the key of a webhook."""
+        """Return the description for its owner; `signing` describes the key of a webhook."""
         config = self.config
         made_at = datetime.fromtimestamp(self.created_at, UTC).isoformat(timespec="milliseconds")
         return SubscriptionAnswer(
@@ -438,7 +438,7 @@ class WebhookDescription(Struct, frozen=True):
 
 
 class SubscriptionAnswer(Struct, frozen=True):
-    """A subscription as its owner is shown it."""
+    """Description of a subscription for its owner."""
 
     id: str
     subscription_id: str
@@ -464,7 +464,7 @@ class ClaimAnswer(Struct, frozen=True):
 
 
 class ReportAnswer(Struct, frozen=True):
-    """Answer to an accepted report; `next_wake` is whether more is pending."""
+    """Answer to an accepted report; `next_wake` is true if more work is pending."""
 
     ok: bool
     next_wake: bool
@@ -481,13 +481,13 @@ class StreamsBody(Struct, frozen=True):
 
 
 class ClaimBody(Struct, frozen=True):
-    """The body of a claim: the name of the worker, which others are shown."""
+    """The body of a claim, with the name of the worker, which other workers can see."""
 
     worker: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class WebhookAnswer(Struct, frozen=True):
-    """The part of an answer to a delivery that is read."""
+    """The relevant part of an answer to a delivery."""
 
     done: bool | UnsetType = UNSET
 
@@ -497,22 +497,22 @@ _decode = msgspec.json.Decoder(StreamSubscription).decode
 
 
 def encode_subscription(subscription: StreamSubscription) -> bytes:
-    """Return a subscription as it is stored."""
+    """Encode a subscription for the store."""
     return _encode(subscription)
 
 
 def decode_subscription(body: bytes) -> StreamSubscription:
-    """Return a stored subscription.
+    """Decode a stored subscription.
 
     Raises:
-        msgspec.DecodeError: It is none: damage, or one of a newer version.
+        msgspec.DecodeError: The value is damaged, or of a newer version.
     """
     found: StreamSubscription = _decode(body)
     return found
 
 
 def glob_matches(pattern: str, path: str) -> bool:
-    """Whether a pattern has a path: `*` is one segment, or a part of one, and `**` any number of segments.
+    """Return whether a pattern matches a path: `*` is a segment or a part of one, `**` any number of segments.
 
     The time is bounded by the product of both lengths.
     """
@@ -520,7 +520,7 @@ def glob_matches(pattern: str, path: str) -> bool:
 
 
 def _segments_match(pattern: Collection[str], path: Collection[str]) -> bool:
-    """Match from left to right; `reached` are the numbers of segments of the path that are matched so far."""
+    """Match from left to right; `reached` has the numbers of path segments that are matched so far."""
     names = [*path]
     reached = {0}
     for each in pattern:

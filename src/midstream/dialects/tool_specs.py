@@ -1,4 +1,4 @@
-"""The tools a client application declares, in three shapes."""
+"""The tools that a client application declares, in three formats."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NO_CHOICE = "none"
 def tools_of(
     fields: Fields, ignored: list[str], *, loaded: Sequence[Value] | None = None
 ) -> tuple[ToolSpec, ...]:
-    """Return the functions a client application declares; none where it forbids calls.
+    """Return the functions that a client application declares; none if it forbids calls.
 
     Args:
-        fields: The request's.
-        ignored: Gets the names of tools that only the API's own provider could run.
-        loaded: Declarations that the application found later. Given, functions stand for its tools of other kinds
-            (`declared_tools`); otherwise for the custom tools of chat completions.
+        fields: Fields of the request.
+        ignored: Receives the names of hosted tools, which only the API's own provider can run.
+        loaded: Declarations from tool searches. If given, functions replace tools of other kinds (`declared_tools`);
+            otherwise they replace custom tools of chat completions.
 
     Raises:
-        BadFieldError: `tools` is no list of objects, or a function has no name.
+        BadFieldError: `tools` is not a list of objects, or a function has no name.
     """
     listed = field(fields, "tools", list[Any]) or []
     legacy = field(fields, "functions", list[Any]) or []
@@ -46,7 +46,7 @@ def _spec(tool: DeclaredTool) -> ToolSpec:
 
 def _tool(tool: Value, ignored: list[str]) -> ToolSpec | None:
     if not isinstance(tool, dict):
-        raise bad_field("tools", "`tools` is a list of objects")
+        raise bad_field("tools", "`tools` must be a list of objects")
     kind = tool.get("type")
     inner = tool.get("function")
     if kind not in (None, "function", "custom") or (kind == "custom" and "input_schema" not in tool):
@@ -55,7 +55,7 @@ def _tool(tool: Value, ignored: list[str]) -> ToolSpec | None:
     described: Json = inner if isinstance(inner, dict) else tool
     name = described.get("name")
     if not isinstance(name, str) or not name:
-        raise bad_field("tools", "each tool has a name")
+        raise bad_field("tools", "each tool needs a name")
     schema = described.get("parameters", described.get("input_schema"))
     words = described.get("description")
     text = words if isinstance(words, str) else ""

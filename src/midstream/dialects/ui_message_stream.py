@@ -1,14 +1,13 @@
-"""The UI message stream of the AI SDK (v1): one turn of a session as chunks, the same for every reader at any time.
+"""The UI message stream of the AI SDK (v1): one turn of a session as chunks, equal for every reader.
 
-The chunks of a turn follow from its records alone, in order, so that a chunk's number is a cursor: any process derives
-the same chunk at the same number. A client of the AI SDK reads a turn in runs. A run ends where the turn waits for this
-client only (a call of its tools, an approval, a question), and the answer begins the next run of the same message.
+The chunks of a turn are computed from its records alone, so that the number of a chunk is a cursor at any process. A
+client of the AI SDK reads a turn in runs. A run ends when the turn waits only for its client (a call of its tools, an
+approval, a question). The answer begins the next run of the same message.
 
 A question of a sub-agent is a part of the message, as one of the agent is. The AI SDK sends answers when all calls of
 the last step have one. So calls that sub-agents do are in a step before: no person answers them.
 
-An attempt that is void is taken back by `reset-step`, which removes the parts of the step that was open. The words of a
-whole response are shown once, whatever was shown of it before.
+`reset-step` removes the parts of a void attempt. The text of a complete response is shown once.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing_extensions import override
 from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
 from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.request_digests import digest_of
-from midstream.dialects.shown_words import merged, rest_of, words_of
+from midstream.dialects.shown_words import merge, rest_of, words_of
 from midstream.history.messages import (
     Finish,
     Outcome,
@@ -63,9 +62,9 @@ Json = dict[str, Any]
 HEADER = ("x-vercel-ai-ui-message-stream", "v1")
 DONE = b"data: [DONE]\n\n"
 RUN_MARK = "~"
-"""Stands between the name of a chat and the place of a run; no session has it in its name."""
+"""Separates the name of a chat from the place of a run; session names cannot contain it."""
 SUB_AGENT_MARK = f"{RUN_MARK}sub-agent."
-"""Begins the ids of calls of sub-agents."""
+"""Prefix of the ids of calls of sub-agents."""
 
 _FINISHES = {
     Finish.STOP: "stop",
@@ -79,7 +78,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "source-document": ("sourceId", "mediaType", "title"),
     "file": ("url", "mediaType"),
 }
-"""Parts that a tool may report, with the texts that each needs; beside them any `data-…` with its `data`."""
+"""Parts that a tool may report, with their required text fields; also any `data-…` with its `data`."""
 _ASKING = QuestionAsked | QuestionAnswered | QuestionClosed | AnswerUsed | CallEnded
 _json = msgspec.json.encode
 
@@ -93,12 +92,12 @@ class _Stepping(Enum):
 
 
 def approval_id_of(turn: int, response: int, digest: str, call_id: str) -> str:
-    """Return the id under which a client approves; the digest binds its answer to the arguments that it showed."""
+    """Return the approval id for a client; its digest binds the answer to the shown arguments."""
     return f"{turn}.{response}.{digest}.{call_id}"
 
 
 def tool_call_id(call_id: str, response: int) -> str:
-    """Return the id of a call among all calls of a message: a model's own is unique in its response only."""
+    """Return an id of a call that is unique in its message; the model's id is unique in its response only."""
     return call_id if response == 1 else f"{call_id}{RUN_MARK}{response}"
 
 
@@ -110,13 +109,13 @@ def shown_call_id(session: str, turn: int, response: int, call_id: str) -> str:
 
 
 class _OpenPart(msgspec.Struct):
-    """The part whose words are coming.
+    """The part to which text is appended.
 
     Args:
-        name, id: Its kind and its id for the client.
+        name, id: Its kind, and its id for the client.
         place: Attempt, number and kind of the part in the journal.
-        words: Those shown so far.
-        head: The bytes before the words in each of its chunks.
+        words: Text so far.
+        head: Bytes before the text in each of its chunks.
     """
 
     name: str
@@ -127,12 +126,12 @@ class _OpenPart(msgspec.Struct):
 
 
 class UiMessageStream(RecordEvents):
-    """Turns the records of one turn into chunks, in order. One for each reader.
+    """Converts the records of one turn to chunks, in order, for one reader.
 
     Args:
-        chat: The chat's name for its client.
-        turn: The number of the turn.
-        run: The number of the run that is wanted, from 0; None for the whole turn, without the ends between its runs.
+        chat: The client's name of the chat.
+        turn: Number of the turn.
+        run: Number of the requested run, from 0; None for the whole turn, without the ends between its runs.
     """
 
     def __init__(self, chat: str, turn: int, run: int | None = None) -> None:
@@ -140,30 +139,30 @@ class UiMessageStream(RecordEvents):
         self._turn = turn
         self._wanted = run
         self.run = 0
-        """The run that the turn has come to."""
+        """Number of the turn's current run."""
         self.answered: dict[str, int] = {}
-        """The run that began with, or after, the answer about a call, by the call's id for the client."""
+        """For each answered call, by its id for the client: the run that began with or after the answer."""
         self._state: TurnState = Idle()
         self._chunks: list[Json] = []
         self._closing: list[Json] = []
-        """Ends the run, where the turn waits for the client or is over; empty while it goes on."""
+        """Last chunks of the run, while the turn rests or has ended; empty while it continues."""
         self._stepping = _Stepping.NOT
         self._step = 0
         self._open: _OpenPart | None = None
         self._parts = 0
         self._shown: list[tuple[str, list[str]]] = []
-        """The words of this attempt: kind and text of each part."""
+        """Kind and text of each part of this attempt."""
         self._calls: dict[str, ToolCall] = {}
         self._sites: dict[str, Site] = {}
         self._visible: set[str] = set()
-        """Calls that are parts of the message."""
+        """Calls that are shown as parts of the message."""
         self._below = _CallsBelow()
         self._usage: Usage | None = None
         self._finish = Finish.STOP
 
     @property
     def is_resting(self) -> bool:
-        """Whether nothing follows unless a client answers, or resumes the turn."""
+        """Whether the turn needs a client's answer or a resume to continue."""
         return bool(self._closing)
 
     @override
@@ -193,7 +192,7 @@ class UiMessageStream(RecordEvents):
 
     @override
     def rest(self) -> list[bytes]:
-        """End a reader that has all that it may wait for: the whole turn rests, or it is over before the wanted run."""
+        """End a reader if no chunks can follow for it: the whole turn rests, or has ended before the requested run."""
         is_last = self._wanted is None or isinstance(self._state, Idle)
         return self._end() if self.is_resting and is_last and not self.is_over else []
 
@@ -202,7 +201,7 @@ class UiMessageStream(RecordEvents):
         return _events(self._closing)
 
     def _more_of(self, delta: Delta) -> bytes | None:
-        """Return more words of the open part: most records of a turn, which change nothing else of it."""
+        """Return the chunk of text for the open part, a shortcut for most records of a turn; None for others."""
         part = self._open
         if part is None or delta.turn != self._turn or delta.call is not None or not delta.text:
             return None
@@ -212,14 +211,14 @@ class UiMessageStream(RecordEvents):
         return b"%b%b}\n\n" % (part.head, _json(delta.text))
 
     def _is_later(self, record: Record) -> bool:
-        """Whether a later turn begins with this record."""
+        """Return whether a later turn begins with this record."""
         return isinstance(record, MessageAccepted | TranscriptAccepted) and record.turn > self._turn
 
     def _is_own(self, record: Record) -> bool:
         return getattr(record, "turn", 0) == self._turn
 
     def _begin_run(self) -> None:
-        """Go on after an answer: in the message as a whole nothing is between."""
+        """Begin the next run after an answer; the whole turn has no chunks between runs."""
         self.run += 1
         self._closing = []
         if self._wanted is not None:
@@ -231,7 +230,7 @@ class UiMessageStream(RecordEvents):
     # --- ends of runs -----------------------------------------------------------------------------------------
 
     def _ending(self, record: Record) -> list[Json]:
-        """Return what ends the run after this record; nothing where the turn goes on."""
+        """Return the last chunks of a run that ends with this record; empty if the turn continues."""
         if isinstance(record, TurnEnded):
             return self._end_of_turn(record)
         return [self._finished("tool-calls")] if self._below.is_resting(self._state) else []
@@ -255,7 +254,6 @@ class UiMessageStream(RecordEvents):
         return chunk
 
     def _close_step(self) -> None:
-        """Close the open part, and the step where the turn has left it."""
         self._close_part()
         if self._stepping is not _Stepping.NOT and not isinstance(self._state, AwaitingModel):
             self._chunks.append({"type": "finish-step"})
@@ -305,7 +303,7 @@ class UiMessageStream(RecordEvents):
         self._shown = []
 
     def _of_step(self) -> set[str]:
-        """Return the calls of the open step, which has no whole response yet: they ran upstream."""
+        """Return the upstream's calls of the open step, whose response is not complete yet."""
         return {each for each in self._visible if each not in self._calls}
 
     def _write_delta(self, delta: Delta) -> None:
@@ -333,7 +331,7 @@ class UiMessageStream(RecordEvents):
             self._open = None
 
     def _write_upstream(self, response: int, call: UpstreamCall) -> None:
-        """Show a tool that the upstream runs itself: nobody else runs it."""
+        """Show a tool that the upstream runs itself, marked as provider-executed."""
         self._close_part()
         self._parts += 1
         shown = tool_call_id(call.id, response)
@@ -370,12 +368,12 @@ class UiMessageStream(RecordEvents):
                 self._stepping = _Stepping.OF_SUB_AGENTS
 
     def _show_rest(self, record: ResponseCompleted) -> None:
-        """Make what is shown equal to the words of the whole response: the rest of them, or all of them anew."""
+        """Show the missing text of the complete response, or its whole text again if the shown text differs."""
         whole = words_of(record.body)
-        shown = merged((kind, "".join(words)) for kind, words in self._shown)
-        if merged(whole) == shown:
+        shown = merge((kind, "".join(words)) for kind, words in self._shown)
+        if merge(whole) == shown:
             return
-        rest = rest_of(merged(whole), shown)
+        rest = rest_of(merge(whole), shown)
         if rest is None:
             self._close_part()
             self._chunks.append({"type": "reset-step"})
@@ -395,7 +393,7 @@ class UiMessageStream(RecordEvents):
     # --- calls ------------------------------------------------------------------------------------------------
 
     def _show_call(self, shown: str) -> None:
-        """Make a call a part of the message, with its arguments as they come."""
+        """Show a call as a part of the message, before its arguments."""
         if shown in self._visible:
             return
         self._visible.add(shown)
@@ -412,7 +410,7 @@ class UiMessageStream(RecordEvents):
             self._stepping = _Stepping.OPEN
 
     def _input(self, shown: str, arguments: str) -> Json:
-        """Return the chunk at which the AI SDK starts a client's tool."""
+        """Return the chunk with the arguments, at which the AI SDK starts a client's tool."""
         name = self._calls[shown].name
         value = value_of(arguments)
         return {"type": "tool-input-available", "toolCallId": shown, "toolName": name, "input": value}
@@ -428,7 +426,7 @@ class UiMessageStream(RecordEvents):
             self._chunks.append(self._input(shown, arguments))
 
     def _write_child(self, record: ChildDelta) -> None:
-        """Show the words of a sub-agent, for this moment only: its result is the output of the call."""
+        """Show text of a sub-agent as a transient part; its result is the output of the call."""
         try:
             inner = msgspec.json.decode(record.record, type=_Words)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -460,7 +458,7 @@ class UiMessageStream(RecordEvents):
         self._chunks.append(_approval_request(record, shown, record.call_id))
 
     def _settle(self, record: QuestionAnswered | QuestionClosed | AnswerUsed) -> None:
-        """Show a decision; one of several approvers decides nothing yet."""
+        """Show a decision, unless further approvers must decide."""
         shown = tool_call_id(record.call_id, record.response)
         if shown not in self._visible:
             return
@@ -498,7 +496,7 @@ class UiMessageStream(RecordEvents):
             return
         self._chunks += self._below.end_of(shown)
         self.answered[shown] = self.run + self.is_resting
-        if shown not in self._visible:  # it never started: a part that no client runs
+        if shown not in self._visible:  # a call that never started is shown as a part that no client runs
             self._visible.add(shown)
             failed = {"toolName": call.name, "input": value_of(call.arguments), "errorText": result.content}
             self._chunks.append({"type": "tool-input-error", "toolCallId": shown, **failed})
@@ -588,7 +586,7 @@ def _approval_response(record: QuestionAnswered, call_id: str) -> Json:
 
 
 class _Words(msgspec.Struct, tag="delta", tag_field="type"):
-    """The words in a record of a sub-agent; other records have another tag."""
+    """Text in a record of a sub-agent; other records have another tag."""
 
     kind: str = ""
     text: str = ""
@@ -612,7 +610,7 @@ def _output(shown: str, result: ToolResult) -> Json:
 
 
 def _progress(shown: str, text: str) -> Json:
-    """Return what a running tool reports: a part of the message where it is one as JSON, else its words."""
+    """Return a report of a running tool: JSON of a part as that part, else text."""
     value = value_of(text)
     if isinstance(value, dict) and isinstance(kind := value.get("type"), str):
         needed = _PARTS.get(kind)
@@ -625,7 +623,7 @@ def _progress(shown: str, text: str) -> Json:
 
 
 def value_of(text: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return JSON text as its value where it is an object or a list; other texts as they are."""
+    """Decode JSON text of an object or a list; return other text unchanged."""
     if not text.lstrip().startswith(("{", "[")) or is_text_too_deep(text):
         return text
     try:

@@ -1,7 +1,7 @@
-"""Requests of the AI SDK: a chat whose client sends all its messages again, and the answers that its last one holds.
+"""Requests of the AI SDK, in which a client resends all messages of a chat.
 
-The client's messages are the truth, as in the other dialects: what follows the part that is equal to the session's
-history takes the place of the rest. A message is equal where its words, but for white space, and its calls are.
+The client's messages take precedence, as in the other dialects: after the common beginning, they replace the rest of
+the session's history. Messages are equal if their text (without white space) and their calls are equal.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from midstream.session.turn.states import RunningCalls
 Json = dict[str, Any]
 
 CHAT_ID_CHARS_MIN = 12
-"""Characters of a first message's id from which it names its chat; shorter ones may be those of another chat."""
+"""Minimum length of a first message's id that identifies a chat; a shorter id may not be unique."""
 _LOST = "(the client sent no result for this call)"
 _OUTPUT_STATES = ("output-available", "output-error")
 _DONE_STATES = (*_OUTPUT_STATES, "output-denied")
@@ -55,7 +55,7 @@ _json = msgspec.json.encode
 
 
 class ChatMessage(Struct):
-    """One UI message; the parts have the forms of the AI SDK."""
+    """One UI message with parts of the AI SDK."""
 
     role: Literal["system", "user", "assistant"]
     parts: list[Json]
@@ -73,8 +73,8 @@ class ChatTool(Struct):
 
 
 class ChatBody(Struct):
-    """The body of a request, as the AI SDK sends it; other fields are ignored. The last message is a user's with text
-    or a file, or the assistant's with what the open turn waits for.
+    """The body of a request of the AI SDK; other fields are ignored. The last message is a user message with text or a
+    file, or an assistant message with answers to the open turn.
     """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -88,11 +88,11 @@ class ChatRequest(Struct, frozen=True):
     """One request for an answer.
 
     Args:
-        chat: The chat's id; "" where the request names none.
-        messages: The messages of the chat but for those of the system, which the agent has its own of.
-        tools: What the client runs.
-        is_regenerated: The last answer is to be made anew.
-        digest: Equal for equal requests.
+        chat: Id of the chat; "" without one.
+        messages: Messages of the chat, without system messages: the agent has its own instructions.
+        tools: Tools of the client.
+        is_regenerated: Whether the last answer is requested again.
+        digest: Digest of the request.
     """
 
     chat: str
@@ -103,17 +103,17 @@ class ChatRequest(Struct, frozen=True):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it brings results and decisions for a turn that waits, instead of a new message."""
+        """Whether it contains results and decisions for the open turn, instead of a new message."""
         return str(self.messages[-1]["role"]) == "assistant"
 
 
 class ChatChange(Struct, frozen=True):
-    """New part of a chat, compared with its session.
+    """Difference between a chat and its session.
 
     Args:
-        message: The user's newest message.
-        keep: How many entries of the session's history stay; None where all do and nothing is between.
-        before: Entries that come between these and the message.
+        message: The newest user message.
+        keep: Number of history entries that stay; None if all stay, without further entries.
+        before: New entries before the message.
     """
 
     message: UserMessage
@@ -128,21 +128,21 @@ def read_chat_request(body: bytes) -> ChatRequest:
     """Read a request.
 
     Raises:
-        MalformedFrameError: It is no JSON object, or a field has another form.
+        MalformedFrameError: The body is not a JSON object, or a field is invalid.
     """
     try:
         sent = _chat_body(body)
         require_shallow([message.parts for message in sent.messages])
         require_shallow([tool.inputSchema for tool in sent.tools])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise MalformedFrameError(f"the body of this request is no chat: {error}") from error
+        raise MalformedFrameError(f"the body of this request is not a chat: {error}") from error
     messages: tuple[Json, ...] = tuple(
         {"id": each.id, "role": each.role, "parts": each.parts}
         for each in sent.messages
         if each.role != "system"
     )
     if not messages:
-        raise bad_field("messages", "`messages` has no message of a user")
+        raise bad_field("messages", "`messages` has no user message")
     chat, first = sent.id or "", messages[0]["id"]
     if not chat and len(first) >= CHAT_ID_CHARS_MIN:
         chat = first
@@ -162,10 +162,10 @@ def read_chat_request(body: bytes) -> ChatRequest:
 
 
 def find_change(history: Sequence[Entry], messages: Sequence[Json]) -> ChatChange:
-    """Compare a chat, whose last message is a user's, with a session.
+    """Compare a chat, whose last message is a user message, with a session.
 
     Raises:
-        BadFieldError: The last message has nothing in it.
+        BadFieldError: The last message is empty.
     """
     *earlier, last = messages
     message = _user_message(last)
@@ -188,14 +188,14 @@ _NOTHING: _Gist = ("assistant", "", ())
 
 
 def _turns_of(history: Sequence[Entry]) -> Iterator[tuple[_Gist, int]]:
-    """Yield the gist of each message that a client shows of a history, and the number of entries up to its end.
+    """Yield the gist of each UI message of a history, and the number of entries up to its end.
 
-    The steps between two messages of the user are one message.
+    The steps between two user messages are one UI message.
     """
     words, calls, is_open = "", list[str](), False
     for number, entry in enumerate(history):
         if isinstance(entry, Step):
-            words += _squeezed(entry.response.text)
+            words += _without_spaces(entry.response.text)
             calls += (call.id for call in entry.response.calls)  # a client has them in another order
             is_open = True
         elif entry != GO_ON:
@@ -213,16 +213,16 @@ def _gist_of(message: Json) -> _Gist:
     words = "".join(_text(part) for part in message["parts"] if part.get("type") == "text")
     calls = (part for part in message["parts"] if _is_tool(part) and not part.get("providerExecuted"))
     names = (_model_id(part) for part in calls if not _is_sub_agents(part))
-    return "assistant", _squeezed(words), tuple(sorted(names))
+    return "assistant", _without_spaces(words), tuple(sorted(names))
 
 
 def _gist_of_user(message: UserMessage) -> _Gist:
     words = "".join(part.text for part in message.parts if isinstance(part, Text))
     files = (part for part in message.parts if isinstance(part, File))
-    return "user", _squeezed(words), tuple(f"{part.media_type} {part.name or ''}" for part in files)
+    return "user", _without_spaces(words), tuple(f"{part.media_type} {part.name or ''}" for part in files)
 
 
-def _squeezed(words: str) -> str:
+def _without_spaces(words: str) -> str:
     return "".join(words.split())
 
 
@@ -241,7 +241,7 @@ def _tool_name(part: Json) -> str:
 
 
 def _model_id(part: Json) -> str:
-    """Return the model's id of a call, without what makes it unique among the responses of its message."""
+    """Return the model's id of a call, without the part that makes it unique in its message."""
     return str(part.get("toolCallId", "")).rpartition(RUN_MARK)[0] or str(part.get("toolCallId", ""))
 
 
@@ -271,7 +271,7 @@ def _file_of(part: Json) -> File:
 
 
 def _entries_of(message: Json) -> Iterator[Entry]:
-    """Yield a message as entries of a history: an assistant's has a step for each response."""
+    """Yield the history entries of a message; an assistant message has a step for each response."""
     if message["role"] == "user":
         yield _user_message(message)
         return
@@ -301,7 +301,6 @@ def _entries_of(message: Json) -> Iterator[Entry]:
 
 
 def _content_of(part: Json) -> ToolResult:
-    """Return the result that a part of a tool holds."""
     call_id, state = _model_id(part), part.get("state")
     if state == "output-available":
         output = part.get("output")
@@ -318,7 +317,7 @@ def _content_of(part: Json) -> ToolResult:
 
 
 def answered_calls(message: Json) -> list[str]:
-    """Return the ids of the calls about which a message of the assistant has an answer, in order."""
+    """Return the ids of calls with an answer in an assistant message, in order."""
     return [
         str(part.get("toolCallId"))
         for part in message["parts"]
@@ -338,7 +337,7 @@ def answers_in(questions: Iterable[Question], message: Json) -> list[tuple[Quest
 
 
 def next_answer(state: Session, message: Json) -> Answer | CallFinished | None:
-    """Return the first answer of a message that the session waits for; None where it waits for none of them."""
+    """Return the first answer in a message for which the session waits, or None."""
     for _, answer in answers_in(questions_of("", state), message):
         return answer
     parts, turn = _calls_in(message), state.turn
@@ -366,7 +365,7 @@ def _answer_to(question: Question, part: Json) -> Answer | None:
 
 
 def _decision(question: Question, part: Json) -> Answer | None:
-    """Return a decision about the arguments that the client showed; None where it has made none about these."""
+    """Return the client's decision about the shown arguments, or None."""
     approval = part.get("approval")
     if not isinstance(approval, dict) or not isinstance(approval.get("approved"), bool):
         return None
@@ -385,9 +384,9 @@ def _decision(question: Question, part: Json) -> Answer | None:
 
 
 def messages_of(chat: str, state: Session) -> list[Json]:
-    """Return the messages that a client shows of a session: what is in its history.
+    """Return the history of a session as UI messages.
 
-    The newest answer has the id under which its stream continues it, so that a replay takes its place.
+    The newest answer has the id of its stream, so that a replay replaces it.
     """
     messages: list[Json] = []
     for number, entry in enumerate(state.history.entries):

@@ -1,4 +1,4 @@
-"""Counts the answers of the gateway when they have ended, and those that a killed process left uncounted."""
+"""Counts ended answers of the gateway, also those of killed processes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from midstream.session.applications import ApplicationResponse
 from midstream.session.records import Record, ResponseCompleted, TurnEnded
 
 TEND_S = 60.0
-"""Seconds between two looks at all entries."""
+"""Seconds between two checks of all entries."""
 REFRESH_S = 2.0
-"""Seconds between two reads of what other processes have counted, while a limit depends on it."""
+"""Seconds between two reads of other processes' counts, while a limit depends on them."""
 YOUNG_S = 30.0
-"""Seconds after its entry was written in which an answer is left to the process that makes it, except by one that
-has just started: it may be the next one."""
+"""Seconds for which only the process of an answer counts it. A process that has just started ignores this: it may
+replace a killed one."""
 LOST_S = 600.0
-"""Seconds after which an entry whose answer is in no journal is removed: its process was killed between the two."""
+"""Seconds after which an entry without an answer in a journal is removed: its process was killed before that."""
 SETTLE_S = 5.0
-"""Seconds that the end of a process waits for the store to count the last answers."""
+"""Seconds for which the shutdown waits for the count of the last answers."""
 ENDINGS_MAX = 3
-"""Newest answers of a session that may have ended in one append."""
+"""Greatest number of a session's answers that may end in one append."""
 COUNTED_MAX = 10_000
-"""Answers that are known to be counted."""
+"""Counted answers that are remembered in memory."""
 
 _log = logging.getLogger(__name__)
 
 
 class UsageCounting:
-    """Ends the entries of the answers that this process makes.
+    """Completes the usage entries of ended answers.
 
     Args:
-        ledger: Has the entries.
-        durable, private: The sessions on disk, where another process finds what this one leaves; those in memory.
+        ledger: The ledger with the entries.
+        durable, private: The sessions on disk, which other processes can count later, and those in memory.
     """
 
     def __init__(
@@ -55,30 +55,30 @@ class UsageCounting:
         self._counted: OrderedDict[str, None] = OrderedDict()
         self._counting: set[asyncio.Task[None]] = set()
         for sessions in (durable, private):
-            sessions.host.observers.add(_Endings(self, sessions))
+            sessions.host.observers.add(_EndCount(self, sessions))
             sessions.count_usage = partial(self._count, sessions)
 
     async def begin(self) -> None:
-        """Read what was used before, on which limits depend.
+        """Read earlier usage, on which limits depend.
 
         Raises:
-            MidstreamError: The store refuses.
+            MidstreamError: The store fails.
         """
         await self._ledger.refresh()
 
     def count_soon(self, sessions: ApplicationSessions, session: str) -> None:
-        """Count the newest answers of a session, as soon as it has folded what was appended."""
+        """Count the newest answers of a session in a task, after it has folded the append."""
         task = self._world.spawn(self._count(sessions, session), name=f"usage of {session}")
         self._counting.add(task)
         task.add_done_callback(self._counting.discard)
 
     async def settle(self) -> None:
-        """Wait a few seconds until all that has ended here is counted; the next process counts the rest."""
+        """Wait at most `SETTLE_S` for running counts; the next process counts the rest."""
         if self._counting:
             await asyncio.wait({*self._counting}, timeout=SETTLE_S)
 
     async def tend(self) -> None:
-        """Count what killed processes left, fold what is old, and follow what others count, until cancelled."""
+        """Count answers of killed processes, fold old entries, and read other processes' counts, until cancelled."""
         young_s = 0.0
         while True:
             try:
@@ -101,7 +101,7 @@ class UsageCounting:
             runner = sessions.host.awake(session) or await sessions.host.session(session)
             for response in runner.state.application.responses[-ENDINGS_MAX:]:
                 await self._count_one(response)
-        except MidstreamError as error:  # `tend` finds it
+        except MidstreamError as error:  # `tend` counts it later
             _log.warning("an answer is counted later: %s", error.code, extra={"session": session})
 
     async def _count_one(self, response: ApplicationResponse) -> None:
@@ -114,7 +114,7 @@ class UsageCounting:
             self._counted.popitem(last=False)
 
     async def _count_left(self, found: Snapshot, *, young_s: float) -> None:
-        """Count answers that have ended in their journals; remove entries whose answers were never begun."""
+        """Count answers that have ended in their journals; remove entries whose answers never began."""
         now = self._world.now()
         for name, entry in found.entries.items():
             if entry.is_ended or not entry.session or entry.at > now - young_s:
@@ -131,14 +131,14 @@ class UsageCounting:
                 await self._ledger.drop(name)
 
 
-class _Endings:
-    """Notices in which sessions an answer may have ended."""
+class _EndCount:
+    """Observer that starts counts after the end of an answer."""
 
     def __init__(self, counting: UsageCounting, sessions: ApplicationSessions) -> None:
         self._counting = counting
         self._sessions = sessions
 
     def on_append(self, session: str, records: Sequence[Record]) -> None:
-        """Take what was appended to a session."""
+        """See `Observer.on_append`."""
         if any(isinstance(record, ResponseCompleted | TurnEnded) for record in records):
             self._counting.count_soon(self._sessions, session)

@@ -1,11 +1,10 @@
-"""Usage of the gateway in its store: each answer counts once, also when processes are killed.
+"""Usage of the gateway in its store: each answer counts exactly once, also when processes are killed.
 
-The order of effects: an entry is written before the answer is begun, so that an answer cannot be made without one. Its
-name stands in the journal with the request. The process that runs the session adds the tokens when the answer has
-ended; where it was killed before that, another one finds the entry still open and reads the journal. Nothing is ever
-added to an entry that has ended, and only entries that were written before an answer exist, so none counts twice.
+An entry is written before its answer begins, and its name is in the journal with the request. When the answer has
+ended, the process that runs the session adds the tokens. If that process was killed, another one finds the open entry
+and reads the journal. An ended entry never changes, so no answer counts twice.
 
-Old entries are folded into the totals of their day, one write with a condition, and then removed.
+Old entries are added to the totals of their day in one conditional write, and then removed.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from midstream.store.contract import KeyValueEntry, Store, StoreReader
 ENTRIES = "gateway-usage"
 """Namespace of the entries of answers, by their names."""
 MONTHS = "gateway-usage-"
-"""Beginning of the namespaces of the totals of days, one for each month (`gateway-usage-2026-11`), by the days."""
+"""Prefix of the namespaces with totals by day, one for each month (`gateway-usage-2026-11`)."""
 KEPT_S = 400 * 24 * 3600.0
 """Seconds for which totals are kept."""
 FOLDED_AFTER_S = 60.0
-"""Seconds after its end in which an entry is kept by itself."""
+"""Seconds after the end of an answer until its entry may be folded."""
 OPEN_MAX_S = 24 * 3600.0
-"""Seconds after which an entry without an end is folded as it is: its answer was lost with the memory of a process."""
+"""Seconds after which an open entry is folded without tokens: its answer was lost with a process's memory."""
 FOLDED_MAX = 1000
-"""Entries that are folded in one write."""
+"""Greatest number of entries that are folded in one write."""
 READS_MAX = 10
-"""Tries to read all entries between two changes of a day's totals."""
+"""Attempts to read all entries without a concurrent change of a day's totals."""
 
 T = TypeVar("T")
 _entry = msgspec.json.Decoder(UsageEntry).decode
@@ -53,7 +52,7 @@ _day = msgspec.json.Decoder(DayTotals).decode
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All usage at one moment: the totals of days, and the entries beside them."""
+    """All usage at one moment: totals of days, and entries that are not folded."""
 
     days: Mapping[str, DayTotals]
     entries: Mapping[str, UsageEntry]
@@ -64,13 +63,13 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 async def read_usage(store: StoreReader, *, since: str = "") -> Snapshot:
-    """Return the usage in a store, each answer once.
+    """Return the usage in a store, with each answer once.
 
     Args:
-        since: The first month whose totals are read (`2026-11`), or a day of it; "" for all.
+        since: First month to read (`2026-11`), or a day of it; "" for all.
 
     Raises:
-        UnavailableError: Other processes change it all the time.
+        UnavailableError: Other processes keep folding entries.
     """
     before = await _read_days(store, since)
     for _ in range(READS_MAX):
@@ -82,7 +81,7 @@ async def read_usage(store: StoreReader, *, since: str = "") -> Snapshot:
                 days, {row.key: entry for row in rows if (entry := _decode(row, _entry)) is not None}
             )
         before = after
-    raise UnavailableError("usage is folded all the time: retry", retry_after_s=1.0)
+    raise UnavailableError("other processes fold usage at the same time: retry", retry_after_s=1.0)
 
 
 async def _read_days(store: StoreReader, since: str) -> list[KeyValueEntry]:
@@ -94,7 +93,7 @@ async def _read_days(store: StoreReader, since: str) -> list[KeyValueEntry]:
 
 
 def _decode(row: KeyValueEntry, decode: Callable[[bytes], T]) -> T | None:
-    """Return the value of a row; None where it is damaged, or of another version."""
+    """Decode a row; return None if it is damaged, or of another version."""
     try:
         return decode(row.body)
     except (msgspec.MsgspecError, RecursionError):
@@ -102,17 +101,16 @@ def _decode(row: KeyValueEntry, decode: Callable[[bytes], T]) -> T | None:
 
 
 def _namespace_of(day: str) -> str:
-    """Return where the totals of a day are."""
     return MONTHS + day[: len("2026-11")]
 
 
 class UsageLedger:
-    """The usage of the gateways of one store, and how much of it each principal has.
+    """The usage of all gateways of one store, by principal.
 
     Args:
-        store: Where it is kept; several processes may share it.
-        prices: Of models, by the names that entries have; those of "" are for every other model.
-        folded_max: Entries that are folded in one write.
+        store: Store of the usage; processes may share it.
+        prices: Prices of models by their names in entries; "" stands for all other models.
+        folded_max: Greatest number of entries that are folded in one write.
     """
 
     def __init__(
@@ -128,23 +126,23 @@ class UsageLedger:
         self._world = world
         self._folded_max = folded_max
         self._begun: dict[str, tuple[int, UsageEntry]] = {}
-        """Entries that this process wrote and that have not ended, with their versions."""
+        """Open entries of this process, with their versions."""
         self._sums: dict[str, dict[str, Totals]] = {}
-        """What each principal used on each day of this month, as of the last `refresh`."""
+        """Usage of each principal on each day of this month, from the last `refresh`."""
         self._added: dict[str, UsageEntry] = {}
         """Entries that ended here since the last `refresh` began."""
         self._refreshing = asyncio.Lock()
         self.is_needed = False
-        """`used` was called since the last `refresh`."""
+        """Whether `used` was called since the last `refresh`."""
 
     async def begin(self, principal: str, model: str, session: str) -> str:
-        """Write the entry of an answer that is about to be begun, and return its name.
+        """Write the entry of an answer before its beginning; return the entry's name.
 
         Args:
             session: See `UsageEntry`.
 
         Raises:
-            MidstreamError: The store refuses. Nothing may be begun.
+            MidstreamError: The store fails. The answer must not begin.
         """
         name = self._world.new_id("usage")
         entry = UsageEntry(principal, model, self._world.now(), session)
@@ -152,19 +150,19 @@ class UsageLedger:
         return name
 
     async def drop(self, name: str) -> None:
-        """Remove the entry of an answer that was not begun.
+        """Remove the entry of an answer that did not begin.
 
         Raises:
-            MidstreamError: The store refuses.
+            MidstreamError: The store fails.
         """
         self._begun.pop(name, None)
         await self._remove(name)
 
     async def end(self, name: str, usage: Usage | None, *, at: float) -> None:
-        """Add what an answer used. Without effect where it has ended already, and where there is no such entry.
+        """Record the usage of an ended answer. An ended or missing entry does not change.
 
         Raises:
-            MidstreamError: The store refuses; it is to be tried again.
+            MidstreamError: The store fails; the caller must retry.
         """
         known = self._begun.get(name)
         if known is None:
@@ -180,17 +178,17 @@ class UsageLedger:
         ended = replace(entry, ended_at=at, usage=usage, cost=cost)
         try:
             await self._put(name, ended, version)
-        except EntryMovedError:  # another process was faster
+        except EntryMovedError:  # another process ended it first
             self._begun.pop(name, None)
             return
         self._begun.pop(name, None)
         self._added[name] = ended
 
     def used(self, principal: str, since: str) -> Totals:
-        """Return what the answers of a principal used since a day: all that ended before the last `refresh`, and here.
+        """Return the usage of a principal since a day: from the last `refresh`, and of later ends at this process.
 
         Args:
-            since: A day (`2026-11-27`) or the month (`2026-11`), in this month.
+            since: A day of this month (`2026-11-27`), or this month (`2026-11`).
         """
         self.is_needed = True
         total = Totals()
@@ -203,10 +201,10 @@ class UsageLedger:
         return total
 
     async def refresh(self) -> Snapshot:
-        """Read what all processes have counted in this month, for `used`, and return it.
+        """Read this month's usage of all processes, for `used`, and return it.
 
         Raises:
-            MidstreamError: The store refuses, or others change it all the time.
+            MidstreamError: The store fails, or other processes keep changing the usage.
         """
         async with self._refreshing:
             self.is_needed = False
@@ -226,18 +224,18 @@ class UsageLedger:
                 del self._added[name]
             for name in [*self._added]:
                 entry = found.entries.get(name)
-                if entry is not None and entry.is_ended:  # it ended while this was read
+                if entry is not None and entry.is_ended:  # the answer ended during the read
                     del self._added[name]
             return found
 
     async def fold(self, found: Snapshot) -> None:
-        """Fold old entries into the totals of their days, and remove them.
+        """Add old entries to the totals of their days, and remove them.
 
         Args:
             found: The newest usage, see `refresh`.
 
         Raises:
-            MidstreamError: The store refuses. What was folded counts once all the same.
+            MidstreamError: The store fails. Folded entries still count once.
         """
         now = self._world.now()
         by_day: dict[str, dict[str, UsageEntry]] = defaultdict(dict)
@@ -257,15 +255,15 @@ class UsageLedger:
         row = await self._store.kv_get(_namespace_of(day), day)
         version, totals = (0, DayTotals()) if row is None else (row.version, _decode(row, _day))
         if totals is None:
-            raise StoreDamagedError(f"the usage of {day} cannot be read: its entries are kept apart")
-        for name in totals.folded:  # a process was killed before it had removed them
+            raise StoreDamagedError(f"the totals of {day} cannot be read; its entries are not folded")
+        for name in totals.folded:  # a killed process may not have removed them
             await self._remove(name)
             entries.pop(name, None)
         chosen: dict[str, UsageEntry] = {}
         for name in [*entries][: self._folded_max]:
             kept = await self._store.kv_get(ENTRIES, name)
             entry = None if kept is None else _decode(kept, _entry)
-            if entry is not None:  # as it is now; another process may have folded it meanwhile
+            if entry is not None:  # read again, because another process may have folded it
                 chosen[name] = entry
         if not chosen:
             return

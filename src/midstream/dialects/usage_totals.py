@@ -1,7 +1,7 @@
-"""Usage of the gateway: what one request used, and the totals of a day.
+"""Usage of the gateway: entries of answers, and totals of days.
 
-An entry stands for one answer, from before it is begun. Later it is folded into the totals of its day, which name the
-entries that were folded last: so an entry that was not removed yet counts once.
+An answer has an entry from before its beginning. Later the entry is folded into the totals of its day, which list the
+names of the last folded entries. So an entry that is not removed yet counts once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Prices(Struct, frozen=True):
     """Prices of a model for a million tokens each, in any one currency.
 
     Args:
-        cached_input: Of input that came from a cache; None: as other input.
+        cached_input: Price of cached input; None for the price of other input.
     """
 
     input: float
@@ -30,7 +30,7 @@ class Prices(Struct, frozen=True):
     cached_input: float | None = None
 
     def cost_of(self, usage: Usage) -> float:
-        """Return what so many tokens cost."""
+        """Return the cost of tokens."""
         cached = self.input if self.cached_input is None else self.cached_input
         parts = (
             (usage.input_tokens - usage.cached_tokens) * self.input,
@@ -41,16 +41,16 @@ class Prices(Struct, frozen=True):
 
 
 class UsageEntry(Struct, frozen=True, omit_defaults=True):
-    """One answer.
+    """Usage of one answer.
 
     Args:
-        principal: Whose key it was requested with; "" for the gateway's own.
-        model: The name of the model that was requested, or that of the upstream.
-        at: When it was requested, in seconds since 1970: it counts for the day of that moment.
-        session: The session whose journal has the answer; "" where none on disk has it.
-        ended_at: When it ended; 0 before.
-        usage: Tokens that the model counted; none before the end, nor where the upstream did not count them.
-        cost: By the prices at the end; None where the model has none.
+        principal: Principal of the key; "" for the gateway's own key.
+        model: Name of the requested model, or of the upstream's.
+        at: Time of the request, in seconds since 1970, which determines its day.
+        session: The session with the answer; "" for a session in memory.
+        ended_at: Time of the end; 0 before.
+        usage: Tokens that the upstream reported; none before the end.
+        cost: Cost by the prices at the end; None without a price.
     """
 
     principal: str
@@ -63,12 +63,12 @@ class UsageEntry(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing will be added to it."""
+        """Whether the answer has ended."""
         return self.ended_at > 0
 
     @property
     def totals(self) -> Totals:
-        """Itself as a sum."""
+        """The entry as a sum."""
         return Totals(1, self.usage, self.cost or 0.0, 0 if self.cost is None else 1)
 
 
@@ -76,8 +76,8 @@ class Totals(Struct, frozen=True, omit_defaults=True):
     """A sum of answers.
 
     Args:
-        requests: How many answers have ended.
-        priced: How many of them have a cost.
+        requests: Number of ended answers.
+        priced: Number of them with a cost.
     """
 
     requests: int = 0
@@ -96,7 +96,7 @@ class Totals(Struct, frozen=True, omit_defaults=True):
 
     @property
     def tokens(self) -> int:
-        """All tokens, in and out."""
+        """All input and output tokens."""
         return self.usage.input_tokens + self.usage.output_tokens
 
 
@@ -110,18 +110,18 @@ class UsageLine(Struct, frozen=True):
 
 
 class DayTotals(Struct, frozen=True, omit_defaults=True):
-    """The entries of one day that were folded.
+    """Totals of one day's folded entries.
 
     Args:
-        sums: By principal and model.
-        folded: The names of the entries that were folded last; they may still be there.
+        sums: Sums by principal and model.
+        folded: Names of the last folded entries, which may not be removed yet.
     """
 
     sums: Mapping[str, Mapping[str, Totals]] = {}
     folded: tuple[str, ...] = ()
 
     def fold(self, entries: Mapping[str, UsageEntry]) -> DayTotals:
-        """Return it with further entries of the day. Those that were folded before must be gone."""
+        """Return the totals with further entries of the day. Entries of `folded` must have been removed."""
         sums = {principal: dict(models) for principal, models in self.sums.items()}
         for entry in entries.values():
             models = sums.setdefault(entry.principal, {})
@@ -135,9 +135,9 @@ def day_of(at: float) -> str:
 
 
 def lines_of(days: Mapping[str, DayTotals], entries: Mapping[str, UsageEntry]) -> list[UsageLine]:
-    """Return all sums, by day, principal and model; each entry that has ended counts once, folded or not.
+    """Return all sums by day, principal and model; each ended entry counts once, folded or not.
 
-    An open entry may be one of an answer that was never begun, since its process was killed between the two.
+    Open entries do not count: a process may have been killed before the answer began.
     """
     sums: dict[tuple[str, str, str], Totals] = {}
     for day, totals in days.items():
@@ -152,7 +152,7 @@ def lines_of(days: Mapping[str, DayTotals], entries: Mapping[str, UsageEntry]) -
 
 
 def group_lines(lines: Iterable[UsageLine], by: Collection[By]) -> list[UsageLine]:
-    """Return the sums of these lines by some of their columns; the others are ""."""
+    """Sum lines by some of their columns; the other columns are ""."""
     sums: dict[tuple[str, str, str], Totals] = {}
     for line in lines:
         key = (

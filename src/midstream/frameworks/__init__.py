@@ -1,1 +1,1 @@
-"""Agents and hooks of other frameworks."""
+"""Integrations of other frameworks: agents and hooks."""

@@ -1,14 +1,14 @@
-"""Requests on their way to a provider, through httpx or httpx2: the history in them is repaired before it leaves.
+"""Repair of the history in each request to a provider, as a hook of httpx or httpx2.
 
     from midstream.frameworks.http_hooks import repairing
 
     client = anthropic.Anthropic(http_client=repairing(anthropic.DefaultHttpxClient()))
     client = openai.AsyncOpenAI(http_client=repairing(openai.DefaultAsyncHttpxClient(), profile="deepseek"))
-    client.messages.create(...)  # a call without its result no longer ends the session
+    client.messages.create(...)  # a call without its result no longer causes a refusal
 
-Known are OpenAI Chat Completions and Responses, Anthropic Messages (also on Vertex and, with a bearer token, Bedrock),
-Gemini and Bedrock Converse, by the path of the request. Everything else goes through untouched, and so does, byte for
-byte, a request in which nothing is wrong. No provider's package is imported.
+The path of a request identifies its API: OpenAI Chat Completions and Responses, Anthropic Messages (also on Vertex and,
+with a bearer token, Bedrock), Gemini and Bedrock Converse. Other requests, and those without findings, are sent
+unchanged, byte for byte. No provider's package is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from midstream.history.profiles import find_profile, profile_for
 from midstream.history.repair.modes import CallerKnowledge, Mode, repair_in_mode, require_mode
 
 BODY_BYTES_MAX = 64 << 20
-"""Larger bodies go as they are: twice what any of these providers takes."""
+"""Larger bodies are sent unchanged: twice the limit of any of these providers."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ OnRepair = Callable[[Repaired], None]
 
 
 class _Api(Struct, frozen=True):
-    """Form of a request to one provider."""
+    """Format of the requests of one API."""
 
     path: re.Pattern[str]
     format: str
     profile: str
     history: str = "messages"
-    """The key of the body that holds the history."""
+    """Key of the history in the body."""
     has_pauses: bool = False
-    """A response may be one that the next request goes on with (`pause_turn`)."""
+    """Whether the next request may continue a response (`pause_turn`)."""
 
 
 def _anthropic(path: str, profile: str) -> _Api:
@@ -71,13 +71,13 @@ _APIS = (
     _converse(r"/model/[^/]*mistral[^/]*/converse(-stream)?$", "bedrock-mistral"),
     _converse(r"/model/[^/]+/converse(-stream)?$", "bedrock-claude"),
 )
-"""The first whose path is found at the end of a request's."""
+"""The first API whose pattern matches the end of the path counts."""
 _SERVER_STATE = ("previous_response_id", "conversation")
-"""With one of these the provider adds what it keeps itself: a result's call may be there and not here."""
+"""With one of these fields, the provider adds its stored history, which may contain the call of a result."""
 
 
 class RepairedBody(Struct, frozen=True):
-    """The body to send instead, and what was repaired in it."""
+    """The body to send instead, and the repairs."""
 
     body: bytes
     repaired: Repaired
@@ -86,22 +86,22 @@ class RepairedBody(Struct, frozen=True):
 def repair_body(
     path: str, body: bytes, *, profile: str | None = None, mode: Mode = "repair"
 ) -> RepairedBody | None:
-    """Repair the history in a request's body; None where the body can go as it is.
+    """Repair the history in a request's body; return None if the body needs no change.
 
-    For any HTTP client or proxy that `repairing` does not support. Thinking is turned off in the new body where the
-    repair advises it.
+    It is for HTTP clients and proxies that `repairing` does not support. The new body turns thinking off if the repair
+    advises it.
 
     Args:
-        path: The path of the request's URL, without the query; it decides the format of the body.
-        profile: Whose rules hold, if not those of the path.
-        mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system prompts at the top
-            stay in `sanitize`: both belong to this request.
+        path: Path of the request's URL, without the query; it determines the format of the body.
+        profile: Profile instead of that of the path.
+        mode: As in `midstream.repair`. `rollback` keeps the prompt at the end, and `sanitize` the system prompts at the
+            top, because both belong to this request.
 
     Raises:
-        HistoryRefusedError: In mode `strict`, something would be refused.
-        InvalidHistoryError: The history can be in no request.
-        ValueError: The body is no JSON.
-        UsageError: There is no profile or mode of this name.
+        HistoryRefusedError: In mode `strict`, the provider would refuse the history.
+        InvalidHistoryError: The history is not valid in any request.
+        ValueError: The body is not JSON.
+        UsageError: The profile or the mode is unknown.
     """
     api = next((api for api in _APIS if api.path.search(path)), None)
     request = json.loads(body) if api is not None else None
@@ -136,7 +136,7 @@ def repair_body(
 
 
 def _systems_at_top(history: list[Any]) -> int:
-    """Count the system prompts that this very request brings along."""
+    """Count the system prompts at the top, which belong to this request."""
     for place, message in enumerate(history):
         if not isinstance(message, dict) or message.get("role") not in ("system", "developer"):
             return place
@@ -144,16 +144,16 @@ def _systems_at_top(history: list[Any]) -> int:
 
 
 def _is_continued(request: Json, history: list[Any]) -> bool:
-    """Whether the provider has more of this history than the request (Responses)."""
+    """Return whether the provider stores an earlier part of this history (Responses)."""
     return any(request.get(key) for key in _SERVER_STATE) or any(
         isinstance(item, dict) and item.get("type") == "item_reference" for item in history
     )
 
 
 def _thinking_in(request: Json) -> bool | None:
-    """Whether a response with calls must begin with thinking.
+    """Return whether a response with calls must begin with thinking.
 
-    Only where thinking is plainly on: with `adaptive` thinking a response may come without any.
+    This is so only with `enabled` thinking; with `adaptive` thinking, a response may have none.
     """
     asked = request.get("thinking")
     kind = asked.get("type") if isinstance(asked, dict) else None
@@ -161,7 +161,7 @@ def _thinking_in(request: Json) -> bool | None:
 
 
 def _is_paused(history: list[Any]) -> bool:
-    """Whether the list ends with a paused response: only the provider's own tools were still at work in it."""
+    """Return whether the list ends with a paused response, in which only hosted tools were running."""
     last = history[-1] if history else None
     if (
         not isinstance(last, dict)
@@ -174,7 +174,7 @@ def _is_paused(history: list[Any]) -> bool:
 
 
 def _without_thinking(request: Json) -> Json:
-    """Turn thinking off, with what is refused without it."""
+    """Turn thinking off, and remove fields that are refused without it."""
     sent = {**request, "thinking": {"type": "disabled"}}
     managed = request.get("context_management")
     if isinstance(managed, dict) and isinstance(edits := managed.get("edits"), list):
@@ -186,7 +186,7 @@ def _without_thinking(request: Json) -> Json:
 
 
 def _encode(request: Json) -> bytes:
-    """Write JSON as the providers' own clients do."""
+    """Encode JSON like the providers' own clients."""
     return json.dumps(request, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -194,7 +194,7 @@ def _encode(request: Json) -> bytes:
 
 
 class HookableClient(Protocol):
-    """Interface needed of an HTTP client: those of httpx and httpx2 have it, sync and async."""
+    """The interface of HTTP clients: sync and async clients of httpx and httpx2."""
 
     @property
     def event_hooks(self) -> dict[str, list[Callable[..., Any]]]:
@@ -211,19 +211,21 @@ def repairing(
     mode: Mode = "repair",
     on_repair: OnRepair | None = None,
 ) -> ClientT:
-    """Let a client repair what it sends, and return it. Its transports, proxies and other hooks stay as they are.
+    """Add the repair of histories to a client, and return the client. Its transports, proxies and other hooks do not
+    change.
 
-    A request is never lost to its repair: if that fails, it is logged (what kind of error and where, never
-    content) and the request goes as it was. Requests signed over their body (AWS) go as they are, too.
+    If a repair fails, the error is logged (its type and place, without content), and the request is sent unchanged.
+    Requests with a signature of their body (AWS) are also sent unchanged.
 
     Args:
         client: An `httpx.Client`, `httpx.AsyncClient`, or one of httpx2; also a provider's subclass of these.
-        profile: Whose rules hold, if not those of the path: `deepseek`, `kimi`, `minimax`, `strict-template`, …
-        mode: As of `repair_body`. In `strict`, sending a request that would be refused raises `HistoryRefusedError`.
-        on_repair: Called with each repair, before the request is sent: store its `messages`, show its `edits`.
+        profile: Profile instead of that of the path: `deepseek`, `kimi`, `minimax`, `strict-template`, …
+        mode: As in `repair_body`. In `strict`, sending a request that would be refused raises `HistoryRefusedError`.
+        on_repair: Called with each repair before the request is sent, for example to store its `messages` or show its
+            `edits`.
 
     Raises:
-        UsageError: There is no profile or mode of this name.
+        UsageError: The profile or the mode is unknown.
     """
     if profile is not None:
         find_profile(profile)
@@ -236,7 +238,7 @@ def repairing(
 
 
 class _RequestHook:
-    """Looks at each request of one client. A request is `Any`: it may be httpx's or httpx2's."""
+    """Hook for the requests of one client. A request is `Any`, because it may be of httpx or httpx2."""
 
     def __init__(self, profile: str | None, mode: Mode, on_repair: OnRepair | None) -> None:
         self._profile = profile
@@ -254,13 +256,13 @@ class _RequestHook:
     def _settle(self, request: Any, body: bytes) -> None:  # noqa: ANN401 - see the class
         if len(body) > BODY_BYTES_MAX:
             return
-        happened = "a history was sent as it is"
+        happened = "a history was sent unchanged, because its repair failed"
         try:
             instead = repair_body(request.url.path, body, profile=self._profile, mode=self._mode)
             if instead is None:
                 return
             _rewrite(request, instead.body)
-            happened = "a repaired history was sent, and the report to its caller failed"
+            happened = "a repaired history was sent, but `on_repair` failed"
             _log(instead.repaired)
             if self._on_repair is not None:
                 self._on_repair(instead.repaired)
@@ -281,7 +283,7 @@ def _is_ours(request: Any) -> bool:  # noqa: ANN401 - httpx's or httpx2's
 
 
 def _rewrite(request: Any, body: bytes) -> None:  # noqa: ANN401 - httpx's or httpx2's
-    """Give a request another body. A new one is made and takes the old one's place, by public means only."""
+    """Replace the body of a request, with public methods only."""
     sizes = (b"content-length", b"transfer-encoding")
     headers = [(name, value) for name, value in request.headers.raw if name.lower() not in sizes]
     fresh = type(request)(
@@ -291,7 +293,7 @@ def _rewrite(request: Any, body: bytes) -> None:  # noqa: ANN401 - httpx's or ht
 
 
 def _log(done: Repaired) -> None:
-    """Log what was done: codes only, for everything else in an edit may come from the history."""
+    """Log the codes of edits; their other fields may contain text of the history."""
     level = logging.WARNING if done.is_lossy else logging.INFO
     codes = sorted({edit.code for edit in done.edits})
     _LOG.log(level, "repaired the history in a request", extra={"edits": len(done.edits), "codes": codes})
@@ -306,5 +308,5 @@ def _log_failure(happened: str, error: Exception) -> None:
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     where = f"{place.tb_frame.f_code.co_name}:{place.tb_lineno}" if place is not None else ""
-    # Neither the message nor the traceback: a callback's or a reader's error may quote the history.
+    # Without message and traceback, which may quote the history.
     _LOG.warning("%s: %s in %s", happened, type(error).__name__, where)

@@ -1,4 +1,4 @@
-"""Message lists of LangChain and the states of LangGraph, repaired before they reach a model.
+"""Repair of LangChain's message lists and LangGraph's states before a model receives them.
 
     from midstream.frameworks.langchain import repair_messages
 
@@ -6,8 +6,8 @@
     chain = prompt | RunnableLambda(repair_messages) | model
     messages = repair_messages(stored, profile="anthropic")
 
-In a graph the repaired list replaces the stored one, so that the same repair is not needed again. To set options
-there: `functools.partial(repair_messages, profile="anthropic")`.
+In a graph, the repaired list replaces the stored one, so that the repair is done once. Set options there with
+`functools.partial(repair_messages, profile="anthropic")`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ with extra("langgraph"):
 
 _FORMAT = "langchain"
 _ALL = "__remove_all__"
-"""LangGraph's `REMOVE_ALL_MESSAGES`; LangGraph itself is not needed here."""
+"""LangGraph's `REMOVE_ALL_MESSAGES`, copied because LangGraph may not be installed."""
 _PLACE = "midstream_at"
-"""The key under which a message remembers its number while its list is repaired."""
+"""Key of a message's index during the repair of its list."""
 _FIELDS = ("content", "name", "tool_calls", "invalid_tool_calls", "tool_call_id", "status")
-"""What a repair reads and writes of a message. All else of it (artifacts, metadata) may be no JSON."""
+"""Fields of a message that a repair reads and writes. Others (artifacts, metadata) may not be JSON."""
 
 OnRepair = Callable[[Repaired], None]
 FindResult = Callable[[AIMessage, Any], ToolMessage | None]
-"""Returns the result of a call of a message, where a journal has it."""
+"""Returns the result of a message's call from a journal, or None."""
 
 _find_result: ContextVar[FindResult | None] = ContextVar("midstream_langchain_results", default=None)
 
 
 @contextmanager
 def journaled_results(find: FindResult) -> Generator[None, None, None]:
-    """Let `repair_messages` inside give a call without a result the one that a journal has."""
+    """Let `repair_messages` take missing results from a journal, inside this context."""
     token = _find_result.set(find)
     try:
         yield
@@ -62,7 +62,7 @@ def journaled_results(find: FindResult) -> Generator[None, None, None]:
 
 
 class State(Protocol):
-    """The state of a graph, where it is an object and no mapping."""
+    """The state of a graph that is an object instead of a mapping."""
 
     messages: list[BaseMessage]
 
@@ -96,22 +96,22 @@ def repair_messages(
 ) -> list[BaseMessage] | dict[str, list[BaseMessage]]:
     """Repair a list of messages, a prompt, or the state of a graph.
 
-    Of a list, the very list comes back where nothing is wrong; otherwise a new one, in which every message that
-    needed no change is still the same object. Of a state (anything that holds `messages`) an update comes back:
-    no messages where nothing is wrong, otherwise the removal of all and the repaired ones. Inside `run` of a guard
-    (`midstream.frameworks.langgraph`), a call without a result gets the one that the journal has.
+    For a list without findings, the same list is returned; otherwise a new one, in which unchanged messages are the
+    same objects. For a state (with `messages`), an update is returned: without messages if there are no findings,
+    otherwise the removal of all messages and the repaired ones. Inside `run` of a guard
+    (`midstream.frameworks.langgraph`), missing results are taken from the journal.
 
     Args:
-        profile: Whose rules hold; what every provider asks for unless named. Where the provider takes its system
-            prompt apart, system messages at the top of the list stay there: LangChain moves them.
-        mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system messages at the top
-            stay in `sanitize`.
-        on_repair: Called with each repair: the new list in `messages`, what was done in `edits`.
+        profile: Profile of the provider; by default, the rules of every provider. System messages at the top of the
+            list stay there also if the provider's API separates the system prompt: LangChain moves them.
+        mode: As in `midstream.repair`. `rollback` keeps the prompt at the end, and `sanitize` the system messages at
+            the top.
+        on_repair: Called with each repair; `messages` is the new list, `edits` the changes.
 
     Raises:
-        HistoryRefusedError: In mode `strict`, something would be refused.
-        InvalidHistoryError: A message holds what has no JSON form. Nothing was changed.
-        UsageError: There is no profile or mode of this name.
+        HistoryRefusedError: In mode `strict`, the provider would refuse the history.
+        InvalidHistoryError: A message contains a value without JSON form. Nothing was changed.
+        UsageError: The profile or the mode is unknown.
     """
     if isinstance(given, PromptValue):
         return _repair(_with_journaled(given.to_messages()), profile, mode, on_repair)
@@ -141,7 +141,7 @@ def _repair(
 
 
 def _with_journaled(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages with the results that a journal has of their calls; the very list where it has none."""
+    """Add results of calls from a journal to the messages; return the same list without such results."""
     find = _find_result.get()
     if find is None:
         return messages
@@ -161,7 +161,7 @@ def _with_journaled(messages: list[BaseMessage]) -> list[BaseMessage]:
 
 
 def _answered_after(messages: list[BaseMessage], place: int) -> set[str]:
-    """Return the ids of the calls that have a result before the next response."""
+    """Return the ids of calls with a result before the next response."""
     answered: set[str] = set()
     for message in messages[place + 1 :]:
         if isinstance(message, AIMessage):
@@ -184,7 +184,7 @@ def _write(message: BaseMessage, place: int) -> dict[str, Any]:
 
 
 class _Loading:
-    """Turns repaired JSON back into messages, taking what is still there from the originals."""
+    """Converts repaired JSON back to messages, and reuses unchanged originals."""
 
     def __init__(self, messages: list[BaseMessage], written: list[dict[str, Any]], top: int) -> None:
         self._messages = messages
@@ -204,10 +204,10 @@ class _Loading:
             return original
         update = {name: value for name, value in written["data"].items() if name in _FIELDS}
         if update.get("tool_calls") != getattr(original, "tool_calls", None):
-            # The provider's own form of the calls: left there, LangChain would read them back from it.
+            # Remove the provider's own form of the calls, from which LangChain would read them again.
             kept = {key: value for key, value in original.additional_kwargs.items() if key != "tool_calls"}
             update["additional_kwargs"] = kept
         if place in self._taken:
-            update["id"] = None  # one message became two; LangGraph would fold two of one id into one
+            update["id"] = None  # one message became two; LangGraph would merge messages with equal ids
         self._taken.add(place)
         return original.model_copy(update=update)

@@ -1,4 +1,4 @@
-"""Tools of LangGraph that run at most once, however often the graph runs their step again.
+"""Tools of LangGraph that run at most once, although the graph may repeat their step.
 
     from midstream.frameworks.langgraph import at_most_once
 
@@ -8,9 +8,9 @@
     async with guard.run(thread):
         state = await graph.ainvoke(given, config, durability="sync")
 
-LangGraph runs the whole tools node again after a crash: calls that had ended run a second time. With this, a call
-that ended gives its result from the journal, and a call that was cut is handled by its policy. For asynchronous
-graphs with a checkpointer, whose thread id names the session.
+After a crash, LangGraph runs the whole tools node again, including calls that had ended. With this guard, an ended call
+returns its result from the journal, and the policy decides about an interrupted call. It is for asynchronous graphs
+with a checkpointer; the thread id determines the session.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ with extra("langgraph"):
 
 DRIVER = "langgraph"
 WRITING_S = 5.0
-"""Seconds that a cancelled graph has to write its checkpoints, before its thread is released."""
-_NOT_KEPT = "This tool finished, but what it returned is no message and was lost when the process died."
+"""Seconds for a cancelled graph to write its checkpoints, before its thread is released."""
+_NOT_KEPT = "This tool finished, but its return value is not a message and was lost when the process died."
 _DURABILITY = "__pregel_durability"
-"""Where LangGraph keeps a run's `durability` in its config, for subgraphs; absent for the default, "async"."""
+"""Key of a run's `durability` in LangGraph's config; absent for the default, "async"."""
 
 _run: ContextVar[tuple[str, ActiveRun] | None] = ContextVar("midstream_langgraph_run", default=None)
-"""The session whose run is at work here, and the run."""
+"""The session and the run of the current context."""
 
 
 class ToolCallRequest(Protocol):
-    """Argument of a wrapper of tool calls, as LangGraph passes it."""
+    """LangGraph's argument of a wrapper of tool calls."""
 
     tool_call: Any
     state: Any
@@ -68,9 +68,9 @@ Execute = Callable[[Any], Awaitable[Any]]
 
 
 class ToolGuard:
-    """Lets each call of a graph's tools start at most once; `at_most_once` makes it.
+    """Lets each tool call of a graph start at most once; created by `at_most_once`.
 
-    Called by LangGraph as the asynchronous wrapper of tool calls.
+    LangGraph calls it as the asynchronous wrapper of tool calls.
     """
 
     def __init__(self, book: CallBook, policies: Mapping[str, OnDoubt]) -> None:
@@ -78,21 +78,21 @@ class ToolGuard:
         self._policies = policies
 
     def tool_node(self, tools: Sequence[Any], **options: Any) -> ToolNode:  # noqa: ANN401 - LangGraph's options
-        """Make a `ToolNode` whose calls are guarded; `invoke` and `stream` without `async` raise `UsageError`."""
+        """Create a `ToolNode` with guarded calls; synchronous `invoke` and `stream` raise `UsageError`."""
         return ToolNode(
             tools, wrap_tool_call=self.refuse_synchronous_call, awrap_tool_call=self.__call__, **options
         )
 
     @asynccontextmanager
     async def run(self, thread: str) -> AsyncGenerator[None, None]:
-        """Claim a thread for the runs of its graph inside: no other process can run it meanwhile.
+        """Claim a thread for runs of its graph inside this context; no other process can run it meanwhile.
 
-        Leaving it without an error settles calls in doubt that the graph did not request again: their outcome is
-        unknown for good.
+        Leaving the context without an error ends calls in doubt that the graph did not request again, with the outcome
+        unknown.
 
         Raises:
             SessionBusyError: The thread is running in this process. Nothing was changed.
-            LeaseHeldError: Another process runs it. Nothing was changed.
+            LeaseHeldError: Another process runs the thread. Nothing was changed.
         """
         session = _session_of(thread)
         run = await self._book.begin_run(session)
@@ -110,11 +110,11 @@ class ToolGuard:
             await self._book.end_run(session, run, is_complete=is_complete)
 
     async def close(self) -> None:
-        """Close the store. Calls that run are in doubt for the next process."""
+        """Close the store. Running calls are in doubt for the next process."""
         await self._book.close()
 
     def refuse_synchronous_call(self, request: Any, execute: Any) -> NoReturn:  # noqa: ANN401, ARG002 - LangGraph's
-        """Refuse a call of a graph that runs without `async`, before its tool starts.
+        """Refuse a call of a synchronous run, before its tool starts.
 
         Raises:
             UsageError: Always.
@@ -127,9 +127,9 @@ class ToolGuard:
         """Run a call, or return its outcome from the journal.
 
         Raises:
-            UsageError: The graph has no thread id, is not run inside `run`, or not with `durability="sync"`. The tool
-                was not started.
-            CallReusedError: An id comes again with other arguments. The tool was not started.
+            UsageError: The graph has no thread id, or does not run inside `run` with `durability="sync"`. The tool was
+                not started.
+            CallReusedError: The call's id was used with other arguments. The tool was not started.
         """
         session, run = _require_run(request)
         call = _call_of(request)
@@ -141,7 +141,7 @@ class ToolGuard:
         try:
             with running(started):
                 value = await execute(request)
-        except GraphBubbleUp:  # an interrupt: a person decides, then the tool begins anew
+        except GraphBubbleUp:  # an interrupt: the tool starts again after a person's decision
             waits = ToolResult(call.id, "It waits for somebody.", Outcome.CANCELLED)
             await self._book.finish(started, waits, SUSPENDED)
             raise
@@ -167,13 +167,13 @@ def at_most_once(
     world: World | None = None,
     observers: Iterable[Observer] = (),
 ) -> ToolGuard:
-    """Make a guard of tool calls: `guard.tool_node(tools)`, and `async with guard.run(thread)` around each run.
+    """Create a guard of tool calls: use `guard.tool_node(tools)`, and `async with guard.run(thread)` around each run.
 
     Args:
-        store: Where the journals live: a store, or the path of an SQLite file. Not the checkpointer's.
-        on_doubt: Policies by tool name, for calls that started and whose outcome is unknown: `unknown` (the default:
-            the model is informed), `rerun`, `rerun_with_key`.
-        world: Clock, chance and tasks; the real ones by default.
+        store: Store of the journals, or the path of a SQLite file, which is not that of the checkpointer.
+        on_doubt: Policies for calls in doubt, by tool name: `unknown` (the default: the model is informed), `rerun`,
+            `rerun_with_key`.
+        world: Clock, random numbers and tasks; the real ones by default.
         observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`.
     """
     opened = open_store(store, world=world or World())
@@ -182,7 +182,7 @@ def at_most_once(
 
 
 async def _settle(error: asyncio.CancelledError) -> None:
-    """Wait for what a cancelled graph still writes: LangGraph hands over the task in the cancellation."""
+    """Wait for the last writes of a cancelled graph, whose task LangGraph passes in the cancellation."""
     writing = [each for each in error.args if isinstance(each, asyncio.Task)]
     if writing:
         await asyncio.wait(writing, timeout=WRITING_S)
@@ -192,7 +192,7 @@ def _require_run(request: ToolCallRequest) -> tuple[str, ActiveRun]:
     """Return the session of a call, and its run.
 
     Raises:
-        UsageError: Its graph is not run as it must be for a call to run at most once.
+        UsageError: The graph does not run as at-most-once calls require.
     """
     config = getattr(request.runtime, "config", None) or {}
     known = config.get("configurable", {})
@@ -207,8 +207,8 @@ def _require_run(request: ToolCallRequest) -> tuple[str, ActiveRun]:
     durability = known.get(_DURABILITY, "async")
     if durability != "sync":
         raise UsageError(
-            f'the graph runs with durability="{durability}": after a kill its model is asked again, and the calls run '
-            'twice under other ids. Pass durability="sync" to `ainvoke` or `astream`.'
+            f'the graph runs with durability="{durability}": after a kill its model is called again, and the tools '
+            'run twice under other call ids. Pass durability="sync" to `ainvoke` or `astream`.'
         )
     return claimed
 
@@ -217,13 +217,13 @@ def _session_of(thread: str) -> str:
     name = f"{DRIVER}:{thread}"
     try:
         require_session_id(name)
-    except UsageError:  # a thread may be called anything
+    except UsageError:  # any text may be a thread id
         return f"{DRIVER}:{hashlib.blake2b(thread.encode(), digest_size=16).hexdigest()}"
     return name
 
 
 def _call_of(request: ToolCallRequest) -> ToolCall:
-    """Return the call under an id that is its own in the whole thread: providers use one again in a later response."""
+    """Return the call with an id that is unique in the thread: providers may reuse ids in later responses."""
     asked = request.tool_call
     call_id = str(asked["id"] or "")
     state = request.state
@@ -246,7 +246,7 @@ def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:
     outcome = Outcome.ERROR if value.status == "error" else Outcome.OK
     try:
         native = storable(value.model_dump_json())
-    except ValueError:  # an artifact that is no JSON stays with this run
+    except ValueError:  # an artifact that is not JSON is available in this run only
         native = storable(value.model_copy(update={"artifact": None}).model_dump_json())
     return ToolResult(call_id, storable(str(value.text)), outcome), native
 

@@ -1,4 +1,4 @@
-"""A LangGraph graph's output as events of a model, and a session's history as messages of a graph."""
+"""Conversion of a LangGraph graph's output to events of a model, and of a session's history to messages."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ with extra("langgraph"):
     from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
 
 INTERRUPT = "interrupt"
-"""The name of the call by which a graph asks a person."""
+"""Name of the call with which a graph asks a person."""
 APPROVE = "approve"
-"""The name of the call by which a graph asks whether it may call a tool."""
+"""Name of the call with which a graph requests the approval of a tool call."""
 BREAK = "\n\n"
-"""Between the texts of two messages in one response."""
+"""Separator of the texts of two messages in one response."""
 
 
 # --- text -----------------------------------------------------------------------------------------------------
 
 
 class GraphText:
-    """The text of a graph's messages in one response: each message once, those of parallel nodes one behind the other.
+    """Emits the text of a graph's messages in one response: each message once, parallel nodes one after the other.
 
     Args:
-        shown: The ids of the messages that earlier responses of the turn have shown.
+        shown: Ids of messages that earlier responses of the turn contain.
     """
 
     def __init__(self, shown: Collection[str]) -> None:
@@ -44,11 +44,11 @@ class GraphText:
         self._whole: set[str] = set()
         self._has_text = False
         self._queues: dict[str, list[BaseMessage]] = {}
-        """Messages by task; those of the first one have been emitted."""
+        """Messages by task; those of the first task were emitted."""
         self._over: set[str] = set()
 
     def take_message(self, task: str, message: BaseMessage) -> Iterator[ModelEvent]:
-        """Take a message, or a piece of one, of a task."""
+        """Handle a message of a task, or a chunk of one."""
         if not isinstance(message, AIMessage):
             return
         queue = self._queues.setdefault(task, [])
@@ -59,30 +59,30 @@ class GraphText:
             yield Working(task.rpartition("|")[2].partition(":")[0])
 
     def end_node(self, node: str) -> Iterator[ModelEvent]:
-        """Take the end of the tasks of a node."""
+        """Handle the end of a node's tasks."""
         self._over |= {task for task in self._queues if task.rpartition(":")[0] == node}
         while self._queues and (task := next(iter(self._queues))) in self._over:
             del self._queues[task]
             yield from self._emit_next()
 
     def end_run(self) -> Iterator[ModelEvent]:
-        """Take the end of the run."""
+        """Handle the end of the run."""
         while self._queues:
             del self._queues[next(iter(self._queues))]
             yield from self._emit_next()
 
     def repeat_message(self, message: BaseMessage) -> Iterator[ModelEvent]:
-        """Take a whole message that an attempt before this one has made."""
+        """Handle a complete message of an earlier attempt."""
         if isinstance(message, AIMessage):
             yield from self._emit(message)
 
-    def or_last(self, messages: Sequence[BaseMessage]) -> Iterator[ModelEvent]:
-        """Yield the last message where none was streamed: a node may have written it without an id."""
+    def emit_last_if_empty(self, messages: Sequence[BaseMessage]) -> Iterator[ModelEvent]:
+        """Emit the last message if there was no text: a node may have written it without an id."""
         if not self._has_text and messages and isinstance(messages[-1], AIMessage):
             yield from self._text_of(messages[-1])
 
     def signature(self) -> str:
-        """Return what the journal keeps with the first call of this response, for `TurnSoFar`."""
+        """Return the data for `TurnSoFar`, which the journal stores with the first call of this response."""
         return msgspec.json.encode({"shown": self._said}).decode()
 
     def _emit_next(self) -> Iterator[ModelEvent]:
@@ -95,7 +95,7 @@ class GraphText:
             return
         if known and not isinstance(message, AIMessageChunk):
             self._whole.add(known)
-            if known in self._said:  # its pieces have come already
+            if known in self._said:  # its chunks were emitted
                 return
         yield from self._text_of(message)
         if known and known not in self._said:
@@ -141,13 +141,13 @@ def _thinking_in(message: Any) -> Iterator[str]:  # noqa: ANN401 - LangChain's
 
 
 class TurnSoFar(Struct, frozen=True):
-    """The text that the responses of a turn have shown, and the outcomes of their calls.
+    """The messages in the earlier responses of a turn, and the outcomes of their calls.
 
     Args:
-        shown: The ids of the messages that they have shown.
-        results: By call: how it ended. Without calls whose tool stopped to ask: they run again.
-        answers: By call whose tool stopped to ask: what people answered.
-        asking: Calls whose tool stopped to ask and has no answer.
+        shown: Ids of the messages.
+        results: Results by call, without calls whose tool called `interrupt`, which run again.
+        answers: Answers of people by call, for calls whose tool called `interrupt`.
+        asking: Calls whose tool called `interrupt` and has no answer.
     """
 
     shown: frozenset[str]
@@ -157,7 +157,7 @@ class TurnSoFar(Struct, frozen=True):
 
     @classmethod
     def of(cls, history: History, response: int) -> TurnSoFar:
-        """Read it from a history, given the number of the response that is asked for."""
+        """Compute it from a history, for the response with this number."""
         steps = [each for each in history.entries if isinstance(each, Step)]
         shown: set[str] = set()
         results: dict[str, ToolResult] = {}
@@ -194,7 +194,7 @@ class InterruptAnswer(Struct, frozen=True):
 
 
 def calls_of(interrupt_id: str, value: Any) -> Iterator[ToolCallRequested]:  # noqa: ANN401 - the application's own
-    """Give the calls by which people are asked what an interrupt asks: one each for approvals, else one question."""
+    """Yield the calls that show an interrupt to people: one for each approval, else one question."""
     actions = _actions_in(value)
     if not actions:
         yield ToolCallRequested(interrupt_id, INTERRUPT, _json(_question_of(value)))
@@ -210,7 +210,7 @@ def calls_of(interrupt_id: str, value: Any) -> Iterator[ToolCallRequested]:  # n
 
 
 def answer_of(interrupt: Any, results: Mapping[str, ToolResult]) -> InterruptAnswer | None:  # noqa: ANN401 - LangGraph's
-    """Return what people answered to an interrupt; None where the answer is not there."""
+    """Return the answer to an interrupt, or None."""
     actions = _actions_in(interrupt.value)
     if not actions:
         found = results.get(interrupt.id)
@@ -227,7 +227,7 @@ def answer_of(interrupt: Any, results: Mapping[str, ToolResult]) -> InterruptAns
 
 
 def value_of(words: str) -> Any:  # noqa: ANN401 - the application's own
-    """Return what `interrupt` returns for an answer: objects, lists, true and false are JSON, all else is text."""
+    """Return the value of `interrupt` for an answer: objects, lists, true and false are JSON, anything else is text."""
     with contextlib.suppress(msgspec.DecodeError):
         value = msgspec.json.decode(words)
         if isinstance(value, dict | list | bool):
@@ -236,7 +236,7 @@ def value_of(words: str) -> Any:  # noqa: ANN401 - the application's own
 
 
 def _actions_in(value: Any) -> Sequence[Mapping[str, Any]]:  # noqa: ANN401 - the application's own
-    """Return the calls that `HumanInTheLoopMiddleware` asks about, where each can be allowed and declined."""
+    """Return the calls of a `HumanInTheLoopMiddleware` request if each can be allowed and declined, else none."""
     if not isinstance(value, Mapping) or not isinstance(value.get("review_configs"), list):
         return ()
     choices = [{*each.get("allowed_decisions", ())} for each in value["review_configs"]]
@@ -273,25 +273,25 @@ def _json(value: object) -> str:
 
 
 def message_id(turn: int) -> str:
-    """Return the id of the message of a turn in the state of a graph."""
+    """Return the id of a turn's message in the state of a graph."""
     return f"midstream-{turn}"
 
 
 def messages_since(messages: Sequence[BaseMessage], turn: int) -> Sequence[BaseMessage]:
-    """Return the messages behind that of a turn; none where the graph has removed it."""
+    """Return the messages after that of a turn; none if the graph has removed it."""
     ids = [each.id for each in messages]
     known = message_id(turn)
     return messages[ids.index(known) + 1 :] if known in ids else ()
 
 
 def new_messages(history: History, state: Any, turn: int, known: int) -> list[BaseMessage]:  # noqa: ANN401 - LangGraph's
-    """Return what of a history the state of a graph lacks, the message of this turn last.
+    """Return the messages of a history that the state of a graph lacks; the message of this turn is the last one.
 
     Args:
-        history: All messages of the session.
+        history: History of the session.
         state: The graph's newest state.
-        turn: The number of this turn.
-        known: That of the turn whose message is in the state; 0 for none.
+        turn: Number of this turn.
+        known: Number of the turn whose message is in the state; 0 for none.
     """
     turns: list[list[UserMessage | Step]] = []
     for entry in history.entries:
@@ -308,7 +308,7 @@ def new_messages(history: History, state: Any, turn: int, known: int) -> list[Ba
 
 
 def _ends(state: Any, cut: Sequence[UserMessage | Step]) -> Iterator[BaseMessage]:  # noqa: ANN401 - LangGraph's
-    """Yield the end of a turn that was cut: a result for each open call, and the last text."""
+    """Yield the end of an interrupted turn: a result for each open call, and the last text."""
     steps = [each for each in cut if isinstance(each, Step)]
     results = [result for each in steps for result in each.results]
     open_calls: dict[str, Any] = {}

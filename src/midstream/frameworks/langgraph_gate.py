@@ -1,8 +1,8 @@
-"""Tool calls of a LangGraph graph, taken out of the graph and run one by one by its server.
+"""Capture of a LangGraph graph's tool calls, which its server then runs one by one.
 
-A `ToolNode` in a graph that runs under a `GraphPass` does not run its tools: each call without a result is noted in the
-pass, and its task stops as if it had called `interrupt`. The noted call is run later, in the context that the graph
-made for it (state, store, runtime, config). When the graph then runs on, the node gets the results.
+Under a `GraphPass`, a `ToolNode` does not run its tools: each call without a result is captured, and its task stops as
+if it had called `interrupt`. The captured call runs later, in the context of the graph (state, store, runtime, config).
+When the graph continues, the node receives the results.
 """
 
 from __future__ import annotations
@@ -32,36 +32,35 @@ with extra("langgraph"):
     from langgraph.types import Interrupt
 
 RUN_KEY = "__midstream_pass"
-"""The key of a run's `GraphPass` in its config. LangGraph hands it on to every task, and keeps it out of
-checkpoints."""
+"""Key of a run's `GraphPass` in its config. LangGraph passes it to every task, and excludes it from checkpoints."""
 MARK = "midstream: a call waits here"
-"""The value of the interrupt with which a call stops its task."""
+"""Value of the interrupt with which a captured call stops its task."""
 ASKED = "The tool stopped to ask a person. It runs again with the answer."
-"""The content of a call whose tool called `interrupt`."""
+"""Result content of a call whose tool called `interrupt`."""
 POLICY_KEY = "midstream"
-"""A tool's metadata under this key is its policy: `metadata={"midstream": "rerun"}`."""
+"""Key of the policy in a tool's metadata: `metadata={"midstream": "rerun"}`."""
 GRACE_S = 1.0
-"""Seconds that a cancelled tool has to end; then it is abandoned."""
+"""Seconds for a cancelled tool to end; then it is abandoned."""
 _RUN_ONE = "_arun_one"
-"""The method of a `ToolNode` that runs one call; there is no public place to stand between."""
+"""Method of a `ToolNode` that runs one call; there is no public hook."""
 _SCRATCHPAD, _SEND, _NAMESPACE = "__pregel_scratchpad", "__pregel_send", "checkpoint_ns"
 
 _is_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("midstream_langgraph_call", default=False)
 
 
 class InterruptRaised(Struct, frozen=True):
-    """A tool called `interrupt` and waits for a person: see `Captured.run`."""
+    """A tool called `interrupt`, and waits for a person: see `Captured.run`."""
 
     value: Any
     wants_json: bool = False
 
 
 class NestedInterruptError(Exception):
-    """A graph that a tool runs called `interrupt`; the answer would not reach it."""
+    """A graph inside a tool called `interrupt`; the answer could not reach it."""
 
 
 class Captured:
-    """A call that waits to be run, in the context that its graph made for it."""
+    """A captured call, with the context of its graph."""
 
     def __init__(self, original: Callable[..., Any], call: Any, kind: str, runtime: Any) -> None:  # noqa: ANN401 - LangGraph's
         self.call = call
@@ -73,15 +72,15 @@ class Captured:
     async def run(
         self, context: CallContext, arguments: Mapping[str, Any], answers: Sequence[object], world: World
     ) -> Any:  # noqa: ANN401 - what a tool returns
-        """Run the tool and return what it returned; `InterruptRaised` where it needs another answer.
+        """Run the tool and return its value, or `InterruptRaised` if it needs another answer.
 
         Args:
             context: The call, for `current_call`.
-            arguments: The model's arguments, or those of the person who changed them.
-            answers: What its `interrupt` calls return, in their order.
+            arguments: The model's arguments, or those of a person who changed them.
+            answers: Return values of its `interrupt` calls, in order.
 
         Raises:
-            NestedInterruptError: A graph within the tool requires the answer.
+            NestedInterruptError: A graph inside the tool needs the answer.
         """
         interrupts = itertools.count()
         known = self._runtime.config["configurable"]
@@ -116,12 +115,12 @@ class Captured:
 
 
 class GraphPass:
-    """One run of a graph, up to where nothing goes on without a result.
+    """One run of a graph, until it needs results to continue.
 
     Args:
-        results: How calls ended, by the id under which they were noted; without those that stopped to ask.
-        returned: Of those, what returned more than text.
-        asking: Calls whose tools stopped to ask, and have no answer yet.
+        results: Results of captured calls by id, without calls whose tool called `interrupt`.
+        returned: Return values of these calls that are not only text.
+        asking: Calls whose tool called `interrupt`, and has no answer yet.
     """
 
     def __init__(
@@ -132,13 +131,13 @@ class GraphPass:
     ) -> None:
         self.captured: dict[str, Captured] = {}
         self.asking: dict[str, InterruptRaised] = {}
-        """The calls of `asking` that are still wanted."""
+        """The calls of `asking` that the graph requested again."""
         self._results = results or {}
         self._returned = returned or {}
         self._known_asking = asking or {}
 
     def take(self, original: Callable[..., Any], call: Any, kind: str, runtime: Any) -> Any:  # noqa: ANN401 - LangGraph's
-        """Return the result of a call, or note it and stop its task."""
+        """Return the result of a call, or capture the call and stop its task."""
         call_id = _call_id(call, runtime.config["configurable"].get(_NAMESPACE, ""))
         result = self._results.get(call_id)
         if result is not None:
@@ -154,7 +153,7 @@ class GraphPass:
 
 
 def install(node: langgraph.prebuilt.ToolNode) -> None:
-    """Let a node run its tools by the `GraphPass` of a run; without one it does what it did."""
+    """Let a node pass its calls to the `GraphPass` of a run, if there is one."""
     original = getattr(node, _RUN_ONE, None)
     if original is None:
         raise UsageError(
@@ -187,7 +186,7 @@ class _Gate:
 
 
 class Guard(BaseCallbackHandler):  # type: ignore[misc, unused-ignore]
-    """Refuses tools that a node runs itself: a crash would run them twice, and the journal would not have them."""
+    """Refuses tools that a node runs itself: a crash could run them twice, and they are not in the journal."""
 
     raise_error = True
     run_inline = True
@@ -200,7 +199,7 @@ class Guard(BaseCallbackHandler):  # type: ignore[misc, unused-ignore]
         metadata: dict[str, Any] | None = None,
         **_: Any,  # noqa: ANN401 - LangChain's
     ) -> None:
-        """Refuse a tool outside of a noted call, unless running it again does no harm."""
+        """Refuse a tool outside of a captured call, unless it may run again."""
         known = metadata or {}
         if _is_inside.get() or can_repeat(known):
             return
@@ -213,19 +212,19 @@ class Guard(BaseCallbackHandler):  # type: ignore[misc, unused-ignore]
 
 
 def can_repeat(metadata: Mapping[str, Any]) -> bool:
-    """Whether a tool may run again by itself: by its policy, or by the hints of an MCP server."""
+    """Return whether a tool may run again, by its policy or the hints of an MCP server."""
     hinted = metadata.get("readOnlyHint") is True or metadata.get("idempotentHint") is True
     return bool(metadata.get(POLICY_KEY, "rerun" if hinted else "") == "rerun")
 
 
 def message_of(call: Any, result: ToolResult) -> ToolMessage:  # noqa: ANN401 - LangGraph's
-    """Return a result as the graph reads it."""
+    """Convert a result to a message of the graph."""
     status = "success" if result.outcome is Outcome.OK else "error"
     return ToolMessage(result.content, tool_call_id=call["id"], name=call["name"], status=status)
 
 
 def text_of(value: Any, call_id: str) -> tuple[str, Outcome, bool]:  # noqa: ANN401 - what a tool returned
-    """Return what a tool returned as text, how it ended, and whether it is more than that text."""
+    """Return a tool's value as text, its outcome, and whether the value is more than that text."""
     if isinstance(value, ToolMessage):
         outcome = Outcome.ERROR if value.status == "error" else Outcome.OK
         is_more = (
@@ -246,7 +245,7 @@ def _messages_in(value: Any) -> list[ToolMessage]:  # noqa: ANN401 - what a tool
 
 
 def _call_id(call: Any, namespace: str) -> str:  # noqa: ANN401 - LangGraph's
-    """Return an id for a call that is its own in the whole thread, and the same when its task runs again."""
+    """Return an id of a call that is unique in the thread, and the same when its task runs again."""
     known = msgspec.json.encode([namespace, call["id"], call["name"], call["args"]], order="deterministic")
     digest = hashlib.blake2b(known, digest_size=4).hexdigest()
     return f"{storable(str(call['id'] or 'call'))[:100]}-{digest}"

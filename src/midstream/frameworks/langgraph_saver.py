@@ -1,7 +1,7 @@
-"""Checkpoints of LangGraph graphs in the store of the engine that serves them, under the names of the sessions.
+"""Checkpoints of served LangGraph graphs in the engine's store, by session.
 
-A thread is one entry: the newest checkpoint of the graph and of each subgraph, with the writes of their tasks. A
-process that lost its session to another one replaces an entry that has moved, which fails: it can change nothing.
+A thread is one entry: the newest checkpoint of the graph and of each subgraph, with the writes of their tasks. Writes
+are conditional on the version, so a process that lost its session cannot change the entry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ with extra("langgraph"):
     )
 
 Typed = tuple[str, bytes]
-"""A value as LangGraph serializes it: how, and the bytes."""
+"""A value serialized by LangGraph: type and bytes."""
 
 
 class Write(Struct):
@@ -57,9 +57,9 @@ class GraphThread(Struct):
     """The stored state of a session's thread.
 
     Args:
-        spaces: By checkpoint namespace; "" is the graph itself.
-        answers: What people answered to calls that stopped to ask, by call.
-        returned: What calls returned that is more than text, by call: that text, and the value.
+        spaces: Checkpoints by namespace; "" is the graph itself.
+        answers: Answers of people to calls whose tool called `interrupt`, by call.
+        returned: Return values that are not only text, by call: text and value.
     """
 
     spaces: dict[str, Space] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class GraphThread(Struct):
 
 
 class KeyValueSaver(BaseCheckpointSaver[str]):
-    """A checkpointer for one engine. `load` a thread before its graph runs."""
+    """Checkpointer of one engine. `load` a thread before its graph runs."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def load(self, session: str) -> GraphThread:
-        """Read a thread anew: another process may have changed it."""
+        """Read a thread from the store: another process may have changed it."""
         found = await self.kv.kv_get(GRAPHS, session)
         thread = msgspec.msgpack.decode(found.body, type=GraphThread) if found is not None else GraphThread()
         self._threads[session] = (thread, found.version if found is not None else 0)
@@ -89,12 +89,12 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         return self._threads[session][0]
 
     def release_thread(self, session: str) -> None:
-        """Let go of a thread in memory."""
+        """Remove a thread from memory."""
         self._threads.pop(session, None)
         self._locks.pop(session, None)
 
     async def keep_answers(self, session: str, answers: Mapping[str, Sequence[object]]) -> None:
-        """Keep what people answered to calls that stopped to ask."""
+        """Store people's answers to calls whose tool called `interrupt`."""
         thread, _ = self._threads[session]
         typed = {name: [self.serde.dumps_typed(each) for each in values] for name, values in answers.items()}
         if any(thread.answers.get(name) != values for name, values in typed.items()):
@@ -102,10 +102,10 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
             await self._keep(session)
 
     async def store_returned(self, session: str, call_id: str, text: str, value: object) -> None:
-        """Keep what a call returned that is more than text.
+        """Store a call's return value that is not only text.
 
         Raises:
-            TypeError, ValueError: It cannot be serialized.
+            TypeError, ValueError: The value cannot be serialized.
         """
         if session not in self._threads:
             await self.load(session)
@@ -115,7 +115,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
     # --- the interface of a LangGraph checkpointer ------------------------------------------------------------
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the newest checkpoint, or the one that is named, where it is the newest."""
+        """Return the newest checkpoint; None if another one is requested."""
         session, namespace, checkpoint_id = _place(config)
         thread, _ = self._threads[session]
         space = thread.spaces.get(namespace)
@@ -138,7 +138,7 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Give the newest checkpoint: earlier ones are not kept."""
+        """Yield the newest checkpoint; earlier ones are not kept."""
         found = await self.aget_tuple(config) if config is not None and before is None else None
         if found is not None and limit != 0:
             yield found
@@ -148,12 +148,12 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,  # noqa: ARG002 - a checkpoint is kept whole
+        new_versions: ChannelVersions,  # noqa: ARG002 - a checkpoint is stored completely
     ) -> RunnableConfig:
-        """Keep a checkpoint in the place of the one before."""
+        """Replace the previous checkpoint."""
         session, namespace, parent = _place(config)
         thread, _ = self._threads[session]
-        if not namespace:  # the tasks of the step before are over, and so are the subgraphs they ran
+        if not namespace:  # the tasks of the previous step have ended, with their subgraphs
             thread.spaces = {name: each for name, each in thread.spaces.items() if ":" not in name}
             thread.answers, thread.returned = {}, {}
         thread.spaces[namespace] = Space(
@@ -172,11 +172,11 @@ class KeyValueSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",  # noqa: ARG002 - the order of tasks is LangGraph's
     ) -> None:
-        """Keep what a task of the newest checkpoint wrote."""
+        """Store writes of a task of the newest checkpoint."""
         session, namespace, checkpoint_id = _place(config)
         space = self._threads[session][0].spaces.get(namespace)
         if space is None or space.checkpoint_id != checkpoint_id:
-            return  # of a step that is over
+            return  # writes of an earlier step
         known = {(each.task, each.place): at for at, each in enumerate(space.writes)}
         for index, (channel, value) in enumerate(writes):
             place = WRITES_IDX_MAP.get(channel, index)

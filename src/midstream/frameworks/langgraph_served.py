@@ -4,10 +4,10 @@
 
     agent = make_agent(graph)
 
-`midstream serve module:graph` calls it too. The graph decides what happens next; its state is kept in the engine's
-own store, under the name of the session. It runs up to where nothing goes on without a result: that is one response.
-The calls of its `ToolNode`s are then run one by one like those of any agent, each journaled before it starts, and its
-interrupts are questions to people. With their results the graph runs on.
+`midstream serve module:graph` also calls it. The graph controls the turn; its state is in the engine's store, by
+session. A response is one run of the graph until it needs results. Then the calls of its `ToolNode`s run one by one
+like those of any agent, each journaled before it starts. Its interrupts are questions to people. With the results, the
+graph continues.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ with extra("langgraph"):
     from langgraph.types import Command
 
 LIVE_MAX = 1000
-"""Sessions whose waiting calls are remembered; those of the others are found again by running their graph."""
+"""Sessions whose captured calls stay in memory; for others, the graph runs again to capture them."""
 _POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
 _TURN = "midstream_turn"
-"""The key of checkpoint metadata for the turn whose message is in the state."""
+"""Key in the checkpoint metadata of the turn whose message is in the state."""
 _NETWORK_ERRORS = {
     "APIConnectionError",
     "APITimeoutError",
@@ -86,7 +86,7 @@ _NETWORK_ERRORS = {
     "ReadError",
     "RemoteProtocolError",
 }
-_GONE = "This call did not run: the graph has gone on without it."
+_GONE = "This call did not run: the graph has continued without it."
 _NESTED = (
     "This tool runs a graph that called `interrupt`, and the answer could not reach it. Call `interrupt` in the tool "
     "itself, or make the graph a subgraph."
@@ -104,19 +104,19 @@ def make_agent(
     """Convert a graph with a channel `messages`.
 
     Args:
-        graph: A `StateGraph`, compiled or not, or what `create_agent` or `create_react_agent` returned. Its checkpoints
-            are kept in the store of the engine, so it is compiled without a checkpointer or with an `InMemorySaver`.
-        context: What its nodes get as `runtime.context`. All sessions share it.
-        name: The agent's name; the graph's own by default.
-        tool_timeout_s: Seconds that one call of a tool may take.
+        graph: A `StateGraph`, compiled or not, or the result of `create_agent` or `create_react_agent`. Its checkpoints
+            are in the engine's store, so compile it without a checkpointer or with an `InMemorySaver`.
+        context: The object `runtime.context` of its nodes, which all sessions share.
+        name: Name of the agent; by default that of the graph.
+        tool_timeout_s: Time limit of a tool call in seconds.
         world: Clock and tasks; the real ones by default.
 
-    A call of a `ToolNode` is a call of the session: journaled before it starts, and handled by its policy when a crash
-    cut it. Metadata `{"midstream": policy}` of the tool (`unknown`, `rerun`, `rerun_with_key`, `hold`) chooses it.
-    `interrupt(...)` asks a person; the approvals of `HumanInTheLoopMiddleware` are approvals.
+    A call of a `ToolNode` is a call of the session: it is journaled before it starts, and its policy decides after a
+    crash. The tool's metadata `{"midstream": policy}` sets the policy (`unknown`, `rerun`, `rerun_with_key`, `hold`).
+    `interrupt(...)` is a question to a person; requests of `HumanInTheLoopMiddleware` are approvals.
 
     Raises:
-        UsageError: `graph` is no such graph, or has parts that cannot be kept. The message names all of them.
+        UsageError: `graph` is not such a graph, or has unsupported parts. The message lists all of them.
     """
     if isinstance(graph, StateGraph):
         graph = graph.compile()
@@ -127,7 +127,7 @@ def make_agent(
     nodes = [*_tool_nodes(graph)]
     found = [each for node in nodes for each in node.tools_by_name.values()]
     if refused := [*_refusals_of(graph), *_refusals_of_tools(found)]:
-        raise UsageError(f"the graph cannot be served as it is: {'; '.join(refused)}")
+        raise UsageError(f"the graph cannot be served: {'; '.join(refused)}")
     for node in nodes:
         install(node)
     own = graph.get_name()
@@ -147,23 +147,22 @@ def _approve(tool: str, arguments: dict[str, Any], description: str = "") -> str
     return msgspec.json.encode({"tool": tool, "arguments": arguments}).decode()
 
 
-# --- what cannot be kept --------------------------------------------------------------------------------------
+# --- unsupported parts --------------------------------------------------------------------------------------
 
 
 def _refusals_of(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Iterator[str]:
-    """Iterate over what of a graph cannot be kept."""
     if "messages" not in graph.channels:
         yield "it has no channel `messages` (derive its state from `MessagesState`)"
     if graph.checkpointer and not isinstance(graph.checkpointer, InMemorySaver):
         yield (
-            f"it has the checkpointer {describe(graph.checkpointer)} (compile it without: its checkpoints are kept in "
-            "the store of `midstream serve`)"
+            f"it has the checkpointer {describe(graph.checkpointer)} (compile it without one: its checkpoints are "
+            "kept in the store of `midstream serve`)"
         )
     graphs: list[tuple[str, Any]] = [("", graph), *graph.get_subgraphs(recurse=True)]
     for place, each in graphs:
         where = f"its subgraph {place!r}" if place else "it"
         if place and not isinstance(saver := getattr(each, "checkpointer", None), bool | None):
-            yield f"{where} has the checkpointer {describe(saver)} (compile it without)"
+            yield f"{where} has the checkpointer {describe(saver)} (compile it without one)"
         if getattr(each, "interrupt_before_nodes", ()) or getattr(each, "interrupt_after_nodes", ()):
             yield f"{where} has `interrupt_before` or `interrupt_after` (call `interrupt` in a node)"
         if any(
@@ -191,7 +190,6 @@ def _policy_of(each: BaseTool) -> object:
 
 
 def _tool_nodes(graph: Any) -> Iterator[ToolNode]:  # noqa: ANN401 - a graph or a subgraph of any kind
-    """Iterate over the tool nodes of a graph and its subgraphs."""
     for _, each in [("", graph), *graph.get_subgraphs(recurse=True)]:
         for node in getattr(each, "nodes", {}).values():
             yield from (found for found in _within(node.bound) if isinstance(found, ToolNode))
@@ -211,14 +209,14 @@ def _tool(each: BaseTool, model: GraphModel, timeout_s: float) -> Tool:
     spec = ToolSpec(each.name, shape.get("description", ""), shape.get("parameters", {}))
     has_effects = (each.metadata or {}).get("readOnlyHint") is not True
 
-    async def call(**arguments: Any) -> StatedOutcome:  # noqa: ANN401 - as the model wrote them
+    async def call(**arguments: Any) -> StatedOutcome:  # noqa: ANN401 - any JSON of the model
         return await model.call(arguments)
 
     return Tool(spec, call, None, has_effects, OnDoubt(cast("Any", _policy_of(each))), timeout_s)
 
 
-class _Live:
-    """State of a session in this process between two runs of its graph."""
+class _SessionState:
+    """State of a session in memory between two runs of its graph."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -227,7 +225,7 @@ class _Live:
 
 
 class _Place(Struct, frozen=True):
-    """Position of a request: the session, its turn, the number of the response."""
+    """Place of a request: session, turn and number of the response."""
 
     session: str
     turn: int
@@ -235,7 +233,7 @@ class _Place(Struct, frozen=True):
 
     @classmethod
     def of(cls, request: ModelRequest) -> _Place:
-        """Read it.
+        """Return the place of a request.
 
         Raises:
             ModelRejectedError: The request belongs to no session.
@@ -244,13 +242,11 @@ class _Place(Struct, frozen=True):
             with contextlib.suppress(ValueError):
                 _, turn, response = request.key.rsplit("/", 2)
                 return cls(request.session, int(turn), int(response))
-        raise ModelRejectedError(
-            "a graph answers only in a session: its state is kept under the session's name"
-        )
+        raise ModelRejectedError("a graph answers only in a session, which its state needs")
 
 
 class GraphModel:
-    """A graph as the model of an `Agent` whose tools are those of the graph; see `make_agent`."""
+    """A graph as the model of an `Agent` with the tools of the graph; see `make_agent`."""
 
     def __init__(
         self,
@@ -266,7 +262,7 @@ class GraphModel:
         self._graph = graph.copy({"checkpointer": self._saver})
         self._context = context
         self._escrow: Escrow | None = None
-        self._live: OrderedDict[str, _Live] = OrderedDict()
+        self._live: OrderedDict[str, _SessionState] = OrderedDict()
 
     def begin_use(self, store: Store) -> None:
         """See `StoredModel.begin_use`."""
@@ -278,7 +274,7 @@ class GraphModel:
         self._live.clear()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """See `Model.stream`: run the graph with what is new, up to where nothing goes on without a result."""
+        """See `Model.stream`: run the graph with new messages and results, until it needs further results."""
         place = _Place.of(request)
         try:
             async for event in self._run_request(request, place):
@@ -298,7 +294,7 @@ class GraphModel:
             raise typed from error
 
     async def call(self, arguments: Mapping[str, Any]) -> StatedOutcome:
-        """Run the call that is current."""
+        """Run the current call."""
         context = current_call()
         live = self._live_of(context.session)
         async with live.lock:
@@ -318,14 +314,14 @@ class GraphModel:
             return StatedOutcome(ASKED)
         text, outcome, is_more = text_of(value, captured.call["id"])
         if is_more:
-            with contextlib.suppress(TypeError, ValueError):  # then only the text of it is kept
+            with contextlib.suppress(TypeError, ValueError):  # then only its text is kept
                 await self._saver.store_returned(context.session, context.call_id, text, value)
         return StatedOutcome(text, outcome)
 
     async def _run_request(self, request: ModelRequest, place: _Place) -> AsyncGenerator[ModelEvent, None]:
         if self._escrow is not None and await self._escrow.holds(place.session):
             raise ModelRejectedError(
-                "a graph cannot keep its state in a session that only its client can open: begin another session"
+                "a graph cannot store its state for a session that only its client can decrypt: begin another session"
             )
         live = self._live_of(place.session)
         thread = await self._saver.load(place.session)
@@ -343,7 +339,7 @@ class GraphModel:
             for message in messages_since(state.values.get("messages", ()), place.turn):
                 for event in words.repeat_message(message):
                     yield event
-        if not is_taken or state.tasks:  # also those whose writes wait for the next checkpoint
+        if not is_taken or state.tasks:  # includes tasks whose writes wait for the next checkpoint
             if is_taken:
                 given = _resumption(state, so_far)
             else:
@@ -363,7 +359,7 @@ class GraphModel:
         if not asked:
             self._live.pop(place.session, None)
             self._saver.release_thread(place.session)
-            for event in words.or_last(state.values.get("messages", ())):
+            for event in words.emit_last_if_empty(state.values.get("messages", ())):
                 yield event
         yield Finished(Finish.CALLS if asked else Finish.STOP, words.model, words.usage)
 
@@ -404,8 +400,8 @@ class GraphModel:
         for event in words.end_run():
             yield event
 
-    async def _find_calls(self, session: str, turn: int, live: _Live) -> None:
-        """Run a graph that waits for results without any: its calls are noted again, and nothing of them is run."""
+    async def _find_calls(self, session: str, turn: int, live: _SessionState) -> None:
+        """Run a graph that waits for results without passing any, to capture its calls again without running them."""
         await self._saver.load(session)
         run = GraphPass()
         async for _ in self._run(None, self._config(session, turn, run), GraphText(())):
@@ -419,8 +415,8 @@ class GraphModel:
             "callbacks": [Guard()],
         }
 
-    def _live_of(self, session: str) -> _Live:
-        live = self._live.setdefault(session, _Live())
+    def _live_of(self, session: str) -> _SessionState:
+        live = self._live.setdefault(session, _SessionState())
         self._live.move_to_end(session)
         if len(self._live) > LIVE_MAX:
             forgotten, _ = self._live.popitem(last=False)
@@ -428,7 +424,7 @@ class GraphModel:
         return live
 
     def _model_error_of(self, error: Exception) -> ModelError | None:
-        """Return what an error of a model in the graph means, or None for any other error."""
+        """Convert an error of a model in the graph; return None for any other error."""
         kind = type(error).__name__
         status = getattr(error, "status_code", None)
         words = f"{self.name} failed: {kind}: {error}"
@@ -441,7 +437,7 @@ class GraphModel:
 
 
 def _resumption(state: Any, so_far: TurnSoFar) -> Any:  # noqa: ANN401 - LangGraph's
-    """Return what a graph is run on with that has taken the message of its turn."""
+    """Return the input with which a graph continues its turn."""
     pending = [each for each in state.interrupts if each.value != MARK]
     answers = {each.id: found for each in pending if (found := answer_of(each, so_far.results)) is not None}
     return Command(resume={name: found.value for name, found in answers.items()}) if answers else None

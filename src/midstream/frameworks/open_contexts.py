@@ -1,4 +1,4 @@
-"""Connections and calls of foreign tools: one task per connection, and a limit to what a cancelled call waits for."""
+"""Connections and calls of other frameworks' tools: one task for each connection, and a time limit of cancellation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from midstream.environment import World
 
 GRACE_S = 1.0
-"""Seconds that a cancelled tool has to end; then it is abandoned."""
+"""Seconds for a cancelled tool to end; then it is abandoned."""
 
 
 class HeldContext:
-    """A context that is open. One task enters and leaves it: connections of MCP belong to the task that made them."""
+    """An open context. One task enters and leaves it, because MCP connections belong to the task that opened them."""
 
     def __init__(self, context: AbstractAsyncContextManager[Any], world: World) -> None:
         self._context = context
@@ -25,11 +25,11 @@ class HeldContext:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the context could not be opened, or is closed."""
+        """Whether the context failed to open, or is closed."""
         return self._task.done()
 
     async def wait_until_open(self) -> None:
-        """Wait until the context is open, or raise what its opening raised."""
+        """Wait until the context is open; raise the exception of a failed opening."""
         opening = self._world.spawn(self._is_open.wait(), name="await a connection of tools")
         try:
             await asyncio.wait([opening, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -41,7 +41,7 @@ class HeldContext:
             self._task.result()
 
     async def close(self) -> None:
-        """Leave the context, or give its opening up."""
+        """Leave the context, or cancel its opening."""
         self._is_over.set()
         if not self._is_open.is_set():
             self._task.cancel()
@@ -54,9 +54,9 @@ class HeldContext:
 
 
 async def run_bounded(running: Coroutine[Any, Any, object], world: World) -> object:
-    """Await a call; where that is cancelled, wait `GRACE_S` at most for a plain function that runs in a thread.
+    """Await a call. After a cancellation, wait at most `GRACE_S` for a synchronous function in a thread.
 
-    Frameworks wait for such a thread to its end: a timeout or a stop of the turn would have no effect until then.
+    Frameworks wait for the end of such a thread, which would delay timeouts and cancellation.
     """
     task = world.spawn(running, name="run a tool")
     try:

@@ -1,4 +1,4 @@
-"""Agents of the OpenAI Agents SDK whose turns survive: their model and their tools go through the journal.
+"""Durable turns of agents of the OpenAI Agents SDK, whose models and tools use the journal.
 
     from midstream.frameworks.openai_agents import DurableAgents
 
@@ -8,9 +8,10 @@
     async with durable.turn("chat-42", "Book a table", key=message_id):
         result = await Runner.run(agent, "Book a table")
 
-Run the same turn again after a crash: responses are replayed from the journal, so that call ids survive; tools that
-ended are not run again; a tool that was cut is handled by its policy. A turn has one run, and is complete when that has
-finished. Give the run its input as a list or a text: a `Session` of the SDK would be written to again by each run.
+Run the same turn again after a crash. Responses are replayed from the journal, so that call ids stay the same. Tool
+calls that ended do not run again, and the policy decides about an interrupted one. A turn has one run, and is complete
+when it has finished. The input of the run must be a list or a text: each run would write to a `Session` of the SDK
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from midstream.extras import extra
 from midstream.frameworks.openai_agents_runs import (
     TurnScope,
     current_turn,
-    entered,
+    enter_scope,
     inside_tool,
     install_runner,
 )
@@ -81,16 +82,16 @@ _items: TypeAdapter[list[ResponseOutputItem]] = TypeAdapter(list[ResponseOutputI
 
 
 class DurableAgents:
-    """Make the turns of agents durable.
+    """Makes the turns of agents durable.
 
     Args:
-        store: Where the journals live: a store, or the path of an SQLite file.
-        on_doubt: Policies by tool name, for calls that were started and whose outcome is unknown: `unknown` (the
-            default: the model is informed), `rerun`, `rerun_with_key`.
-        agent: The agent's name in the journal. An open turn that was begun under another name is refused with
-            `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
-        agent_version: Its version; another one is another agent where both are known.
-        world: Clock, chance and tasks; the real ones by default.
+        store: Store of the journals, or the path of a SQLite file.
+        on_doubt: Policies for calls in doubt, by tool name: `unknown` (the default: the model is informed), `rerun`,
+            `rerun_with_key`.
+        agent: Name of the agent in the journal. An open turn of another name is refused with `AgentMismatchError`, and
+            `open_turns` does not list it. "" (the default) continues turns of any name.
+        agent_version: Version of the agent. Different known versions count as different agents.
+        world: Clock, random numbers and tasks; the real ones by default.
         observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`.
     """
 
@@ -112,24 +113,25 @@ class DurableAgents:
 
     @asynccontextmanager
     async def turn(self, session: str, message: str, *, key: str = "") -> AsyncGenerator[None, None]:
-        """Make the one run inside the run of a turn of `session`.
+        """Make the one run inside this context the run of a turn of `session`.
 
-        The turn ends when this run has its final output. It stays open, to be entered again with the same message,
-        where the run raises, is cut, waits for approvals, or is streamed and not read to its end inside.
+        The turn ends when the run has its final output. It stays open if the run raises, is interrupted, waits for
+        approvals, or is streamed but not read to its end inside. Enter the context again with the same message to
+        continue it.
 
         Args:
-            session: 1 to 128 of letters, digits and `._:-`.
+            session: Name of the session: 1 to 128 of letters, digits and `._:-`.
             message: The user's message.
-            key: The message's own name: with it, it is accepted once, and a turn that has ended is replayed.
+            key: Id of the message. With it, the message is accepted once, and an ended turn is replayed.
 
         Raises:
             SessionBusyError: Another turn of this session is running. Nothing was changed.
-            SeqnoReusedError: The key had another message. Nothing was changed.
-            LeaseHeldError: Another process works on it. Nothing was changed.
+            SeqnoReusedError: The key was used with another message. Nothing was changed.
+            LeaseHeldError: Another process runs the session. Nothing was changed.
 
-        A turn that an abort or an error left open is ended by the next message. What was finished of it stands before
-        the message in the input of that run, unless the application put it there itself. A second `Runner.run` inside,
-        apart from one that continues with approvals, raises `UsageError`.
+        The next message ends a turn that was left open. Its finished part precedes the message in the input of that
+        run, unless the application put it there itself. A second `Runner.run` inside, except one that continues with
+        approvals, raises `UsageError`.
         """
         install_runner()
         said = UserMessage.of(storable(message))
@@ -138,7 +140,7 @@ class DurableAgents:
         )
         scope = TurnScope(turn, finished_items(turn.cancelled))
         try:
-            with entered(scope):
+            with enter_scope(scope):
                 yield
         finally:
             try:
@@ -151,34 +153,34 @@ class DurableAgents:
                 self._driver.leave(session, turn)
 
     def model(self, model: Model) -> Model:
-        """Return a model that asks the journal first. Outside of a `turn` it is what it was."""
+        """Return a model that replays responses from the journal. Outside of a `turn`, it does not change the model."""
         return _DurableModel(model, self._policies)
 
     def tools(self, tools: Iterable[Any]) -> list[Any]:
-        """Return the tools, of which each function tool asks the journal first; hosted tools run elsewhere."""
+        """Return the tools; function tools check the journal first, hosted tools do not change."""
         return [_durable(each) if isinstance(each, FunctionTool) else each for each in tools]
 
     def open_turns(self) -> AsyncIterator[OpenTurn]:
-        """Iterate over the turns that were begun and have not ended: what to run again."""
+        """Yield the open turns, which should run again."""
         return self._driver.open_turns()
 
     async def abandon(self, session: str) -> list[Any]:
-        """End the open turn of a session, if any, as interrupted; what its tools did stays in the journal.
+        """End the open turn of a session, if any, as interrupted; the outcomes of its tools stay in the journal.
 
-        Returns what was finished of it, as items to be put behind the application's history: the message, the
-        responses, and an output for each call. A later run does not get it otherwise.
+        Returns its finished part as items to append to the application's history: the message, the responses, and an
+        output for each call. Later runs do not receive it otherwise.
 
         Raises:
-            SessionBusyError, LeaseHeldError: It is running. Nothing was changed.
+            SessionBusyError, LeaseHeldError: The turn is running. Nothing was changed.
         """
         return finished_items(await self._driver.abandon(session))
 
     async def close(self) -> None:
-        """Close the store. Turns that are open stay so."""
+        """Close the store. Open turns stay open."""
         await self._driver.close()
 
 
-class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped where the SDK is not installed
+class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped if the SDK is not installed
     def __init__(self, wrapped: Model, policies: Mapping[str, OnDoubt]) -> None:
         self._wrapped = wrapped
         self._policies = policies
@@ -229,7 +231,7 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
         await self._wrapped.close()
 
     async def _journal_event(self, turn: DrivenTurn, event: Any) -> None:  # noqa: ANN401 - one of the SDK's many events
-        """Journal words as they come, and the whole our_response before its last event reaches the SDK."""
+        """Journal text as it arrives, and the complete response before its last event reaches the SDK."""
         if event.type == "response.output_text.delta" and event.delta:
             text = storable(event.delta)
             turn.journal_output((Delta(*turn.next_place, event.output_index, "text", text),))
@@ -257,7 +259,7 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
 
 
 def _durable(tool: FunctionTool) -> FunctionTool:
-    async def invoke(context: ToolContext[Any], arguments: str) -> Any:  # noqa: ANN401 - what the tool returns
+    async def invoke(context: ToolContext[Any], arguments: str) -> Any:  # noqa: ANN401 - any value of a tool
         turn = current_turn()
         if turn is None:
             return await tool.on_invoke_tool(context, arguments)
@@ -279,11 +281,11 @@ def _durable(tool: FunctionTool) -> FunctionTool:
 
 
 def _require_whole(tool: FunctionTool, runs: Iterable[Any]) -> None:
-    """Refuse a sub-agent that waits for approvals: what it did so far is in no journal."""
+    """Refuse a sub-agent that waits for approvals, because its work so far is not in the journal."""
     if any(run.interruptions for run in runs):
         raise UsageError(
             f"a tool of the agent behind {tool.name!r} needs an approval, which a run inside a tool cannot wait for; "
-            f"let the tool {tool.name!r} itself need it"
+            f"set `needs_approval` on the tool {tool.name!r} itself"
         )
 
 
@@ -299,7 +301,7 @@ def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:
 
 
 def _answers(items: object) -> dict[str, ToolResult]:
-    """Return what the input of a request answers to calls, by call id."""
+    """Return the results of calls in the input of a request, by call id."""
     found = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
     return {
         item["call_id"]: ToolResult(item["call_id"], storable(str(item.get("output", ""))))
@@ -309,7 +311,7 @@ def _answers(items: object) -> dict[str, ToolResult]:
 
 
 def finished_items(records: Sequence[Record]) -> list[Any]:
-    """Return the items of turns that have ended: messages, responses, and an output for each of their calls."""
+    """Return the items of ended turns: messages, responses, and an output for each call."""
     ended = {
         (each.turn, each.response, each.result.call_id): each
         for each in records
@@ -323,7 +325,7 @@ def finished_items(records: Sequence[Record]) -> list[Any]:
         elif isinstance(record, ResponseCompleted):
             if record.native:
                 items += _response_of(record.native).to_input_items()
-            elif record.body.text:  # it was cut: its words are there
+            elif record.body.text:  # an interrupted response has only text
                 items.append({"role": "assistant", "content": record.body.text})
             for call in record.body.calls:
                 known = ended.get((record.turn, record.response, call.id))
@@ -350,7 +352,7 @@ def _our_response_of(response: ModelResponse, number: int) -> Response:
 
 def _response_of(native: str) -> ModelResponse:
     if not native:
-        raise UsageError("this response was cut and cannot be replayed")
+        raise UsageError("this response was interrupted and cannot be replayed")
     known = msgspec.json.decode(native)
     used, said = known["tokens"]
     usage = Usage(requests=1, input_tokens=used, output_tokens=said, total_tokens=used + said)

@@ -1,4 +1,4 @@
-"""The model of an agent of the OpenAI Agents SDK, for midstream's own loop: `openai_agents_served` makes it."""
+"""The model of an agent of the OpenAI Agents SDK for midstream's own loop, used by `openai_agents_served`."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ with extra("openai-agents"):
     from agents.models.multi_provider import MultiProvider
 
 _FAULTS = (openai.OpenAIError, AgentsException, httpx2.HTTPError, json.JSONDecodeError)
-"""Errors of a model that are read; any other one is a defect."""
+"""Errors of models that are converted; any other error is a defect."""
 _LAST = (Outcome.OK, Outcome.ERROR)
-"""Outcomes of a tool whose result may end the turn (`tool_use_behavior`)."""
+"""Outcomes of a tool call with which its result may end the turn (`tool_use_behavior`)."""
 
 
 class OpenAIAgentsModel:
     """The model of an agent, with the agent's settings, prompt and hosted tools.
 
     Args:
-        agent: Its model is a `Model`, or a name that the SDK's providers resolve.
-        context: The application's object that functions of the agent get.
-        function_tools: The function tools of the agent by name, so that a request has them as they were declared.
+        agent: The agent. Its model is a `Model`, or a name that the SDK's providers resolve.
+        context: The application's object for functions of the agent.
+        function_tools: The function tools of the agent by name, so that requests contain their declarations.
 
-    Reasoning is shown and journaled; it is not sent back. The SDK's tracing is off for these requests.
+    Reasoning is shown and journaled, but not sent back. The SDK's tracing is off for these requests.
 
     Raises:
-        UsageError: The SDK cannot make a model of the name, or has no key for it.
+        UsageError: The SDK cannot create a model of this name, or has no key for it.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class OpenAIAgentsModel:
         """Answer `request`; closing the iterator closes the connection.
 
         Raises:
-            ModelUnavailableError: Network fault, rate limit, overload, a our_response that broke off.
+            ModelUnavailableError: Network fault, rate limit, overload, or a response that broke off.
             ModelStalledError: No answer within `model_settings.timeout`, or the client's own limit.
             ModelRejectedError: The provider will never accept this request, or the agent's instructions failed.
-            ContextOverflowError: It is longer than the model can read.
+            ContextOverflowError: The request exceeds the context window of the model.
         """
         if not request.is_ephemeral and (output := self._final_output(request.history)):
             yield TextDelta(output)
@@ -91,12 +91,12 @@ class OpenAIAgentsModel:
                         event = await anext(events, None)
                     if event is None:
                         raise ModelUnavailableError(f"the stream of {self.name} broke off")
-                    # Models of the application number their events as they like: their order is what counts.
+                    # The sequence numbers of other models are not reliable; only the order counts.
                     data = event.model_dump_json(exclude={"sequence_number"}, warnings=False)
                     for each in reader.read_json(data.encode()):
                         yield each
         except TimeoutError as error:
-            raise ModelStalledError(f"{self.name} gave no complete answer within {limit_s:g} s") from error
+            raise ModelStalledError(f"{self.name} sent no complete answer within {limit_s:g} s") from error
         except _FAULTS as error:
             raise _model_error_of(error, self.name) from error
         if reader.failure is not None:
@@ -106,7 +106,7 @@ class OpenAIAgentsModel:
         instructions, prompt = request.instructions, None
         if not request.is_ephemeral:
             made, prompt = await self._make_instructions()
-            # Text is in the request already; what a function makes is not.
+            # The request already contains text instructions, but not those of a function.
             instructions = instructions if isinstance(self._agent.instructions, str) else made
         sent = render(request.history, "", "responses", form="openai-responses")
         events: AsyncIterator[Any] = self._model.stream_response(
@@ -124,7 +124,7 @@ class OpenAIAgentsModel:
         return events
 
     async def _make_instructions(self) -> tuple[str, Any]:
-        """Return what the agent's functions make of its context: instructions and the provider's stored prompt."""
+        """Return the results of the agent's functions: instructions, and the provider's stored prompt."""
         context: RunContextWrapper[Any] = RunContextWrapper(self._context)
         try:
             return await self._agent.get_system_prompt(context) or "", await self._agent.get_prompt(context)
@@ -162,7 +162,7 @@ class OpenAIAgentsModel:
         return FunctionTool(spec.name, spec.description, parameters, _refuse_to_run, strict_json_schema=False)
 
     def _final_output(self, history: History) -> str:
-        """Return the tool result that is the answer by the agent's `tool_use_behavior`, or ""."""
+        """Return the tool result that is the final answer by the agent's `tool_use_behavior`, or ""."""
         behavior: Any = self._agent.tool_use_behavior
         last = history.entries[-1] if history.entries else None
         if behavior == "run_llm_again" or not isinstance(last, Step):
@@ -184,7 +184,7 @@ async def _refuse_to_run(*_: object) -> None:
 
 
 def _item(message: Value) -> Value:
-    """Return an assistant's words as the item that a model made: the SDK joins that one with the calls behind it."""
+    """Return an assistant message as an output item, which the SDK joins with the following calls."""
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
     content = message["content"]
@@ -205,7 +205,6 @@ def _resolve_model(model: str | Model | None) -> Model:
 
 
 def _has_used_tools(history: History) -> bool:
-    """Whether a tool was called since the last message."""
     for entry in reversed(history.entries):
         if not isinstance(entry, Step):
             return False
@@ -221,11 +220,11 @@ def _model_error_of(error: Exception, name: str) -> ModelError:
         wait_s = float(wait) if wait.isdecimal() else None
         return error_of(body or error.message, status=error.status_code, retry_after_s=wait_s)
     if isinstance(error, openai.APITimeoutError | ModelTimeoutError | httpx2.TimeoutException):
-        return ModelStalledError(f"{name} gave no answer in time")
+        return ModelStalledError(f"{name} sent no answer in time")
     if isinstance(error, openai.APIError) and not isinstance(error, openai.APIConnectionError):
         return error_of(error.body or error.message)
     if isinstance(error, openai.APIError | httpx2.HTTPError | json.JSONDecodeError):
         return ModelUnavailableError(f"the connection to {name} failed: {type(error).__name__}")
     if isinstance(error, UserError | openai.OpenAIError):
-        return ModelRejectedError(f"{name} does not take this request: {error}")
+        return ModelRejectedError(f"{name} refused this request: {error}")
     return ModelUnavailableError(f"{name} sent an invalid response: {error}")

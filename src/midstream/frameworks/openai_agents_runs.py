@@ -1,10 +1,10 @@
-"""The run of a turn: which `Runner.run` of the OpenAI Agents SDK it is, and how it ended.
+"""Detection of a turn's `Runner.run` in the OpenAI Agents SDK, and of its end.
 
-The first run inside the scope of a turn is the turn's. A run inside that run (an agent that is a tool, a guardrail with
-an agent) is part of it, and is not journaled by itself. The turn is complete when its run has finished, and only then.
+The first run inside the scope of a turn is the turn's run. A nested run (an agent as a tool, a guardrail with an agent)
+is part of it, and is not journaled separately. The turn is complete when its run has finished.
 
-Each `Runner.run` of the process passes the SDK's default runner. `install_runner` puts one in its place that notes the
-runs of turns and leaves all others alone.
+Each `Runner.run` of the process uses the SDK's default runner. `install_runner` replaces it by one that observes the
+runs of turns, and does not change others.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ with extra("openai-agents"):
     from agents.run_state import RunState
 
 ENDING_S = 1.0
-"""Seconds that a streamed run has to end after its turn's scope was left."""
+"""Seconds for a streamed run to end after its turn's scope was left."""
 
 
 class _Stage(Enum):
-    """How far the run of a turn is."""
+    """State of a turn's run."""
 
     NONE = "has not begun"
-    RUNNING = "is at work"
+    RUNNING = "is running"
     WAITING = "waits for approvals"
     FINISHED = "has finished"
     FAILED = "has failed"
 
 
 class TurnScope:
-    """The scope of one turn, in which one run takes place.
+    """The scope of one turn, with one run.
 
     Args:
-        finished: The items of cancelled turns directly before it, which the input of its run may lack.
+        finished: Items of cancelled turns directly before it, which the input of its run may lack.
     """
 
     def __init__(self, turn: DrivenTurn, finished: Sequence[Any] = ()) -> None:
@@ -55,7 +55,7 @@ class TurnScope:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run came to its final output."""
+        """Whether the run has its final output."""
         return self._stage is _Stage.FINISHED
 
     @property
@@ -67,7 +67,7 @@ class TurnScope:
         """Begin the run with its input.
 
         Raises:
-            UsageError: The turn has its run already, or the input is a state of another turn.
+            UsageError: The turn already has its run, or the input is a state of another turn.
         """
         self._note_streamed()
         is_state = isinstance(given, RunState)
@@ -82,7 +82,7 @@ class TurnScope:
         self._stage = _Stage.RUNNING
 
     def complete_input(self, given: Any) -> Any:  # noqa: ANN401 - the SDK's text, items or state
-        """Return the input of the run with the items of cancelled turns before its message, if it lacks them."""
+        """Return the input of the run, with missing items of cancelled turns before its message."""
         if not self._finished or isinstance(given, RunState):
             return given
         items = [{"role": "user", "content": given}] if isinstance(given, str) else [*given]
@@ -91,25 +91,25 @@ class TurnScope:
         return [*items[:-1], *self._finished, *items[-1:]]
 
     def end_run(self, result: Any) -> None:  # noqa: ANN401 - one of the SDK's results
-        """Note how a run ended; None for one that raised."""
+        """Note the end of a run; None means that it raised."""
         if result is None:
             self._stage = _Stage.FAILED
         else:
             self._stage = _Stage.WAITING if result.interruptions else _Stage.FINISHED
 
     def watch(self, streamed: Any) -> None:  # noqa: ANN401 - the SDK's `RunResultStreaming`
-        """Note a streamed run, which goes on in a task of its own."""
+        """Note a streamed run, which continues in its own task."""
         self._streamed = streamed
 
     async def leave(self) -> None:
-        """End what the run still does: a streamed run that has not ended is cancelled, and its stream raises."""
+        """Cancel a streamed run that has not ended; its stream then raises."""
         streamed = self._streamed
         task = streamed.run_loop_task if streamed is not None else None
         if task is not None and not task.done():
             is_cancelled = _is_cancelled(streamed)
             streamed.cancel()
             await asyncio.wait([task], timeout=ENDING_S)
-            if not is_cancelled:  # whoever reads the stream later must not take its end for the run's
+            if not is_cancelled:  # a later reader must not take the end of the stream for the end of the run
                 streamed._stored_exception = UsageError(  # noqa: SLF001 - it has no other place for it
                     f"the scope of turn {self.turn.number} was left before its streamed run had ended, so the run was "
                     "cancelled and the turn stays open. Read the stream to its end inside the `turn`"
@@ -132,7 +132,7 @@ class TurnScope:
             self._stage = _Stage.FAILED if is_cut else _Stage.FINISHED
 
     def _go_on_from(self, state: Any) -> None:  # noqa: ANN401 - the SDK's `RunState`
-        """Go on after the response whose calls the state waits for."""
+        """Continue after the response with the calls for which the state waits."""
         waiting = {str(item.call_id) for item in state.get_interruptions()}
         number = self.turn.find_response(waiting) if waiting else 0
         if not number:
@@ -145,7 +145,7 @@ class TurnScope:
 
 
 class _Place(Struct, frozen=True):
-    """Place of running code: in the scope of a turn, in its run, or in a run inside that."""
+    """Place of running code: in the scope of a turn, in its run, or in a nested run."""
 
     scope: TurnScope
     is_run: bool = False
@@ -157,8 +157,8 @@ _nested_results: ContextVar[list[Any] | None] = ContextVar("midstream_openai_age
 
 
 @contextmanager
-def entered(scope: TurnScope) -> Generator[None, None, None]:
-    """Let a run that begins inside be the run of the turn."""
+def enter_scope(scope: TurnScope) -> Generator[None, None, None]:
+    """Enter the scope of a turn: the first run inside is the run of the turn."""
     token = _place.set(_Place(scope))
     try:
         yield
@@ -168,7 +168,7 @@ def entered(scope: TurnScope) -> Generator[None, None, None]:
 
 @contextmanager
 def inside_tool() -> Generator[list[Any], None, None]:
-    """Yield the results of the runs that a tool makes inside."""
+    """Yield a list that collects the results of nested runs of a tool."""
     results: list[Any] = []
     token = _nested_results.set(results)
     try:
@@ -178,11 +178,11 @@ def inside_tool() -> Generator[list[Any], None, None]:
 
 
 def current_turn() -> DrivenTurn | None:
-    """Return the turn whose run is at work here; None outside of turns, and in a run that is part of another.
+    """Return the turn of the current run; None outside of turns, and in a nested run.
 
     Raises:
-        UsageError: The turn has no run: a model or a tool of it is called directly, or another program has replaced the
-            SDK's default runner since the turn began.
+        UsageError: The turn has no run: its model or tool was called directly, or the SDK's default runner was
+            replaced.
     """
     place = _place.get()
     if place is None or place.is_nested:
@@ -190,23 +190,23 @@ def current_turn() -> DrivenTurn | None:
     if not place.is_run:
         raise UsageError(
             f"turn {place.scope.turn.number} has no run: inside a `turn`, call `Runner.run` or `Runner.run_streamed`, "
-            "and leave the SDK's default runner as it is"
+            "and do not replace the SDK's default runner"
         )
     return place.scope.turn
 
 
 def install_runner() -> None:
-    """Note the runs of turns from now on. Calling it again is harmless."""
+    """Observe the runs of turns from now on. Idempotent."""
     runner = get_default_agent_runner()
-    if not isinstance(runner, _NotingRunner):
-        set_default_agent_runner(_NotingRunner(runner))
+    if not isinstance(runner, _ObservingRunner):
+        set_default_agent_runner(_ObservingRunner(runner))
 
 
 @contextmanager
 def _running(given: Any) -> Generator[tuple[TurnScope | None, Any], None, None]:  # noqa: ANN401 - the SDK's
-    """Yield the scope whose run begins here, and its whole input.
+    """Yield the scope whose run begins, and its complete input.
 
-    The scope is None for runs that are no turn's or are part of another run; they keep their input.
+    The scope is None for nested runs and runs outside of turns, whose input does not change.
     """
     place = _place.get()
     if place is None:
@@ -226,8 +226,8 @@ def _running(given: Any) -> Generator[tuple[TurnScope | None, Any], None, None]:
         _place.reset(token)
 
 
-class _NotingRunner:
-    """The SDK's runner, with an eye on the runs of turns."""
+class _ObservingRunner:
+    """Wrapper of the SDK's runner that observes the runs of turns."""
 
     def __init__(self, wrapped: Any) -> None:  # noqa: ANN401 - the SDK's runner, or another program's
         self._wrapped = wrapped
@@ -264,7 +264,7 @@ def _note_nested(result: Any) -> None:  # noqa: ANN401 - one of the SDK's result
 
 
 def _key(item: Any) -> tuple[str, ...]:  # noqa: ANN401 - one of the SDK's items
-    """Return what makes an item the same as another: messages get new ids on their way."""
+    """Return the identity of an item, independent of its id: messages get new ids."""
     if not isinstance(item, dict):
         return (repr(item),)
     if call_id := item.get("call_id"):

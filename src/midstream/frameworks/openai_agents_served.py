@@ -4,8 +4,8 @@
 
     agent = make_agent(sdk_agent, context=AppContext(...))
 
-`midstream serve module:sdk_agent` calls it without `context`. midstream runs the loop: the model comes from the
-agent, and each tool call is journaled before it starts. What the SDK's own `Runner` would have to do is refused here.
+`midstream serve module:sdk_agent` calls it without `context`. midstream runs the loop with the agent's model, and
+journals each tool call before it starts. Parts that need the SDK's own `Runner` are refused.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ with extra("openai-agents"):
     from openai.types.responses import ResponseFunctionToolCall
 
 TIMEOUT_GRACE_S = 5.0
-"""Seconds between a tool's own limit and midstream's, for the tool's `timeout_error_function`."""
+"""Seconds between a tool's own time limit and midstream's, for the tool's `timeout_error_function`."""
 _POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
 _HOSTED = (WebSearchTool, FileSearchTool, CodeInterpreterTool)
-"""Tools that the provider runs within its response, with a result in words."""
+"""Hosted tools whose result is text."""
 _MAY_HAVE_RUN = "It may or may not have taken effect."
 _HALTED = "This tool call was stopped by the guardrail {name!r}."
 
@@ -70,18 +70,19 @@ def make_agent(
     """Convert an agent of the OpenAI Agents SDK.
 
     Args:
-        agent: Its model, model settings, instructions, prompt, function tools, agents as tools and MCP servers are
-            kept; of the hosted tools web search, file search, the code interpreter, and MCP without approvals.
-        context: The object that instructions and tools get in their `RunContextWrapper`. All sessions share it.
-        on_doubt: Policies by tool name for a call in doubt: `unknown` (the default), `rerun`, `rerun_with_key`, `hold`.
+        agent: The agent. Supported are its model, model settings, instructions, prompt, function tools, agents as tools
+            and MCP servers. Supported hosted tools are web search, file search, the code interpreter, and MCP without
+            approvals.
+        context: The context object of instructions and tools, which all sessions share.
+        on_doubt: Policies for calls in doubt, by tool name: `unknown` (the default), `rerun`, `rerun_with_key`, `hold`.
             An MCP tool with `readOnlyHint` or `idempotentHint` runs again.
-        name: The agent's name; its own by default.
+        name: Name of the agent; by default its own.
 
     A tool with `needs_approval` waits for a person. `usage` and `turn_input` of a tool's context are empty.
 
     Raises:
-        UsageError: `agent` is no `agents.Agent`, its model cannot be made, it needs a `context`, or it has parts that
-            only the SDK's own `Runner` can run. The message names all of them.
+        UsageError: `agent` is not an `agents.Agent`, its model cannot be created, it needs a `context`, or it has parts
+            that only the SDK's own `Runner` can run. The message lists all of them.
     """
     if not isinstance(agent, agents.Agent):
         raise UsageError(f"`agent` is {describe(agent)}; expected an `agents.Agent`")
@@ -93,7 +94,7 @@ def make_agent(
     policies = {tool: _policy(tool, policy) for tool, policy in (on_doubt or {}).items()}
     if refused := [*_refusals_of(agent), *_unknown(agent, policies)]:
         raise UsageError(
-            f"the agent cannot be served as it is: {'; '.join(refused)}. Change that, or keep the SDK's own `Runner` "
+            f"the agent cannot be served: {'; '.join(refused)}. Change these parts, or use the SDK's own `Runner` "
             "and make it durable with `midstream.frameworks.openai_agents`"
         )
     listed: dict[str, FunctionTool] = {}
@@ -111,16 +112,16 @@ def make_agent(
 
 
 def _context_type(agent: agents.Agent[Any]) -> object:
-    """Return what `Agent[X](...)` names as the type of its context; None where any context will do."""
+    """Return the context type `X` of `Agent[X](...)`; None if any context is accepted."""
     (kind, *_) = typing.get_args(getattr(agent, "__orig_class__", None)) or (None,)
     return None if kind in (Any, object, type(None)) or isinstance(kind, typing.TypeVar) else kind
 
 
-# --- what cannot be kept --------------------------------------------------------------------------------------
+# --- unsupported parts --------------------------------------------------------------------------------------
 
 
 def _refusals_of(agent: agents.Agent[Any]) -> Iterator[str]:
-    """Iterate over the parts of an agent that need the SDK's own loop, each with what to write instead."""
+    """Yield the parts of an agent that need the SDK's own loop, each with an alternative."""
     if type(agent).__module__.startswith("agents.sandbox"):
         yield f"it is a `{type(agent).__name__}` (give the sandbox's commands as function tools)"
     if agent.output_type not in (None, str):
@@ -133,13 +134,13 @@ def _refusals_of(agent: agents.Agent[Any]) -> Iterator[str]:
     if agent.input_guardrails:
         yield "it has `input_guardrails` (check a message before it is sent to the session)"
     if agent.output_guardrails:
-        yield "it has `output_guardrails` (an answer is streamed: its words are shown as they come)"
+        yield "it has `output_guardrails` (an answer is streamed: its text is shown before its end)"
     if agent.hooks is not None:
         yield "it has `hooks` (follow the session's events, or use an observer)"
     if callable(agent.tool_use_behavior):
         yield "a function is its `tool_use_behavior` (name the tools: `StopAtTools`)"
     if agent.model_settings.retry is not None:
-        yield "it has `model_settings.retry` (midstream repeats failed requests by itself)"
+        yield "it has `model_settings.retry` (midstream retries failed requests itself)"
     for each in agent.tools:
         yield from _refusals_of_tool(each)
 
@@ -158,13 +159,13 @@ def _refusals_of_tool(tool: object) -> Iterator[str]:
     elif isinstance(tool, HostedMCPTool):
         if tool.tool_config.get("require_approval") != "never":
             label = tool.tool_config.get("server_label", "")
-            yield f"the hosted MCP server {label!r} asks for approvals (`require_approval: never`, or `mcp_servers`)"
+            yield f"the hosted MCP server {label!r} requires approvals (`require_approval: never`, or `mcp_servers`)"
     elif not isinstance(tool, _HOSTED):
-        yield f"it has a `{type(tool).__name__}` (give a function tool in its place)"
+        yield f"it has a `{type(tool).__name__}` (use a function tool instead)"
 
 
 def _with_approval(agent: Any, seen: set[int]) -> Iterator[str]:  # noqa: ANN401 - an agent, or a handoff to one
-    """Iterate over the names of what needs a person in an agent that runs in a tool, and in those behind it."""
+    """Yield the names of tools that need approval in an agent inside a tool, and in agents that it uses."""
     if agent is None or id(agent) in seen:
         return
     seen.add(id(agent))
@@ -182,7 +183,7 @@ def _with_approval(agent: Any, seen: set[int]) -> Iterator[str]:  # noqa: ANN401
 
 
 def _unknown(agent: agents.Agent[Any], policies: Mapping[str, OnDoubt]) -> Iterator[str]:
-    """Iterate over policies of tools that there cannot be; what a MCP server has is not known yet."""
+    """Yield policies of unknown tools; with MCP servers, the tools are not known yet."""
     known = {each.name for each in agent.tools if isinstance(each, FunctionTool)}
     for name in policies:
         if name not in known and not agent.mcp_servers:
@@ -200,7 +201,7 @@ def _policy(name: str, policy: str) -> OnDoubt:
 
 
 def _approval(context: object) -> Callable[[ToolCall, Tool], bool]:
-    """Return the rule that decides about calls of tools whose `needs_approval` is a function."""
+    """Return the approval rule of tools whose `needs_approval` is a function."""
 
     def needs_approval(call: ToolCall, tool: Tool) -> bool:
         sdk_tool = getattr(tool.function, "sdk_tool", None)
@@ -212,9 +213,9 @@ def _approval(context: object) -> Callable[[ToolCall, Tool], bool]:
 
 
 def _evaluate_approval(tool: FunctionTool, context: RunContextWrapper[Any], call: ToolCall) -> bool:
-    """Evaluate a function as the SDK does; one that has to wait for something means that a person is asked.
+    """Evaluate a function like the SDK; a function that must wait means that a person is asked.
 
-    The SDK itself asks a person where the arguments that the tool gets are not those that the model wrote.
+    Like the SDK, it also means that if the tool's arguments differ from those of the model.
     """
     from agents.util._approvals import evaluate_function_tool_approval  # noqa: PLC0415 - has no public name
 
@@ -232,7 +233,7 @@ def _evaluate_approval(tool: FunctionTool, context: RunContextWrapper[Any], call
 
 
 class _Shared(msgspec.Struct, frozen=True):
-    """Common part of all sources of an agent's tools."""
+    """Shared data of an agent's tool sources."""
 
     agent: Any
     context: Any
@@ -241,14 +242,14 @@ class _Shared(msgspec.Struct, frozen=True):
     world: World
 
     def make_tools(self, tools: Sequence[Any], running: set[str] | None = None) -> tuple[Tool, ...]:
-        """Return function tools as tools of midstream; `running` holds the calls of a server while they run."""
+        """Convert function tools to tools of midstream; `running` collects the running calls of a server."""
         functions = [each for each in tools if isinstance(each, FunctionTool)]
         self.listed.update((each.name, each) for each in functions)
         return tuple(_tool(each, self, running) for each in functions)
 
 
 class _Functions:
-    """The function tools of an agent that are enabled."""
+    """The enabled function tools of an agent."""
 
     name = "function-tools"
 
@@ -256,7 +257,7 @@ class _Functions:
         self._shared = shared
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools there are now; see `ToolSource`."""
+        """Return the current tools; see `ToolSource`."""
         enabled = [each for each in self._shared.agent.tools if await self._is_enabled(each)]
         return self._shared.make_tools(enabled)
 
@@ -271,7 +272,7 @@ class _Functions:
 
 
 class _Server:
-    """The tools of one MCP server of an agent. It is connected at its first use, unless the application has done so."""
+    """The tools of one MCP server of an agent, connected at first use if the application did not connect it."""
 
     def __init__(self, shared: _Shared, server: MCPServer, place: int) -> None:
         self.name = f"{server.name}-{place}"
@@ -282,7 +283,7 @@ class _Server:
         self._running: set[str] = set()
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools there are now; see `ToolSource`.
+        """Return the current tools; see `ToolSource`.
 
         Raises:
             ToolsUnavailableError: The server cannot be connected, or cannot list its tools.
@@ -291,12 +292,12 @@ class _Server:
         try:
             return await self._find_tools()
         except Exception as error:
-            # A connection on which calls wait for their answers is not given up.
+            # Keep a connection with running calls.
             if not self._running and (held is None or self._held is held):
                 await self.close()
             if held is None or self._running:
                 raise ToolsUnavailableError(f"{self.name!r}: {type(error).__name__}: {error}") from error
-        return await self.tools()  # the server had gone: connect anew, once
+        return await self.tools()  # the connection was lost: reconnect once
 
     async def _find_tools(self) -> Sequence[Tool]:
         if self._held is None and getattr(self._server, "session", None) is None:
@@ -307,7 +308,7 @@ class _Server:
         return self._shared.make_tools(found, self._running)
 
     async def close(self) -> None:
-        """End the connection that was made here. The next `tools` connects again."""
+        """Close the connection that this object opened. The next `tools` connects again."""
         held, self._held = self._held, None
         if held is not None:
             await held.close()
@@ -320,7 +321,7 @@ def _tool(tool: FunctionTool, shared: _Shared, running: set[str] | None) -> Tool
     usual = OnDoubt.RERUN if reads or repeats else OnDoubt.UNKNOWN
     limit_s = tool.timeout_seconds
 
-    async def call(**arguments: Any) -> str | StatedOutcome:  # noqa: ANN401 - as the model wrote them
+    async def call(**arguments: Any) -> str | StatedOutcome:  # noqa: ANN401 - any JSON of the model
         if running is None:
             return await _run_tool(tool, arguments, shared, has_effects=not reads)
         key = current_call().effect_key
@@ -350,7 +351,6 @@ async def _run_tool(
     has_effects: bool,
     is_remote: bool = False,
 ) -> str | StatedOutcome:
-    """Run one call within the journal's call, and return its result as the model reads it."""
     call, written = current_call(), msgspec.json.encode(arguments).decode()
     requested = ResponseFunctionToolCall(
         type="function_call", name=tool.name, call_id=call.call_id, arguments=written
@@ -369,7 +369,7 @@ async def _run_tool(
             return StatedOutcome(refusal, Outcome.ERROR)
     failures: list[Exception] = []
     running = invoke_function_tool(
-        function_tool=_noting(tool, context, failures), context=context, arguments=written
+        function_tool=_record_failures(tool, context, failures), context=context, arguments=written
     )
     try:
         value = await run_bounded(running, shared.world)
@@ -388,8 +388,10 @@ async def _run_tool(
     return StatedOutcome(str(value), Outcome.ERROR)
 
 
-def _noting(tool: FunctionTool, context: ToolContext[Any], failures: list[Exception]) -> FunctionTool:
-    """Return the tool with error functions that note each error: their text alone does not show a failure."""
+def _record_failures(
+    tool: FunctionTool, context: ToolContext[Any], failures: list[Exception]
+) -> FunctionTool:
+    """Return the tool with error functions that also note each error, because their text does not show a failure."""
 
     def note_failures(formatter: Callable[..., Any]) -> Callable[..., Any]:
         async def formatted(of: RunContextWrapper[Any], error: Exception) -> Any:  # noqa: ANN401 - the formatter's
@@ -414,7 +416,7 @@ def _noting(tool: FunctionTool, context: ToolContext[Any], failures: list[Except
 
 
 def _refusal(guardrail: Any, output: Any) -> str | None:  # noqa: ANN401 - the SDK's, of two kinds
-    """Return what the model reads in place of the result, or None where the guardrail allows it."""
+    """Return the guardrail's replacement of the result, or None if it allows the result."""
     behavior = output.behavior
     if behavior["type"] == "reject_content":
         return str(behavior["message"])
@@ -422,7 +424,7 @@ def _refusal(guardrail: Any, output: Any) -> str | None:  # noqa: ANN401 - the S
 
 
 def _text_of(tool: FunctionTool, call: ResponseFunctionToolCall, value: object) -> str:
-    """Return a tool's value as the SDK would write it for a model; images and files are named only."""
+    """Return a tool's value as text like the SDK; images and files are only named."""
     item: Any = ItemHelpers.tool_call_output_item(
         call,
         value,

@@ -1,4 +1,4 @@
-"""An agent of pydantic-ai whose turns survive: one capability, one scope around the run.
+"""Durable turns of agents of pydantic-ai: one capability, and one context around the run.
 
     from midstream.frameworks.pydantic_ai_durable import DurableTurns
 
@@ -8,12 +8,11 @@
     async with durable.turn("chat-42", key=message_id):
         result = await agent.run("Book a table", message_history=history)
 
-Run the same turn again after a crash: responses that the model gave are not asked for again, tools that ended are not
-run again, and a tool that was cut is handled by its policy. Outside of a `turn` the agent is what it was.
+Run the same turn again after a crash. Recorded responses are not requested again, tool calls that ended do not run
+again, and the policy decides about an interrupted one. Outside of a `turn`, the agent does not change.
 
-It stands on pydantic-ai's wrappers for models and toolsets and not on its `BaseDurabilityCapability`, because that one
-hands a streamed our_response over when it has ended: there a live stream is no stream. `replay_scope` of
-`pydantic_ai.durable_exec` keeps replayed parts out of traces.
+The implementation uses pydantic-ai's wrappers for models and toolsets. Its `BaseDurabilityCapability` delivers a
+streamed response only after its end. `replay_scope` of `pydantic_ai.durable_exec` excludes replayed parts from traces.
 """
 
 from __future__ import annotations
@@ -98,30 +97,30 @@ with extra("pydantic-ai"):
 
 DRIVER = "pydantic-ai"
 METADATA_KEY = "midstream"
-"""A tool's metadata under this key is its policy: `metadata={"midstream": "rerun"}`."""
+"""Key of the policy in a tool's metadata: `metadata={"midstream": "rerun"}`."""
 _REMOVED_KEY = "midstream_removed"
-"""In the metadata of a tool: the agent has it no more, and calls of it are in the journal."""
+"""Key in the metadata of a tool that the agent no longer has, but whose calls are in the journal."""
 _REMOVED_CONTENT = (
     "The process running this tool stopped before its outcome was recorded, and the tool, or these parameters of it, "
-    "exist no more. It may or may not have taken effect."
+    "no longer exist. It may or may not have taken effect."
 )
 _any_arguments: Any = TypeAdapter(Any).validator
 
 
 class _Scope:
-    """One turn, as the application named it."""
+    """The context of one turn."""
 
     def __init__(self, driver: Driver, session: str, key: str) -> None:
         self.driver = driver
         self.session = session
         self.key = key
         self.owner = asyncio.current_task()
-        """The task whose cancellation ends the runs inside: pydantic-ai begins them in tasks of its own."""
+        """The task whose cancellation ends the runs inside, which pydantic-ai starts in separate tasks."""
         self.turn: DrivenTurn | None = None
 
     @property
     def is_inside_a_tool(self) -> bool:
-        """Whether a tool of this very turn is asking: what it starts is part of its own call."""
+        """Whether the caller is a tool of this turn; runs that it starts are part of its call."""
         with suppress(LookupError):
             return current_call().session == self.session
         return False
@@ -129,28 +128,28 @@ class _Scope:
 
 _scope: ContextVar[_Scope | None] = ContextVar("midstream_pydantic_ai_turn", default=None)
 _running: ContextVar[_Scope | None] = ContextVar("midstream_pydantic_ai_run", default=None)
-"""The scope whose run is at work here; pydantic-ai hands it on from `wrap_run` to all that the run does."""
+"""The scope of the current run; set in `wrap_run`, so that the whole run inherits it."""
 
 
 @dataclass(init=False)
 class DurableTurns(AbstractCapability[AgentDepsT]):
-    """Make an agent's turns durable.
+    """Makes an agent's turns durable.
 
     Args:
-        store: Where the journals live: a store, or the path of an SQLite file.
-        on_doubt: Policies by tool name, for calls that were started and whose outcome is unknown: `unknown` (the
-            default: the model is informed), `rerun`, `rerun_with_key`. They come before a tool's own metadata
-                (`{"midstream": "rerun"}`) and the hints of an MCP server.
-        agent: The agent's name in the journal. An open turn that was begun under another name is refused with
-            `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
-        agent_version: Its version; another one is another agent where both are known.
-        world: Clock, chance and tasks; the real ones by default.
-        own_prompts: The agent's own instructions and system prompts win over the system prompts in a stored
-            `message_history`, which pydantic-ai would send instead of or beside them. An agent without any leaves
-            the history's where they are.
+        store: Store of the journals, or the path of a SQLite file.
+        on_doubt: Policies for calls in doubt, by tool name: `unknown` (the default: the model is informed), `rerun`,
+            `rerun_with_key`. They take precedence over a tool's metadata (`{"midstream": "rerun"}`) and the hints of an
+            MCP server.
+        agent: Name of the agent in the journal. An open turn of another name is refused with `AgentMismatchError`, and
+            `open_turns` does not list it. "" (the default) continues turns of any name.
+        agent_version: Version of the agent. Different known versions count as different agents.
+        world: Clock, random numbers and tasks; the real ones by default.
+        own_prompts: Whether the agent's own instructions and system prompts replace system prompts in a stored
+            `message_history`, which pydantic-ai would also send. Without own prompts, those of the history stay.
         observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`.
 
-    One instance serves any number of agents and sessions of one event loop. Use no other durability capability with it.
+    One instance supports any number of agents and sessions of one event loop. Do not combine it with another durability
+    capability.
     """
 
     def __init__(
@@ -175,20 +174,21 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
 
     @asynccontextmanager
     async def turn(self, session: str, *, key: str = "") -> AsyncGenerator[None, None]:
-        """Make the run inside one turn of `session`.
+        """Make the run inside this context a turn of `session`.
 
         Args:
-            session: 1 to 128 of letters, digits and `._:-`.
-            key: The message's own name, such as its id at the client. With it the message is accepted once: a turn
-                that has ended is replayed from the journal, without the model. Without it a run with the prompt of
-                the open turn goes on with that turn, and any other prompt opens a new one.
+            session: Name of the session: 1 to 128 of letters, digits and `._:-`.
+            key: Id of the message, such as its id at the client. With it, the message is accepted once, and an ended
+                turn is replayed from the journal, without the model. Without it, a run with the prompt of the open turn
+                continues that turn, and any other prompt opens a new one.
 
-        A turn that an abort or an error left open is ended by the next message. What was finished of it stands in the
-        `message_history` of that run, unless the application put it there itself.
+        The next message ends a turn that was left open. Its finished part is in the `message_history` of that run,
+        unless the application put it there itself.
 
-        The run inside raises, beside its own errors, `SessionBusyError` (another turn of this session is running),
-        `SeqnoReusedError` (the key had another prompt), `LeaseHeldError` (another process works on it) and
-        `StoreFullError` and its kin. A run that fails or is cut leaves the turn open; run it again to go on.
+        Besides its own errors, the run inside raises `SessionBusyError` (another turn of this session is running),
+        `SeqnoReusedError` (the key was used with another prompt), `LeaseHeldError` (another process runs the session),
+        and errors of the store, such as `StoreFullError`. A failed or interrupted run leaves the turn open; run it
+        again to continue.
         """
         scope = _Scope(self._driver, session, key)
         token = _scope.set(scope)
@@ -201,44 +201,44 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
             raise
         finally:
             _scope.reset(token)
-            if scope.turn is not None:  # a run that was cut in the middle of its end has not left by itself
+            if scope.turn is not None:  # a run that was interrupted at its end has not released the turn
                 self._driver.leave(session, scope.turn)
 
     def open_turns(self) -> AsyncIterator[OpenTurn]:
-        """Iterate over the turns that were begun and have not ended, last changed first: what to run again."""
+        """Yield the open turns, which should run again, newest change first."""
         return self._driver.open_turns()
 
     async def abandon(self, session: str) -> list[ModelMessage]:
-        """End the open turn of a session, if any, as interrupted; what its tools did stays in the journal.
+        """End the open turn of a session, if any, as interrupted; the outcomes of its tools stay in the journal.
 
-        Returns what was finished of it, to be appended to the application's history: the prompt, the responses, and a
-        result for each call. A later run does not get it otherwise.
+        Returns its finished part, to append to the application's history: the prompt, the responses, and a result for
+        each call. Later runs do not receive it otherwise.
 
         Raises:
-            SessionBusyError, LeaseHeldError: It is running. Nothing was changed.
+            SessionBusyError, LeaseHeldError: The turn is running. Nothing was changed.
         """
         return finished_messages(await self._driver.abandon(session))
 
     def follow(self, session: str, *, after: int = 0) -> AsyncIterator[StoredRecord]:
-        """Iterate over a session's records after position `after`, for ever, as a run of this process writes them."""
+        """Yield a session's records after position `after`, and then each new record of runs in this process."""
         return self._driver.follow(session, after=after)
 
     async def close(self) -> None:
-        """Close the store. Turns that are open stay so."""
+        """Close the store. Open turns stay open."""
         await self._driver.close()
 
-    # --- what pydantic-ai calls -------------------------------------------------------------------------------
+    # --- hooks of pydantic-ai -------------------------------------------------------------------------------
 
     def get_ordering(self) -> CapabilityOrdering:
-        """Next to the model and the tools: what others wrap around them runs again when a turn is replayed."""
+        """Return the innermost position: wrappers of other capabilities run again when a turn is replayed."""
         return CapabilityOrdering(position="innermost")
 
     async def for_run(self, ctx: RunContext[AgentDepsT]) -> AbstractCapability[AgentDepsT]:
-        """Give each run inside a turn a state of its own; other runs are left alone."""
+        """Return a separate instance for each run inside a turn; other runs do not change."""
         scope = _scope.get()
         if scope is None or scope.driver is not self._driver or scope.is_inside_a_tool:
             return self
-        if _running.get() is scope:  # of a validator or a hook: it is part of the run
+        if _running.get() is scope:  # the nested run of a validator or a hook is part of the run
             return self
         bound = copy.copy(self)
         bound._run = _Run(scope, self._policies)  # noqa: SLF001 - a copy of ourselves
@@ -249,7 +249,7 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
     async def before_model_request(
         self, ctx: RunContext[AgentDepsT], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Let the agent's own prompts take the place of those in the history."""
+        """Replace system prompts of the history by the agent's own."""
         if self._run is None or self._prompts is None:
             return request_context
         is_stale = self._own_prompts and self._run.is_prompted and await _has_prompts(ctx, request_context)
@@ -258,11 +258,11 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         return await self._prompts.before_model_request(ctx, request_context)
 
     def get_wrapper_model(self, model: Model) -> Model | None:
-        """Put the journal between the agent and its model."""
+        """Wrap the model with the journal."""
         return _DurableModel(model, self._run) if self._run else None
 
     def get_wrapper_toolset(self, toolset: AbstractToolset[AgentDepsT]) -> AbstractToolset[AgentDepsT] | None:
-        """Put the journal between the agent and its tools."""
+        """Wrap the tools with the journal."""
         return _DurableToolset(toolset, self._run) if self._run else None
 
     async def wrap_tool_validate(
@@ -274,7 +274,7 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         args: str | dict[str, Any],
         handler: WrapToolValidateHandler,
     ) -> dict[str, Any]:
-        """Ask the journal before the arguments are checked: a tool may have other parameters by now."""
+        """Check the journal before the validation of arguments, because a tool's parameters may have changed."""
         if self._run is None or (known := self._run.started_call(call.tool_call_id)) is None:
             return await handler(args)
         if not self._run.has_outcome(known):
@@ -285,7 +285,7 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         return args if isinstance(args, dict) else {}
 
     async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
-        """Open or take up the turn, run, and end it where the run has a result."""
+        """Open or resume the turn, run, and end the turn if the run has a result."""
         run = self._run
         if run is None:
             return await handler()
@@ -311,11 +311,11 @@ class _Run:
         self._scope = scope
         self._policies = policies
         self.is_prompted = False
-        """Whether the history that the run was given has system prompts."""
+        """Whether the given history has system prompts."""
         self.is_continuing_alone = False
-        """Whether the run has no history but the turn that was cancelled: then pydantic-ai adds no system prompt."""
+        """Whether the history is only a cancelled turn: then pydantic-ai adds no system prompt."""
         self.unfit: set[str] = set()
-        """Calls in doubt whose arguments do not fit their tools any more."""
+        """Calls in doubt whose arguments no longer match their tools."""
 
     @property
     def turn(self) -> DrivenTurn:
@@ -325,10 +325,10 @@ class _Run:
     async def begin(
         self, prompt: str | Sequence[UserContent] | None, messages: Sequence[ModelMessage]
     ) -> None:
-        """Find the turn that this run is about.
+        """Begin or resume the turn of this run.
 
-        A run whose history has calls without results brings them (deferred tools): it goes on with the turn that
-        asked for them, where that is open.
+        A run whose history has calls without results (deferred tools) brings the results: it continues the turn of
+        these calls, if it is open.
         """
         scope, asked = self._scope, _unanswered_response(messages)
         message = message_of(prompt, messages)
@@ -344,10 +344,10 @@ class _Run:
         )
 
     def go_on_from(self, messages: list[ModelMessage]) -> None:
-        """Begin where the history ends; what was finished of cancelled turns before this one is put behind it.
+        """Continue at the end of the history; append the finished parts of cancelled turns before this one.
 
         Raises:
-            UsageError: The history ends in calls of another turn.
+            UsageError: The history ends with calls of another turn.
         """
         asked = _unanswered_response(messages)
         if asked is not None and self.turn.recorded:
@@ -366,21 +366,21 @@ class _Run:
         self._scope.driver.leave(self._scope.session, self._scope.turn)
 
     def started_call(self, call_id: str) -> ToolCall | None:
-        """Return a call of the present response, where it was started in an earlier run."""
+        """Return a call of the current response if an earlier run started it, else None."""
         return self.turn.started_calls(self.turn.response_no).get(call_id)
 
     def has_outcome(self, call: ToolCall) -> bool:
-        """Whether a call of the present response has its outcome."""
+        """Return whether a call of the current response has its outcome."""
         return self.turn.has_outcome(self.turn.response_no, call.id)
 
     def removed_tools(self, present: Mapping[str, object]) -> set[str]:
-        """Return the tools of started calls, of this response or the recorded next one, that the agent has no more."""
+        """Return the tools of started calls (of this or the next recorded response) that the agent no longer has."""
         number = self.turn.response_no
         started = (call for each in (number, number + 1) for call in self.turn.started_calls(each).values())
         return {call.name for call in started} - present.keys()
 
     async def find_response(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
-        """Return the next our_response where the journal has it; else it is announced that the model is asked."""
+        """Return the next response from the journal; without one, announce the attempt, and return None."""
         known = await self.turn.request_response(answers_in(messages))
         if known is None:
             return None
@@ -388,7 +388,7 @@ class _Run:
         return response_of(known.native)
 
     async def journal_response(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
-        """Journal a whole our_response."""
+        """Journal a complete response."""
         _, number, _ = self.turn.next_place
         our_response = our_response_of(response, number)
         tools = {tool.name: tool for tool in parameters.function_tools}
@@ -399,7 +399,7 @@ class _Run:
         record_durable_unit(executed=True)
 
     async def journal_failure(self, error: Exception) -> None:
-        """Journal that the model failed. Its message may hold what users wrote: only its kind is kept."""
+        """Journal that the model failed, with only the type of the error: its message may contain text of users."""
         status = getattr(error, "status_code", None)
         kind = type(error).__name__
         await self.turn.journal_failure("model_failed", f"{kind} ({status})" if status else kind)
@@ -415,7 +415,7 @@ class _Run:
 
 
 def _unanswered_response(messages: Sequence[ModelMessage]) -> ModelResponse | None:
-    """Return the last our_response, if some of its calls have no result in the history."""
+    """Return the last response if some of its calls have no result in the history."""
     answered = answers_in(messages)
     last = next((each for each in reversed(messages) if isinstance(each, ModelResponse)), None)
     is_open = last is not None and any(call.tool_call_id not in answered for call in last.tool_calls)
@@ -423,13 +423,13 @@ def _unanswered_response(messages: Sequence[ModelMessage]) -> ModelResponse | No
 
 
 def _number_of(response: ModelResponse, turn: DrivenTurn) -> int:
-    """Return which our_response of the open turn the history given to a run ends in."""
+    """Return the number of the open turn's response with which the history of a run ends."""
     for number, recorded in turn.recorded.items():
         known = response_of(recorded.native)
         if known.timestamp == response.timestamp and _call_ids(known) == _call_ids(response):
             return number
     raise UsageError(
-        "the history ends in calls that no response of the open turn requested; run them in their own session"
+        "the history ends with calls that no response of the open turn requested; run them in their own session"
     )
 
 
@@ -478,7 +478,7 @@ class _DurableModel(WrapperModel):
             )
             return
         model_request_parameters = _without_removed(model_request_parameters)
-        ear = _Ear(self._run.turn)
+        ear = _StreamJournal(self._run.turn)
         try:
             async with super().request_stream(
                 messages, model_settings, model_request_parameters, run_context
@@ -486,7 +486,7 @@ class _DurableModel(WrapperModel):
                 ear.listen(streamed)
                 yield streamed
         except Exception as error:
-            if ear.is_done:  # the our_response was whole: the error is its reader's
+            if ear.is_done:  # the response was complete: the error is that of its reader
                 await self._run.journal_response(streamed.get(), model_request_parameters)
             else:
                 await self._run.journal_failure(error)
@@ -496,27 +496,26 @@ class _DurableModel(WrapperModel):
 
 
 def _without_removed(parameters: ModelRequestParameters) -> ModelRequestParameters:
-    """Return the parameters of a request without tools that are there for calls of the past only."""
     tools = [tool for tool in parameters.function_tools if not (tool.metadata or {}).get(_REMOVED_KEY)]
     if len(tools) == len(parameters.function_tools):
         return parameters
     return replace(parameters, function_tools=tools)
 
 
-class _Ear:
-    """Reads a streamed response on its way to the agent, and journals its text as it comes."""
+class _StreamJournal:
+    """Journals the text of a streamed response while the agent reads it."""
 
     def __init__(self, turn: DrivenTurn) -> None:
         self._turn = turn
         self._places: dict[int, int] = {}
-        """Place in our our_response by pydantic-ai's: it has parts that ours does not hold."""
+        """Indexes of parts in the journal's response by pydantic-ai's index, which also counts other parts."""
         self.is_done = False
 
     def listen(self, streamed: StreamedResponse) -> None:
-        """Read all events of `streamed`; call it before another reader.
+        """Journal all events of `streamed`; call it before another reader.
 
-        The one override that every model of pydantic-ai makes is made here on the object, because the agent needs
-        the very object that the model gave.
+        It overrides the method of the object that every model of pydantic-ai implements, because the agent needs this
+        object.
         """
         events = streamed._get_event_iterator  # noqa: SLF001 - see above
         streamed._get_event_iterator = lambda: self._journal_events(events())  # type: ignore[method-assign]  # noqa: SLF001
@@ -555,12 +554,12 @@ class _Ear:
 
 @dataclass
 class _DurableToolset(WrapperToolset[AgentDepsT]):
-    """Asks the journal before a tool, and journals how the tool ended."""
+    """Checks the journal before a tool runs, and journals its outcome."""
 
     run: _Run
 
     async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
-        """Return the tools, and one for each name that is gone and has calls in the journal: these are answered."""
+        """Return the tools, and a placeholder for each removed tool with calls in the journal, to answer them."""
         tools = await super().get_tools(ctx)
         removed = self.run.removed_tools(tools)
         return {**tools, **{name: self._removed_tool(name) for name in removed}} if removed else tools
@@ -589,7 +588,7 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
             with running(started):
                 value = await self.wrapped.call_tool(name, tool_args, ctx, tool)
         except (ApprovalRequired, CallDeferred):
-            raise  # it waits for a person; its call stays open
+            raise  # the call waits for a person, and stays open
         except Exception as error:
             await turn.journal_outcome(*failure_of(started.call_id, error))
             raise
@@ -599,7 +598,7 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
 
 
 async def _has_prompts(ctx: RunContext[Any], request_context: ModelRequestContext) -> bool:
-    """Whether the agent has instructions or system prompts of its own."""
+    """Return whether the agent has its own instructions or system prompts."""
     last = request_context.messages[-1]
     if isinstance(last, ModelRequest) and last.instructions:
         return True

@@ -1,4 +1,4 @@
-"""Histories of pydantic-ai, repaired: before they go into a run, and before each request of one.
+"""Repair of pydantic-ai's histories, before a run and before each of its requests.
 
     from midstream.frameworks.pydantic_ai_history import repair_history
     from pydantic_ai.capabilities import ProcessHistory
@@ -6,8 +6,8 @@
     agent = Agent("openai:gpt-5", capabilities=[ProcessHistory(repair_history())])
     result = await agent.run("go on", message_history=repair_history()(stored))
 
-The second line is the one that keeps everything: at the start of a run pydantic-ai drops results without a call by
-itself, before any processor sees them.
+Only the second line keeps everything: at the start of a run, pydantic-ai drops results without a call before it calls
+processors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Messages = list[ModelMessage]
 
 
 class HistoryProcessor(Protocol):
-    """Repairs a list of messages: called with the list, or by a run, with its context before it."""
+    """Repairs a list of messages; called with the list, or by a run with its context and the list."""
 
     @overload
     def __call__(self, messages: Messages, /) -> Messages: ...
@@ -44,7 +44,7 @@ class HistoryProcessor(Protocol):
 
 _FORMAT = "pydantic-ai"
 _PLACE = "midstream_at"
-"""The key under which a message remembers its number while its list is repaired."""
+"""Key of a message's index during the repair of its list."""
 
 
 def repair_history(
@@ -53,22 +53,23 @@ def repair_history(
     mode: Mode = "repair",
     on_repair: Callable[[Repaired], None] | None = None,
 ) -> HistoryProcessor:
-    """Make a history processor: it returns the very list it was given where nothing is wrong.
+    """Return a history processor.
 
-    Otherwise a new list, in which every message (and every part of a changed message) that needed no change is
-    still the same object. A suspended response at the end of the list is left as it is.
+    Without findings, the processor returns the same list. Otherwise it returns a new list, in which unchanged messages,
+    and unchanged parts of changed messages, are the same objects. A suspended response at the end of the list does not
+    change.
 
     Args:
-        profile: Whose rules hold; what every provider asks for unless named.
-        mode: As of `midstream.repair`. Inside a run the prompt stays in `rollback`, and in `sanitize` the system
-            prompts of that run.
-        on_repair: Called with each repair: the new list in `messages`, what was done in `edits`.
+        profile: Profile of the provider; by default, the rules of every provider.
+        mode: As in `midstream.repair`. Inside a run, `rollback` keeps the prompt, and `sanitize` the system prompts of
+            the run.
+        on_repair: Called with each repair; `messages` is the new list, `edits` the changes.
 
     Raises:
-        UsageError: There is no profile or mode of this name.
+        UsageError: The profile or the mode is unknown.
 
-    The processor raises `InvalidHistoryError` where a message has no JSON form, and in mode `strict`
-    `HistoryRefusedError`; nothing is changed then.
+    The processor raises `InvalidHistoryError` if a message has no JSON form, and `HistoryRefusedError` in mode
+    `strict`. Nothing is changed then.
     """
     if profile is not None:
         find_profile(profile)
@@ -88,13 +89,13 @@ def repair_history(
             return messages
         loaded = _Loading(told, dumped).load(done.messages)
         if isinstance(messages[-1], ModelRequest) and not (loaded and isinstance(loaded[-1], ModelRequest)):
-            # The run goes on from it, and it has the instructions.
+            # The run continues from it, and it has the instructions.
             loaded.append(replace(messages[-1], parts=[]))
         if on_repair is not None:
             on_repair(msgspec.structs.replace(done, messages=loaded))
         return loaded
 
-    # pydantic-ai hands over its context to a function whose first parameter is annotated so.
+    # pydantic-ai passes its context to a function whose first parameter has this annotation.
     def process_history(first: RunContext[Any] | Messages, messages: Messages | None = None, /) -> Messages:
         if isinstance(first, list):
             return repair_messages(first, None)
@@ -105,13 +106,13 @@ def repair_history(
 
 
 def _is_bare(messages: list[ModelMessage]) -> bool:
-    """Whether a run goes on without a new prompt: its last request is nothing but instructions then."""
+    """Return whether a run continues without a new prompt: its last request then has only instructions."""
     last = messages[-1] if messages else None
     return isinstance(last, ModelRequest) and not last.parts
 
 
 def _is_suspended(messages: list[ModelMessage]) -> bool:
-    """Whether the provider itself is still at work on the last response."""
+    """Return whether the provider has suspended the last response."""
     last = messages[-1] if messages else None
     return isinstance(last, ModelResponse) and last.state == "suspended"
 
@@ -127,7 +128,7 @@ def _dump(messages: list[ModelMessage]) -> list[Any]:
 
 
 class _Loading:
-    """Turns repaired JSON back into messages, taking what is still there from the originals."""
+    """Converts repaired JSON back to messages, and reuses unchanged originals."""
 
     def __init__(self, messages: list[ModelMessage], dumped: list[Any]) -> None:
         self._messages = messages
@@ -147,7 +148,7 @@ class _Loading:
         if place is not None and written is self._dumped[place]:
             return self._messages[place]
         loaded = ModelMessagesTypeAdapter.validate_python([written])[0]
-        # A part's JSON form may hold less than the part (a returned object is only its fields there).
+        # A part's JSON form may lose information (for example the type of a returned object).
         parts: list[Any] = [
             self._parts.get(id(raw), part) for raw, part in zip(written["parts"], loaded.parts, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Between pydantic-ai's messages and the journal's records: prompts, responses, results, and whole turns."""
+"""Conversion between pydantic-ai's messages and the journal's records: prompts, responses, results and turns."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _tool_returns: TypeAdapter[ToolReturn[Any]] = TypeAdapter(ToolReturn)
 
 
 class _Native(Struct, frozen=True, omit_defaults=True):
-    """How a tool ended, where text alone would not bring it back."""
+    """Outcome of a tool that text alone cannot represent."""
 
     kind: Literal["value", "return", "retry", "failed"]
     value: msgspec.Raw = msgspec.Raw(b"null")
@@ -74,7 +74,7 @@ class _Native(Struct, frozen=True, omit_defaults=True):
 
 
 def success_of(call_id: str, name: str, value: object) -> tuple[ToolResult, str]:
-    """Return a tool's value as readers see it, and as it comes back; text is both."""
+    """Return a tool's value as a result for readers, and in its native form; text needs no native form."""
     if isinstance(value, str) and value == storable(value):
         return ToolResult(call_id, value), ""
     returned = value if isinstance(value, ToolReturn) else ToolReturn(return_value=value)
@@ -91,9 +91,7 @@ def success_of(call_id: str, name: str, value: object) -> tuple[ToolResult, str]
 
 
 def failure_of(call_id: str, error: Exception) -> tuple[ToolResult, str]:
-    """Return how a tool failed. Its exception ends this run; when the turn is replayed, the model gets it as a
-    result instead.
-    """
+    """Return the outcome of a failed tool. Its exception ends this run; in a replay, it is a result for the model."""
     if isinstance(error, ModelRetry | ToolFailed):
         native = _Native("retry" if isinstance(error, ModelRetry) else "failed")
         content = storable(error.message)
@@ -102,7 +100,7 @@ def failure_of(call_id: str, error: Exception) -> tuple[ToolResult, str]:
 
 
 def value_of(ended: CallEnded) -> object:
-    """Return what a tool returned, or raise what it raised."""
+    """Return a tool's value, or raise its exception."""
     result = ended.result
     if not ended.native:
         if result.outcome is Outcome.OK:
@@ -123,7 +121,7 @@ def value_of(ended: CallEnded) -> object:
 def message_of(
     prompt: str | Sequence[UserContent] | None, messages: Sequence[ModelMessage]
 ) -> UserMessage | None:
-    """Return the user's message: the prompt, or the end of the history where the run has none."""
+    """Return the user's message: the prompt, or else the end of the history."""
     if prompt is None:
         last = messages[-1] if messages else None
         parts = last.parts if isinstance(last, ModelRequest) else ()
@@ -151,7 +149,7 @@ def _part_of(content: UserContent) -> UserPart:
 
 
 def our_response_of(response: ModelResponse, number: int) -> Response:
-    """Return a response as the journal shows it; `number` is its place in the turn."""
+    """Convert a response for the journal; `number` is its place in the turn."""
     parts: list[ResponsePart] = []
     for part in response.parts:
         match part:
@@ -163,7 +161,7 @@ def our_response_of(response: ModelResponse, number: int) -> Response:
                 arguments = storable(part.args_as_json_str())
                 parts.append(ToolCall(storable(part.tool_call_id), storable(part.tool_name), arguments))
             case _:
-                pass  # the native form has it
+                pass  # only in the native form
     used = response.usage
     usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
     distinct = with_distinct_ids(tuple(parts), response_no=number)
@@ -174,14 +172,14 @@ def our_response_of(response: ModelResponse, number: int) -> Response:
 
 
 def response_of(native: str) -> ModelResponse:
-    """Return a response from its native form in the journal."""
+    """Decode a response from its native form in the journal."""
     (response,) = ModelMessagesTypeAdapter.validate_json(native)
     assert isinstance(response, ModelResponse)
     return response
 
 
 def answers_in(messages: Sequence[ModelMessage]) -> dict[str, ToolResult]:
-    """Return what the last requests of a history answer to calls, by call id."""
+    """Return the results of calls in the last requests of a history, by call id."""
     answers: dict[str, ToolResult] = {}
     for message in reversed(messages):
         if isinstance(message, ModelResponse):
@@ -197,11 +195,11 @@ def answers_in(messages: Sequence[ModelMessage]) -> dict[str, ToolResult]:
     return answers
 
 
-# --- what was finished of a turn ------------------------------------------------------------------------------
+# --- finished parts of turns ------------------------------------------------------------------------------
 
 
 def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
-    """Return the messages of turns that have ended: prompts, responses, and a result for each of their calls."""
+    """Return the messages of ended turns: prompts, responses, and a result for each call."""
     messages: list[ModelMessage] = []
     answers: dict[tuple[int, int, str], CallEnded] = {
         (each.turn, each.response, each.result.call_id): each
@@ -241,7 +239,7 @@ def _content_of(part: UserPart) -> UserContent:
 
 
 def _recorded_response(record: ResponseCompleted) -> ModelResponse:
-    """Return a whole response as the model gave it, or the words of one that was cut."""
+    """Return a complete response in its native form, or the text of an interrupted one."""
     if record.native:
         return response_of(record.native)
     said: list[Any] = [TextPart(part.text) for part in record.body.parts if isinstance(part, Text)]
@@ -249,7 +247,7 @@ def _recorded_response(record: ResponseCompleted) -> ModelResponse:
 
 
 def _return_of(call: ToolCall, ended: CallEnded) -> ToolReturnPart:
-    """Return the result of a call; one that failed has that in its text and in its outcome."""
+    """Return the result of a call; a failure is in its text and its outcome."""
     try:
         value = value_of(ended)
     except (ModelRetry, ToolFailed) as error:

@@ -4,8 +4,8 @@
 
     agent = make_agent(pydantic_agent, deps=Deps(...))
 
-`midstream serve module:pydantic_agent` calls it without `deps`. midstream runs the loop: the model comes from the
-agent, and each tool call is journaled before it starts. What pydantic-ai's own loop would have to do is refused here.
+`midstream serve module:pydantic_agent` calls it without `deps`. midstream runs the loop with the agent's model, and
+journals each tool call before it starts. Parts that need pydantic-ai's own loop are refused.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ with extra("pydantic-ai"):
     from pydantic_ai.usage import RunUsage
 
 METADATA_KEY = "midstream"
-"""A tool's metadata under this key is its policy: `metadata={"midstream": "rerun"}`."""
+"""Key of the policy in a tool's metadata: `metadata={"midstream": "rerun"}`."""
 _POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
 _INJECTED = ("ToolSearch", "PendingMessageDrainCapability")
-"""Capabilities that each agent of pydantic-ai has. Without its loop they have no work."""
+"""Capabilities of every agent of pydantic-ai, which have no effect without its loop."""
 _NO_JSON = "This tool finished, but its answer has no JSON form."
 _NOT_ASKED = (
-    "This tool did not run: it requires approval or runs elsewhere, and says so only when it is called. "
+    "This tool did not run: it requires approval or runs elsewhere, and reports this only when it is called. "
     "Declare it with `requires_approval=True`."
 )
 
@@ -63,18 +63,18 @@ def make_agent(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: st
     """Convert an agent of pydantic-ai.
 
     Args:
-        agent: Its model, model settings, static instructions and system prompts, tools and toolsets are kept. Tools
-            that are registered later are served too.
-        deps: The dependencies that each tool call gets. All sessions share them.
-        name: The agent's name; its own by default.
+        agent: The agent. Supported are its model, model settings, static instructions and system prompts, tools and
+            toolsets, also tools that are registered later.
+        deps: The dependencies of tool calls, which all sessions share.
+        name: Name of the agent; by default its own.
 
     A tool with `requires_approval=True` waits for a person. Metadata `{"midstream": policy}` (`unknown`, `rerun`,
-    `rerun_with_key`, `hold`) decides about a call in doubt; an MCP tool with `readOnlyHint` or `idempotentHint` runs
-    again. A tool's `RunContext` has `deps`, the model and the call; its messages and its usage are empty.
+    `rerun_with_key`, `hold`) sets the policy for calls in doubt; an MCP tool with `readOnlyHint` or `idempotentHint`
+    runs again. A tool's `RunContext` has `deps`, the model and the call; its messages and its usage are empty.
 
     Raises:
-        UsageError: `agent` is no `pydantic_ai.Agent`, has no model, needs `deps`, or has parts that only pydantic-ai's
-            own loop can run. The message names all of them.
+        UsageError: `agent` is not a `pydantic_ai.Agent`, has no model, needs `deps`, or has parts that only
+            pydantic-ai's own loop can run. The message lists all of them.
     """
     if not isinstance(agent, pydantic_ai.Agent):
         raise UsageError(f"`agent` is {describe(agent)}; expected a `pydantic_ai.Agent`")
@@ -87,7 +87,7 @@ def make_agent(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: st
         )
     if refused := [*_refusals_of(agent)]:
         raise UsageError(
-            f"the agent cannot be served as it is: {'; '.join(refused)}. Remove them, or keep pydantic-ai's own loop "
+            f"the agent cannot be served: {'; '.join(refused)}. Remove these parts, or use pydantic-ai's own loop "
             "and make it durable with `midstream.frameworks.pydantic_ai_durable`"
         )
     model = PydanticAIModel(agent.model, settings=typing.cast("Any", agent.model_settings))
@@ -100,11 +100,10 @@ def make_agent(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: st
     )
 
 
-# --- what cannot be kept --------------------------------------------------------------------------------------
+# --- unsupported parts --------------------------------------------------------------------------------------
 
 
 def _refusals_of(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
-    """Iterate over the parts of an agent that need pydantic-ai's own loop."""
     kinds = set(_kinds(agent.output_type)) - {DeferredToolRequests}
     if kinds != {str}:
         yield f"`output_type` is {agent.output_type!r} (a session's answer is text)"
@@ -114,13 +113,13 @@ def _refusals_of(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
         if type(each).__name__ not in _INJECTED:
             yield f"it has the capability `{type(each).__name__}`"
     if _read_hidden(agent, "_system_prompt_functions"):
-        yield "it has system prompts that a function makes"
+        yield "it has system prompts from a function"
     if any(not isinstance(each, str) for each in _instructions(agent)):
-        yield "it has instructions that a function or a template makes"
+        yield "it has instructions from a function or a template"
     if callable(agent.model_settings):
-        yield "a function makes its `model_settings`"
+        yield "its `model_settings` are a function"
     if callable(_read_hidden(agent, "_validation_context")):
-        yield "a function makes its `validation_context`"
+        yield "its `validation_context` is a function"
     if _read_hidden(agent, "_concurrency_limiter") is not None:
         yield "it has `max_concurrency`"
     for toolset in agent.toolsets:
@@ -130,7 +129,7 @@ def _refusals_of(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
 
 def _refusals_of_toolset(toolset: AbstractToolset[Any]) -> Iterator[str]:
     if type(toolset).__name__ == "DynamicToolset":
-        yield "it has a toolset that a function makes"
+        yield "it has a toolset from a function"
     elif isinstance(toolset, ExternalToolset):
         yield "it has an `ExternalToolset` (give tools of a client to the client)"
     elif isinstance(toolset, ApprovalRequiredToolset):
@@ -146,7 +145,7 @@ def _refusals_of_toolset(toolset: AbstractToolset[Any]) -> Iterator[str]:
 
 
 def _inner(toolset: AbstractToolset[Any]) -> Iterator[AbstractToolset[Any]]:
-    """Iterate over a toolset and all that it wraps."""
+    """Yield a toolset and all toolsets that it wraps."""
     yield toolset
     if isinstance(toolset, WrapperToolset):
         yield from _inner(toolset.wrapped)
@@ -172,7 +171,7 @@ def _texts(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
 
 
 def _instructions(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[object]:
-    """Iterate over the instructions of an agent and its toolsets: text, or the function that makes it."""
+    """Yield the instructions of an agent and its toolsets: text, or functions that return it."""
     yield from _unpack(_read_hidden(agent, "_instructions"))
     for toolset in agent.toolsets:
         for each in _inner(toolset):
@@ -187,10 +186,10 @@ def _unpack(instructions: Iterable[Any]) -> Iterator[object]:
 
 
 def _read_hidden(value: object, name: str) -> Any:  # noqa: ANN401 - pydantic-ai's own
-    """Return an attribute for which pydantic-ai has no public name.
+    """Return a private attribute of pydantic-ai.
 
     Raises:
-        UsageError: This version of pydantic-ai has no such attribute: whether the agent can be served is unknown.
+        UsageError: This version of pydantic-ai does not have it, so it is unknown whether the agent can be served.
     """
     try:
         return getattr(value, name)
@@ -216,7 +215,7 @@ def _policy_of(name: str, metadata: dict[str, Any] | None) -> OnDoubt:
 
 
 class _Toolset:
-    """A toolset of pydantic-ai as a source of tools."""
+    """A toolset of pydantic-ai as a tool source."""
 
     def __init__(
         self, toolset: AbstractToolset[Any], agent: pydantic_ai.Agent[Any, Any], deps: object, place: int
@@ -232,7 +231,7 @@ class _Toolset:
         self._entered: HeldContext | None = None
 
     async def tools(self) -> Sequence[Tool]:
-        """Return the tools there are now; see `ToolSource`.
+        """Return the current tools; see `ToolSource`.
 
         Raises:
             ToolsUnavailableError: The toolset cannot be opened, or cannot list its tools.
@@ -248,7 +247,7 @@ class _Toolset:
         return tuple(made for _, made in self._made.values())
 
     async def close(self) -> None:
-        """Leave the toolset: its connections and processes end. The next `tools` opens it again."""
+        """Close the toolset with its connections and processes. The next `tools` opens it again."""
         entered, self._entered = self._entered, None
         if entered is not None:
             await entered.close()
@@ -272,13 +271,12 @@ class _Toolset:
         return definition, made
 
     def _function(self, name: str) -> Callable[..., Any]:
-        async def call(**arguments: Any) -> str | StatedOutcome:  # noqa: ANN401 - as the model wrote them
+        async def call(**arguments: Any) -> str | StatedOutcome:  # noqa: ANN401 - any JSON of the model
             return await self._run_call(name, arguments)
 
         return call
 
     async def _run_call(self, name: str, arguments: dict[str, Any]) -> str | StatedOutcome:
-        """Run one call within the journal's call, and return its result as the model reads it."""
         tool, call = self._listed[name], current_call()
         context = self._context(name, tool, call)
         try:
@@ -293,7 +291,9 @@ class _Toolset:
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             problem = msgspec.json.encode(found, enc_hook=str).decode()
-            return StatedOutcome(f"The arguments of {name!r} do not fit its schema: {problem}", Outcome.ERROR)
+            return StatedOutcome(
+                f"The arguments of {name!r} do not match its schema: {problem}", Outcome.ERROR
+            )
         except (ModelRetry, ToolFailed) as error:
             return StatedOutcome(error.message, Outcome.ERROR)
         except (ApprovalRequired, CallDeferred):
@@ -322,7 +322,7 @@ class _Toolset:
 
 
 def _text_of(name: str, value: object, call_id: str) -> str | StatedOutcome:
-    """Return a tool's value as pydantic-ai would write it for a model."""
+    """Return a tool's value as text like pydantic-ai."""
     if isinstance(value, str):
         return value
     returned = value if isinstance(value, ToolReturn) else ToolReturn(return_value=value)

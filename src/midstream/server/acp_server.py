@@ -1,7 +1,7 @@
 """An agent for editors: sessions of a store over the Agent Client Protocol.
 
 A session of the protocol is a session of the store. A prompt is a turn. The updates of a session come from its journal,
-so that a session that is loaded again shows what it showed before, and a turn that a dead process left goes on.
+so a session that is loaded again shows the same updates. A turn of a dead process continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.packed_values import pack, unpack
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.environment import World
@@ -37,7 +37,7 @@ Json = dict[str, Any]
 LIST_PAGE = 50
 """Sessions of one page of `session/list`."""
 KEY_META = "midstream/key"
-"""Member of a prompt's `_meta`: the idempotency key. The same key again is the same prompt."""
+"""Member of a prompt's `_meta`: the idempotency key. Two prompts with the same key are one prompt."""
 _NOT_FOUND = -32002
 _INVALID = -32602
 _INTERNAL = -32603
@@ -46,12 +46,12 @@ _Act = Callable[[Any, Json], Awaitable[Json | None]]
 
 
 class AcpServer:
-    """Answers one editor.
+    """Agent Client Protocol for one editor.
 
     Args:
-        agent: What answers.
+        agent: The agent that answers prompts.
         store: Keeps the sessions. It is opened with the first session.
-        cwd: The folder of sessions that were begun elsewhere.
+        cwd: The working folder of sessions that no editor has begun.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class AcpServer:
         self._client = client
 
     async def handle(self, method: str, params: Any | None, is_notification: bool) -> Any:  # noqa: ANN401, FBT001 - the SDK's
-        """Answer a request or take a notification of the editor.
+        """Handle a request or a notification of the editor.
 
         Raises:
-            RequestError: It is refused.
-            pydantic.ValidationError: It has another form.
+            RequestError: The request is refused.
+            pydantic.ValidationError: The parameters are invalid.
         """
         found = self._methods.get(method)
         if found is None:
@@ -103,7 +103,7 @@ class AcpServer:
             raise _refusal(error) from error
 
     async def stop(self) -> None:
-        """End all: running tools have a few seconds, and turns go on in the next process on this store."""
+        """Stop the host. Running tools have a few seconds; turns continue in the next process on this store."""
         for session in self._sessions.values():
             session.stop()
         await self.host.stop()
@@ -157,7 +157,7 @@ class AcpServer:
 
     async def _list(self, asked: schema.ListSessionsRequest, _: Json) -> Json:
         await self._start()
-        after, lines = unpacked(asked.cursor, ListPlace), list[Json]()
+        after, lines = unpack(asked.cursor, ListPlace), list[Json]()
         if asked.cursor is not None and after is None:
             raise UsageError("`cursor` is the `nextCursor` of a page of this list")
         while True:
@@ -173,7 +173,7 @@ class AcpServer:
                     line = {"sessionId": info.session, "cwd": cwd, "updatedAt": at}
                     lines.append({**line, "title": info.mark.title} if info.mark.title else line)
                 if len(lines) == LIST_PAGE:
-                    return {"sessions": lines, "nextCursor": packed(after)}
+                    return {"sessions": lines, "nextCursor": pack(after)}
             if count < LIST_PAGE:
                 return {"sessions": lines}
 
@@ -232,10 +232,10 @@ class AcpServer:
         await self.host.set_sources(session_id, ())
 
     async def _use_servers(self, session_id: str, asked: Sequence[Any] | None) -> None:
-        """Give a session the tools of the editor's MCP servers.
+        """Add the tools of the editor's MCP servers to a session.
 
         Raises:
-            UsageError: They cannot be used; the message names the reason.
+            UsageError: A server cannot be used; the message contains the reason.
         """
         if session_id in self._served:
             return
@@ -250,7 +250,7 @@ class AcpServer:
 
 
 def _server_name(name: str, taken: set[str]) -> str:
-    """Return an editor's name of a server in the form of ours, and another one than those taken."""
+    """Return a valid, unused server name for the name that the editor uses."""
     base = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:28] or "server"
     base = base if base[0].isalpha() else f"s{base}"
     return next(
@@ -261,7 +261,7 @@ def _server_name(name: str, taken: set[str]) -> str:
 def _server(asked: Any, name: str) -> ToolSource:  # noqa: ANN401 - one of the SDK's four types
     if isinstance(asked, schema.SseMcpServer | schema.AcpMcpServer):
         raise UsageError(
-            f"the MCP server {asked.name!r} is to be reached in a way that is not supported: use stdio or http"
+            f"the MCP server {asked.name!r} uses a transport that is not supported: use stdio or http"
         )
     try:
         from midstream.tools.mcp import McpServer  # noqa: PLC0415 - an extra, and slow to import

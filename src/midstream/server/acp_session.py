@@ -1,4 +1,4 @@
-"""One session as an editor has it over the Agent Client Protocol: updates from its journal, prompts, permissions."""
+"""Serves one session to an editor over the Agent Client Protocol: updates from its journal, prompts, permissions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 _INTERNAL = -32603
 _PAUSED = TurnEnded(0, TurnStatus.COMPLETED, 0.0)
-"""The end of a prompt whose turn waits for the words of the next one."""
+"""The result of a prompt whose turn waits for the text of the next prompt."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +57,7 @@ class AcpClient(Protocol):
 
 
 class AcpSession:
-    """Sends the updates of a session, and takes prompts and answers. `open` it, then `show` it."""
+    """Sends the updates of a session, and accepts prompts and answers. Call `open`, then `show`."""
 
     def __init__(self, host: Host, session_id: str, client: AcpClient) -> None:
         self._host = host
@@ -67,24 +67,24 @@ class AcpSession:
         self._updates = AcpUpdates(AcpFold(session_id))
         self._position = 0
         self._is_there = False
-        """Whether the session has a journal: from its first message on."""
+        """Whether the session has a journal, which its first message creates."""
         self._prompts: dict[str, asyncio.Future[TurnEnded | None]] = {}
-        """Prompts that wait for the end of their turns, by their streams; None where the message was withdrawn."""
+        """Prompts that wait for the end of their turns, by stream; the result is None if the message was withdrawn."""
         self._sending = asyncio.Lock()
-        """Held while a prompt is submitted: a cancel that comes behind it finds its turn."""
+        """Held while a prompt is submitted, so that a later cancel finds the turn of the prompt."""
         self._asked: set[tuple[Any, ...]] = set()
         self._words_wanted: Question | None = None
         """The open question that the next prompt answers."""
         self._following: asyncio.Task[None] | None = None
         self._failure: RequestError | None = None
-        """Why it shows nothing more: it must be loaded again."""
+        """The error that ended the updates. The editor must load the session again."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Read the session to its end. A turn of a dead process is being carried on by then.
+        """Read the session to its end. When this returns, the turn of a dead process is being resumed.
 
         Raises:
-            MidstreamError: It cannot be read.
+            MidstreamError: The session cannot be read.
         """
         runner = await self._host.session(self._id, create=True)
         beginning, state = await runner.events.beginning()
@@ -96,27 +96,27 @@ class AcpSession:
                 self._position = stored.position
 
     async def show(self, *, with_past: bool) -> None:
-        """Send all updates so far, or none of them, and then those that come."""
+        """Follow the session; `with_past` sends the earlier updates first."""
         for update in self._updates.replay() if with_past else ():
             await self._send(update)
         await self._ask()
         self._follow()
 
     def stop(self) -> None:
-        """Send nothing more. The turn goes on."""
+        """Stop sending updates. The turn continues."""
         for task in [*self._tasks, *([self._following] if self._following else [])]:
             task.cancel()
         self._fail(RequestError(_INTERNAL, "the session was closed here"))
 
     async def prompt(self, blocks: list[Json], key: str) -> Json:
-        """Send a message, and return the answer when its turn has ended.
+        """Send a message, and return the result when its turn has ended.
 
         Args:
-            blocks: Its content.
-            key: Names the prompt: the same key again waits for the same turn. "" for a new one.
+            blocks: Content of the message.
+            key: Idempotency key of the prompt: a repetition waits for the same turn. "" for a new prompt.
 
         Raises:
-            MidstreamError: It was refused. Nothing was sent.
+            MidstreamError: The message was refused, and not sent.
             RequestError: The turn failed, or the session is closed.
         """
         message = message_of(blocks)
@@ -125,11 +125,13 @@ class AcpSession:
         async with self._sending:
             ended = await self._reply(text_of(message))
             if ended is None:
-                ended = await self._say(message, stream_of(key or self._host.world.new_id("prompt")))
+                ended = await self._submit_message(
+                    message, stream_of(key or self._host.world.new_id("prompt"))
+                )
         return self._result(await asyncio.shield(ended))
 
     async def cancel(self) -> None:
-        """Stop the open turn, and withdraw the prompts of this client that wait behind it."""
+        """Stop the open turn, and withdraw the queued prompts of this client."""
         async with self._sending:
             if not self._is_there:
                 return
@@ -142,8 +144,8 @@ class AcpSession:
 
     # --- prompts ----------------------------------------------------------------------------------------------
 
-    async def _say(self, message: UserMessage, stream: str) -> asyncio.Future[TurnEnded | None]:
-        """Send a message; one that was sent before is found by its stream."""
+    async def _submit_message(self, message: UserMessage, stream: str) -> asyncio.Future[TurnEnded | None]:
+        """Send a message once: its stream identifies a repetition."""
         ended = self._prompts.setdefault(stream, asyncio.get_running_loop().create_future())
         if stream not in self._updates.turns:
             self._updates.own.add(stream)
@@ -162,7 +164,7 @@ class AcpSession:
         return ended
 
     async def _reply(self, words: str) -> asyncio.Future[TurnEnded | None] | None:
-        """Answer the open question that waits for words; None where there is none any more."""
+        """Answer the open question that waits for text; return None if no such question is open."""
         question, self._words_wanted = self._words_wanted, None
         if question is None:
             return None
@@ -190,7 +192,7 @@ class AcpSession:
         return {"stopReason": reason, **({"usage": usage_json(usage)} if usage else {})}
 
     async def _submit(self, command: Command | Received, session_id: str = "") -> Runner:
-        """Submit a command, also while the session moves or its store is busy; return the session with it."""
+        """Submit a command, and return the runner that has it. Retries while the session moves or its store is busy."""
         failures = 0
         while True:
             try:
@@ -198,7 +200,7 @@ class AcpSession:
                 runner.attach()
                 try:
                     end = await runner.submit(command)
-                    await runner.wait(end - 1)  # where another process owns the session
+                    await runner.wait(end - 1)  # if another process owns the session
                     return runner
                 finally:
                     runner.detach()
@@ -224,7 +226,7 @@ class AcpSession:
         except MidstreamError as error:
             self._fail(RequestError(_INTERNAL, error.message, {"code": error.code}))
         except ConnectionError:
-            _log.info("the editor is gone", extra={"session": self._id})
+            _log.info("the editor has disconnected", extra={"session": self._id})
 
     async def _take(self, stored: StoredRecord) -> None:
         record = self._reader.read(stored.body)
@@ -236,7 +238,7 @@ class AcpSession:
             await self._ask()
 
     def _settle(self, record: Record) -> None:
-        """End the prompts whose turns have ended."""
+        """Complete the prompts whose turns have ended."""
         match record:
             case TurnEnded():
                 self._words_wanted = None
@@ -258,7 +260,7 @@ class AcpSession:
         for waiting in self._prompts.values():
             if not waiting.done():
                 waiting.set_exception(error)
-                waiting.exception()  # one that nobody waits for is no fault
+                waiting.exception()  # marks the exception as retrieved, for futures without a waiter
         self._prompts.clear()
 
     async def _send(self, update: Json) -> None:
@@ -267,19 +269,19 @@ class AcpSession:
     # --- questions --------------------------------------------------------------------------------------------
 
     async def _ask(self) -> None:
-        """Put the open questions to the editor that it was not asked yet."""
+        """Send the editor the open questions that it has not received yet."""
         for question in self._updates.fold.questions:
             place = (question.session, question.turn, question.response, question.call_id, question.asked_at)
             if place in self._asked:
                 continue
             self._asked.add(place)
             if question.kind is QuestionKind.QUESTION:
-                await self._want_words(question)
+                await self._request_text(question)
             else:
                 self._spawn(self._request(question))
 
-    async def _want_words(self, question: Question) -> None:
-        """Let the next prompt answer a question: the protocol has no other way for words."""
+    async def _request_text(self, question: Question) -> None:
+        """Let the next prompt answer a question: the protocol has no other way to send text."""
         if question.session:
             block = {"type": "text", "text": question.text or question.name}
             await self._send({"sessionUpdate": "agent_message_chunk", "content": block})
@@ -299,7 +301,7 @@ class AcpSession:
                 "session/request_permission", permission_request(self._id, question, name)
             )
         except (RequestError, ConnectionError) as error:
-            _log.info("not decided here: %s", error, extra={"session": self._id})
+            _log.info("the editor did not decide: %s", error, extra={"session": self._id})
             return
         choice = choice_in(question, answer)
         try:
@@ -307,8 +309,8 @@ class AcpSession:
                 await self._submit(Cancel(turn))
             else:
                 await self._answer(question, choice)
-        except MidstreamError as error:  # it was decided elsewhere, or has expired
-            _log.info("too late: %s", error.message, extra={"session": self._id})
+        except MidstreamError as error:  # another client decided, or the question expired
+            _log.info("the editor's decision came too late: %s", error.message, extra={"session": self._id})
 
     async def _answer(self, question: Question, choice: Choice, words: str = "") -> None:
         ref = CallRef(question.turn, question.response, question.call_id)

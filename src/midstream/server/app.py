@@ -70,9 +70,9 @@ from midstream.store.contract import Store
 from midstream.store.store_registry import open_store
 
 _NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
-"""Errors come to the app and not to the handlers of one that mounts it."""
-_ONE = "/v1/sessions/{session_id}"
-"""The address of one session."""
+"""No exception handlers: errors reach this app, not the handlers of an app that mounts it."""
+_SESSION = "/v1/sessions/{session_id}"
+"""Path of one session."""
 _NO_LIFESPAN = (
     "the app was started by a request, because it is mounted without its lifespan: interrupted turns were not resumed "
     "before, and a SIGTERM does not drain it. Pass `lifespan=agents.lifespan` to Starlette or FastAPI, where `agents` "
@@ -80,7 +80,7 @@ _NO_LIFESPAN = (
 )
 _log = logging.getLogger(__name__)
 GRACE_S = 5.0
-"""Seconds that running tools have to end when the app is stopped."""
+"""Seconds for running tools to end when the app is stopped."""
 
 
 def asgi(
@@ -102,33 +102,32 @@ def asgi(
     a2a: A2aOptions = A2aOptions(),
     webhook_origins: Collection[str] = (),
 ) -> App:
-    """Make the ASGI app that hosts an agent: run it with `midstream serve`, or mount it in your own.
+    """Create the ASGI app that hosts an agent. Run it with `midstream serve`, or mount it in another app.
 
     Args:
-        agent: What answers.
-        store: A SQLite file, made where it is missing, or a store of your own.
-        world: Clock, chance and tasks; the real ones by default.
-        look_back_s: Seconds after which an interrupted turn is ended at start-up instead of carried on.
-        settings: How streams are served, with a look-back of their own; `App.settings` changes them later.
-        allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
+        agent: The agent that answers.
+        store: A store, or the path of a SQLite file, which is created if it is missing.
+        world: Clock, random numbers and tasks; the real ones by default.
+        look_back_s: Greatest age of an interrupted turn that continues at start-up; an older one is ended.
+        settings: Settings of streams, including their look-back; `App.settings` changes them later.
+        allowed_origins: Further origins, such as `https://app.example`, whose pages may send requests.
         retention: How long events can be replayed, and sessions are kept.
-        memory: What the sessions in memory may hold together, and how long an idle one stays there.
-        access: Who may come in, and what they may do there. None serves every client of this machine, and a warning
-            is logged.
-        limits: What callers may do.
-        observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`. The first that
-            is a `MetricsPage` too is served at `/metrics`.
-        allow_unauthenticated: Serve clients of other machines without `access`: for an app that is mounted in one with
-            a login of its own. By default they are refused.
-        audit: Where acts of principals and refusals are written, one JSON line each.
-        mcp: How clients of MCP are served, and with which tools.
-        a2a: How clients of A2A are served, and what the agent's card has.
+        memory: Limits of the memory of all loaded sessions, and of the time that an idle one stays loaded.
+        access: Authentication and rights. None serves every client of this machine, and logs a warning.
+        limits: Limits of each caller.
+        observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`. The first
+            `MetricsPage` among them is served at `/metrics`.
+        allow_unauthenticated: Serve clients of other machines without `access`, for an app that is mounted in one with
+            its own login. By default they are refused.
+        audit: Log of the acts of principals and of refusals, one JSON line each.
+        mcp: Options for MCP clients, such as the tools that they receive.
+        a2a: Options for A2A clients, and the contents of the agent card.
         webhook_origins: Origins in private networks, such as `http://127.0.0.1:9000`, to which subscriptions of plain
             streams may send webhooks. Without a port, each port of the host. Others need a public address and HTTPS.
 
     Raises:
-        UsageError: `access` is given, and the store keeps no small values (`KeyValue`); or one of `allowed_origins` is
-            none, such as `*`.
+        UsageError: `access` is given, and the store has no key-value part (`KeyValue`); or one of `allowed_origins` is
+            not an origin, such as `*`.
     """
     require_agent(agent)
     allowed_origins = origins_of(allowed_origins)
@@ -147,24 +146,24 @@ def asgi(
     for observer in observers:
         host.observers.add(observer)
     page = next((each for each in observers if isinstance(each, MetricsPage)), None)
-    door = AuthMiddleware(
+    auth = AuthMiddleware(
         host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated, audit=audit
     )
     connections = Connections(limit=limits.connections_max, settings=settings)
     webhooks = Webhooks(host.store, world, webhook_origins)
     return App(
-        host, connections, door, page, allowed_origins=allowed_origins, mcp=mcp, a2a=a2a, webhooks=webhooks
+        host, connections, auth, page, allowed_origins=allowed_origins, mcp=mcp, a2a=a2a, webhooks=webhooks
     )
 
 
 class App:
-    """An ASGI app around a host. Make it with `asgi`."""
+    """ASGI app around a host, created by `asgi`."""
 
     def __init__(
         self,
         host: Host,
         connections: Connections,
-        door: AuthMiddleware,
+        auth: AuthMiddleware,
         page: MetricsPage | None = None,
         *,
         allowed_origins: Collection[str],
@@ -174,21 +173,21 @@ class App:
     ) -> None:
         self.host = host
         self.connections = connections
-        self.door = door
+        self.auth = auth
         self._starting = asyncio.Lock()
         self._is_started = False
         self.reports = NodeReports(
-            host, "serve", name=host.agent.name, figures=self._figures, counters=door.counters.of_fleet
+            host, "serve", name=host.agent.name, figures=self._figures, counters=auth.counters.of_fleet
         )
-        """How the servers of the store stand."""
+        """Reports of the servers that share the store."""
         streams = PlainStreams(host)
         self._subscriptions = StreamSubscriptions(host, streams, webhooks)
         self._sweeper = StreamSweeper(host, streams)
         others = _stream_endpoints(host, connections, streams, self._sweeper, self._subscriptions)
         others.append(McpEndpoint(McpCalls(host, connections, mcp)))
-        tasks = A2aEndpoint(A2aTasks(host, connections, a2a), is_authenticated=door.access is not None)
+        tasks = A2aEndpoint(A2aTasks(host, connections, a2a), is_authenticated=auth.access is not None)
         others.append(tasks)
-        self._router = _router_of(host, connections, door, [NodesEndpoint(self.reports), *others], tasks)
+        self._router = _router_of(host, connections, auth, [NodesEndpoint(self.reports), *others], tasks)
         self.metrics = None if page is None else Metrics(page, self._figures)
         """Serves `/metrics`; None without an observer that has a page."""
         if self.metrics is not None:
@@ -197,22 +196,22 @@ class App:
 
     @property
     def world(self) -> World:
-        """Clock, chance and tasks."""
+        """Clock, random numbers and tasks."""
         return self.host.world
 
     @property
     def requires_authentication(self) -> bool:
-        """Whether strangers are kept out."""
-        return self.door.access is not None
+        """Whether requests need a credential."""
+        return self.auth.access is not None
 
     @property
     def open_streams(self) -> int:
-        """Streams that are open now."""
+        """Number of open streams."""
         return len(self.connections)
 
     @property
     def settings(self) -> StreamSettings:
-        """How streams are served. Setting it holds for the connections and the recoveries that begin after it."""
+        """Settings of streams. New settings apply to connections and recoveries that begin later."""
         return self.connections.settings
 
     @settings.setter
@@ -222,7 +221,7 @@ class App:
         self.host.tail_bytes_max = settings.tail_bytes_max
 
     async def start(self) -> None:
-        """Open the store and begin recovery. Calling it again is harmless.
+        """Open the store and begin recovery. Idempotent.
 
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
@@ -232,26 +231,26 @@ class App:
         async with self._starting:
             if not self._is_started:
                 await self.host.start()
-                await self.door.open()
+                await self.auth.open()
                 self.reports.start()
                 self._subscriptions.start()
                 self._sweeper.start()
                 self._is_started = True
 
     async def _start_late(self) -> None:
-        """Start with a request, and log what is missing."""
+        """Start on the first request, and log a warning about the missing lifespan."""
         if not self._starting.locked():
             _log.warning(_NO_LIFESPAN)
         await self.start()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, outer: object) -> AsyncIterator[None]:  # noqa: ARG002 - the shape that Starlette calls
-        """Start with the app that mounts this one, drain at SIGTERM or SIGINT, and stop with it.
+        """Start and stop with the app that mounts this one, and drain at SIGTERM or SIGINT.
 
             agents = midstream.asgi(agent)
             app = Starlette(routes=[Mount("/agent", agents)], lifespan=agents.lifespan)  # or FastAPI(lifespan=...)
 
-        A lifespan of your own enters it: `async with agents.lifespan(app): ...`.
+        Or enter it in your own lifespan: `async with agents.lifespan(app): ...`.
 
         Args:
             outer: The app that mounts this one, as Starlette and FastAPI pass it.
@@ -267,31 +266,32 @@ class App:
                 await self.stop()
 
     def drain(self) -> None:
-        """Ask every connection to reconnect elsewhere or later, and refuse new ones. Turns go on until `stop`.
+        """Send all connections a request to reconnect elsewhere or later, and refuse new ones. Turns continue until
+        `stop`.
 
-        Call it when your own server begins to shut down, before it waits for its connections: they would stay open.
+        Call it when your server begins to shut down, before it waits for its connections. Otherwise they stay open.
         """
         self.connections.drain(_draining())
         self.host.drain()
 
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
-        """Drain, give running tools `grace_s` seconds, close the store. Calling it again is harmless."""
+        """Drain, wait at most `grace_s` seconds for running tools, and close the store. Idempotent."""
         self.drain()
-        await self.door.close()
+        await self.auth.close()
         await self.reports.stop()
         await self._subscriptions.stop()
         await self._sweeper.stop()
         await self.host.stop(grace_s=grace_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, a WebSocket, or the life of the server."""
+        """Serve a request, a WebSocket, or the ASGI lifespan."""
         if scope["type"] == "lifespan":
             await live(self.start, self.stop, receive, send)
             return
         await self._cors(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve, and answer what is refused as a problem."""
+        """Serve a request; answer a refusal with a problem detail."""
         is_begun = False
 
         def send_and_mark_begun(message: Message) -> Awaitable[None]:
@@ -304,14 +304,14 @@ class App:
         except StreamCutError:
             raise
         except asyncio.CancelledError:
-            # The server shuts down: the client is to come back.
+            # The server shuts down; the client can reconnect.
             if self.host.is_draining and not is_begun:
                 await refuse(problem_of(_draining()), scope, receive, send)
             raise
         except MidstreamError as error:
             if is_begun:
                 raise
-            # Perhaps the store was closed under it.
+            # The shutdown may have closed the store during the request.
             is_late = self.host.is_draining and isinstance(error, UsageError)
             await refuse(problem_of(_draining() if is_late else error), scope, receive, send)
         except HTTPException as error:
@@ -324,7 +324,7 @@ class App:
             raise
 
     def _allow_header(self, scope: Scope, error: HTTPException) -> dict[str, str]:
-        """Return the header that names what may be asked at an address where something else was (RFC 9110, 15.5.6)."""
+        """Return the `Allow` header of a 405 response (RFC 9110, 15.5.6)."""
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
             return {}
         found = [
@@ -332,14 +332,15 @@ class App:
             for route in self._router.routes
             if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
         ]
-        # `/threads/search` is no thread, and `/tasks/x:cancel` no task: what names more of the address is meant.
-        nearest = min(map(_variety, found), default=(0, 0))
-        methods = {method for route in found if _variety(route) == nearest for method in route.methods or ()}
+        # Both `/threads/search` and `/threads/{id}` match `/threads/search`: the most specific route counts.
+        nearest = min(map(_specificity, found), default=(0, 0))
+        methods = {
+            method for route in found if _specificity(route) == nearest for method in route.methods or ()
+        }
         methods = methods or {"GET", "HEAD"}  # a file
         return {"allow": ", ".join(sorted(methods))}
 
     def _figures(self) -> dict[str, float]:
-        """Return how this server stands, for its metrics."""
         return {
             "streams": self.open_streams,
             "sessions_awake": self.host.sessions_awake,
@@ -356,17 +357,15 @@ class App:
         }
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trail = self.door.trail_of(scope)
+        trail = self.auth.trail_of(scope)
         try:
-            self.door.check_scope(scope)
+            self.auth.check_scope(scope)
             if self._cors.is_preflight(scope):
                 await self._cors.allow(send)
                 return
             if not self._is_started:
                 await self._start_late()
-            scope = await self.door.admit(
-                {**scope, TRAIL: trail}
-            )  # and not the former one besides: a stream lasts
+            scope = await self.auth.admit({**scope, TRAIL: trail})  # the old scope is freed: streams are long
             with await unlock_for(self.host, scope) as held:
                 scope["app"], scope[HELD], scope["starlette.exception_handlers"] = self, held, _NO_HANDLERS
                 await self._router(scope, receive, send)
@@ -375,8 +374,8 @@ class App:
             raise
 
 
-def _variety(route: Route) -> tuple[int, int]:
-    """Return a number that is the smaller, the more of an address a route names."""
+def _specificity(route: Route) -> tuple[int, int]:
+    """Return a sort key: the more specific a route, the smaller."""
     return len(route.param_convertors), -len(route.path)
 
 
@@ -385,16 +384,16 @@ def _draining() -> DrainingError:
 
 
 class _Routes(Router):
-    """Looks up at once what is asked of a session, by what stands behind its name; all else route by route."""
+    """Router with one dictionary lookup for paths of a session; other paths are tried route by route."""
 
     def __init__(self, routes: Sequence[BaseRoute], default: ASGIApp) -> None:
         super().__init__(routes, redirect_slashes=False, default=default)
         self._of_session = {
             (method, what): route.app
             for route in routes
-            if isinstance(route, Route) and route.path.startswith(_ONE)
+            if isinstance(route, Route) and route.path.startswith(_SESSION)
             for method in route.methods or ()
-            if "{" not in (what := route.path.removeprefix(_ONE))
+            if "{" not in (what := route.path.removeprefix(_SESSION))
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -410,7 +409,7 @@ class _Routes(Router):
 def _router_of(
     host: Host,
     connections: Connections,
-    door: AuthMiddleware,
+    auth: AuthMiddleware,
     others: Sequence[Any],
     tasks: A2aEndpoint,
 ) -> _Routes:
@@ -427,14 +426,14 @@ def _router_of(
         OpenApiEndpoint(),
         *others,
     ]
-    if door.access is not None:
-        endpoints.append(AccessRoutes(door))
-    if door.access is not None or host.locks is not None:
-        endpoints.append(ViewerRoutes(host, door))
+    if auth.access is not None:
+        endpoints.append(AccessRoutes(auth))
+    if auth.access is not None or host.locks is not None:
+        endpoints.append(ViewerRoutes(host, auth))
     return _Routes(
         [
             *(route for each in endpoints for route in routes_of(each)),
-            WebSocketRoute(f"{_ONE}/stream", WebSocketEndpoint(host, connections)),
+            WebSocketRoute(f"{_SESSION}/stream", WebSocketEndpoint(host, connections)),
             WebSocketRoute("/v1/probe/stream", probe.stream),
             *page_routes(),
         ],
@@ -450,7 +449,7 @@ def _stream_endpoints(
     subscriptions: StreamSubscriptions,
 ) -> list[Any]:
     return [
-        WakeEndpoint(host, subscriptions),  # before the streams: their names may have slashes
+        WakeEndpoint(host, subscriptions),  # before the streams, whose names may contain slashes
         SubscriptionOwnerEndpoint(host, streams, subscriptions),
         SessionStreamReader(host, connections),
         PlainStreamWriter(host, streams, sweeper),

@@ -6,15 +6,15 @@
 | `event` | `read`, `list`, `send`, `answer`, `ticket`, `share`, `unshare`, `delete`, `login`, `logout`, `link`,
 `revoke`, `metrics` |
 | `outcome` | `admitted` before the act; else the code of the refusal or failure |
-| `principal` | name of the principal; "" where none is known |
+| `principal` | name of the principal; "" if unknown |
 | `credential` | id of the cookie or pass, as `midstream access list` shows it; "" for a token |
 | `address` | address of the client |
 | `session` | the session, as the store names it |
 | `method`, `path` | of the request; the path without its query |
-| `call`, `choice` | of an answer: the call, and what was decided |
-| `target` | whom a `share`, `login` or `revoke` is about |
+| `call`, `choice` | of an answer: the call, and the decision |
+| `target` | the principal of a `share`, `login` or `revoke` |
 
-A line is at most `LINE_BYTES_MAX` bytes: longer values are cut. It has no text of a session and no credential.
+A line has at most `LINE_BYTES_MAX` bytes: longer values are cut. It contains no text of a session and no credential.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from midstream.errors import UnavailableError, UsageError
 from midstream.file_safety import open_own
 
 LINE_BYTES_MAX = 4096
-"""Bytes of a line with its end: a write of so many is whole, also among several processes on one file."""
+"""Bytes of a line with its end. A write of this size is atomic, also when several processes share a file."""
 ADMITTED = "admitted"
 _CUTS = (256, 64, 16)
 _log = logging.getLogger(__name__)
 
 
 class AuditLine(Struct, frozen=True, omit_defaults=True):
-    """One line; see the table of this module."""
+    """One line; the module's table describes the fields."""
 
     at: str
     event: str
@@ -56,10 +56,10 @@ class AuditLine(Struct, frozen=True, omit_defaults=True):
 
 
 class AuditLog:
-    """Append lines to a file, which only this user can read. A file that was moved away is made anew.
+    """Appends lines to a file that only this user can read. A file that was moved away is created again.
 
     Raises:
-        UsageError: The file cannot be opened, is no regular file, or belongs to another user.
+        UsageError: The file cannot be opened, is not a regular file, or belongs to another user.
     """
 
     def __init__(self, path: Path, world: World | None = None) -> None:
@@ -85,7 +85,7 @@ class AuditLog:
         """Append a line.
 
         Raises:
-            UnavailableError: It could not be written. An act that must be in the log is then not done.
+            UnavailableError: The line could not be written. The caller must not do the act.
         """
         at = datetime.fromtimestamp(self._world.now(), UTC).isoformat(timespec="milliseconds")
         line = AuditLine(
@@ -114,14 +114,14 @@ class AuditLog:
             raise UnavailableError(f"the audit log {self._path} cannot be written whole; nothing was done")
 
     def write_refusal(self, event: str, code: str, **fields: str) -> None:
-        """Append a line about what was refused. A failure is logged: the refusal stands anyway."""
+        """Append a line about a refusal. A failure is only logged: the request is refused anyway."""
         try:
             self.write(event, code, **fields)
         except UnavailableError as error:
             _log.error("%s", error.message)
 
     def close(self) -> None:
-        """Close the file. Calling it twice is harmless."""
+        """Close the file. Idempotent."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -138,7 +138,7 @@ class AuditLog:
         return file
 
     def _follow_rotation(self) -> None:
-        """Open the file again where another one, or none, has its name now."""
+        """Reopen the file if its path is missing or is another file now."""
         try:
             named = self._path.lstat()
             is_same = os.path.samestat(named, os.fstat(self._file))
@@ -151,7 +151,7 @@ class AuditLog:
 
 
 def encode_line(line: AuditLine) -> bytes:
-    """Return a line with its end, within `LINE_BYTES_MAX`: values are cut as far as needed."""
+    """Encode a line within `LINE_BYTES_MAX` bytes; long values are cut."""
     values = msgspec.structs.asdict(line)
     for cut in _CUTS:
         short = {name: value if len(value) <= cut else f"{value[:cut]}…" for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""The key that a gateway's clients send, and the limit of wrong ones."""
+"""The API key of a gateway, and the limit of wrong keys."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from midstream.errors import LimitReachedError, UsageError
 from midstream.server.limits import Limits, Rate, counted_address
 
 KEY_CHARS_MIN = 16
-"""Shortest key of a gateway: a shorter one can be guessed."""
+"""Minimum length of a gateway's key: a shorter one can be guessed."""
 
 
 class ClientKey:
     """A key of at least `KEY_CHARS_MIN` characters.
 
-    Each address may send so many wrong keys in a minute (`Limits.refusals_per_minute`); more are refused with 429. The
-    right key passes at all times: other users of the address cannot lock its owner out.
+    An address may send `Limits.refusals_per_minute` wrong keys; more are refused with 429. The right key is always
+    accepted, so other users of the address cannot lock its owner out.
 
     Raises:
-        UsageError: The key is shorter, and could be guessed.
+        UsageError: The key is too short.
     """
 
     def __init__(self, key: str, world: World) -> None:
         if len(key) < KEY_CHARS_MIN:
             raise UsageError(
-                f"the key of a gateway has {KEY_CHARS_MIN} characters at least; shorter ones can be guessed"
+                f"the key of a gateway needs at least {KEY_CHARS_MIN} characters; a shorter one can be guessed"
             )
         self._key = key
         self.refusals = Rate(Limits().refusals_per_minute, "wrong keys", world)
 
     def check(self, headers: Mapping[str, str], scope: Scope) -> None:
-        """Let a request pass that shows the key.
+        """Require the key in a request.
 
         Raises:
-            RefusedError: It shows none, or another one.
+            RefusedError: The key is missing or wrong.
         """
         try:
             check_token(headers, self._key)
@@ -56,7 +56,7 @@ class ClientKey:
 
 
 def _address_of(scope: Scope) -> str:
-    """Return the address that wrong keys are counted for; those of this machine are counted, too."""
+    """Return the address for which wrong keys are counted, also of this machine."""
     client = scope.get("client")
     host = client[0] if client else "unknown"
     return counted_address(host) or host

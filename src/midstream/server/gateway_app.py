@@ -1,4 +1,4 @@
-"""The gateway as an ASGI app: who may ask, which address is what, every error in the words of the API it came by."""
+"""The gateway as an ASGI app: authentication, routes, and errors in the format of the API that was called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
 from midstream.dialects.application_sessions import ApplicationSessions
 from midstream.dialects.conversation_routes import ConversationRoutes
 from midstream.dialects.dialect import Dialect
-from midstream.dialects.dialect_registry import RESPONSES, at_path, speaking
+from midstream.dialects.dialect_registry import RESPONSES, dialect_at, dialect_for_errors
 from midstream.dialects.fields import BadFieldError, field, fields_of
 from midstream.dialects.gateway_bodies import (
     Arrived,
@@ -63,13 +63,13 @@ from midstream.timing import StallBudgets
 from midstream.version import __version__
 
 KEPT_S = 3600.0
-"""Seconds after its last response in which a conversation is kept."""
+"""Seconds for which a conversation is kept after its last response."""
 PRIVATE_KEPT_S = 600.0
-"""Seconds for a conversation that is in memory alone (`store: false`, side requests): what bounds their number."""
+"""The same for a conversation in memory only (`store: false`, side calls). It bounds their number."""
 _SILENCE = StallBudgets(math.inf, math.inf, math.inf, SILENCE_MAX_S, SILENCE_MAX_S, SILENCE_MAX_S)
-"""Silence is judged by the pool of an agent (`--silence`) and by the HTTP client of a model, and not once more here."""
+"""No stall limits here: the pool of an agent (`--silence`) and the HTTP client of a model have them."""
 IDLE_S = 10.0
-"""Seconds without a request after which a conversation leaves the memory: most are resumed later, or never."""
+"""Seconds without a request after which a conversation is removed from memory."""
 _NOT_FOUND = ApiError(404, "not_found", "no such address")
 
 
@@ -87,29 +87,29 @@ def gateway(
     shows_upstream_calls: bool = True,
     world: World | None = None,
 ) -> Gateway:
-    """Make the ASGI app that puts a model behind the APIs of OpenAI and Anthropic.
+    """Create the ASGI app that serves a model through the APIs of OpenAI and Anthropic.
 
     Args:
-        model: What answers; closed with the app where it has an `aclose`.
-        token: What clients send as their API key, 16 characters at least; None admits every client that can reach it.
-        users: A token file with a key for each user, and limits; read again when it changes. It may not exist yet.
-        prices: Of the models, by their names; those of "" are for every other model. With them usage has a cost.
-        store: Where responses are kept, and what conversations are known by: a store, or the URL or path of one (see
-            `open_store`); in memory by default, and lost with the process.
-        names: The models' names that client applications may ask for; by default any, or those of `RoutedModels`.
-        allowed_origins: Origins such as `https://app.example` whose pages may ask without a token.
-        grace_s: Seconds that a response goes on when no client reads it any more.
-        kept_s: Seconds after its last response in which a conversation is kept, in words; then digests remain.
-        shows_upstream_calls: Tools that the upstream runs itself are shown as thinking; otherwise they are left out.
-        world: Clock, chance and tasks; the real ones by default.
+        model: The model or pool that answers; closed with the app if it has an `aclose`.
+        token: The API key of clients, at least 16 characters; None admits every client that can reach the gateway.
+        users: A token file with each user's key and limits, read again when it changes. It may be missing at the start.
+        prices: Prices of models by name, for the cost of usage; the name "" stands for all other models.
+        store: Store of responses and of conversation digests, or its URL or path (see `open_store`). By default they
+            are in memory, and lost with the process.
+        names: Model names that client applications may request; by default any, or those of `RoutedModels`.
+        allowed_origins: Origins such as `https://app.example` whose pages may send requests without a token.
+        grace_s: Seconds for which a response continues without a reader.
+        kept_s: Seconds for which the text of a conversation is kept after its last response; digests remain.
+        shows_upstream_calls: Show tools that the upstream runs itself as thinking; otherwise omit them.
+        world: Clock, random numbers and tasks; the real ones by default.
 
     Raises:
-        UsageError: No such store is known, what stands in `allowed_origins` is no origin, the token is too short, there
-            are `users` and no token, their file has another form, or one of `names` is none of `RoutedModels`.
+        UsageError: The store is unknown, `allowed_origins` has an invalid origin, the token is too short, `users` is
+            given without a token, its file is invalid, or `RoutedModels` lacks one of `names`.
     """
     world = world or World()
     if users is not None and token is None:
-        raise UsageError("a gateway that requires no key has no users; give it a token")
+        raise UsageError("`users` needs a token: a gateway without a token does not check keys")
     if isinstance(model, RoutedModels):
         if unknown := set(names).difference(model.names):
             raise UsageError(f"none of the models has the name {', '.join(sorted(unknown))}")
@@ -138,11 +138,11 @@ class _Closing(Protocol):
 
 
 class _CancelledInAnswerError(asyncio.CancelledError):
-    """A request was cancelled whose upstream had sent something: its client must not repeat it."""
+    """A request was cancelled after its upstream had sent something. Its client must not repeat it."""
 
 
 class Gateway:
-    """An ASGI app around a model. Make it with `gateway`."""
+    """ASGI app around a model, created by `gateway`."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Gateway:
         self.reports = NodeReports(
             durable, "gateway", name=model.name, figures=self._figures, counters=counters
         )
-        """How the gateways of the store stand."""
+        """Reports of the gateways that share the store."""
         self._names = frozenset(names)
         self._kept = ConversationRoutes(kept := KeptConversations(self._durable, world))
         self._accepting = Accepting(
@@ -207,19 +207,19 @@ class Gateway:
 
     @property
     def requires_authentication(self) -> bool:
-        """Whether strangers are kept out."""
+        """Whether requests need a key."""
         return self._callers.are_authenticated
 
     @property
     def open_streams(self) -> int:
-        """Answers that are being made."""
+        """Number of answers in progress."""
         return len(self.responses) + self._passed.open
 
     async def start(self) -> None:
-        """Open the store. Calling it again is harmless.
+        """Open the store. Idempotent.
 
         Raises:
-            DrainingError: It was stopped. Nothing is open, nor left open.
+            DrainingError: The gateway was stopped. Nothing is left open.
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if self._tending:
@@ -258,11 +258,11 @@ class Gateway:
             raise _draining()
 
     def drain(self) -> None:
-        """Refuse new work. Answers go on until `stop`."""
+        """Refuse new requests. Answers continue until `stop`."""
         self._is_draining = True
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
-        """Let answers go on for `grace_s` seconds, stop them, close the store and the model. Again is harmless."""
+        """Wait at most `grace_s` seconds for answers, stop the rest, and close the store and the model. Idempotent."""
         self.drain()
         self._is_stopped = True
         until = self.world.monotonic() + grace_s
@@ -276,13 +276,13 @@ class Gateway:
             await asyncio.wait(tending)
         await self.reports.stop()
         for sessions in (self._private, self._durable):
-            await self._usage.settle()  # in the store of the last one
+            await self._usage.settle()  # before the store is closed
             await sessions.host.stop(grace_s=0.0)
         if isinstance(self._model, _Closing):  # a host closes only models that keep values in its store
             await self._model.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, or the life of the server."""
+        """Serve a request, a WebSocket, or the ASGI lifespan."""
         if scope["type"] == "lifespan":
             await live(self.start, self.stop, receive, send)
             return
@@ -290,7 +290,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._serve_socket(scope, parts, receive, send)
             return
-        dialect = speaking(parts)
+        dialect = dialect_for_errors(parts)
         is_begun = False
 
         async def send_and_mark_begun(message: Message) -> None:
@@ -305,7 +305,7 @@ class Gateway:
         except GoneError:
             pass
         except asyncio.CancelledError as error:
-            if self._is_draining and not is_begun:  # the server shuts down: the client is to come back
+            if self._is_draining and not is_begun:  # the server shuts down; the client can retry
                 refusal = refusal_of(_draining())
                 is_final = isinstance(error, _CancelledInAnswerError)
                 await refuse(send, dialect, final(refusal) if is_final else refusal)
@@ -313,7 +313,9 @@ class Gateway:
         except MidstreamError as error:
             if is_begun:
                 raise
-            is_late = self._is_stopped and isinstance(error, UsageError)  # the store was closed under it
+            is_late = self._is_stopped and isinstance(
+                error, UsageError
+            )  # the shutdown closed the store during the request
             await refuse(send, dialect, refusal_of(_draining() if is_late else error))
         except Exception:
             if not is_begun:
@@ -321,7 +323,7 @@ class Gateway:
             raise
 
     async def _serve_socket(self, scope: Scope, parts: list[str], receive: Receive, send: Send) -> None:
-        """Serve a WebSocket, where responses are requested; the handshake is refused like a request."""
+        """Serve a WebSocket of the Responses API; a refused handshake gets an ordinary HTTP error."""
         await receive()  # websocket.connect
         headers = headers_of(scope)
 
@@ -366,7 +368,7 @@ class Gateway:
         await self._answer(parts, arrived, receive, send)
 
     async def _answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:
-        dialect = at_path(parts)
+        dialect = dialect_at(parts)
         if dialect is not None and arrived.method == "POST":
             await self._run(dialect, arrived, receive, send)
         elif dialect is not None:
@@ -459,7 +461,7 @@ def _host_of(model: Model, store: Store, world: World, *, kept_s: float) -> Host
 
 
 def _draining() -> DrainingError:
-    return DrainingError("this gateway is shutting down; retry in a moment", retry_after_s=2.0)
+    return DrainingError("this gateway is shutting down; retry in a few seconds", retry_after_s=2.0)
 
 
 def _no_post() -> RefusedError:
@@ -467,7 +469,7 @@ def _no_post() -> RefusedError:
 
 
 def _parts_of(path: str) -> list[str]:
-    """Return a path in pieces, without the version: people write base addresses with it and without."""
+    """Split a path; drop the version, which base URLs of clients have or omit."""
     parts = [unquote(part) for part in path.split("/") if part]
     while parts[:1] == ["v1"]:
         del parts[0]

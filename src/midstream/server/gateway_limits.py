@@ -1,7 +1,7 @@
-"""Limits of the gateway's users: requests in a minute, answers at once, tokens and cost of a day and a month.
+"""Limits of a gateway's users: requests per minute, concurrent answers, tokens and cost per day and month.
 
-Those of a minute and of answers at once hold for all gateways of a store together, within what `Limits` states.
-Tokens and cost are those that the ledger has counted, by all gateways up to 2 s ago.
+The limits of requests and of concurrent answers apply to all gateways of a store together, with the delay that `Limits`
+states. Tokens and cost come from the ledger: all gateways, up to 2 s ago.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from midstream.server.limits import REPORTED_MAX, Rate, digest_of_caller
 from midstream.server.node_reporting import FleetCounter
 
 PARTS = 1_000_000
-"""What the requests of a minute are together, whatever the limit: each is so many parts of it."""
+"""Sum of the requests of one minute at the limit; each request is an equal part of it."""
 BUSY_S = 1.0
-"""Seconds to wait while as many answers are made as may be."""
+"""Seconds until a retry when the limit of concurrent answers is reached."""
 
 
 class OpenAnswers:
-    """How many answers are made for each principal; see `FleetCounter`.
+    """Number of answers in progress for each principal; see `FleetCounter`.
 
     Args:
-        count: Returns how many are made here for each principal, without those that are about to begin.
+        count: Returns the answers in progress in this process by principal, without those about to begin.
     """
 
     def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
         self._count = count
         self._beginning: Counter[str] = Counter()
         self._elsewhere: Mapping[str, float] = {}
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def open_of(self, principal: str) -> float:
-        """Return how many are made for a principal, in all processes."""
+        """Return the number for a principal in all processes."""
         here = self._beginning[principal] + self._count().get(principal, 0)
         return here + self._elsewhere.get(digest_of_caller(principal), 0.0)
 
     @contextlib.contextmanager
-    def taking(self, principal: str) -> Iterator[None]:
-        """Count one that is about to begin until the end of the block."""
+    def count_beginning(self, principal: str) -> Iterator[None]:
+        """Count one answer that is about to begin, until the end of the block."""
         self._beginning[principal] += 1
-        if self.hurry is not None:
-            self.hurry()
+        if self.on_half_used is not None:
+            self.on_half_used()
         try:
             yield
         finally:
@@ -64,16 +64,16 @@ class OpenAnswers:
         counts.update(self._beginning)
         return {digest_of_caller(name): float(count) for name, count in counts.most_common(REPORTED_MAX)}
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         self._elsewhere = counts
 
 
 class GatewayLimits:
-    """Admits answers as the allowances of their callers permit; see `Admission`.
+    """Admits answers within the allowances of their callers; see `Admission`.
 
     Args:
-        ledger: What each principal has used.
+        ledger: Usage of each principal.
         count_open: See `OpenAnswers`.
     """
 
@@ -87,7 +87,7 @@ class GatewayLimits:
 
     @property
     def counters(self) -> dict[str, FleetCounter]:
-        """The limits that hold for all gateways of a store, by their names."""
+        """Limits of all gateways of a store together, by name."""
         return {"user_requests": self.requests, "user_answers": self.answers}
 
     @contextlib.contextmanager
@@ -101,10 +101,10 @@ class GatewayLimits:
             self._check_usage(caller.principal, allowance)
         limit = allowance.concurrent_requests
         if limit and self.answers.open_of(caller.principal) >= limit:
-            raise _refused(f"{limit} answers are being made for this key, its limit", retry_after_s=BUSY_S)
+            raise _refused(f"{limit} answers for this key are in progress, its limit", retry_after_s=BUSY_S)
         if allowance.requests_per_minute:
             self._count_request(caller.principal, allowance.requests_per_minute)
-        with self.answers.taking(caller.principal):
+        with self.answers.count_beginning(caller.principal):
             yield
 
     def _count_request(self, principal: str, limit: int) -> None:
@@ -143,4 +143,6 @@ def _refused(message: str, *, retry_after_s: float | None, is_final: bool = Fals
 
 
 def _no_quota(message: str) -> RefusedError:
-    return RefusedError(ApiError(RATE_LIMITED, INSUFFICIENT_QUOTA, f"{message}; ask who runs the gateway"))
+    return RefusedError(
+        ApiError(RATE_LIMITED, INSUFFICIENT_QUOTA, f"{message}; ask the operator of the gateway")
+    )

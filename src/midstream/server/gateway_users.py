@@ -1,4 +1,4 @@
-"""Callers of the gateway: who a request is from, by the gateway's own key or by that of a user in a token file."""
+"""Authentication at the gateway: by the gateway's own key, or by a user's key in a token file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class GatewayUsers:
-    """The users of a token file, which is read again when it has changed. A file that is missing has none.
+    """Users of a token file. The file is read again after a change; a missing file has no users.
 
     Raises:
-        UsageError: The file cannot be read, or has another form.
+        UsageError: The file cannot be read or is invalid.
     """
 
     def __init__(self, path: Path, world: World) -> None:
@@ -35,9 +35,9 @@ class GatewayUsers:
         self._read()
 
     def find(self, headers: Mapping[str, str]) -> ApiCaller | None:
-        """Return the user whose key a request shows; None where there is no such user.
+        """Return the user with the key of a request, or None.
 
-        A file that cannot be read any more admits no user.
+        While the file cannot be read, no user is admitted.
         """
         try:
             file = self._read()
@@ -63,12 +63,12 @@ class GatewayUsers:
 
 
 class GatewayCallers:
-    """Everyone who may send requests.
+    """All callers that may send requests.
 
     Args:
-        key: The gateway's own key; None where none is required.
+        key: The gateway's own key; None if no key is required.
         users: Users with keys of their own.
-        allowed_origins: Origins whose pages may send requests where no key is required.
+        allowed_origins: Origins whose pages may send requests without a key.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class GatewayCallers:
 
     @property
     def counters(self) -> dict[str, FleetCounter]:
-        """The limits that hold for all gateways of a store, by their names."""
+        """Limits of all gateways of a store together, by name."""
         return {} if self._key is None else {"wrong_keys": self._key.refusals}
 
     def find(self, headers: Mapping[str, str], scope: Scope) -> ApiCaller:
-        """Return who sends a request.
+        """Return the caller of a request.
 
         Raises:
-            RefusedError: It shows no key that is known here, or comes from a page of another site.
+            RefusedError: The key is missing or unknown, or the request comes from a page of another site.
         """
         if self._key is None:
             check_origin(scope, self._allowed_origins)

@@ -1,6 +1,6 @@
 """An endpoint that wraps and unwraps the keys of encrypted stores, for an application to mount.
 
-The operator's keys stay in the application's process. It decides for each request whose token may use them.
+The operator's keys stay in the application's process, which authorizes the token of each request.
 `midstream.store.RemoteKeys` is the caller. See `docs/guides/encryption.md`.
 """
 
@@ -28,8 +28,8 @@ class KeyService:
     """The two routes of a key endpoint.
 
     Args:
-        keys: The operator's.
-        authorize: Decides about the bearer token of each request; "" where there is none.
+        keys: The operator's keys.
+        authorize: Decides about the bearer token of each request, or about "" without a token.
     """
 
     def __init__(self, keys: OperatorKeys, authorize: Authorize) -> None:
@@ -68,9 +68,8 @@ def key_app(keys: OperatorKeys, *, authorize: Authorize) -> Starlette:
     A person with an accepted token and a copy of the store can read the store. Serve the app over TLS.
 
     Args:
-        keys: The operator's, such as `FileKeys`. They do not leave this process.
-        authorize: Receives the bearer token of each request ("" where there is none), and returns whether it is
-            accepted.
+        keys: The operator's keys, such as `FileKeys`. They do not leave this process.
+        authorize: Receives the bearer token of each request ("" without one), and returns whether it is accepted.
     """
     service = KeyService(keys, authorize)
     return Starlette(

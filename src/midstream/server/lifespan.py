@@ -17,12 +17,12 @@ from midstream.errors import MidstreamError
 async def live(
     start: Callable[[], Awaitable[None]], stop: Callable[[], Awaitable[None]], receive: Receive, send: Send
 ) -> None:
-    """Start when the server does, stop when it does, and answer both; a start that fails is answered with its reason.
+    """Start and stop an app with its server. A failed start is reported with its reason.
 
     Args:
-        start: Makes the app ready; a `MidstreamError` is the reason why it cannot be.
-        stop: Ends it, within a bound of its own. Not called where `start` has failed.
-        receive, send: Of the scope `lifespan`.
+        start: Starts the app; it raises a `MidstreamError` with the reason of a failure.
+        stop: Stops the app, within its own time limit. It is not called if `start` failed.
+        receive, send: The channels of the scope `lifespan`.
     """
     await receive()  # lifespan.startup
     try:
@@ -38,10 +38,10 @@ async def live(
 
 @contextlib.contextmanager
 def on_end_signal(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` on the running event loop at SIGTERM and SIGINT, before the handlers that the server has installed.
+    """Call `act` on the running event loop at SIGTERM and SIGINT, before the handlers of the server.
 
-    A server waits for its open connections before it ends the lifespan, and streams end only when they are drained.
-    Outside the main thread Python delivers no signals, and a server without handlers ends at once: nothing is called.
+    A server ends the lifespan after its connections have ended, and streams end only when they are drained. `act` is
+    never called outside the main thread, which gets no signals, or if the server has no handlers: it ends at once.
     """
     loop = asyncio.get_running_loop()
     former: dict[int, Callable[[int, FrameType | None], object]] = {}

@@ -1,11 +1,11 @@
-"""Limits of callers: named limits, and the counters that keep them.
+"""Limits of callers, and the counters that enforce them.
 
-A caller is a principal where one is known, else an address. Addresses of this machine are not counted: behind them
-are the person who runs the server, or a proxy with all callers behind it (whose callers have addresses of their own
-where the proxy is trusted). An operator is not counted either.
+A caller is a principal if one is known, else an address. Addresses of this machine are not counted: they belong to the
+operator, or to a proxy of all callers. Requests through a trusted proxy have the address of their caller. Operators are
+not counted either.
 
-Servers that share a store report their counts to one another (`node_reporting.py`). So a limit holds for all of them
-together, up to what the others let pass since they were read last: 2.5 s at most.
+Servers that share a store report their counts to each other (`node_reporting.py`), so a limit applies to all of them
+together. Reports are at most 2.5 s old.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from midstream.errors import LimitReachedError
 CONNECTIONS_MAX = 5000
 """Open streams of one process: about 160 MiB of connection state, and below usual limits of open files."""
 CALLERS_MAX = 10_000
-"""Callers whose rates are kept, about 2 MiB; beyond it the one with the oldest request is evicted."""
+"""Callers whose rates are kept, about 2 MiB; then the caller with the oldest request is evicted."""
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 REPORTED_MAX = 256
-"""Callers whose counts are reported to other servers, for each limit; those that have used up most of it."""
+"""Callers whose counts are reported to other servers, for each limit: those with the greatest counts."""
 STARTING_S = 5.0
-"""Seconds in which a turn that was just asked for counts as running."""
+"""Seconds for which a requested turn counts as running before it is opened."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits of what callers may do. 0 is no limit.
+    """Limits of callers. 0 means no limit.
 
-    Those of one caller hold for all servers of a store together, `connections_max` and `header_bytes_max` for each
-    process. What the others have counted is known up to 2.5 s late: N servers let pass at most what N - 1 of them do
-    within 2.5 s more than the limit, and later so much less.
+    Limits of one caller apply to all servers of a store together; `connections_max` and `header_bytes_max` apply to
+    each process. Counts of the other servers are up to 2.5 s old. So N servers may exceed a limit by what N - 1 of them
+    admit in 2.5 s; they admit that much less later.
 
     Args:
-        connections_max: Streams open at once, of all callers.
-        connections_per_address_max: Streams open at once from one address that is not this machine's.
-        streams_per_principal_max: Streams and readers that one principal has open at once.
-        turns_per_principal_max: Sessions in which a turn of one principal runs at once: each costs money.
-        tokens_per_principal_hour_max: Tokens, in and out, that models have counted for one principal within an hour;
-            with so many it opens no further turn. Off by default: what is too much depends on the deployment.
+        connections_max: Open streams of all callers.
+        connections_per_address_max: Open streams of one address, except this machine's.
+        streams_per_principal_max: Open streams and readers of one principal.
+        turns_per_principal_max: Sessions with a running turn of one principal: each costs money.
+        tokens_per_principal_hour_max: Input and output tokens of one principal within an hour. At the
+            limit, its new turns are refused. Off by default: the right limit depends on the deployment.
         sessions_begun_per_minute: Sessions that one principal may begin.
         requests_per_minute: Requests and handshakes of one caller.
-        refusals_per_minute: Wrong credentials from one address before it has to wait.
-        header_bytes_max: Bytes of all headers of a request; uvicorn itself takes 64 KiB.
+        refusals_per_minute: Wrong credentials per minute from one address; then it must wait.
+        header_bytes_max: Bytes of all headers of a request; uvicorn itself permits 64 KiB.
     """
 
     connections_max: int = CONNECTIONS_MAX
@@ -66,13 +66,13 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Rate:
-    """How much each caller did lately: a bucket each, which holds `most` and runs out evenly over `within_s` seconds.
+    """Rate limit with a leaky bucket for each caller. A bucket holds `most` and drains evenly in `within_s` seconds.
 
-    Servers that share a store have a part of the bucket each. Together the parts run out as fast as one bucket: each by
-    its share of what is in all of them.
+    Each server of a store has a part of the bucket. The parts together drain as fast as one bucket: each part in
+    proportion to its level.
 
     Args:
-        most: How much a caller may do within `within_s`; 0 for no limit.
+        most: Limit for one caller within `within_s`; 0 for no limit.
         what: What is counted, for the message.
     """
 
@@ -84,25 +84,25 @@ class Rate:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._elsewhere: Mapping[str, float] = {}
         self._elsewhere_at = 0.0
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def add(self, caller: str, amount: int = 1) -> None:
-        """Count what a caller did; "" is not counted."""
+        """Count `amount` for a caller; "" is not counted."""
         if self._most and caller:
             level = self._own_level_of(caller) + amount
             self._levels[caller] = (level, self._world.monotonic())
-            if self.hurry is not None and 2 * level >= self._most:
-                self.hurry()
+            if self.on_half_used is not None and 2 * level >= self._most:
+                self.on_half_used()
             self._levels.move_to_end(caller)
             if len(self._levels) > CALLERS_MAX:
                 self._levels.popitem(last=False)
 
     def check(self, caller: str, amount: int = 1) -> None:
-        """Look whether a caller may do this much more.
+        """Check that `amount` more is within the limit of a caller.
 
         Raises:
-            LimitReachedError: Not now. Nothing was counted.
+            LimitReachedError: The limit is reached. Nothing was counted.
         """
         if not self._most or not caller:
             return
@@ -117,7 +117,7 @@ class Rate:
         """Check, then add one.
 
         Raises:
-            LimitReachedError: Not now. Nothing was counted.
+            LimitReachedError: The limit is reached. Nothing was counted.
         """
         self.check(caller)
         self.add(caller)
@@ -127,10 +127,10 @@ class Rate:
         levels = {caller: self._own_level_of(caller) for caller in self._levels}
         return _reported({caller: round(level, 2) for caller, level in levels.items() if level > 0})
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         now = self._world.monotonic()
-        if counts or self._elsewhere:  # up to here the old shares hold
+        if counts or self._elsewhere:  # the old shares apply until now
             levels = {caller: (self._own_level_of(caller), now) for caller in self._levels}
             self._levels.update(levels)
         self._elsewhere, self._elsewhere_at = counts, now
@@ -146,7 +146,7 @@ class Rate:
         return self._elsewhere.get(digest_of_caller(caller), 0.0) if self._elsewhere else 0.0
 
     def _left_of(self, level: float, at: float, *, beside: float) -> float:
-        """Return what is left of a part that was filled to `level` at a time, beside what is in the other parts."""
+        """Return the current level of a part with `level` at time `at`; `beside` is the level of all other parts."""
         if level <= 0:
             return 0.0
         share = level / (level + beside)
@@ -154,10 +154,10 @@ class Rate:
 
 
 class CallerSlots:
-    """How many of something each caller has at once.
+    """Limit of things that each caller has open at the same time.
 
     Args:
-        most: How many one caller may have; 0 for no limit.
+        most: Limit for one caller; 0 for no limit.
         what: What is counted, for the message.
     """
 
@@ -166,14 +166,14 @@ class CallerSlots:
         self._what = what
         self._taken: Counter[str] = Counter()
         self._elsewhere: Mapping[str, float] = {}
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def take(self, caller: str) -> None:
-        """Take a place; "" is not counted.
+        """Take a slot; "" is not counted.
 
         Raises:
-            LimitReachedError: The caller has as many as it may. Nothing was taken.
+            LimitReachedError: The limit of the caller is reached. No slot was taken.
         """
         if not caller:
             return
@@ -181,19 +181,19 @@ class CallerSlots:
         if self._most and self._taken.get(caller, 0) + other >= self._most:
             raise LimitReachedError(f"{self._most} {self._what} are open, the limit for one caller")
         self._taken[caller] += 1
-        if self.hurry is not None and 2 * self._taken[caller] >= self._most > 0:
-            self.hurry()
+        if self.on_half_used is not None and 2 * self._taken[caller] >= self._most > 0:
+            self.on_half_used()
 
     def own_counts(self) -> dict[str, float]:
         """See `FleetCounter.own_counts`."""
         return _reported(self._taken)
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         self._elsewhere = counts
 
     def free(self, caller: str) -> None:
-        """Give a place back."""
+        """Return a slot."""
         if self._taken[caller] > 1:
             self._taken[caller] -= 1
         else:
@@ -201,10 +201,10 @@ class CallerSlots:
 
 
 class RunningTurns:
-    """In how many sessions a turn of each principal runs.
+    """Limit of sessions with a running turn, for each principal.
 
     Args:
-        most: How many may; 0 for no limit.
+        most: Limit for one principal; 0 for no limit.
     """
 
     def __init__(self, most: int, world: World) -> None:
@@ -213,14 +213,14 @@ class RunningTurns:
         self._asked_at: dict[str, dict[str, float]] = {}
         self._is_live: Callable[[str], bool] = lambda _: False
         self._elsewhere: dict[str, set[str]] = {}
-        self.hurry: Callable[[], None] | None = None
-        """See `FleetCounter.hurry`."""
+        self.on_half_used: Callable[[], None] | None = None
+        """See `FleetCounter.on_half_used`."""
 
     def begin(self, caller: str, session: str, is_live: Callable[[str], bool]) -> None:
         """Count a turn that a caller is about to open.
 
         Raises:
-            LimitReachedError: It has as many running as it may. Nothing was counted.
+            LimitReachedError: The limit of the caller is reached. Nothing was counted.
         """
         if not self._most or not caller:
             return
@@ -229,7 +229,7 @@ class RunningTurns:
         asked = self._asked_at.pop(caller, {})
         running = {name: at for name, at in self._running(asked).items() if name != session}
         others: set[str] = set()
-        if self._elsewhere:  # a session in which the caller has used two servers counts once
+        if self._elsewhere:  # a session that is counted at two servers counts once
             here = {digest_of_caller(name) for name in (*running, session)}
             others = self._elsewhere.get(digest_of_caller(caller), set()) - here
         is_over = len(running) + len(others) >= self._most
@@ -240,24 +240,24 @@ class RunningTurns:
         if is_over and session not in asked:
             message = f"turns run in {self._most} sessions of one caller, the limit for one caller"
             raise LimitReachedError(message, retry_after_s=STARTING_S)
-        if self.hurry is not None and 2 * len(running) >= self._most:
-            self.hurry()
+        if self.on_half_used is not None and 2 * len(running) >= self._most:
+            self.on_half_used()
 
     def add(self, caller: str, session: str, is_live: Callable[[str], bool]) -> None:
-        """Count a turn that is about to be opened here; the server that its command came to has checked the limit."""
+        """Count a turn that is about to be opened here. The server that received its command has checked the limit."""
         if self._most and caller:
             self._is_live = is_live
             running = self._running(self._asked_at.get(caller, {}))
             self._asked_at[caller] = {**running, session: self._world.monotonic()}
-            if self.hurry is not None and 2 * len(self._asked_at[caller]) >= self._most:
-                self.hurry()
+            if self.on_half_used is not None and 2 * len(self._asked_at[caller]) >= self._most:
+                self.on_half_used()
 
     def _running(self, asked: Mapping[str, float]) -> dict[str, float]:
         now = self._world.monotonic()
         return {name: at for name, at in asked.items() if now < at + STARTING_S or self._is_live(name)}
 
     def own_counts(self) -> dict[str, float]:
-        """See `FleetCounter.own_counts`: a count for each pair of a caller and a session."""
+        """See `FleetCounter.own_counts`; there is a count for each pair of caller and session."""
         pairs = {
             f"{digest_of_caller(caller)} {digest_of_caller(name)}": 1.0
             for caller, asked in self._asked_at.items()
@@ -265,8 +265,8 @@ class RunningTurns:
         }
         return dict([*pairs.items()][:CALLERS_MAX])
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """See `FleetCounter.set_elsewhere`."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """See `FleetCounter.set_other_counts`."""
         self._elsewhere = {}
         for pair in counts:
             caller, _, session = pair.partition(" ")
@@ -274,35 +274,34 @@ class RunningTurns:
 
 
 def _reported(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the greatest counts, by the digests of their callers."""
     greatest = sorted(counts.items(), key=lambda pair: pair[1], reverse=True)[:REPORTED_MAX]
     return {digest_of_caller(caller): count for caller, count in greatest if count > 0}
 
 
 @lru_cache(CALLERS_MAX)
 def digest_of_caller(name: str) -> str:
-    """Return what stands for a caller or a session in reports to other servers."""
+    """Return the digest of a caller or a session for reports to other servers."""
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def address_of(scope: Scope) -> str:
-    """Return the address a request came from; "" where it is this machine's, or no address."""
+    """Return the counted address of a request; "" for this machine, or without an address."""
     client = scope.get("client")
     return counted_address(client[0]) if client else ""
 
 
 @lru_cache(CALLERS_MAX)
 def counted_address(host: str) -> str:
-    """Return the address that limits are counted for; "" where it is this machine's, or no address."""
+    """Return the address for which limits are counted; "" for this machine, or for another text."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped  # how a socket for both families names an IPv4 client
+        address = address.ipv4_mapped  # a dual-stack socket maps the addresses of IPv4 clients
     if address.is_loopback:
         return ""
     if isinstance(address, ipaddress.IPv6Address):
-        # One customer of a provider has at least a /64, and a new address whenever it likes.
+        # One customer of a provider has at least a /64, and can change its address at any time.
         return str(ipaddress.ip_network((address, 64), strict=False).network_address)
     return str(address)

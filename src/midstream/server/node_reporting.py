@@ -1,9 +1,9 @@
-"""Reports of the servers that share a store: each writes how it stands, and reads how the others stand.
+"""Reports of the servers that share a store: each writes its own figures and reads those of the others.
 
-A report is one entry of the key-value part, under the name of the node. It is written every `REPORT_S` seconds while
-there are other nodes, and every `ALONE_S` seconds otherwise. So `midstream nodes` needs the store alone, and each
-server has what callers have used up at the others (`FleetCounter`). No two clocks are compared for that: each server
-adds up, by its own clock, how long a report stayed as it was.
+A report is one key-value entry, under the name of the node. It is written every `REPORT_S` seconds while there are
+other nodes, and every `ALONE_S` seconds otherwise. `midstream nodes` reads the reports from the store, and each server
+reads the other servers' counts of callers (`FleetCounter`). Clocks of different servers are not compared: each server
+measures by its own clock how long a report has not changed.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from midstream.store.node_reports import (
 )
 from midstream.version import __version__
 
-HURRY_S = 0.25
-"""Seconds after which a caller that has used up half of a limit here is reported, and the others' reports are read."""
-FORGOTTEN_S = 3600.0
+EARLY_REPORT_S = 0.25
+"""Seconds until the next exchange of reports, once a caller has used half of a limit here."""
+REMOVE_AFTER_S = 3600.0
 """Seconds after which the report of a node that died is deleted."""
 
 _log = logging.getLogger(__name__)
 
 
 class FleetCounter(Protocol):
-    """A limit that holds for all servers of a store together."""
+    """A limit of all servers of a store together."""
 
-    hurry: Callable[[], None] | None
-    """Called when a caller has used up half of it here."""
+    on_half_used: Callable[[], None] | None
+    """Called when a caller has used half of the limit at this server."""
 
     def own_counts(self) -> dict[str, float]:
-        """Return what callers have used up here, by their digests."""
+        """Return the counts of this server, by caller digest."""
 
-    def set_elsewhere(self, counts: Mapping[str, float]) -> None:
-        """Take what they have used up at all other servers together."""
+    def set_other_counts(self, counts: Mapping[str, float]) -> None:
+        """Set the sums of the counts of all other servers."""
 
 
 class NodeReports:
@@ -58,8 +58,8 @@ class NodeReports:
 
     Args:
         kind, name, worker: See `NodeReport`.
-        figures: Returns how this server stands.
-        counters: The limits that hold for all servers, by their names.
+        figures: Returns the figures of this server.
+        counters: Limits of all servers together, by name.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class NodeReports:
         self._version = 0
         self._written_at = -ALONE_S
         self._seen: dict[str, tuple[int, float]] = {}
-        """Of each other node the version of its report, and when this version was first read."""
+        """For each other node: the version of its report, and when this version was first read."""
         self._hurried = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to report."""
         for counter in self._counters.values():
-            counter.hurry = self._hurried.set
+            counter.on_half_used = self._hurried.set
         self._running = self._world.spawn(self._run(), name="node reports")
 
     async def stop(self) -> None:
-        """Remove the report of this server. Calling it again is harmless."""
+        """Stop, and remove the report of this server. Idempotent."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -106,7 +106,7 @@ class NodeReports:
             if row is not None:
                 await self._host.store.kv_delete(NODES, row.key, expected=row.version)
         except MidstreamError as error:
-            _log.debug("the report of this node stays: %s", error.code)
+            _log.debug("the report of this node was not removed: %s", error.code)
 
     async def _run(self) -> None:
         while True:
@@ -121,10 +121,10 @@ class NodeReports:
             self.loop_lag_s = max(0.0, self._world.monotonic() - due_at)
 
     async def _wait(self) -> None:
-        """Wait for the next report, or until a caller comes near a limit."""
+        """Wait until the next report is due, or until a caller has used half of a limit."""
         self._hurried.clear()
-        await self._world.sleep(HURRY_S)
-        sleeping = self._world.spawn(self._world.sleep(REPORT_S - HURRY_S), name="next report")
+        await self._world.sleep(EARLY_REPORT_S)
+        sleeping = self._world.spawn(self._world.sleep(REPORT_S - EARLY_REPORT_S), name="next report")
         hurried = self._world.spawn(self._hurried.wait(), name="hurried report")
         try:
             await asyncio.wait({sleeping, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +155,7 @@ class NodeReports:
             self._version = await store.kv_put(
                 NODES, store.node, body, expected=self._version, at=self._world.now()
             )
-        except EntryMovedError:  # an earlier write happened though its answer was lost, or it was forgotten
+        except EntryMovedError:  # an earlier write succeeded without an answer, or the report was deleted
             row = await store.kv_get(NODES, store.node)
             self._version = 0 if row is None else row.version
             return
@@ -171,7 +171,7 @@ class NodeReports:
             version, since = self._seen.get(row.key, (row.version, now))
             seen[row.key] = (row.version, since if version == row.version else now)
             silent_s = now - seen[row.key][1]
-            if silent_s > FORGOTTEN_S:
+            if silent_s > REMOVE_AFTER_S:
                 await store.kv_delete(NODES, row.key, expected=row.version)
             elif silent_s <= SILENT_S and (report := decode_report(row)) is not None:
                 for name, counts in report.counts.items():
@@ -179,8 +179,8 @@ class NodeReports:
                         sums[name][caller] += amount
         self._seen = seen
         for name, counter in self._counters.items():
-            counter.set_elsewhere(sums.get(name, {}))
+            counter.set_other_counts(sums.get(name, {}))
 
     async def lines(self) -> Sequence[NodeLine]:
-        """Return all servers of the store, this one too, the oldest first."""
+        """Return all servers of the store, including this one, oldest first."""
         return lines_of(await self._host.store.kv_list(NODES), now=self._world.now())

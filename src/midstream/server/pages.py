@@ -1,7 +1,7 @@
-"""The pages that show sessions: files of this package, under headers that let nothing else in.
+"""The pages that show sessions: files of this package, with a strict content security policy.
 
-Everything a page shows was written by a user or a model. No inline script, no foreign source and no frame around
-it: whatever gets into the text stays text.
+Pages show text of users and models. Inline scripts, foreign sources and framing are forbidden, so that no such text is
+executed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
-    # A file may change with the next release, and an entity tag makes asking cheap.
+    # A release may change a file; revalidation with an entity tag is cheap.
     (b"cache-control", b"no-cache"),
 ]
 
 
 class Pages:
-    """Serve files of `server/static/`; a folder's own address is its `index.html`."""
+    """Serves files of `server/static/`; the path of a folder is its `index.html`."""
 
     def __init__(self) -> None:
         self._files = StaticFiles(directory=FOLDER, html=True, check_dir=False)
@@ -41,7 +41,7 @@ class Pages:
                 message = {**message, "headers": [*message["headers"], *HEADERS]}
             await send(message)
 
-        # A file is small and sent whole: a part of one that cannot be had would be refused in words that are not ours.
+        # Files are small and sent whole. An invalid range would be refused with an error of Starlette's form.
         headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
         await self._files({**scope, "headers": headers}, receive, send_with_headers)
 

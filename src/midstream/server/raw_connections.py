@@ -1,9 +1,8 @@
-"""Limits of connections before their requests are authenticated: their number, and the bytes that wait.
+"""Limits of connections below ASGI: their number, and the bytes of incomplete requests.
 
-A peer that sends no whole request costs a descriptor and the bytes of its headers, and no credential stops it. The
-limits here stand below ASGI. Peers of this machine and trusted proxies are not counted by address: they have many
-clients. A few descriptors are reserved for peers of this machine, so that the operator can still connect when others
-have taken the rest.
+A peer that sends no complete request occupies a descriptor and memory before any authentication. Peers of this machine
+and trusted proxies are not counted by address, because they have many clients. A few descriptors are reserved for peers
+of this machine, so that the operator can always connect.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ PROCESS_DESCRIPTORS = 128
 
 
 class RawLimits(Struct, frozen=True):
-    """Limits of connections, whatever comes over them.
+    """Limits of connections, regardless of their requests.
 
     Args:
-        connections_max: Connections open at once; fewer where the process may open fewer files.
-        per_address_max: Of one address that is not this machine's.
-        held_bytes_max: Bytes of all requests whose headers are not complete.
-        held_bytes_per_address_max: Of one address that is not this machine's.
-        reserved: Further connections that only peers of this machine get.
+        connections_max: Open connections; fewer if the process may open fewer files.
+        per_address_max: Open connections of one address, except this machine's.
+        held_bytes_max: Bytes of all requests with incomplete headers.
+        held_bytes_per_address_max: The same for one address, except this machine's.
+        reserved: Further connections, for peers of this machine only.
 
     Raises:
-        UsageError: One is below 1.
+        UsageError: A limit is below 1.
     """
 
     connections_max: int = 8192
@@ -44,7 +43,7 @@ class RawLimits(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if any(getattr(self, name) < 1 for name in self.__struct_fields__):
-            raise UsageError("each limit of raw connections is 1 or more")
+            raise UsageError("each limit of raw connections must be 1 or more")
 
 
 class _Peer(Struct):
@@ -53,12 +52,12 @@ class _Peer(Struct):
 
 
 class RawConnections:
-    """The connections of one server, counted.
+    """Counts the connections of one server.
 
     Args:
-        limits: Their limits.
-        trusted: Addresses and networks of proxies with many clients each, which are not counted by address; `*` is all.
-        descriptors: How many files the process may have open; by default what the system allows.
+        limits: Limits of the connections.
+        trusted: Addresses and networks of proxies, which are not counted by address; `*` means all.
+        descriptors: Limit of open files of the process; by default the system's limit.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class RawConnections:
         return len(self._peers)
 
     def enter(self, connection: object, host: str) -> bool:
-        """Count a connection from an address. Where it returns False there is no room, and nothing was counted."""
+        """Count a connection from an address; return False, and count nothing, if a limit is reached."""
         address = counted_address(host)
         most = self._most if address else self._most + self._limits.reserved
         if len(self._peers) >= most:
@@ -92,7 +91,7 @@ class RawConnections:
         return True
 
     def leave(self, connection: object) -> None:
-        """Count a connection no longer. Again is harmless."""
+        """Stop counting a connection. Idempotent."""
         self.hold(connection, 0)
         peer = self._peers.pop(connection, None)
         if peer is not None:
@@ -101,7 +100,7 @@ class RawConnections:
                 del self._counts[peer.address]
 
     def hold(self, connection: object, size: int) -> bool:
-        """Note how many bytes of a connection wait. Where it returns False they are too many together."""
+        """Set the number of held bytes of a connection; return False if a limit is exceeded."""
         peer = self._peers.get(connection)
         if peer is None:
             return True
@@ -126,7 +125,7 @@ class RawConnections:
 
 
 def _network(trusted: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """Return the networks that uvicorn reads a name of trusted proxies as; none where it is another name."""
+    """Return the networks of an entry for trusted proxies, as uvicorn parses it; empty for a host name."""
     try:
         return tuple(ipaddress.ip_network(each) for each in (_ALL if trusted == "*" else (trusted,)))
     except ValueError:
@@ -134,7 +133,7 @@ def _network(trusted: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Networ
 
 
 def _descriptors() -> int | None:
-    """Return how many files this process may have open; None where there is no limit."""
+    """Return this process's limit of open files; None without a limit."""
     try:
         import resource  # noqa: PLC0415 - not on every system
     except ImportError:

@@ -42,11 +42,11 @@ from midstream.server.worker_link import (
 )
 
 START_WITHIN_S = 120.0
-"""Seconds from the start of a worker until it listens; its store may be migrated meanwhile."""
+"""Seconds for a worker to start and listen; it may migrate its store meanwhile."""
 STEADY_S = 10.0
-"""Seconds after which a worker counts as started well: its earlier failures are no part of a crash loop."""
+"""Seconds of listening after which the failures of a worker number are no longer a crash loop."""
 SILENT_S_MAX = 60.0
-"""Seconds without any worker that listens after which the server gives up: a supervisor above it may do better."""
+"""Seconds without any listening worker after which the server ends, so that a supervisor above it can react."""
 END_WITHIN_S = STOP_WITHIN_S + 3.0
 """Seconds from the order to end until a worker is killed."""
 
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def listen_for_workers(host: str, port: int, count: int, *, shares_port: bool) -> list[socket.socket]:
-    """Return the listening sockets of all workers: one for each where the system distributes connections, else one.
+    """Return the listening sockets: one for each worker if the system distributes connections, else one.
 
     Raises:
         PortTakenError, UsageError: See `listen`.
@@ -74,7 +74,7 @@ class WorkerProcess:
     """One worker, as its supervisor controls it.
 
     Args:
-        number: From 1; a replacement has the number of what it replaces.
+        number: From 1; a replacement has the number of the worker that it replaces.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WorkerProcess:
         self.process = process
         self.report: dict[str, Any] = {}
         self.listening = asyncio.Event()
-        """Set when it listens, and when it has ended."""
+        """Set when the worker listens or has ended."""
         self.began_at = world.monotonic()
         self.is_stopping = False
         self.pages: dict[int, asyncio.Future[str]] = {}
@@ -96,7 +96,7 @@ class WorkerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has ended."""
         return self.process.returncode is not None
 
     @property
@@ -107,7 +107,7 @@ class WorkerProcess:
     async def connect(
         self, setup: WorkerSetup, take: Callable[[WorkerProcess, Ready | PagesWanted], None]
     ) -> None:
-        """Send the setup, and take messages from then on."""
+        """Send the setup, and handle messages from then on."""
         reader, self._writer = await asyncio.open_connection(
             sock=self._connection, limit=worker_link.LINE_BYTES_MAX
         )
@@ -115,7 +115,7 @@ class WorkerProcess:
         self._reading = self._world.spawn(self._read(reader, take), name=f"worker {self.number}")
 
     def send(self, message: worker_link.ToWorker) -> None:
-        """Send a message; one to a dead worker is lost."""
+        """Send a message; a message to a dead worker is lost."""
         assert self._writer is not None
         if not self._writer.is_closing():
             self._writer.write(encode_line(message))
@@ -134,7 +134,7 @@ class WorkerProcess:
                         take(self, message)
 
     async def page(self) -> str:
-        """Return its metrics; "" where it does not answer in time."""
+        """Return the worker's metrics; "" after a timeout."""
         self._asked += 1
         number = self._asked
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -149,18 +149,18 @@ class WorkerProcess:
             del self.pages[number]
 
     async def wait(self) -> int:
-        """Wait for its end, and return the exit code."""
+        """Wait for the end of the process; return the exit code."""
         code = await self.process.wait()
         self.listening.set()
         return code
 
     def stop(self, *, is_urgent: bool = False) -> None:
-        """Let it drain and end."""
+        """Order the worker to drain and end."""
         self.is_stopping = True
         self.send(Orders((), stops=True, is_urgent=is_urgent))
 
     async def end(self) -> None:
-        """Let it end, within `END_WITHIN_S`."""
+        """Order the worker to end, and kill it after `END_WITHIN_S`."""
         if not self.has_ended:
             self.stop()
             try:
@@ -182,9 +182,9 @@ class Supervisor:
 
     Args:
         command: The command line of a worker.
-        count: How many there are.
-        sockets: From `listen_for_workers`.
-        login: A word that logs one browser in; the first worker stores it.
+        count: Number of workers.
+        sockets: The sockets of `listen_for_workers`.
+        login: A one-time login code for a browser; the first worker stores it.
         on_ready: Called with the report of the first worker when all listen.
     """
 
@@ -206,12 +206,12 @@ class Supervisor:
         self._world = world
         self._start_name = world.new_id("start")
         self._workers: dict[int, WorkerProcess] = {}
-        """The worker of each number, listening or being started."""
+        """The worker of each number, listening or starting."""
         self._processes: set[WorkerProcess] = set()
-        """All that were not waited for yet, those that replace others too."""
+        """All processes that are not reaped yet, including replacements."""
         self._is_ready = False
         self._listened_at = 0.0
-        """When a worker listened last, by the monotonic clock."""
+        """Monotonic time at which a worker last listened."""
         self._failures: dict[int, int] = {}
         self._stopping = asyncio.Event()
         self._rolling: asyncio.Task[None] | None = None
@@ -223,7 +223,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        if not sys.stdin.isatty():  # there SIGHUP is the end of the terminal
+        if not sys.stdin.isatty():  # at a terminal, SIGHUP means that the terminal was closed
             loop.add_signal_handler(signal.SIGHUP, self._roll_soon)
         keeping: list[asyncio.Task[None]] = []
         try:
@@ -240,7 +240,7 @@ class Supervisor:
         return self._exit_code
 
     async def _start_all(self) -> bool:
-        """Start the first worker, then all others; return whether they listen. The first one makes the store."""
+        """Start the first worker, which creates the store, then all others; return whether all listen."""
         if not await self._is_started(await self._start(1, login=self._login)):
             return False
         others = [await self._start(number) for number in range(2, self._count + 1)]
@@ -252,11 +252,11 @@ class Supervisor:
         if not self._stopping.is_set():
             code = worker.process.returncode
             self._exit_code = code if code and code > 0 else 1
-            _log.error("worker %d did not start (%s); the server ends", worker.number, _name_end(code))
+            _log.error("worker %d did not start (%s); the server ends", worker.number, _describe_end(code))
         return False
 
     async def _wait_until_listening(self, worker: WorkerProcess) -> bool:
-        """Wait until a worker listens; False where it ended, is too slow, or all are to stop."""
+        """Wait until a worker listens; return False if it ends, times out, or the server stops."""
         stopping = self._world.spawn(self._stopping.wait(), name="stopping")
         listening = self._world.spawn(worker.listening.wait(), name="listening")
         await asyncio.wait({stopping, listening}, timeout=START_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
@@ -288,7 +288,7 @@ class Supervisor:
             self._workers[number] = worker
         index = (number - 1) % len(self._sockets)
         await worker.connect(
-            WorkerSetup(number, tuple(descriptors), index, self._start_name, login), self._take
+            WorkerSetup(number, tuple(descriptors), index, self._start_name, login), self._handle
         )
         self._watch_end(worker)
         return worker
@@ -302,7 +302,7 @@ class Supervisor:
         await worker.wait()
         self._assign()
 
-    def _take(self, worker: WorkerProcess, message: Ready | PagesWanted) -> None:
+    def _handle(self, worker: WorkerProcess, message: Ready | PagesWanted) -> None:
         match message:
             case Ready(report):
                 worker.report = report
@@ -321,7 +321,7 @@ class Supervisor:
         )
 
     def _assign(self) -> None:
-        """Let each worker accept from its own socket, and from those whose workers are missing."""
+        """Distribute the sockets of missing workers among the listening workers."""
         count = len(self._sockets)
         listening = [each for each in self._workers.values() if each.is_listening]
         owned = {(each.number - 1) % count for each in listening}
@@ -347,7 +347,7 @@ class Supervisor:
                 _log.error(
                     "no worker has listened for %g s; the last one ended with %s; the server ends",
                     SILENT_S_MAX,
-                    _name_end(code),
+                    _describe_end(code),
                 )
                 self._exit_code = code if code > 0 else 1
                 self._stopping.set()
@@ -357,7 +357,7 @@ class Supervisor:
                 "worker %d (process %d) has ended: %s; it is started again in %.1f s",
                 number,
                 worker.process.pid,
-                _name_end(code),
+                _describe_end(code),
                 wait_s,
             )
             await self._end(worker)
@@ -365,7 +365,7 @@ class Supervisor:
             while self._workers[number] is worker and not self._stopping.is_set():
                 try:
                     await self._wait_until_listening(await self._start(number))
-                except OSError as error:  # no process can be started now
+                except OSError as error:  # the system cannot start a process now
                     _log.error("worker %d cannot be started: %s", number, error)
                     await self._world.sleep(WORKER_BACKOFF.most_s)
 
@@ -390,7 +390,7 @@ class Supervisor:
             _log.warning("a rolling restart is under way; this SIGHUP is ignored")
 
     async def _roll(self) -> None:
-        """Replace one worker after the other. The first one that does not start ends it: the old ones stay."""
+        """Replace one worker after the other. If a new worker does not start, the remaining old workers stay."""
         for number in range(1, self._count + 1):
             if self._stopping.is_set():
                 return
@@ -401,7 +401,7 @@ class Supervisor:
                     _log.error(
                         "the new worker %d did not start (%s); the rolling restart ends, and the old workers stay",
                         number,
-                        _name_end(new.process.returncode),
+                        _describe_end(new.process.returncode),
                     )
                 return
             old, self._workers[number] = self._workers[number], new
@@ -424,7 +424,7 @@ class Supervisor:
             task.cancel()
 
 
-def _name_end(code: int | None) -> str:
+def _describe_end(code: int | None) -> str:
     if code is None:
         return "it did not listen in time"
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -1,7 +1,7 @@
-"""Connections from their accept to the end of their TLS handshake: counted, and bounded in time.
+"""Counts and time limits of connections during their TLS handshake.
 
-The event loop's own TLS shows a connection to a server only after the handshake. Peers that send nothing would be
-neither counted nor refused until then, and each costs a descriptor and the buffers of TLS.
+The event loop's own TLS passes a connection to the server only after the handshake. A peer that never completes the
+handshake would hold a descriptor and TLS buffers without being counted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, cast
 from midstream.server.raw_connections import RawConnections
 
 HANDSHAKE_S = 10
-"""Seconds for a handshake."""
+"""Time limit of a handshake in seconds."""
 
 
 class CountedTls(sslproto.SSLProtocol):
-    """TLS of one connection, which is counted from its accept on; one that is too many is closed without an answer.
+    """TLS of one connection, counted from its accept. A connection beyond the limit is closed without an answer.
 
     Args:
-        next_protocol: The protocol that reads what is decrypted. It counts the connection from the handshake on.
+        next_protocol: The protocol for the decrypted bytes. It counts the connection after the handshake.
         context: The certificate of the server.
         raw: The connections of the server.
     """
@@ -49,19 +49,19 @@ class CountedTls(sslproto.SSLProtocol):
             cast("asyncio.Transport", transport).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Count the connection no longer."""
+        """Stop counting the connection."""
         self.leave()
         super().connection_lost(exc)
 
     def leave(self) -> None:
-        """Count the handshake no longer. Calling it again is harmless."""
+        """Stop counting the handshake. Idempotent."""
         counted, self._counted = self._counted, None
         if counted is not None:
             self._raw.leave(counted)
 
 
 class _Handover(asyncio.Protocol):
-    """Gives the connection to the next protocol when its handshake is over."""
+    """Passes the connection to the next protocol after the handshake."""
 
     def __init__(self, next_protocol: asyncio.Protocol, leave: Callable[[], None]) -> None:
         self._next = next_protocol
@@ -76,7 +76,7 @@ class _Handover(asyncio.Protocol):
 def after_handshake(
     http: Callable[..., asyncio.Protocol], context: ssl.SSLContext, raw: RawConnections
 ) -> type[asyncio.Protocol]:
-    """Return a protocol for uvicorn, which takes classes and only calls them: TLS first, then HTTP."""
+    """Return a factory of protocols with TLS, typed as the class that uvicorn expects."""
 
     def accept(*args: Any, **kwargs: Any) -> CountedTls:  # noqa: ANN401 - handed on
         return CountedTls(http(*args, **kwargs), context, raw)

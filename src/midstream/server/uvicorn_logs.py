@@ -1,4 +1,4 @@
-"""Filter of uvicorn's log lines: peers cannot write there at will."""
+"""Filter of uvicorn's log lines, so that peers cannot flood the log."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from midstream.environment import World
 from midstream.server.api.http_endpoints import StreamCutError
 
 PEER_LINES_MAX = 10
-"""Lines about broken requests of peers in one period; they could fill the disk otherwise."""
+"""Lines about malformed requests in one period; otherwise peers could fill the disk."""
 PERIOD_S = 60.0
 
 _BY_PEERS = ("Invalid HTTP request", "Invalid UTF-8", "Unsupported upgrade request")
 _NEVER = (
-    # With the whole address, and what stands after its question mark.
+    # Contains the whole URL with its query.
     '%s - "WebSocket %s"',
-    # uvicorn logs this for each handshake that was refused with a whole answer, as the standard has it.
+    # Logged for each handshake that is refused with an HTTP response, which the ASGI specification permits.
     "ASGI callable returned without completing handshake.",
 )
 
 
 class PeerNoise(logging.Filter):
-    """Drop what people wrote, the traceback of what was cut, and most of what malformed requests cause."""
+    """Drops contents of users, tracebacks of cancelled requests, and most lines about malformed requests."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class PeerNoise(logging.Filter):
         self._lines = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is written; a peer's line loses its traceback."""
+        """Return whether a line is written; remove the traceback of a line about a malformed request."""
         if record.levelno < logging.INFO or str(record.msg).startswith(_NEVER):
-            return False  # below INFO it writes whole frames
+            return False  # below INFO uvicorn logs whole frames
         if record.exc_info and isinstance(record.exc_info[1], StreamCutError | asyncio.CancelledError):
-            return False  # who is cancelled was cut at the end of the server
+            return False  # requests are cancelled when the server ends
         if not record.getMessage().startswith(_BY_PEERS):
             return True
         record.exc_info = None

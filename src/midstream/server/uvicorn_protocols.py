@@ -1,11 +1,11 @@
-"""Protocols of uvicorn with the limits that it lacks below ASGI, where no app is called.
+"""Protocols of uvicorn with additional limits below ASGI.
 
-- Headers, trailers and handshakes without an end are refused; uvicorn waits for them and keeps them.
-- A refusal below the app is a problem, as all others are, and never quotes what was sent.
-- Connections and the bytes that they hold are counted before any request is authenticated (`raw_connections`).
-- An answer that is cut looks cut, in HTTP/1.0 too (STREAM-27), where a body has no chunks.
+- Endless headers, trailers and handshakes are refused; uvicorn would wait for them and store them.
+- A refusal below the app is a problem detail that quotes no input.
+- Connections and held bytes are counted before authentication (`raw_connections`).
+- A client can detect an answer that was cut, also in HTTP/1.0 (STREAM-27), where a body has no chunks.
 
-uvicorn has no public hook for these: they stand in methods that it calls and attributes that it has. Each has a
+uvicorn has no public hook for these, so this module overrides its methods and uses its attributes. Each change has a
 test in `tests/server/test_uvicorn_protocols.py`.
 """
 
@@ -34,30 +34,30 @@ from midstream.server.raw_connections import RawConnections
 
 try:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
-except ImportError:  # an install without compiled parts
+except ImportError:  # uvicorn is installed without httptools
     from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
 
 HEADERS_S = 10.0
-"""Seconds for the headers of a request: who sends them a byte at a time holds a connection unauthenticated."""
+"""Seconds for the headers of a request. A slow sender would hold an unauthenticated connection."""
 HELD_BYTES_MAX = 64 * 1024
-"""Bytes of a request line and its headers, or of trailers, that wait for their end: what is sent without one would
-fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
+"""Bytes of an incomplete request line with headers, or of incomplete trailers. h11 has the same limit; the app accepts
+less (`Limits.header_bytes_max`)."""
 _CHUNKED = b"\r\ntransfer-encoding: chunked"
 _CLOSE = b"\r\nconnection: close"
 _LINGER = "ii" if os.name == "posix" else "hh"
 _RESET = struct.pack(_LINGER, 1, 0)
 _END = struct.pack(_LINGER, 0, 0)
-"""What becomes of a connection that is closed, by us or by the system when this process dies."""
+"""How the system closes a connection, also when this process dies: by a reset, or by an ordinary end."""
 
 
 class PlainHttp(HttpProtocol):
     """HTTP/1.1 of uvicorn."""
 
     url = b""
-    """As much of the address as came."""
+    """The received part of the URL."""
     _late: asyncio.TimerHandle | None = None
     _held_bytes = 0
-    """Bytes that came since the last request or piece of a body was read."""
+    """Bytes received since the last complete request head or piece of a body."""
     _is_reset_at_end = False
 
     def __init__(self, *args: Any, raw: RawConnections, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
@@ -65,7 +65,7 @@ class PlainHttp(HttpProtocol):
         self._raw = raw
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, or refuse the connection where there are too many."""
+        """Begin to wait for a request, or refuse the connection if a limit is reached."""
         super().connection_made(transport)
         if self._raw.enter(transport, self.client[0] if self.client else ""):
             self._watch()
@@ -73,7 +73,7 @@ class PlainHttp(HttpProtocol):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer, and let a whole answer end as such."""
+        """Stop waiting for headers, and stop counting the connection."""
         if self._is_reset_at_end and self._is_answered:
             self._close_with(_END)
         super().connection_lost(exc)
@@ -81,7 +81,7 @@ class PlainHttp(HttpProtocol):
         self._stop_watching()
 
     def on_headers_complete(self) -> None:
-        """Begin a request. One whose body is coded in another way than in chunks is refused: its size means nothing."""
+        """Begin a request; refuse transfer codings other than `chunked`."""
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if any(coding != b"chunked" for coding in codings):
             raise ValueError(
@@ -90,14 +90,14 @@ class PlainHttp(HttpProtocol):
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, and wait for the rest of a request's headers, or no longer."""
+        """Parse received bytes, enforce the limits, and start or stop the timer for the rest of the headers."""
         before: Any = self.cycle  # None before the first request
         read = len(before.body) if before is not None else 0
         super().data_received(data)
         if self.transport.get_protocol() is not self:
             self._stop_watching()
             self._raw.hold(self.transport, 0)
-            self.parser: Any = None  # they refer to each other: only the garbage collector would free both
+            self.parser: Any = None  # breaks a reference cycle of protocol and parser
             return
         begun: Any = self.cycle
         has_read = begun is not before or (begun is not None and len(begun.body) > read)
@@ -112,13 +112,13 @@ class PlainHttp(HttpProtocol):
             return
         self._stop_watching()
         if not self._is_reset_at_end and begun.scope["http_version"] == "1.0":
-            # The end of its body is the end of the connection: one that is cut must not look like that (STREAM-27).
+            # The end of the connection is the end of the body. An interrupted answer needs a reset instead (STREAM-27).
             self._is_reset_at_end = True
             self._close_with(_RESET)
             begun.transport = _Unframed(begun)
 
     def _close_with(self, linger: bytes) -> None:
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # already closed
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     @property
@@ -141,15 +141,17 @@ class PlainHttp(HttpProtocol):
 
     def _give_up(self) -> None:
         self._late = None
-        if self._awaits_headers and self.transport.get_protocol() is self:  # else it is a WebSocket by now
+        if (
+            self._awaits_headers and self.transport.get_protocol() is self
+        ):  # else the connection is a WebSocket
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
-        """Answer what is no HTTP."""
+        """Refuse bytes that are not HTTP."""
         self._refuse(HTTPStatus.BAD_REQUEST)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Answer and close, unless an answer to what came before is under way: that one is cut."""
+        """Send a refusal and close. If an earlier answer is in progress, interrupt it instead."""
         under_way: Any = self.cycle
         if under_way is None or under_way.response_complete or not under_way.response_started:
             self.transport.write(_refusal(status))
@@ -157,9 +159,9 @@ class PlainHttp(HttpProtocol):
 
 
 class _Unframed:
-    """The transport of an answer in HTTP/1.0: its body has no chunks, and ends with the connection (RFC 9112, 6.1).
+    """Transport of an HTTP/1.0 answer: the body has no chunks, and ends with the connection (RFC 9112, 6.1).
 
-    uvicorn cuts a body of unknown length into chunks for every client (h11 does not).
+    uvicorn with httptools sends chunks to every client (h11 does not).
     """
 
     def __init__(self, cycle: Any) -> None:  # noqa: ANN401 - of one of uvicorn's two kinds
@@ -170,7 +172,7 @@ class _Unframed:
         self.close = self._transport.close
 
     def write(self, data: bytes) -> None:
-        """Write the head, or what is in the chunks of a body."""
+        """Write the head, or the contents of chunks."""
         if self._has_chunks is None:
             head, end, body = data.partition(b"\r\n\r\n")
             self._has_chunks = _CHUNKED in head
@@ -185,7 +187,6 @@ class _Unframed:
 
 
 def _within_chunks(data: bytes) -> bytes:
-    """Return what whole chunks carry."""
     pieces: list[bytes] = []
     while data:
         size, _, data = data.partition(b"\r\n")
@@ -204,21 +205,21 @@ class WebSockets(WebSocketsSansIOProtocol):
         self.conn = _Protocol(max_size=config.ws_max_size, logger=self.logger)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count the connection no longer."""
+        """Stop counting the connection."""
         super().connection_lost(exc)
         self._raw.leave(self.transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came. A handshake comes whole: one that is none by now is refused, where uvicorn would wait."""
+        """Parse received bytes. Refuse an incomplete handshake, for which uvicorn would wait."""
         super().data_received(data)
         if not self.handshake_initiated:
-            # Its words for what is too long; for the rest it has none.
+            # The library has a refusal only for a handshake that is too long.
             self.transport.write(b"".join(self.conn.data_to_send()) or _refusal(HTTPStatus.BAD_REQUEST))
             self.transport.close()
 
 
 def _refusal(status: HTTPStatus) -> bytes:
-    """Return a whole answer that is a problem, after which the connection is closed."""
+    """Return a complete response with a problem detail that closes the connection."""
     return _response_of(problem_of_http(HTTPException(status))).serialize()
 
 
@@ -231,24 +232,21 @@ def _response_of(problem: Problem) -> Response:
 
 class _Protocol(ServerProtocol):
     def recv_frame(self, frame: Frame) -> None:
-        """Take a frame; a close may come between the fragments of a message, which is then none (RFC 6455, 5.4).
+        """Handle a frame. A close frame may come between the fragments of a message (RFC 6455, 5.4).
 
-        The library calls that a broken rule and closes with 1002, where the client must get its own code.
+        The library treats that as an error and closes with 1002; the client must receive its own code instead.
         """
         if frame.opcode is Opcode.CLOSE:
             self.current_size = None
         super().recv_frame(frame)
 
     def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote what was sent
-        """Return a problem in the place of the library's text."""
+        """Return a problem detail instead of the library's text."""
         is_ours = status == HTTPStatus.INTERNAL_SERVER_ERROR
         return _response_of(internal_problem() if is_ours else problem_of_http(HTTPException(int(status))))
 
 
 def protocols(raw: RawConnections) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
-    """Return the protocols for HTTP and for WebSockets of a server whose connections are counted here.
-
-    uvicorn takes classes, and only calls them.
-    """
+    """Return factories of the HTTP and WebSocket protocols of one server, typed as the classes that uvicorn expects."""
     http, websockets = partial(PlainHttp, raw=raw), partial(WebSockets, raw=raw)
     return cast("type[asyncio.Protocol]", http), cast("type[asyncio.Protocol]", websockets)

@@ -1,9 +1,10 @@
-"""Run the app on a port, and end well: inform every stream first, then stop, within a bound.
+"""Serve an app on a port, with an orderly shutdown within a time limit.
 
-uvicorn alone would wait for open streams for ever and never inform the app of its end. So the app is asked to
-drain first: WebSockets get an `error` frame with code `draining`, event streams are reset, both reconnect. Then
-it stops, so that a client that still waits for an answer gets it or a refusal with the time to come back; what it
-cuts is in the journal. Connections are cut last: before that a client would be cut without any information.
+uvicorn alone would wait for open streams for ever, without informing the app. Here the shutdown has three steps:
+
+1. The app drains. WebSockets get an `error` frame with code `draining`, event streams are reset, and both reconnect.
+2. The app stops. A waiting client gets its answer, or a refusal with a retry time. Interrupted work is in the journal.
+3. The remaining connections are closed.
 """
 
 from __future__ import annotations
@@ -34,27 +35,26 @@ from midstream.server.uvicorn_protocols import PlainHttp, protocols
 from midstream.server.worker_link import WorkerLink
 
 STOP_WITHIN_S = 10.0
-"""Seconds from the signal to the end of the process; supervisors kill after 10 (containers) to 90 (systemd)."""
+"""Seconds from the signal to the end of the process. Supervisors kill after 10 (containers) to 90 (systemd)."""
 GOODBYE_S = 2.0
 """Seconds for the last frames of all connections."""
 CUT_S = 1
-"""Whole seconds for requests that are still being answered, before they are cut."""
-LOOK_S = 0.01
-"""Seconds between two looks at whether the goodbyes were sent, or a second signal came."""
+"""Whole seconds for requests in progress, before they are interrupted."""
+CHECK_S = 0.01
+"""Seconds between two checks for sent last frames or a second signal."""
 CLOSING_S = 2.0
-"""Seconds kept for closing what the host could not stop in its grace, and the store."""
+"""Seconds reserved for closing the store, and work that the host could not stop in its grace."""
 WS_FRAME_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
-"""A WebSocket message just above our limit gets our answer; one above this is cut off by the WebSocket layer."""
+"""A WebSocket message just above `FRAME_BYTES_MAX` gets an `error` frame; one above this limit ends the connection."""
 UNREAD_S = 30.0
-"""Seconds for which a peer may take nothing of what waits for it, before the system cuts its connection and forgets
-that: a large answer would stay in memory as long as somebody does not read it. Streams look after this themselves, on
-systems without such an option too."""
+"""Seconds without an acknowledgement of sent bytes after which the system closes a connection. Otherwise an unread
+answer would stay in memory. Streams also have their own limit."""
 PING_S = 20.0
-"""Seconds between WebSocket pings, and for the answer to one: finds peers that went without a word."""
+"""Seconds between WebSocket pings, and for each answer; detects dead peers."""
 
 
 class TlsFiles(Struct, frozen=True):
-    """The certificate of a server and its key, as PEM files."""
+    """PEM files of a server's certificate and key."""
 
     certificate: Path
     key: Path
@@ -65,24 +65,24 @@ class Servable(Protocol):
 
     @property
     def world(self) -> World:
-        """Its clock."""
+        """Clock, random numbers and tasks."""
 
     @property
     def requires_authentication(self) -> bool:
-        """Whether strangers are kept out."""
+        """Whether requests need a credential."""
 
     @property
     def open_streams(self) -> int:
-        """How many answers have not come to their end."""
+        """Number of answers in progress."""
 
     async def start(self) -> None:
-        """Make ready. Calling it again is harmless."""
+        """Start the app. Idempotent."""
 
     def drain(self) -> None:
-        """Ask open streams to end, and refuse new ones."""
+        """End open streams, and refuse new ones."""
 
     async def stop(self, *, grace_s: float) -> None:
-        """Give what runs `grace_s` seconds, then close everything. Calling it again is harmless."""
+        """Wait at most `grace_s` seconds for running work, then close everything. Idempotent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -107,30 +107,30 @@ async def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM (or `stop`), then drain and return within `stop_within_s` seconds.
 
-    A second signal cuts all that is still open.
+    A second signal cuts all open connections.
 
     Args:
-        app: From `asgi`, or from `gateway`.
+        app: The app of `asgi` or `gateway`.
         host: Address to listen on; loopback by default.
-        port: 0 takes a free one.
-        shares_port: Whether other servers of this user may listen there too; the system then deals connections out.
-        allowed_hosts: Host names under which requests may come; those of this machine by default. Needed where
-            `host` is not loopback.
-        trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; none by
+        port: Port to listen on; 0 chooses a free one.
+        shares_port: Whether other servers of this user may share the port; the system distributes connections.
+        allowed_hosts: Host names that requests may have; those of this machine by default. Required if `host` is not
+            loopback.
+        trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted; none by
             default.
-        tls: Speak TLS with this certificate; without it plain text.
-        allows_plain_text: Speak plain text also where `host` is not loopback: a proxy in front has TLS.
-        stop_within_s: Bound of the whole shutdown.
+        tls: Certificate for TLS; without it, plain text.
+        allows_plain_text: Allow plain text although `host` is not loopback, for a proxy with TLS in front.
+        stop_within_s: Time limit of the whole shutdown.
         on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
-        stop: Set it to end as by a signal.
-        raw_limits: Limits of connections and of what they hold before a request is authenticated.
-        link: This process is a worker: it accepts from the sockets of its supervisor, and ends on its order.
-        message_bytes_max: Bytes of one message of a WebSocket; a longer one ends the connection.
+        stop: An event that ends the server like a signal.
+        raw_limits: Limits of connections and of their bytes before authentication.
+        link: Link of a worker to its supervisor, which owns the sockets and orders the end.
+        message_bytes_max: Bytes of one WebSocket message; a longer one ends the connection.
 
     Raises:
-        PortTakenError: Another program listens there. Nothing was started.
-        UsageError: There is no such address, or the files of `tls` cannot be used; or it is open to the network, and
-        the app has no authentication, `allowed_hosts` is empty, or neither TLS nor plain text was chosen.
+        PortTakenError: Another program uses the port. Nothing was started.
+        UsageError: The address does not exist, or the files of `tls` cannot be used. Or the address is open to the
+            network, and authentication, `allowed_hosts`, or the choice of TLS or plain text is missing.
         StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
     """
     is_local = host in LOOPBACK_NAMES
@@ -145,7 +145,7 @@ async def serve(
     if not is_local and tls is None and not allows_plain_text:
         raise UsageError(
             f"listening on {host!r} opens the server to the network in plain text; give a certificate (--tls-cert, "
-            "--tls-key), or --allow-plain-text where a proxy in front has TLS"
+            "--tls-key), or --allow-plain-text if a proxy in front has TLS"
         )
     if tls is not None:
         require_tls_files(tls)
@@ -175,14 +175,14 @@ async def serve(
         listener.close()
         if link is not None:
             await link.close()
-        await app.stop(grace_s=grace_s)  # where it was not served to its end
+        await app.stop(grace_s=grace_s)  # if serving ended early
 
 
 def require_tls_files(tls: TlsFiles) -> None:
-    """Require that a server can be started with these files.
+    """Require that TLS works with these files.
 
     Raises:
-        UsageError: One cannot be read, they do not belong together, or other users may read the key.
+        UsageError: A file cannot be read, the key does not match, or other users may read the key.
     """
     try:
         read_secret_text(tls.key, "the key of the certificate", is_named=True)
@@ -195,22 +195,22 @@ def require_tls_files(tls: TlsFiles) -> None:
 
 
 def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
-        PortTakenError: Another program has the port (and does not share it, or we do not).
-        UsageError: This machine has no such address, the port needs more rights, or the system shares no ports.
+        PortTakenError: Another program uses the port, and at least one of the two does not share it.
+        UsageError: The address does not exist, the port needs more rights, or the system cannot share ports.
     """
     if shares_port and not hasattr(socket, "SO_REUSEPORT"):
         raise UsageError("this system cannot share ports; use a proxy in front of several servers")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio lets small writes out at once only where the protocol is named: else a client waits 40 ms for the second.
+    # asyncio sets TCP_NODELAY only with the protocol given; otherwise a second small write is delayed by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shares_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # handed on to each connection
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by each connection
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * UNREAD_S))
         listener.bind((host, port))
         listener.listen(2048)
@@ -226,7 +226,7 @@ def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with a goodbye."""
+    """uvicorn with an orderly shutdown."""
 
     def __init__(
         self,
@@ -250,13 +250,13 @@ class _Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            # uvicorn would trust these headers of every request from this machine.
+            # By default uvicorn trusts these headers in every request from this machine.
             proxy_headers=bool(trusted_proxies),
             forwarded_allow_ips=[*trusted_proxies],
             http=http,
             ws=websockets,
             ws_max_size=message_bytes_max,
-            # Half the client's time and much of the memory, for words that come a few at a time.
+            # Compression of small messages costs half of the client's time, and much memory.
             ws_per_message_deflate=False,
             ws_ping_interval=PING_S,
             ws_ping_timeout=PING_S,
@@ -277,7 +277,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections, and report it."""
-        if self.config.ssl is not None:  # uvicorn would count a peer after its handshake
+        if self.config.ssl is not None:  # uvicorn itself would count a peer only after its handshake
             context, self.config.ssl = self.config.ssl, None
             self.config.http_protocol_class = after_handshake(
                 self.config.http_protocol_class, context, self._raw
@@ -295,7 +295,7 @@ class _Server(uvicorn.Server):
         self.force_exit = True
 
     async def accept_from(self, sockets: dict[int, socket.socket]) -> None:
-        """Accept from these sockets of workers that are missing, and from no others but the own one."""
+        """Accept from these sockets of missing workers, and from this worker's own socket."""
         for index in [*self._adopted.keys() - sockets.keys()]:
             self._adopted.pop(index).close()
         for index, each in sockets.items():
@@ -312,36 +312,34 @@ class _Server(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Look whether it is time to end; uvicorn asks ten times a second."""
+        """Return whether to end; uvicorn calls this ten times a second."""
         return await super().on_tick(counter) or (self._stop is not None and self._stop.is_set())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
-        """Take a signal as the wish to end well; unlike uvicorn, do not die of it in the end."""
+        """Begin the shutdown; unlike uvicorn, do not raise the signal again at the end."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain every connection, stop the app, then let uvicorn cut the rest."""
+        """Drain all connections, stop the app, and let uvicorn close the rest."""
         for server in [*self.servers, *self._adopted.values()]:
             server.close()
         if self._link is not None:
             self._link.close_sockets()
         self._app.drain()
         for connection in [*self.server_state.connections]:
-            if isinstance(
-                connection, PlainHttp
-            ):  # it ends after its answer, or now: no request may follow on it
+            if isinstance(connection, PlainHttp):  # no request may follow on this connection
                 connection.shutdown()
         try:
             async with asyncio.timeout(GOODBYE_S):
                 while self._app.open_streams and not self.force_exit:
-                    await self._app.world.sleep(LOOK_S)
+                    await self._app.world.sleep(CHECK_S)
         except TimeoutError:
             pass
         stopping = self._app.world.spawn(self._app.stop(grace_s=self._grace_s), name="stop the app")
         while not (stopping.done() or self.force_exit):
-            await asyncio.wait({stopping}, timeout=LOOK_S)
+            await asyncio.wait({stopping}, timeout=CHECK_S)
         await super().shutdown(sockets=sockets)
         if not self.force_exit and (cut := [*self.server_state.tasks]):
-            await asyncio.wait(cut, timeout=CUT_S)  # they send an error where no answer has begun
+            await asyncio.wait(cut, timeout=CUT_S)  # requests without an answer get an error
         await stopping

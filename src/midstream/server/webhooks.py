@@ -1,8 +1,8 @@
-"""Requests to addresses that clients name: which of them are sent, how they are signed, and what is read of the answer.
+"""Webhooks: signed requests to URLs that clients register.
 
-A client must not be able to reach through this server what it cannot reach itself. So a request goes to a public
-address over TLS, or to an origin that the operator allows. The name of a host is resolved once for each request, and
-the connection is made to the address that was checked.
+A client must not reach internal hosts through this server. So a request goes to a public address over TLS, or to an
+origin that the operator allows. A host name is resolved once for each request, and the connection uses the address that
+was checked.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ KEYS = "webhook-keys"
 """Namespace of the key that signs the requests of all servers of a store."""
 _KEY = "ed25519"
 ANSWER_S = 30.0
-"""Seconds for a whole answer."""
+"""Time limit of a request with its answer."""
 ANSWER_BYTES_MAX = 64 * 1024
-"""Bytes that are read of an answer."""
+"""Greatest number of bytes that are read of an answer."""
 SENDING_MAX = 64
-"""Requests at once."""
+"""Concurrent requests."""
 _SCHEMES = frozenset({"http", "https"})
 
 
 class WebhookUrlError(UsageError):
-    """The address of a webhook is none that this server sends requests to."""
+    """The URL of a webhook is not allowed."""
 
     code = "webhook_url_rejected"
 
 
 class SigningKey:
-    """An Ed25519 key, as a JSON Web Key and for signatures.
+    """An Ed25519 key for signatures.
 
     Args:
-        secret: Its 32 bytes.
+        secret: The 32 bytes of the private key.
 
     Raises:
         MissingExtraError: The package of the extra `crypto` is not installed.
@@ -66,7 +66,7 @@ class SigningKey:
 
     @cached_property
     def kid(self) -> str:
-        """Its name: the thumbprint of the key (RFC 7638)."""
+        """Key id: the thumbprint of the key (RFC 7638)."""
         members = f'{{"crv":"Ed25519","kty":"OKP","x":"{self._public}"}}'
         return f"ds_{_base64url(hashlib.sha256(members.encode()).digest())}"
 
@@ -76,13 +76,13 @@ class SigningKey:
         return {**fixed, "kid": self.kid, "x": self._public}
 
     def signature(self, body: bytes, *, now: float) -> str:
-        """Return the header `Webhook-Signature` of a body."""
+        """Return the value of the header `Webhook-Signature` for a body."""
         signed = self._key.sign(f"{int(now)}.".encode() + body)
         return f"t={int(now)},kid={self.kid},ed25519={_base64url(signed)}"
 
 
 class WebhookReply(Struct, frozen=True):
-    """Answer to a request: its status, 0 where none came, and its body."""
+    """Answer to a request: its status (0 without an answer) and its body."""
 
     status: int
     body: bytes = b""
@@ -97,9 +97,9 @@ class Webhooks:
     """Sends signed requests.
 
     Args:
-        kv: Keeps the key.
-        allowed_origins: Origins of any network that requests are sent to, such as `http://127.0.0.1:9000`; without a
-            port, each port of that host.
+        kv: Stores the key.
+        allowed_origins: Allowed origins in any network, such as `http://127.0.0.1:9000`; without a port, all ports of
+            that host.
     """
 
     def __init__(self, kv: KeyValue, world: World, allowed_origins: Collection[str] = ()) -> None:
@@ -110,7 +110,7 @@ class Webhooks:
         self._sending = asyncio.Semaphore(SENDING_MAX)
 
     async def key(self) -> SigningKey:
-        """Return the key of this store; the first call makes it.
+        """Return the key of this store; the first call creates it.
 
         Raises:
             MissingExtraError: The package of the extra `crypto` is not installed.
@@ -120,7 +120,7 @@ class Webhooks:
             kept = await self._kv.kv_get(KEYS, _KEY)
             if kept is None:
                 secret = hashlib.sha256(self._world.new_secret().encode()).digest()
-                SigningKey(secret)  # not stored where it cannot be used
+                SigningKey(secret)  # raises before the key is stored
                 try:
                     await self._kv.kv_put(
                         KEYS, _KEY, msgspec.json.encode(secret), expected=0, at=self._world.now()
@@ -133,10 +133,10 @@ class Webhooks:
         return self._key
 
     async def check(self, url: str) -> None:
-        """Refuse an address that no request is sent to.
+        """Require that a URL is allowed.
 
         Raises:
-            WebhookUrlError: See the module's text.
+            WebhookUrlError: The URL is not allowed; see the module's docstring.
         """
         parts = _parts_of(url)
         if not self._is_allowed(parts):
@@ -146,7 +146,7 @@ class Webhooks:
         """Send a JSON body; redirects are not followed.
 
         Raises:
-            WebhookUrlError: No request is sent there (any more).
+            WebhookUrlError: The URL is not allowed, perhaps since a change of its host's address.
         """
         parts = _parts_of(url)
         addresses = await self._addresses_of(parts)
@@ -163,7 +163,7 @@ class Webhooks:
             return await _post(target, body, headers, name=parts.hostname or "")
 
     async def _addresses_of(self, parts: SplitResult) -> Sequence[str]:
-        """Return the addresses of a host, all of which may be used."""
+        """Return the addresses of a host if all of them are allowed."""
         host = parts.hostname or ""
         try:
             found = await resolve(host)
@@ -172,7 +172,7 @@ class Webhooks:
         if self._is_allowed(parts):
             return found
         if parts.scheme != "https":
-            raise WebhookUrlError("a webhook has an address that begins with https://")
+            raise WebhookUrlError("the URL of a webhook must begin with https://")
         if not found or not all(map(is_public_address, found)):
             raise WebhookUrlError(
                 f"the webhook's host {host[:80]!r} has no public address. The operator can allow its origin "
@@ -189,7 +189,7 @@ class Webhooks:
 async def _post(target: str, body: bytes, headers: dict[str, str], *, name: str) -> WebhookReply:
     import httpx2  # noqa: PLC0415 - most servers send no such request
 
-    tls = {"sni_hostname": name}  # the certificate is that of the name
+    tls = {"sni_hostname": name}  # the certificate must match the host name
     found = bytearray()
     try:
         async with (
@@ -213,9 +213,9 @@ def _parts_of(url: str) -> SplitResult:
     except ValueError:
         is_sound = False
     if not is_sound or "\\" in url or " " in url or parts.scheme not in _SCHEMES:
-        raise WebhookUrlError("the address of the webhook is no URL of the web")
+        raise WebhookUrlError("the address of the webhook is not an http(s) URL")
     if parts.username is not None or parts.password is not None:
-        raise WebhookUrlError("the address of the webhook has a user name; leave it out")
+        raise WebhookUrlError("the address of the webhook has a user name; remove it")
     return parts
 
 

@@ -3,8 +3,8 @@
 `midstream serve --workers N` is one supervisor and N workers, each a process with an event loop. The supervisor owns
 the listening sockets, and every worker inherits all of them. On Linux each worker has a socket of its own on the same
 port, and the system distributes connections among the sockets. While a worker is missing, the others accept from its
-socket too: no connection waits for a restart, and none is refused. The end of the connection is the end of the
-supervisor, and a worker then stops as after a SIGTERM.
+socket too, so no connection waits or is refused. When this connection ends, the supervisor has ended, and the worker
+stops as after a SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from midstream.environment import World
 from midstream.errors import UsageError
 
 VARIABLE = "MIDSTREAM_WORKER_LINK"
-"""The environment variable with the descriptor of a worker's end; a worker removes it."""
+"""Environment variable with the descriptor of a worker's end; the worker removes the variable."""
 LINE_BYTES_MAX = 64 * 2**20
-"""Bytes of one message, which may hold the metrics of all workers."""
+"""Bytes of one message, which may contain the metrics of all workers."""
 PAGES_WITHIN_S = 2.0
-"""Seconds in which the other workers return their metrics; those of a slower worker are left out."""
+"""Seconds for the other workers to return their metrics; slower workers are left out."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class WorkerSetup(Struct, frozen=True, tag="setup"):
     """The first message to a worker.
 
     Args:
-        number: Of the worker, from 1.
+        number: Number of the worker, from 1.
         sockets: Descriptors of all listening sockets.
         own: Index of the socket from which this worker always accepts.
-        start: Name of the start of this server, the same for all workers.
-        login: A word that logs one browser in, for the worker that is to store it; "" for none.
+        start: Id of this start of the server, the same for all workers.
+        login: A one-time login code for the worker to store; "" for none.
     """
 
     number: int
@@ -55,8 +55,8 @@ class Orders(Struct, frozen=True, tag="orders"):
 
     Args:
         accept: Indices of the sockets to accept from.
-        stops: It is to drain and end.
-        is_urgent: It is to end without waiting for its connections.
+        stops: Drain and end.
+        is_urgent: End without waiting for connections.
     """
 
     accept: tuple[int, ...]
@@ -97,13 +97,13 @@ class Page(Struct, frozen=True, tag="page"):
 
 
 Accept = Callable[[dict[int, socket.socket]], Awaitable[None]]
-"""Accept from these sockets, each with its index."""
+"""Accepts connections from these sockets, by index."""
 ToWorker = WorkerSetup | Orders | PageWanted | WorkerPages
 ToSupervisor = Ready | PagesWanted | Page
 
 
 def encode_line(message: ToWorker | ToSupervisor) -> bytes:
-    """Return a message as a line."""
+    """Encode a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
@@ -119,9 +119,9 @@ class WorkerLink:
 
     def __init__(self, connection: socket.socket, *, world: World = World()) -> None:
         self.stop = asyncio.Event()
-        """Set when this worker is to end."""
+        """Set when this worker must end."""
         self.report: dict[str, Any] = {}
-        """What `--json` prints of this worker; see `Ready`."""
+        """The line that `--json` prints for this worker; see `Ready`."""
         self.page_of: Callable[[], bytes] | None = None
         """Returns the metrics of this worker."""
         self._connection = connection
@@ -138,7 +138,7 @@ class WorkerLink:
 
     def _read_setup(self) -> WorkerSetup:
         line = b""
-        while not line.endswith(b"\n"):  # byte by byte: what follows belongs to the event loop
+        while not line.endswith(b"\n"):  # byte by byte: the event loop reads the next messages
             piece = self._connection.recv(1)
             if not piece:
                 raise UsageError("the supervisor of this worker has ended")
@@ -147,22 +147,25 @@ class WorkerLink:
 
     @property
     def listener(self) -> socket.socket:
-        """A copy of this worker's own listening socket."""
+        """A duplicate of this worker's own listening socket."""
         return self._sockets[self.setup.own].dup()
 
     async def follow(self, accept: Accept, cut: Callable[[], None]) -> None:
-        """Report that this worker listens, and obey from then on.
+        """Report that this worker listens, and follow orders from then on.
 
         Args:
-            accept: Called with copies of the sockets to accept from besides the own one, by their indices, whenever
-                these change.
-            cut: Called where this worker is to end without waiting for its connections.
+            accept: Called with duplicates of the further sockets to accept from, by index, whenever they change.
+            cut: Called when this worker must end without waiting for connections.
         """
         reader, self._writer = await asyncio.open_connection(sock=self._connection, limit=LINE_BYTES_MAX)
         self._send(Ready(self.report))
-        self._following = self._world.spawn(self._obey(reader, accept, cut), name="orders of the supervisor")
+        self._following = self._world.spawn(
+            self._follow_orders(reader, accept, cut), name="orders of the supervisor"
+        )
 
-    async def _obey(self, reader: asyncio.StreamReader, accept: Accept, cut: Callable[[], None]) -> None:
+    async def _follow_orders(
+        self, reader: asyncio.StreamReader, accept: Accept, cut: Callable[[], None]
+    ) -> None:
         try:
             while line := await reader.readline():
                 match msgspec.json.decode(line, type=ToWorker):
@@ -193,7 +196,7 @@ class WorkerLink:
         self._writer.write(encode_line(message))
 
     async def other_pages(self) -> dict[int, str]:
-        """Return the metrics of all other workers, by their numbers."""
+        """Return the metrics of all other workers, by number."""
         if self._writer is None:
             return {}
         self._asked += 1
@@ -210,7 +213,7 @@ class WorkerLink:
             del self._answers[number]
 
     def close_sockets(self) -> None:
-        """Close this worker's copies of all listening sockets: the others, and the next supervisor, have the port."""
+        """Close this worker's listening sockets, so that the other workers and the next supervisor can use the port."""
         for each in self._sockets:
             each.close()
 
@@ -225,7 +228,7 @@ class WorkerLink:
 
 
 def find_link() -> WorkerLink | None:
-    """Return the link of this process where it is a worker."""
+    """Return the link of this process if it is a worker, else None."""
     descriptor = os.environ.pop(VARIABLE, "")
     if not descriptor:
         return None

@@ -51,7 +51,7 @@ async def test_a_body_that_the_server_ends_does_not_look_whole(ends: str) -> Non
             server.app.drain()
         else:
             known.clear()
-            server.app.door.recheck()
+            server.app.auth.recheck()
         try:
             rest = await reader.read()
         except ConnectionError:

@@ -13,7 +13,7 @@ from midstream.dialects.record_events import RecordEvents
 from midstream.errors import DrainingError
 from midstream.server.api.event_body import COMMENT, QUIET_S, EventBody, PieceBody, RecordBody
 from midstream.server.api.http_endpoints import StreamCutError
-from midstream.server.auth.caller import Stranger
+from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.session.records import MessageAccepted, Record, TurnEnded
 from midstream.testing.scripted_model import text
 from midstream.testing.worlds import FakeWorld
@@ -55,7 +55,7 @@ class Line:
 
 def body(world: FakeWorld | None = None) -> Words:
     app = make_app(world=world)
-    return Words(app.host, app.connections, "s1", Stranger())
+    return Words(app.host, app.connections, "s1", UnauthenticatedCaller())
 
 
 async def test_a_body_is_whole_where_its_pump_has_ended() -> None:
@@ -116,7 +116,7 @@ async def test_a_body_of_records_ends_when_its_reader_has_all() -> None:
                 pass
         for kind in (RecordBody, PieceBody):
             line = Line()
-            records = kind(app.host, app.connections, "s1", Stranger(), Turns(), 0)
+            records = kind(app.host, app.connections, "s1", UnauthenticatedCaller(), Turns(), 0)
             assert await records.send_to(line.receive, line.send)
             assert line.bodies == [b"begin ", b"1 2 ", b""]
             types = [value for name, value in line.sent[0]["headers"] if name == b"content-type"]
@@ -129,6 +129,6 @@ async def test_a_body_of_records_that_is_over_before_them_reads_none() -> None:
     app, turns, line = make_app(), Turns(), Line()
     turns.is_over = True
     async with asyncio.timeout(WAIT_S):
-        body = RecordBody(app.host, app.connections, "nothing", Stranger(), turns, 0)
+        body = RecordBody(app.host, app.connections, "nothing", UnauthenticatedCaller(), turns, 0)
         assert await body.send_to(line.receive, line.send)
     assert line.bodies == [b"begin ", b""]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from httpx import HTTPStatusError
 
-from midstream.server.api.langgraph_endpoint import assistant_id_of, moment
+from midstream.server.api.langgraph_endpoint import assistant_id_of, timestamp
 from tests.server.api.test_langgraph_runs_endpoint import graph, said
 
 Json = dict[str, Any]
@@ -88,4 +88,4 @@ async def test_what_a_thread_cannot_do_is_refused() -> None:
 
 
 def test_instants_are_written_as_langgraph_does() -> None:
-    assert moment(0) == "1970-01-01T00:00:00.000000+00:00"
+    assert timestamp(0) == "1970-01-01T00:00:00.000000+00:00"

@@ -6,12 +6,12 @@ from midstream.dialects.mcp_messages import CallPlace, McpClient
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.server.api.mcp_sessions import CALLS, KEPT_S, SESSIONS, TOUCH_S, McpSessions
-from midstream.server.auth.caller import Stranger
+from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from tests.server.people import Later
 
-WHO = Stranger()
+WHO = UnauthenticatedCaller()
 
 
 async def test_a_session_is_known_to_another_server_until_it_ends() -> None:

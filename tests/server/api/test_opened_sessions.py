@@ -9,7 +9,7 @@ from midstream import Agent
 from midstream.engine.host import Host
 from midstream.errors import SessionNotFoundError, UsageError
 from midstream.history.messages import UserMessage
-from midstream.server.api.opened_sessions import opened_if_there, opened_session
+from midstream.server.api.opened_sessions import opened_existing_session, opened_session
 from midstream.server.auth.principals import Action
 from midstream.session.turn.commands import SendMessage
 from midstream.testing.scripted_model import ScriptedModel, text
@@ -47,10 +47,10 @@ async def test_a_session_that_is_not_there_is_not_begun_by_reading_it() -> None:
 
 async def test_a_session_that_is_not_there_is_none_to_a_reader_that_may_do_without() -> None:
     async with Host(Agent(ScriptedModel([text("yes")])), "memory:") as host:
-        async with opened_if_there(host, request(), "s") as runner:
+        async with opened_existing_session(host, request(), "s") as runner:
             assert runner is None
         async with opened_session(host, request(), "s", Action.SPEAK, begins=True) as (begun, _):
             await begun.submit(SendMessage(UserMessage.of("hi")))
-        async with opened_if_there(host, request(), "s") as runner:
+        async with opened_existing_session(host, request(), "s") as runner:
             assert runner is begun
         assert begun.readers == 0

@@ -6,13 +6,13 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.server.api.stream_names import journal_of, name_of, require_stream_name, stored_part
-from midstream.server.auth.caller import Stranger
+from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.store.contract import is_session
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "a.b/c:d/e_f-g", "x" * 128])
 def test_a_name_and_its_journal_lead_to_each_other(name: str) -> None:
-    journal = journal_of(name, Stranger())
+    journal = journal_of(name, UnauthenticatedCaller())
     assert "/" not in journal
     assert not is_session(journal)
     assert name_of(journal, "") == name

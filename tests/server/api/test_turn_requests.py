@@ -12,7 +12,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, TextDelta
 from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.api.turn_requests import BEGINS_MAX, find_or_begin, stop_turn, submit_resent
-from midstream.server.auth.caller import Stranger
+from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.session.records import TurnStatus
 from midstream.session.session import Received
 from midstream.testing.scripted_model import Gate, text
@@ -77,16 +77,18 @@ async def test_only_what_is_new_of_a_chat_is_sent_and_it_has_a_limit() -> None:
         await app.start()
         runner = await app.host.session("s1", create=True)
         messages = [{"role": "user", "parts": [{"type": "text", "text": "hi"}]}]
-        await submit_resent(runner, Stranger(), Received("a", "s", 0, "d", None), messages, ())
+        await submit_resent(runner, UnauthenticatedCaller(), Received("a", "s", 0, "d", None), messages, ())
         while runner.state.is_live:
             await runner.wait(runner.newest.position)
         messages += [
             {"role": "assistant", "parts": [{"type": "text", "text": "Hello"}]},
             {"role": "user", "parts": [{"type": "text", "text": "and?"}]},
         ]
-        await submit_resent(runner, Stranger(), Received("b", "s", 0, "d", None), messages, ())
+        await submit_resent(runner, UnauthenticatedCaller(), Received("b", "s", 0, "d", None), messages, ())
         said = [each for each in runner.state.history.entries if isinstance(each, UserMessage)]
         assert said == [UserMessage.of("hi"), UserMessage.of("and?")]
         messages[-1] = {"role": "user", "parts": [{"type": "text", "text": "x" * FRAME_BYTES_MAX}]}
         with pytest.raises(FrameTooLargeError):
-            await submit_resent(runner, Stranger(), Received("c", "s", 0, "d", None), messages, ())
+            await submit_resent(
+                runner, UnauthenticatedCaller(), Received("c", "s", 0, "d", None), messages, ()
+            )

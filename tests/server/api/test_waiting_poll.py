@@ -11,7 +11,7 @@ from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.errors import DrainingError, NotFoundError
 from midstream.server.api.waiting_poll import LONG_POLL_S, ClientLeftError, WaitingPoll
-from midstream.server.auth.caller import Stranger
+from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.server.transports.connection import Connections
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
@@ -27,7 +27,7 @@ class Case:
         self.world = FakeWorld(1)
         host = Host(Agent(ScriptedModel(())), MemoryStore(), world=self.world)
         self.connections = Connections()
-        self.poll: WaitingPoll[str] = WaitingPoll(host, self.connections, "s", Stranger())
+        self.poll: WaitingPoll[str] = WaitingPoll(host, self.connections, "s", UnauthenticatedCaller())
         self.more: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.gone = asyncio.Event()
         self.waiting = asyncio.create_task(self.poll.wait(self._wait(), self._receive))

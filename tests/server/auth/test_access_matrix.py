@@ -197,7 +197,7 @@ async def test_who_is_not_known_is_let_in_nowhere(who: dict[str, str]) -> None:
         for operation in OPERATIONS:
             told = await _asked(server, operation, who)
             if operation.name == "challenge":
-                assert told == (404, "not_found"), "this server does not authenticate the user of its machine"
+                assert told == (404, "not_found"), "this server does not authenticate users of its machine"
             elif operation.name in OPEN - {"login"}:
                 assert told == (200, ""), operation.name
             else:

@@ -191,10 +191,10 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
             await reader.say({"type": "open"})
             assert (await reader.hear())["type"] == "welcome"
             if end == "locked out":
-                await app.door.lock_out(Principal("ada"))
+                await app.auth.lock_out(Principal("ada"))
             elif end == "expired":
                 world.ahead_s = 1000.0
-                app.door.recheck()
+                app.auth.recheck()
             elif end == "token withdrawn":
                 del known["the-token-of-ada"]
             elif end == "reader removed":
@@ -212,7 +212,7 @@ async def test_rule_3_events_by_http_end_too_and_are_no_end_of_the_turn() -> Non
         async with server.http.stream("GET", EVENTS, headers={**KEYS, **ADA}) as events:
             lines = events.aiter_lines()
             assert [await anext(lines), await anext(lines)] == ["retry: 1000", ""]
-            await app.door.lock_out(Principal("ada"))
+            await app.auth.lock_out(Principal("ada"))
             heard: list[str] = []
             with pytest.raises(httpx2.RemoteProtocolError):  # cut: a clean end would be the turn's
                 await _hear(lines, heard)
@@ -391,7 +391,7 @@ async def test_rule_3_neither_a_logout_nor_a_lock_out_leaves_a_way_back_in() -> 
         assert (await client.post("/v1/logout", headers=browser)).status_code == 204
         client.cookies.clear()
         assert await _opens(client, f"{EVENTS}?ticket={ticket}", origin="") == (401, "unauthorized")
-        await app.door.lock_out(Principal("ada"))
+        await app.auth.lock_out(Principal("ada"))
         assert told(await client.post("/v1/login", json={"login": link})) == (401, "unauthorized")
 
 
@@ -611,7 +611,7 @@ async def test_rule_9_an_address_has_so_many_streams_and_its_neighbour_has_its_o
             more = await server.http.get(EVENTS, headers=here)
             assert told(more) == (429, "limit_reached")
             assert "1 connections of this address" in more.json()["detail"]
-            assert more.json()["next"].startswith("Do less at once")
+            assert more.json()["next"].startswith("Send fewer requests")
             neighbour = {**ADA, "x-forwarded-for": "198.51.100.8"}
             async with server.http.stream("GET", EVENTS, headers=neighbour) as other:
                 assert other.status_code == 200

@@ -38,32 +38,32 @@ async def _authorizer(authorize: Authorize | None = None) -> Authorizer:
 @pytest.mark.parametrize(
     ("principal", "session", "verdict"),
     [
-        (ADA, "acme:s1", AccessLevel.ALL),
-        (ADA, "acme:s1::1.1.0", AccessLevel.ALL),
-        (BOB, "acme:s1", AccessLevel.LOOK),
-        (CAROL, "acme:s1", AccessLevel.NOTHING),
-        (EVE, "acme:s1", AccessLevel.NOTHING),
-        (ROOT, "acme:s1", AccessLevel.ALL),
-        (LOCAL_ROOT, "acme:s1", AccessLevel.NOTHING),
-        (Principal("ada"), "acme:s1", AccessLevel.NOTHING),
+        (ADA, "acme:s1", AccessLevel.FULL),
+        (ADA, "acme:s1::1.1.0", AccessLevel.FULL),
+        (BOB, "acme:s1", AccessLevel.READ),
+        (CAROL, "acme:s1", AccessLevel.NONE),
+        (EVE, "acme:s1", AccessLevel.NONE),
+        (ROOT, "acme:s1", AccessLevel.FULL),
+        (LOCAL_ROOT, "acme:s1", AccessLevel.NONE),
+        (Principal("ada"), "acme:s1", AccessLevel.NONE),
         (ADA, "acme:new", AccessLevel.BEGIN),
-        (EVE, "acme:new", AccessLevel.NOTHING),
-        (ADA, "acme:old", AccessLevel.NOTHING),  # begun before anybody was asked: the operator's
-        (ROOT, "acme:old", AccessLevel.ALL),
-        (Principal("v", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.LOOK),
-        (Principal("v", tenant="acme", session="acme:s1"), "acme:new", AccessLevel.NOTHING),
-        (Principal("ada", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.LOOK),
+        (EVE, "acme:new", AccessLevel.NONE),
+        (ADA, "acme:old", AccessLevel.NONE),  # begun before anybody was asked: the operator's
+        (ROOT, "acme:old", AccessLevel.FULL),
+        (Principal("v", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.READ),
+        (Principal("v", tenant="acme", session="acme:s1"), "acme:new", AccessLevel.NONE),
+        (Principal("ada", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.READ),
         (Principal("eve", tenant="acme", is_approver=True), "acme:s1", AccessLevel.APPROVE),
-        (Principal("eve", tenant="acme", is_approver=True), "acme:old", AccessLevel.NOTHING),
-        (Principal("eve", tenant="other", is_approver=True), "acme:s1", AccessLevel.NOTHING),
-        (Principal("ada", tenant="acme", scope=Scope(sessions="s1")), "acme:s1::1.1.0", AccessLevel.ALL),
-        (Principal("ada", tenant="acme", scope=Scope(sessions="s*")), "acme:s1", AccessLevel.ALL),
-        (Principal("ada", tenant="acme", scope=Scope(sessions="s")), "acme:s1", AccessLevel.NOTHING),
-        (Principal("root", is_operator=True, scope=Scope(sessions="t*")), "acme:s1", AccessLevel.NOTHING),
+        (Principal("eve", tenant="acme", is_approver=True), "acme:old", AccessLevel.NONE),
+        (Principal("eve", tenant="other", is_approver=True), "acme:s1", AccessLevel.NONE),
+        (Principal("ada", tenant="acme", scope=Scope(sessions="s1")), "acme:s1::1.1.0", AccessLevel.FULL),
+        (Principal("ada", tenant="acme", scope=Scope(sessions="s*")), "acme:s1", AccessLevel.FULL),
+        (Principal("ada", tenant="acme", scope=Scope(sessions="s")), "acme:s1", AccessLevel.NONE),
+        (Principal("root", is_operator=True, scope=Scope(sessions="t*")), "acme:s1", AccessLevel.NONE),
     ],
 )
 async def test_who_may_do_what(principal: Principal, session: str, verdict: AccessLevel) -> None:
-    assert await (await _authorizer()).verdict(principal, session, Action.READ) is verdict
+    assert await (await _authorizer()).level_of(principal, session, Action.READ) is verdict
 
 
 async def test_what_is_not_allowed_is_said_only_to_those_who_may_look() -> None:
@@ -72,7 +72,7 @@ async def test_what_is_not_allowed_is_said_only_to_those_who_may_look() -> None:
         await authorizer.require(BOB, "acme:s1", Action.SPEAK)
     with pytest.raises(SessionNotFoundError):
         await authorizer.require(CAROL, "acme:s1", Action.SPEAK)
-    assert await authorizer.require(ADA, "acme:s1", Action.OWN) is AccessLevel.ALL
+    assert await authorizer.require(ADA, "acme:s1", Action.OWN) is AccessLevel.FULL
 
 
 async def test_an_application_decides_itself_but_not_across_tenants() -> None:
@@ -83,17 +83,17 @@ async def test_an_application_decides_itself_but_not_across_tenants() -> None:
         return principal.id == "carol" and action is not Action.OWN
 
     authorizer = await _authorizer(authorize)
-    assert await authorizer.verdict(CAROL, "acme:s1", Action.SPEAK) is AccessLevel.ALL
+    assert await authorizer.level_of(CAROL, "acme:s1", Action.SPEAK) is AccessLevel.FULL
     owner = asked[-1][-1]
     assert owner == Owner("acme", "ada", ("bob",), claim=owner.claim if owner else "")
     assert asked[-1] == ("acme:carol", Action.SPEAK, "acme:s1", owner)
-    assert await authorizer.verdict(CAROL, "acme:s1", Action.OWN) is AccessLevel.LOOK
-    assert await authorizer.verdict(ADA, "acme:s1", Action.READ) is AccessLevel.NOTHING
-    assert await authorizer.verdict(CAROL, "acme:new", Action.SPEAK) is AccessLevel.BEGIN
-    assert await authorizer.verdict(ADA, "acme:new", Action.SPEAK) is AccessLevel.NOTHING
+    assert await authorizer.level_of(CAROL, "acme:s1", Action.OWN) is AccessLevel.READ
+    assert await authorizer.level_of(ADA, "acme:s1", Action.READ) is AccessLevel.NONE
+    assert await authorizer.level_of(CAROL, "acme:new", Action.SPEAK) is AccessLevel.BEGIN
+    assert await authorizer.level_of(ADA, "acme:new", Action.SPEAK) is AccessLevel.NONE
     asked.clear()
     assert (
-        await authorizer.verdict(Principal("carol", tenant="other"), "acme:s1", Action.READ)
-        is AccessLevel.NOTHING
+        await authorizer.level_of(Principal("carol", tenant="other"), "acme:s1", Action.READ)
+        is AccessLevel.NONE
     )
     assert asked == []

@@ -17,7 +17,7 @@ from midstream.server.auth.caller import (
     Counters,
     KnownCaller,
     LiveCallers,
-    Stranger,
+    UnauthenticatedCaller,
     visit_of,
     visitor_of,
 )
@@ -75,7 +75,7 @@ async def test_a_list_is_made_of_what_a_caller_may_see_and_not_of_everything() -
     # By a viewer's pass.
     assert await house.visit(Principal("ada", session="s2")).visible_sessions() == ["s2"]
     assert await house.visit(Principal("root", is_operator=True)).visible_sessions() is None
-    assert await Stranger().visible_sessions() is None
+    assert await UnauthenticatedCaller().visible_sessions() is None
     told = House(authorize=lambda _subject, _action, _session, _owner: True)
     await told.store.open()
     assert await told.visit(Principal("ada")).visible_sessions() is None, (
@@ -104,7 +104,7 @@ async def test_a_stream_is_looked_at_again_and_ends_when_it_is_no_longer_welcome
     await house.store.open()
     visit = house.visit(Principal("ada"))
     await visit.begin()
-    waiting = asyncio.create_task(visit.until_unwelcome())
+    waiting = asyncio.create_task(visit.until_unauthorized())
     await house.world.advance(10 * 300.0)
     assert not waiting.done()
     house.known = None
@@ -118,7 +118,7 @@ async def test_a_stream_ends_at_the_second_its_credential_does() -> None:
     house = House()
     await house.store.open()
     visit = house.visit(Principal("ada", expires_at=house.world.now() + 42.0))
-    waiting = asyncio.create_task(visit.until_unwelcome())
+    waiting = asyncio.create_task(visit.until_unauthorized())
     await house.world.advance(41.9)
     assert not waiting.done()
     await house.world.advance(0.2)
@@ -135,13 +135,13 @@ async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
     house.known = Principal("bob")
     await house.ownership.share("s1", ["bob"])
     await reader.require(Action.READ)
-    waiting = asyncio.create_task(reader.until_unwelcome())
+    waiting = asyncio.create_task(reader.until_unauthorized())
     await house.world.advance(300.0)
     assert not waiting.done()
     waiting.cancel()
 
     house.known = Principal("ada")
-    speaking = asyncio.create_task(owner.until_unwelcome())
+    speaking = asyncio.create_task(owner.until_unauthorized())
     await house.world.settle()
     await house.store.claim("s1", at=1.0)
     await house.store.delete("s1")
@@ -171,6 +171,6 @@ async def test_streams_are_counted_while_they_last_and_an_operators_are_not() ->
 
 
 def test_a_stranger_has_no_visit() -> None:
-    assert isinstance(visitor_of({}), Stranger)
+    assert isinstance(visitor_of({}), UnauthenticatedCaller)
     with pytest.raises(UsageError):
         visit_of({VISIT: visitor_of({})})

@@ -61,7 +61,7 @@ def test_a_digest_or_another_comment_is_the_same_source_and_another_right_is_ano
         ("sha256:12 ada", "64 hexadecimal digits"),
         (f"{TOKEN} ada scope=write", "a scope is a list of read"),
         (f"{TOKEN} ada role=king", "unknown role 'king'"),
-        (f"{TOKEN} ada expires=soon", "'soon' is no time"),
+        (f"{TOKEN} ada expires=soon", "'soon' is not a time"),
         (f"{TOKEN} ada color=red", "unknown setting 'color'"),
         (f"{TOKEN} ada ac.me", "a tenant of"),
     ],
@@ -135,5 +135,5 @@ def test_tokens_with_and_without_a_tenant_do_not_mix(
 
 
 def test_a_token_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has a token twice"):
+    with pytest.raises(UsageError, match="contains a token twice"):
         TokenFile(_file(tmp_path, f"{TOKEN} ada\n{HASHED} bob\n"))

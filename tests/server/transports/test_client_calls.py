@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from midstream.server.transports.client_calls import STAYS_MAX, UNNOTICED_S, ClientStays
+from midstream.server.transports.client_calls import CLIENTS_MAX, UNNOTICED_S, ConnectedClients
 from midstream.session.calls import NO_ANSWER_CONTENT
 from midstream.testing.scripted_model import calls, text
 from tests.server.serving import Json, command, opening, records_of
@@ -70,7 +70,7 @@ async def test_a_client_that_is_connected_and_gives_nothing_has_its_time() -> No
 
 
 def test_connections_that_follow_one_another_within_the_gap_are_one_stay() -> None:
-    stays = ClientStays()
+    stays = ConnectedClients()
     assert stays.connected_s(PLACE, now=0.0) == 0.0
     stays.arrive(PLACE, gap_s=10.0, now=0.0)
     stays.leave(PLACE, gap_s=10.0, now=5.0)
@@ -86,8 +86,8 @@ def test_connections_that_follow_one_another_within_the_gap_are_one_stay() -> No
 
 
 def test_the_oldest_stays_are_dropped() -> None:
-    stays = ClientStays()
-    for number in range(STAYS_MAX + 1):
+    stays = ConnectedClients()
+    for number in range(CLIENTS_MAX + 1):
         stays.arrive(("s", str(number)), gap_s=0.0, now=0.0)
     assert stays.connected_s(("s", "0"), now=1.0) == 0.0
     assert stays.connected_s(("s", "1"), now=1.0) == 1.0

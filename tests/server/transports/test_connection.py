@@ -314,7 +314,7 @@ async def test_an_older_connection_that_comes_late_is_ended_and_the_newer_one_go
 
 
 async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.server.transports.connection.LAST_WORDS_S", 0.01)
+    monkeypatch.setattr("midstream.server.transports.connection.LAST_FRAME_S", 0.01)
     async with bench([Stall()]) as on:
         stuck, newer = Wire(), Wire()
         stuck.say(opening())

@@ -14,7 +14,7 @@ from midstream.protocol.server_stream import NATIVE
 from midstream.server.api.http_endpoints import SSE
 from midstream.server.transports import encoded_pages as copies_module
 from midstream.server.transports.connection import Connections
-from midstream.server.transports.encoded_pages import Copies
+from midstream.server.transports.encoded_pages import EncodedEvents
 from midstream.session.records import Delta, StepCommitted, Sync, encode
 from midstream.session.session import Session, prune_session
 from midstream.store.contract import Batch, StoredRecord
@@ -61,22 +61,22 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_readers_at_the_same_place_are_sent_the_same_bytes() -> None:
-    copies = Copies(await _runner(MemoryStore()), NATIVE)
-    page = copies.at_hand(16)
+    copies = EncodedEvents(await _runner(MemoryStore()), NATIVE)
+    page = copies.page_after(16)
     assert page is not None
     assert (page.after, page.end) == (16, 20)
-    assert copies.at_hand(16) is page
-    assert copies.at_hand(20) is None  # the end
+    assert copies.page_after(16) is page
+    assert copies.page_after(20) is None  # the end
 
 
 async def test_who_is_behind_is_read_ahead_for_and_so_are_those_that_follow() -> None:
     store = Counting()
-    copies = Copies(await _runner(store), NATIVE)
+    copies = EncodedEvents(await _runner(store), NATIVE)
     store.read_after.clear()
     for _ in range(2):
         seen, position = [], 0
         while position < 2 * PAGE:
-            page = copies.at_hand(position)
+            page = copies.page_after(position)
             if page is None:
                 await copies.read(position)
                 continue
@@ -90,11 +90,11 @@ async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch:
     monkeypatch.setattr(copies_module, "PAGE_BYTES_MAX", 1)
     monkeypatch.setattr(copies_module, "AHEAD_BYTES_MAX", 3 * len(encode(StepCommitted(1, 1))))
     store = Counting()
-    copies = Copies(await _runner(store), NATIVE)
+    copies = EncodedEvents(await _runner(store), NATIVE)
     store.read_after.clear()
     position = 0
     while position < 2 * PAGE:
-        page = copies.at_hand(position)
+        page = copies.page_after(position)
         if page is None:
             await copies.read(position)
         else:
@@ -108,8 +108,8 @@ async def test_a_reader_that_does_not_read_holds_no_more_than_one_write() -> Non
     runner = await _runner(MemoryStore())
     words = encode(Delta(1, 1, 1, 0, "text", "x" * 2**15))
     await runner.events.append(_batch(runner.events, [words] * PAGE, Sync.NORMAL))
-    copies, position = Copies(runner, NATIVE), 20
-    while page := copies.at_hand(position):
+    copies, position = EncodedEvents(runner, NATIVE), 20
+    while page := copies.page_after(position):
         assert 0 < page.end - position < PAGE
         assert sum(map(len, page.pieces)) < 2**17
         position = page.end
@@ -120,15 +120,15 @@ async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
     store = MemoryStore()
     runner = await _runner(store)
     await store.prune("s1", encode(prune_session(Session(), at=1.0)), position=8, epoch=runner.events.epoch)
-    copies = Copies(runner, NATIVE)
-    assert copies.at_hand(2) is None
+    copies = EncodedEvents(runner, NATIVE)
+    assert copies.page_after(2) is None
     with pytest.raises(EventGoneError):
         await copies.read(2)
 
 
 async def test_of_a_session_that_another_process_deleted_nothing_is_left() -> None:
     store = MemoryStore()
-    copies = Copies(await _runner(store), NATIVE)
+    copies = EncodedEvents(await _runner(store), NATIVE)
     await store.delete("s1")
     with pytest.raises(JournalMovedError):
         await copies.read(2)
@@ -136,8 +136,8 @@ async def test_of_a_session_that_another_process_deleted_nothing_is_left() -> No
 
 async def test_connections_share_them_as_long_as_one_has_them() -> None:
     runner, connections = await _runner(MemoryStore()), Connections()
-    ours = connections.copies_of(runner, SSE)
-    assert connections.copies_of(runner, SSE) is ours
-    assert connections.copies_of(runner, NATIVE) is not ours
+    ours = connections.encoded_events_of(runner, SSE)
+    assert connections.encoded_events_of(runner, SSE) is ours
+    assert connections.encoded_events_of(runner, NATIVE) is not ours
     other = await _runner(MemoryStore())  # of the same name, opened anew
-    assert connections.copies_of(other, SSE).runner is other
+    assert connections.encoded_events_of(other, SSE).runner is other

@@ -1,1 +1,1 @@
-"""The HTTP interface: its endpoints, its description, its errors."""
+"""The HTTP interface: endpoints, OpenAPI document, errors."""

@@ -1,8 +1,8 @@
-"""A2A over HTTP: the agent for other agents, in both bindings (JSON-RPC, and HTTP with JSON).
+"""Serves the agent to other agents by A2A over HTTP, in both bindings (JSON-RPC, and HTTP with JSON).
 
-A context is a session, and a message begins a turn of it, which is a task; or it answers what the task waits for. All
-that a client is sent follows from the session's journal, so that a task goes on at any server after any kill. The id of
-a message makes it one: sent again, it is the same task.
+A context is a session. A message begins a turn of it, which is a task, or answers a question of the task. All answers
+are derived from the session's journal, so that any server can resume a task. The id of a message identifies a
+repetition, which returns the same task.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from midstream.dialects.a2a_stream import STATES, A2aFold, AnswerForm, TaskEvent
 from midstream.dialects.ag_ui_messages import decision_of
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_requests import answers_of
-from midstream.dialects.packed_values import packed, unpacked
+from midstream.dialects.packed_values import pack, unpack
 from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
@@ -52,11 +52,11 @@ from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import is_session
 
 CARD_S = 300
-"""Seconds for which a client may keep the card."""
+"""Seconds for which a client may cache the card."""
 LISTED_MAX = 100
-"""Contexts whose tasks a list has that names none: those that changed last."""
+"""Maximum number of contexts in a list without `contextId`: those that changed last."""
 PAGE_TASKS = 50
-"""Tasks of a page whose size is not given."""
+"""Default number of tasks on a page."""
 _PUSH = re.compile(rf"{a2a.PATH}/tasks/[^/]+/pushNotificationConfigs(/[^/]+)?")
 Encode = Callable[[Json], bytes]
 _T = TypeVar("_T")
@@ -75,7 +75,7 @@ class A2aRefusal(Struct, frozen=True):
 
 
 class _Place(Struct, frozen=True):
-    """A task before its records, and the position of the last record before them."""
+    """A task before its records, and the position of the last record before it."""
 
     runner: Runner
     events: TaskEvents
@@ -86,7 +86,7 @@ class _Call(Struct, frozen=True):
     """One request in one binding.
 
     Args:
-        encode: Returns the result of the request as its body, or as a part of an event.
+        encode: Function that encodes a result for the body, or for an event.
     """
 
     request: Request
@@ -104,12 +104,12 @@ class _Call(Struct, frozen=True):
         await response(self.request.scope, self.request.receive, self.send)
 
     def event(self, result: Json) -> bytes:
-        """Return a result as an event."""
+        """Encode a result as an event."""
         return b"data: %b\n\n" % self.encode(result)
 
 
 class A2aTasks:
-    """Turns of sessions as tasks, and the methods of the protocol."""
+    """Serves turns of sessions as tasks, by the methods of the protocol."""
 
     def __init__(self, host: Host, connections: Connections, options: A2aOptions) -> None:
         self.host = host
@@ -129,8 +129,8 @@ class A2aTasks:
         """Call a method.
 
         Raises:
-            A2aError: It is refused.
-            MidstreamError: It is refused in a way that is HTTP's, such as for a missing right.
+            A2aError: The protocol refuses the call.
+            MidstreamError: The call fails with an HTTP error, such as for a missing permission.
         """
         version = call.request.headers.get("a2a-version") or call.request.query_params.get("A2A-Version", "")
         if version.split(".")[:2] != a2a.VERSION.split("."):
@@ -183,12 +183,12 @@ class A2aTasks:
 
     @asynccontextmanager
     async def _begun(self, call: _Call, sent: Sent) -> AsyncIterator[tuple[_Place, int]]:
-        """Take a message; yield its task, and where in it the message came: 0 for one that began it."""
+        """Accept a message; yield its task, and the position of the message in it, 0 if it began the task."""
         context, turn = sent.context, 0
         if sent.task:
             context, turn = a2a.place_of_task(sent.task)
             if sent.context not in ("", context):
-                raise A2aError(a2a.BAD_PARAMS, "`contextId` is not that of the task")
+                raise A2aError(a2a.BAD_PARAMS, "`contextId` is not the context of the task")
         elif not context and not self.options.has_unique_ids:
             context = self.host.world.new_id("a2a")
         elif not context:
@@ -205,7 +205,7 @@ class A2aTasks:
             yield await self._before(runner, context, begun), since
 
     async def _take(self, visitor: Caller, place: tuple[Runner, str, int], sent: Sent, secret: str) -> int:
-        """Give a message to the session once; return the turn of its task."""
+        """Submit a message to the session once; return the turn of its task."""
         runner, _, turn = place
 
         async def find() -> int | None:
@@ -235,10 +235,10 @@ class A2aTasks:
     async def _answer(
         self, visitor: Caller, place: tuple[Runner, str, int], sent: Sent, received: Received
     ) -> None:
-        """Give a message as the answer to the first open question of its task, or to the one that it names.
+        """Answer the first open question of a task by a message, or the question that the message names.
 
-        The question of a sub-agent is recorded here before it is answered there: sent again, the message is for no
-        other one.
+        A question of a sub-agent is recorded in this session before the sub-agent gets the answer, so that a repetition
+        of the message does not answer another question.
         """
         runner, context, turn = place
         state, mark = runner.state, f"{sent.stream} "
@@ -307,7 +307,6 @@ class A2aTasks:
         return _Place(runner, events, found.position)
 
     async def _read(self, place: _Place) -> TaskEvents:
-        """Return a task as it is now."""
         events = place.events
         events.begin()
         async for stored, record in kept_records(place.runner, place.position):
@@ -322,13 +321,13 @@ class A2aTasks:
         asked = a2a.read_params(params, TasksQuery)
         size = PAGE_TASKS if asked.pageSize is None else asked.pageSize
         if asked.status not in ("", *STATES):
-            raise A2aError(a2a.BAD_PARAMS, "`status` is no state of a task")
+            raise A2aError(a2a.BAD_PARAMS, "`status` is not a task state")
         since, before = (
             a2a.read_instant(asked.statusTimestampAfter),
-            unpacked(asked.pageToken, tuple[float, str]),
+            unpack(asked.pageToken, tuple[float, str]),
         )
         if asked.pageToken and before is None:
-            raise A2aError(a2a.BAD_PARAMS, "`pageToken` is none that a list has returned")
+            raise A2aError(a2a.BAD_PARAMS, "`pageToken` is not from an earlier list")
         found = [
             (each.changed_at, each.task())
             for events in [
@@ -343,13 +342,12 @@ class A2aTasks:
         tasks = [a2a.with_history(task, asked.historyLength) for _, task in page]
         if not asked.includeArtifacts:
             tasks = [{name: value for name, value in task.items() if name != "artifacts"} for task in tasks]
-        token = "" if is_last else packed((page[-1][0], page[-1][1]["id"]))
+        token = "" if is_last else pack((page[-1][0], page[-1][1]["id"]))
         await call.answer(
             {"tasks": tasks, "nextPageToken": token, "pageSize": len(tasks), "totalSize": len(found)}
         )
 
     async def _contexts(self, call: _Call, context: str) -> list[str]:
-        """Return the contexts whose tasks are to be listed."""
         visitor = call.visitor
         if context:
             require_session_id(context)
@@ -369,7 +367,7 @@ class A2aTasks:
         return names
 
     async def _tasks_of(self, call: _Call, context: str) -> list[TaskEvents]:
-        """Return the tasks of a context, as far as their records are kept; none of one that this caller may not see."""
+        """Return the tasks of a context whose records are kept; empty if the caller may not read it."""
         name, found = call.visitor.stored_name(context), list[TaskEvents]()
         with suppress(WrongSecretError, SessionNotFoundError):
             if not await call.visitor.may_list(name):
@@ -393,14 +391,14 @@ class A2aTasks:
 
 
 def _require_open(fold: A2aFold, state: Session, turn: int) -> None:
-    """Require that the task of a turn waits for an answer."""
+    """Raise an error unless the task of a turn waits for an answer."""
     if not turn <= state.turns:
         raise A2aError(a2a.NO_TASK, "there is no such task")
     if turn < state.turns or not state.is_live:
         raise A2aError(a2a.UNSUPPORTED, "the task has ended: send a message with its `contextId` alone")
     if not fold.questions:
         raise A2aError(
-            a2a.UNSUPPORTED, "the task takes no message while it works: wait for its end, or cancel it"
+            a2a.UNSUPPORTED, "the task accepts no message while it works: wait for its end, or cancel it"
         )
 
 
@@ -411,7 +409,7 @@ class A2aEndpoint:
     """The methods of A2A in both bindings, and the card of the agent.
 
     Args:
-        tasks: The tasks.
+        tasks: Implementation of the methods.
         is_authenticated: Whether clients need a credential.
     """
 
@@ -420,7 +418,7 @@ class A2aEndpoint:
         self._is_authenticated = is_authenticated
 
     async def a2a(self, request: Request, send: Send) -> None:
-        """Call a method of A2A 1.0 by JSON-RPC; the answer is JSON, or streams the events of a task."""
+        """Call an A2A 1.0 method by JSON-RPC; the answer is JSON, or streams the events of a task."""
         rpc_id = None
         try:
             asked = await _body_of(request, a2a.RpcRequest)
@@ -436,11 +434,11 @@ class A2aEndpoint:
             await json_response(body, status=status)(request.scope, request.receive, send)
 
     async def a2a_send(self, request: Request, send: Send) -> None:
-        """Send a message to the agent; the answer is its task when it has ended, or waits for its client (A2A)."""
+        """Send a message to the agent (A2A); the answer is the task after it has ended, or waits for its client."""
         await self.call("SendMessage", request, send)
 
     async def a2a_stream(self, request: Request, send: Send) -> None:
-        """Send a message to the agent; the answer streams its task (A2A)."""
+        """Send a message to the agent (A2A); the answer streams the task."""
         await self.call("SendStreamingMessage", request, send)
 
     async def a2a_get(self, request: Request, send: Send) -> None:
@@ -448,7 +446,7 @@ class A2aEndpoint:
         await self.call("GetTask", request, send)
 
     async def a2a_list(self, request: Request, send: Send) -> None:
-        """List tasks, last changed first (A2A); without `contextId` those of the hundred contexts that changed last."""
+        """List tasks, newest change first (A2A); without `contextId`, of the hundred contexts that changed last."""
         await self.call("ListTasks", request, send)
 
     async def a2a_cancel(self, request: Request, send: Send) -> None:
@@ -456,14 +454,14 @@ class A2aEndpoint:
         await self.call("CancelTask", request, send)
 
     async def a2a_subscribe(self, request: Request, send: Send) -> None:
-        """Follow a task that has not ended (A2A): the task as it is now, then its events."""
+        """Follow a running task (A2A): its current state, then its events."""
         await self.call("SubscribeToTask", request, send)
 
     async def call(self, method: str, request: Request, send: Send) -> None:
-        """Call a method in the binding to HTTP.
+        """Call a method by the HTTP binding.
 
         Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
+            MidstreamError: The call fails with an ordinary HTTP error.
         """
         try:
             call = _Call(request, send, msgspec.json.encode)
@@ -473,7 +471,7 @@ class A2aEndpoint:
             await response(request.scope, request.receive, send)
 
     async def agent_card(self, request: Request) -> Response:
-        """Return the card by which clients of A2A find out how to reach the agent."""
+        """Return the agent card, by which A2A clients discover the agent."""
         agent, url = self._tasks.host.agent, str(request.base_url)
         is_known = self._is_authenticated
         card = a2a.agent_card(self._tasks.options, agent.name, agent.version, url, is_authenticated=is_known)
@@ -491,7 +489,7 @@ class A2aEndpoint:
 async def _body_of(request: Request, kind: type[_T]) -> _T:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in ("", "application/json", "application/a2a+json"):
-        raise A2aError(a2a.BAD_TYPE, "the body of a request is JSON", status=415)
+        raise A2aError(a2a.BAD_TYPE, "the body of a request must be JSON", status=415)
     return a2a.read_body(await body_of(request), kind)
 
 
@@ -502,11 +500,11 @@ async def _params_of(request: Request) -> Json:
 
 
 class A2aRest:
-    """Addresses that are not described: of methods that this agent refuses, and the other writing of its address.
+    """Serves undocumented paths: unsupported methods, and an alternative spelling of the A2A path.
 
     Args:
-        endpoint: The methods.
-        default: Serves all else.
+        endpoint: Implementation of the methods.
+        default: App for all other requests.
     """
 
     def __init__(self, endpoint: A2aEndpoint, default: ASGIApp) -> None:

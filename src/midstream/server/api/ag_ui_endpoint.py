@@ -1,7 +1,7 @@
-"""AG-UI over HTTP: a run of an agent as events, for `HttpAgent` of `@ag-ui/client` and clients like it.
+"""Serves runs of the agent as AG-UI events over HTTP, for `HttpAgent` of `@ag-ui/client` and similar clients.
 
-A thread is a session. A run is a turn of it, or the part of a turn from one answer of its client to the next. The id of
-a run makes it one: the same request again reads the same run. A run can be read from any event on, at any server.
+A thread is a session. A run is a turn of it, or the part of a turn between two answers of its client. A repetition of a
+request reads the same run, by its id. A run can be read after any event, at any server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from midstream.dialects.ag_ui_messages import (
 from midstream.dialects.ag_ui_stream import (
     AgUiEvents,
     AgUiFold,
-    nothing,
+    empty_thread_events,
     refusal,
     stream_name,
 )
@@ -47,7 +47,7 @@ from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.event_body import RecordBody
 from midstream.server.api.http_endpoints import SSE_HEADERS
 from midstream.server.api.langgraph_threads import ThreadFolds
-from midstream.server.api.opened_sessions import opened_if_there, opened_session
+from midstream.server.api.opened_sessions import opened_existing_session, opened_session
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
@@ -58,18 +58,18 @@ from midstream.session.session import Received
 from midstream.session.turn.commands import Answer
 
 STARTING_S = 10.0
-"""Seconds for a call to start whose result is there already."""
+"""Seconds for a call to start if its result has already arrived."""
 
 
 class AgUiEvent(Struct, frozen=True):
-    """One server-sent event; `data` is an event of AG-UI, `id` its place in the journal; a repetition has none."""
+    """One server-sent event; `data` is an AG-UI event, `id` its place in the journal. A repetition has no id."""
 
     data: str
     id: str = ""
 
 
 class _Refused(Exception):  # noqa: N818 - it is sent as the run's error
-    """The input does not fit what the thread waits for, which AG-UI has as the end of a run."""
+    """The input does not fit the state of the thread; AG-UI reports this as the end of a run."""
 
     def __init__(self, error: MidstreamError) -> None:
         super().__init__(str(error))
@@ -77,7 +77,7 @@ class _Refused(Exception):  # noqa: N818 - it is sent as the run's error
 
 
 class AgUiEndpoint:
-    """Sessions as threads of AG-UI."""
+    """Serves sessions as threads of AG-UI."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
@@ -85,7 +85,7 @@ class AgUiEndpoint:
         self._folds = ThreadFolds(host, AgUiFold)
 
     async def ag_ui_run(self, request: Request, send: Send) -> None:
-        """Begin a run, or read the run of this id again."""
+        """Begin a run, or read an existing run of this id."""
         asked = read_input(await body_of(request, MESSAGES_BYTES_MAX))
         after = _after_of(request)
         async with opened_session(self._host, request, asked.thread, Action.SPEAK, begins=True) as (
@@ -106,7 +106,7 @@ class AgUiEndpoint:
         """Follow a thread."""
         asked = read_input(await body_of(request, MESSAGES_BYTES_MAX))
         after = _after_of(request)
-        async with opened_if_there(self._host, request, asked.thread) as runner:
+        async with opened_existing_session(self._host, request, asked.thread) as runner:
             run = None
             if runner is not None and runner.state.turns:
                 fold = await self._folds.now(runner, asked.thread)
@@ -114,7 +114,7 @@ class AgUiEndpoint:
                 of_place = [each for each in fold.runs if each.after < after[0]]
                 run = of_place[-1] if of_place and next(later, None) is not None else fold.run
             if runner is None or run is None:
-                events = nothing(asked.thread, asked.run_id, at=self._host.world.now())
+                events = empty_thread_events(asked.thread, asked.run_id, at=self._host.world.now())
                 await self._send_whole(request, send, events)
             else:
                 await self._send_run(request, send, runner, asked.thread, run, after)
@@ -123,7 +123,7 @@ class AgUiEndpoint:
         """Read a run again."""
         thread, run_id = request.path_params["thread"], request.path_params["run_id"]
         after = _after_of(request)
-        async with opened_if_there(self._host, request, thread) as runner:
+        async with opened_existing_session(self._host, request, thread) as runner:
             run = None
             if runner is not None and runner.state.turns:
                 run = (await self._folds.now(runner, thread)).find(run_id)
@@ -132,7 +132,6 @@ class AgUiEndpoint:
             await self._send_run(request, send, runner, thread, run, after)
 
     async def _send_whole(self, request: Request, send: Send, events: Sequence[bytes]) -> None:
-        """Send events that are there already."""
         response = Response(b"".join(events))
         response.raw_headers = [*SSE_HEADERS]
         await response(request.scope, request.receive, send)
@@ -140,7 +139,6 @@ class AgUiEndpoint:
     async def _send_run(
         self, request: Request, send: Send, runner: Runner, thread: str, run: Run, after: tuple[int, int]
     ) -> None:
-        """Send a run, behind a place."""
         found = await self._folds.before(runner, thread, run_id=run.id)
         events, session = AgUiEvents(found.fold, run, after), runner.session_id
         visitor = visitor_of(request.scope)
@@ -159,7 +157,7 @@ class AgUiEndpoint:
         return await find_or_begin(find, begin)
 
     async def _find(self, runner: Runner, asked: AgUiRequest) -> Run | None:
-        """Return the run of a request; None where it has not begun, or a server died between its answers."""
+        """Return the run of a request; None if it has not begun, or a server failed between its answers."""
         if not runner.state.turns:
             return None
         fold = await self._folds.now(runner, asked.thread)
@@ -167,7 +165,7 @@ class AgUiEndpoint:
         if is_continuing and self._has_answers_left(asked, fold):
             return None
         run = fold.find(asked.run_id)
-        return fold.run if run is None and is_continuing else run  # others answered in its place
+        return fold.run if run is None and is_continuing else run  # other clients gave the answers
 
     def _has_answers_left(self, asked: AgUiRequest, fold: AgUiFold) -> bool:
         if asked.resume:
@@ -177,7 +175,7 @@ class AgUiEndpoint:
 
     async def _begin(self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str) -> None:
         if not runner.state.turns:
-            await self._say(runner, asked, visitor, secret_digest)
+            await self._submit_message(runner, asked, visitor, secret_digest)
             return
         fold = await self._folds.now(runner, asked.thread)
         if asked.resume:
@@ -188,10 +186,10 @@ class AgUiEndpoint:
                 await self._folds.answer(runner, asked.thread, question, await visitor.attribute(answer))
             return
         if fold.questions:
-            words = "this thread waits for people: address its interrupts by `resume`"
+            words = "this thread waits for people: answer its interrupts by `resume`"
             raise _Refused(AnswerMismatchError(words))
         if asked.messages and asked.messages[-1].role == "user":
-            await self._say(runner, asked, visitor, secret_digest)
+            await self._submit_message(runner, asked, visitor, secret_digest)
             return
         if _results_of(fold, asked).is_empty:
             words = "this request has neither a new message nor a result that is waited for"
@@ -206,13 +204,13 @@ class AgUiEndpoint:
             raise _Refused(error) from error
 
     async def _name_run(self, runner: Runner, asked: AgUiRequest, secret_digest: str) -> None:
-        """Record which run the answers begin that come next: they may begin it as soon as they are there."""
+        """Record the id of the run before its answers, since the first answer may begin the run."""
         name = stream_name(asked.run_id, CONTINUES)
         if name not in runner.state.streams:
             await submit(runner, Received(name, secret_digest, 0, asked.digest, None))
 
     async def _give_results(self, runner: Runner, asked: AgUiRequest) -> None:
-        """Give the results to their calls; one that runs after another is waited for."""
+        """Submit the results of calls; waits for a call that starts after another one."""
         try:
             async with asyncio.timeout(STARTING_S):
                 while True:
@@ -227,9 +225,11 @@ class AgUiEndpoint:
         except TimeoutError:
             raise UnavailableError("a call has not started yet: retry", retry_after_s=1.0) from None
 
-    async def _say(self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str) -> None:
+    async def _submit_message(
+        self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str
+    ) -> None:
         if not asked.messages or asked.messages[-1].role != "user":
-            raise _Refused(UsageError("the last message of this thread is to be a user's"))
+            raise _Refused(UsageError("the last message of this thread must be a user message"))
         if self._has_begun(runner, asked):
             return
         if runner.state.is_live:
@@ -241,13 +241,13 @@ class AgUiEndpoint:
         await submit_resent(runner, visitor, received, chat_of(asked.messages), asked.tools)
 
     def _has_begun(self, runner: Runner, asked: AgUiRequest) -> bool:
-        """Whether the same request, at the same time, has begun the run."""
+        """Return whether a concurrent repetition of the request has begun the run."""
         prefix = stream_name(asked.run_id, "")
         return any(name.partition(" ")[0] == prefix for name in runner.state.streams)
 
 
 def _results_of(fold: AgUiFold, asked: AgUiRequest) -> FoundResults:
-    """Return the results of a request, by a state and the id of its response that belong together."""
+    """Return the results of a request, by a consistent pair of state and response id."""
     open_id, _ = fold.open_words
     return results_in(fold.session, open_id, asked.messages)
 
@@ -255,5 +255,5 @@ def _results_of(fold: AgUiFold, asked: AgUiRequest) -> FoundResults:
 def _after_of(request: Request) -> tuple[int, int]:
     after = place_of(request.headers.get("last-event-id", ""))
     if after is None:
-        raise UsageError("`Last-Event-ID` is the id of an event of this thread, or -1 for the beginning")
+        raise UsageError("`Last-Event-ID` must be the id of an event of this thread, or -1 for the beginning")
     return max(after, BEGINNING)

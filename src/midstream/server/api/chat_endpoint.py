@@ -1,8 +1,8 @@
-"""The chats of AI SDK clients: `useChat` and `WorkflowChatTransport` against the sessions of this server.
+"""Chats of AI SDK clients: `useChat` and `WorkflowChatTransport` on sessions of this server.
 
-A chat is the session of its id. A POST begins a turn, or brings what the open turn waits for; the body of the answer is
-one run of it (see `dialects.ui_message_stream`). A GET reads a run from any chunk, or the newest turn as a whole.
-Nothing of a chat is kept beside its journal, so that any server of the store continues any stream.
+A chat is the session with its id. A POST begins a turn, or answers the open turn with results and decisions. Its answer
+is one run of the turn (see `dialects.ui_message_stream`). A GET reads a run from any chunk, or the whole newest turn.
+All state of a chat is in its journal, so that any server of the store can continue a stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.chat_stream import ChatRun, ChatStream
 from midstream.server.api.http_endpoints import NO_STORE
 from midstream.server.api.langgraph_threads import ThreadFolds
-from midstream.server.api.opened_sessions import opened_if_there, opened_session
+from midstream.server.api.opened_sessions import opened_existing_session, opened_session
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
@@ -47,12 +47,12 @@ from midstream.session.turn.commands import Answer, CallFinished
 from midstream.session.turn.states import Idle
 
 STREAM_PREFIX = "chat-"
-"""Begins the names of the streams that chats open in their sessions."""
+"""Prefix of the stream keys of chats."""
 REPEATED_S = 5.0
-"""Seconds after the end of a turn in which an equal request is a repetition where it may also be a new wish: to make an
-answer once more. A request with a new message is a repetition for ever, as that has an id of its own."""
+"""Seconds after the end of a turn in which an equal regenerate request counts as a repetition. A request with a message
+is identified by the message's id, without a time limit."""
 ANSWERS_MAX = 256
-"""Results and decisions in one request."""
+"""Greatest number of results and decisions in one request."""
 _PLACE_CHARS_MAX = 40
 
 
@@ -64,20 +64,20 @@ class ChatEvent(Struct, frozen=True):
 
 
 class ChatMessages(Struct, frozen=True):
-    """The messages of a chat, as `useChat` takes them."""
+    """The messages of a chat in the form of `useChat`."""
 
     id: str
     messages: list[dict[str, msgspec.Raw]]
 
 
 class StreamQuery(Struct, frozen=True):
-    """The first chunk that is wanted, counted from 0; below 0 from the end."""
+    """The first requested chunk, from 0; a negative number counts from the end."""
 
     startIndex: Annotated[int, Meta(ge=-(10**9), le=10**9)] = 0  # noqa: N815 - its name in the protocol
 
 
 class ChatEndpoint:
-    """The requests of chats."""
+    """Endpoints of chats."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
@@ -85,7 +85,7 @@ class ChatEndpoint:
         self._folds = ThreadFolds(host, ThreadFold)
 
     async def chat(self, request: Request, send: Send) -> None:
-        """Begin a turn of a chat, or bring what its open turn waits for."""
+        """Begin a turn of a chat, or send results and decisions to its open turn."""
         asked = read_chat_request(await body_of(request, MESSAGES_BYTES_MAX))
         visitor = visitor_of(request.scope)
         chat = asked.chat or self._host.world.new_id("chat")
@@ -100,7 +100,7 @@ class ChatEndpoint:
     async def chat_stream(self, request: Request, query: StreamQuery, send: Send) -> None:
         """Read a run of a chat again, or its newest turn."""
         chat, _, place = request.path_params["run"].partition(RUN_MARK)
-        async with opened_if_there(self._host, request, chat) as runner:
+        async with opened_existing_session(self._host, request, chat) as runner:
             run = None if runner is None else await self._find(runner, chat, place)
             if run is None:
                 await Response(status_code=204, headers=NO_STORE)(request.scope, request.receive, send)
@@ -109,9 +109,9 @@ class ChatEndpoint:
             await stream.serve(request.receive, send, start=query.startIndex)
 
     async def chat_messages(self, request: Request) -> ChatMessages:
-        """Return the messages of a chat, for `useChat` to begin with; none where it is not there yet."""
+        """Return the messages of a chat as initial messages of `useChat`; none if the chat does not exist yet."""
         chat = request.path_params["chat"]
-        async with opened_if_there(self._host, request, chat) as runner:
+        async with opened_existing_session(self._host, request, chat) as runner:
             messages = [] if runner is None else messages_of(chat, runner.state)
         return ChatMessages(chat, messages)
 
@@ -142,7 +142,7 @@ class ChatEndpoint:
         return await find_or_begin(find, begin)
 
     def _find_repeated(self, runner: Runner, asked: ChatRequest, chat: str) -> tuple[str, ChatRun | None]:
-        """Return the stream of a request, and its first run where an equal request has begun it."""
+        """Return the stream key of a request, and its first run if an equal request has begun it."""
         state, number = runner.state, 0
         while (known := state.streams.get(name := f"{STREAM_PREFIX}{asked.digest}-{number}")) is not None:
             if known.turn and self._is_repetition(state, known.turn, asked):
@@ -164,7 +164,9 @@ class ChatEndpoint:
     async def _answer(self, runner: Runner, asked: ChatRequest, visitor: Caller, chat: str) -> ChatRun:
         message = asked.messages[-1]
         if not runner.state.turns:
-            raise UsageError("this chat has no turn to go on with; its last message is to be a user's")
+            raise UsageError(
+                "this chat has no open turn; the last message of the request must be a user message"
+            )
         if any(each.startswith(SUB_AGENT_MARK) for each in answered_calls(message)):
             await self._answer_below(runner, asked, visitor, chat)
         for _ in range(ANSWERS_MAX):
@@ -193,13 +195,13 @@ class ChatEndpoint:
 
 
 async def find_turn(runner: Runner, chat: str, turn: int) -> ChatRun | None:
-    """Return where a turn is read from its beginning; None where it is not there, or was pruned."""
+    """Return a whole turn of a chat; None if it does not exist, or was pruned."""
     if not 0 < turn <= runner.state.turns:
         return None
     streams = runner.state.streams.values()
     after = next((each.since for each in streams if each.turn == turn), None)
     try:
-        if after is None:  # a message without a stream, or of a stream that is not kept
+        if after is None:  # the message has no stream, or its stream is no longer kept
             async for stored, record in kept_records(runner, runner.events.pruned_to.position):
                 if getattr(record, "turn", 0) == turn:
                     return ChatRun(runner.session_id, chat, turn, stored.position - 1, None)
@@ -211,12 +213,12 @@ async def find_turn(runner: Runner, chat: str, turn: int) -> ChatRun | None:
 
 
 def _secret_of(asked: ChatRequest) -> str:
-    """Return what the stream of a request is opened with: any server derives it from an equal request."""
+    """Return the stream secret of a request; all servers derive the same one from equal requests."""
     digest = hashlib.blake2b(msgspec.json.encode(asked.messages), digest_size=32, person=b"midstream-chat")
     return digest.hexdigest()
 
 
 def _is_of_chat(state: Session) -> bool:
-    """Whether a chat opened the newest turn: tools of other clients are theirs."""
+    """Return whether a chat opened the newest turn. Tool calls of other clients are not answered by a chat."""
     streams = state.streams.items()
     return any(each.turn == state.turns and name.startswith(STREAM_PREFIX) for name, each in streams)

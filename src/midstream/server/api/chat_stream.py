@@ -1,4 +1,4 @@
-"""One reader of a run of a chat: the body of an answer in the UI message stream of the AI SDK."""
+"""One reader of a run of a chat, in the UI message stream of the AI SDK."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TAIL_HEADER = "x-workflow-stream-tail-index"
 
 
 class ChatRun(Struct, frozen=True):
-    """The part of a session that a stream shows.
+    """One run of a chat, or a whole turn.
 
     Args:
-        session: As the store names it.
-        chat: As the client names it.
-        turn: The number of the turn.
-        after: A position before its first record.
-        run: A run of the turn, from 0; None for the turn from its beginning.
+        session: Stored name of the session.
+        chat: The client's name of the chat.
+        turn: Number of the turn.
+        after: A position before the first record of the turn.
+        run: Number of the run in the turn, from 0; None for the whole turn.
     """
 
     session: str
@@ -37,15 +37,15 @@ class ChatRun(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name by which it is read again; the chat's own for a whole turn."""
+        """Name for reading the run again; for a whole turn, the name of the chat."""
         return self.chat if self.run is None else f"{self.chat}{RUN_MARK}{self.turn}.{self.run}"
 
     def stream(self) -> UiMessageStream:
-        """Return what turns its records into chunks."""
+        """Return a new converter from records to chunks."""
         return UiMessageStream(self.chat, self.turn, self.run)
 
     async def written(self, runner: Runner) -> tuple[UiMessageStream, int]:
-        """Return the stream as the journal is now, and how many chunks it has."""
+        """Return the converter after all records of the journal, and its number of chunks."""
         stream, count = self.stream(), 0
         async for stored, record in kept_records(runner, self.after):
             count += len(stream.take(record, epoch=stored.epoch))
@@ -53,11 +53,11 @@ class ChatRun(Struct, frozen=True):
 
 
 class ChatStream(RecordBody):
-    """Send a run to one client, from any chunk on, until it rests.
+    """Sends a run to one client, from any chunk to its end.
 
     Args:
-        run: What is read.
-        visitor: The client, which is counted and checked as the reader of any stream.
+        run: The run.
+        visitor: The client, counted and checked like any reader of a stream.
     """
 
     def __init__(self, host: Host, connections: Connections, run: ChatRun, visitor: Caller) -> None:
@@ -66,11 +66,11 @@ class ChatStream(RecordBody):
         self._skip = 0
 
     async def serve(self, receive: Receive, send: Send, *, start: int = 0) -> None:
-        """Send the chunks from number `start` on; below 0 it counts from the end.
+        """Send the chunks from number `start` on; a negative number counts from the end.
 
         Raises:
-            StreamCutError: As `send_to` does.
-            MidstreamError: It is refused before the first chunk.
+            StreamCutError: As in `send_to`.
+            MidstreamError: The request is refused before the first chunk.
         """
         headers = [HEADER, (RUN_HEADER, self._run.name)]
         if start < 0:

@@ -1,7 +1,7 @@
-"""Durable Streams over HTTP: plain streams that clients make, append to and read, behind the same door as sessions.
+"""Durable Streams over HTTP: clients create, append to and read plain streams, with the authentication of sessions.
 
-The owner of a stream is the principal that made it. Beside its journal only the time is kept at which one with a
-sliding lifetime was last read, so that any server of the store goes on with any reader and any producer.
+The owner of a stream is the principal that created it. All state is in the journal, except the time of the last read of
+a stream with a sliding lifetime. So any server of the store can serve any reader and producer.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
 
 STREAM_PATH = "/v1/stream/"
-"""Where streams are; a fork names its source with it."""
+"""Path prefix of streams; a fork refers to its source by path."""
 RESERVED = frozenset({CONTROL, SESSIONS})
-"""First segments of addresses that are no streams of applications."""
+"""First path segments that streams of applications cannot have."""
 APPEND_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of one request."""
+"""Greatest number of bytes of one request."""
 TRIES_MAX = 8
-"""Attempts to make a stream that others make and delete meanwhile."""
+"""Attempts to create a stream while other clients create and delete it."""
 SAFE = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "cross-origin"}
 EVENT_HEADERS = (
-    (b"content-type", b"text/event-stream"),  # clients compare it as a whole
+    (b"content-type", b"text/event-stream"),  # clients compare the whole value
     (b"cache-control", b"no-store, no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
     *((name.lower().encode(), value.encode()) for name, value in SAFE.items()),
 )
-"""What answers with server-sent events begin with."""
+"""Headers of answers with server-sent events."""
 
 
 class PlainStreamQuery(Struct, frozen=True):
-    """A place in a stream: behind `offset`, or `-1` from its beginning, or `now`; and how to wait for more."""
+    """A place in a stream, and how to wait for more: after `offset`, `-1` for the beginning, or `now` for the end."""
 
     offset: Annotated[str, Meta(pattern="^(-1|now|0{16}_[0-9]{16})$")] = "-1"
     live: Literal["long-poll", "sse"] | UnsetType = UNSET
@@ -72,7 +72,7 @@ class PlainStreamQuery(Struct, frozen=True):
 
 
 class PlainStreamWriter:
-    """Make, append to, and delete streams."""
+    """Endpoints that create, append to and delete plain streams."""
 
     def __init__(self, host: Host, streams: PlainStreams, sweeper: StreamSweeper) -> None:
         self._host = host
@@ -80,14 +80,14 @@ class PlainStreamWriter:
         self._sweeper = sweeper
 
     async def create_plain_stream(self, request: Request) -> Response:
-        """Make a stream, or find that it is there with equal settings (Durable Streams)."""
+        """Create a stream, or find an existing one with equal settings (Durable Streams)."""
         journal, visitor = _name_in(self._host, request)
         fork, body = wire.read_fork(request.headers), await body_of(request, APPEND_BYTES_MAX)
         source = None if fork is None else _source_of(fork.source, visitor)
         settings = wire.read_settings(request.headers)
         if source is not None:
             visitor.visit(source)
-            await visitor.require_there(Action.READ)
+            await visitor.require_existing(Action.READ)
         visitor.visit(journal)
         await visitor.begin()
         made = _Made(self._host, self._streams, self._sweeper, journal, request.headers, body)
@@ -95,7 +95,7 @@ class PlainStreamWriter:
             known = await _find(self._streams, journal, gone=409)
             inherited = None
             if source is not None:
-                assert fork is not None, "it names the source"
+                assert fork is not None, "a source is only set for a fork"
                 inherited = await _find(self._streams, source, gone=None if known else 409)
                 settings = _inherited_settings(settings, request.headers, inherited)
             if known is not None:
@@ -104,12 +104,14 @@ class PlainStreamWriter:
             if answer is not None:
                 answer.headers["Location"] = str(request.url)
                 return answer
-        raise UnavailableError("others make and delete this stream: retry", retry_after_s=1.0)
+        raise UnavailableError(
+            "other clients create and delete this stream at the same time: retry", retry_after_s=1.0
+        )
 
     async def append_to_plain_stream(self, request: Request) -> Response:
         """Append to a stream, or close it; one request is one append (Durable Streams)."""
         journal, visitor = _name_in(self._host, request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         headers = request.headers
         asked = AppendRequest(
             headers.get("content-type", ""),
@@ -118,11 +120,11 @@ class PlainStreamWriter:
             headers.get(wire.SEQUENCE),
             wire.asks_to_close(headers),
         )
-        _require_there(await _find(self._streams, journal))
+        _require_existing(await _find(self._streams, journal))
         decided: list[Appended | StreamAnswer] = []
 
         async def decide(known: KnownStream | None) -> Sequence[StreamRecord]:
-            found = _require_there(known)
+            found = _require_existing(known)
             if found.state.is_deleted:
                 raise HTTPException(410, "this stream is gone")
             decision = found.state.decide(asked)
@@ -131,7 +133,7 @@ class PlainStreamWriter:
                 return []
             return [replace(decision, at=self._host.world.now())]
 
-        known = _require_there(await self._streams.write(journal, decide))
+        known = _require_existing(await self._streams.write(journal, decide))
         [decision] = decided
         if isinstance(decision, Appended):
             return _answer(known.state.success(decision))
@@ -141,7 +143,7 @@ class PlainStreamWriter:
     async def delete_plain_stream(self, request: Request) -> Response:
         """Delete a stream; one with forks answers 410 until the last of them is deleted (Durable Streams)."""
         journal, visitor = _name_in(self._host, request)
-        await visitor.require_there(Action.OWN)
+        await visitor.require_existing(Action.OWN)
         try:
             is_done = await self._streams.delete(journal)
         except StreamGoneError as error:
@@ -150,7 +152,7 @@ class PlainStreamWriter:
 
 
 class _Made:
-    """A request to make a stream."""
+    """A request to create a stream."""
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class _Made:
         source: str | None,
         fork: wire.StreamFork | None,
     ) -> Response:
-        """Return the answer where the stream is there."""
+        """Return the answer for an existing stream."""
         is_equal = settings.matches(known.state.settings) and self._closes == known.state.is_closed
         if fork is not None:
             units = None if fork.units is None else fork.units + fork.further
@@ -190,11 +192,11 @@ class _Made:
         source: str | None,
         fork: wire.StreamFork | None,
     ) -> Response | None:
-        """Make the stream and return the answer; None where the state of things has changed meanwhile."""
-        records = self._content(settings)  # what is malformed changes nothing
+        """Create the stream and return the answer; None if the stream or its source has changed in between."""
+        records = self._content(settings)  # refuse a malformed body before any change
         asked_at, units = self._host.world.monotonic(), 0
         if source is not None and fork is not None:
-            found = _require_there(inherited)
+            found = _require_existing(inherited)
             units = await self._inherited_units(settings, found, fork)
             if not await self._register(source, found):
                 return None
@@ -205,7 +207,9 @@ class _Made:
             if known is not None:
                 return []
             if self._host.world.monotonic() - asked_at > MAKING_S:
-                raise UnavailableError("the source of this fork may be gone by now: retry", retry_after_s=0.1)
+                raise UnavailableError(
+                    "the source of this fork may have been deleted: retry", retry_after_s=0.1
+                )
             is_made.append(True)
             return [created, *records]
 
@@ -226,20 +230,20 @@ class _Made:
         self, settings: wire.PlainStreamSettings, source: KnownStream, fork: wire.StreamFork
     ) -> int:
         if settings.media_type != source.state.settings.media_type:
-            raise ConflictError("a fork has the content type of its source")
+            raise ConflictError("a fork must have the content type of its source")
         units = source.state.units if fork.units is None else fork.units
         if units > source.state.units:
-            raise bad_field(wire.FORK_OFFSET, f"`{wire.FORK_OFFSET}` is behind the end of the source")
+            raise bad_field(wire.FORK_OFFSET, f"`{wire.FORK_OFFSET}` is after the end of the source")
         if fork.further:
             span = await self._streams.span_at(source, units)
             if span is None or span[0] != units or fork.further > span[1] - span[0]:
                 raise bad_field(
-                    wire.FORK_SUB_OFFSET, f"`{wire.FORK_SUB_OFFSET}` is behind the end of that append"
+                    wire.FORK_SUB_OFFSET, f"`{wire.FORK_SUB_OFFSET}` is after the end of that append"
                 )
         return units + fork.further
 
     async def _register(self, source: str, found: KnownStream) -> bool:
-        """Record in the source that it has a fork; return whether it is there as it was found."""
+        """Record the fork in its source; return whether the source is still the stream that was found."""
         is_kept: list[bool] = []
 
         async def decide(known: KnownStream | None) -> Sequence[StreamRecord]:
@@ -253,7 +257,7 @@ class _Made:
 
 
 class PlainStreamReader:
-    """Read streams."""
+    """Endpoint that reads plain streams."""
 
     def __init__(self, host: Host, streams: PlainStreams, connections: Connections) -> None:
         self._host = host
@@ -263,8 +267,8 @@ class PlainStreamReader:
     async def read_plain_stream(self, request: Request, send: Send) -> None:
         """Read streams."""
         journal, visitor = _name_in(self._host, request)
-        await visitor.require_there(Action.READ)
-        known = _require_there(await _find(self._streams, journal))
+        await visitor.require_existing(Action.READ)
+        known = _require_existing(await _find(self._streams, journal))
         if request.method == "HEAD":
             await self._head(known)(request.scope, request.receive, send)
             return
@@ -287,14 +291,14 @@ class PlainStreamReader:
         await answer(request.scope, request.receive, send)
 
     async def _more(self, known: KnownStream, units: int) -> KnownStream:
-        """Wait until a stream has more than so many units, or is closed.
+        """Wait until a stream has more than `units` units, or is closed.
 
         Raises:
-            NotFoundError: It was deleted.
+            NotFoundError: The stream was deleted.
         """
         while units >= known.state.units and not known.state.is_closed:
             birth = known.birth
-            known = _require_there(await self._streams.wait(known))
+            known = _require_existing(await self._streams.wait(known))
             if known.birth != birth or known.state.is_deleted:
                 raise NotFoundError("this stream was deleted")
         return known
@@ -335,7 +339,7 @@ class PlainStreamReader:
 
 
 class PlainStreamEvents(EventBody):
-    """Send a stream to one client as server-sent events, until it is closed or deleted."""
+    """Sends a stream to one client as server-sent events, until it is closed or deleted."""
 
     def __init__(
         self,
@@ -381,13 +385,13 @@ class PlainStreamEvents(EventBody):
             if self._units >= known.state.units and not known.state.is_closed:
                 known = await self._streams.wait(known)
             elif not part.bodies:
-                known = await self._streams.look(known.journal)
+                known = await self._streams.refresh(known.journal)
             if known is not None and (known.birth != birth or known.state.is_deleted):
                 return
 
 
 def _name_in(host: Host, request: Request) -> tuple[str, Caller]:
-    """Return the journal of the stream in a request's path, and who asks for it."""
+    """Return the journal of the stream in a request's path, and the caller."""
     require_no_locks(host)
     visitor = visitor_of(request.scope)
     journal = _journal_of(request.path_params["stream"], visitor)
@@ -397,19 +401,19 @@ def _name_in(host: Host, request: Request) -> tuple[str, Caller]:
 
 def _journal_of(name: str, visitor: Caller) -> str:
     if name.partition("/")[0] in RESERVED:
-        raise NotFoundError("no stream of an application has this address")
+        raise NotFoundError("a stream of an application cannot have this address")
     return journal_of(name, visitor)
 
 
 def _source_of(path: str, visitor: Caller) -> str:
     _, found, name = path.partition(STREAM_PATH)
     if not found:
-        raise NotFoundError("a fork continues a stream of this server")
+        raise NotFoundError("the source of a fork must be a stream of this server")
     return _journal_of(name, visitor)
 
 
 async def _find(streams: PlainStreams, journal: str, *, gone: int | None = 410) -> KnownStream | None:
-    """Return a stream; `gone` is the status where it is gone and has forks, with None it counts as none."""
+    """Return a stream or None. `gone` is the error status of a deleted stream with forks; with None, return None."""
     try:
         return await streams.find(journal)
     except StreamGoneError as error:
@@ -418,24 +422,24 @@ async def _find(streams: PlainStreams, journal: str, *, gone: int | None = 410) 
         raise HTTPException(gone, error.message) from error
 
 
-def _require_there(known: KnownStream | None) -> KnownStream:
+def _require_existing(known: KnownStream | None) -> KnownStream:
     if known is None:
         raise NotFoundError("there is no such stream")
     return known
 
 
 def place_in(request: Request) -> tuple[str | None, str]:
-    """Return where a request reads from, and how it waits.
+    """Return the offset of a request, and its mode of waiting.
 
     Raises:
-        BadFieldError: They are malformed.
+        BadFieldError: A parameter is malformed.
     """
     query = request.query_params
     offset, live = query.get("offset"), query.get("live", "")
     if len(query.getlist("offset")) > 1 or offset == "":
-        raise bad_field("offset", "`offset` is sent once, and not empty")
+        raise bad_field("offset", "send `offset` once, and not empty")
     if live not in ("", "long-poll", "sse"):
-        raise bad_field("live", "`live` is `long-poll` or `sse`")
+        raise bad_field("live", "`live` must be `long-poll` or `sse`")
     if live and offset is None:
         raise bad_field("offset", "`live` needs `offset`")
     return offset, live
@@ -444,7 +448,7 @@ def place_in(request: Request) -> tuple[str | None, str]:
 def _inherited_settings(
     settings: wire.PlainStreamSettings, headers: wire.Headers, source: KnownStream | None
 ) -> wire.PlainStreamSettings:
-    """Return the settings of a fork: what its request leaves open is as in its source."""
+    """Return the settings of a fork; those that its request omits are copied from its source."""
     if source is None:
         return settings
     of_source = source.state.settings

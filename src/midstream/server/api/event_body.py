@@ -1,4 +1,4 @@
-"""One reader of a session: a request that waits for it, and the body of an answer that is a stream of events."""
+"""Readers of a session: requests that wait, and bodies of answers that are streams of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Receive, Send
 from typing_extensions import override
 
-from midstream.dialects.gateway_bodies import wait_until_gone
+from midstream.dialects.gateway_bodies import wait_for_disconnect
 from midstream.dialects.record_events import RecordEvents
 from midstream.engine.conversation import follow_pages
 from midstream.engine.host import Host
@@ -22,18 +22,18 @@ from midstream.server.transports.connection import Connections
 from midstream.session.journal_reading import JournalReader
 
 QUIET_S = 15.0
-"""Seconds of silence after which a stream gets a comment, as in the gateway."""
+"""Seconds without events after which a stream gets a comment, as in the gateway."""
 PACE_S = 0.03
-"""Seconds from one write to the next: events that come meanwhile are written together. Without it, 500 readers of one
-answer that has a word every 5 ms cost a third more (`python -m bench dialects`)."""
+"""Seconds between two writes: events in between are written together. Without this pause, 500 readers of an answer with
+a token every 5 ms cost a third more (`python -m bench dialects`)."""
 COMMENT = b": waiting\n\n"
 
 
 class CountedReader:
-    """A request that waits for news of a session or a stream: it is counted and checked as the reader of any stream.
+    """A request that waits for changes, counted and checked like any reader of a stream.
 
     Args:
-        session: What is read, as the store names it.
+        session: Stored name of the session or stream.
         visitor: The client.
     """
 
@@ -46,11 +46,11 @@ class CountedReader:
 
     @property
     def place(self) -> tuple[str, str]:
-        """The session; it speaks for no stream."""
+        """The session, without a stream key."""
         return self._session, ""
 
     def end(self, error: MidstreamError) -> None:
-        """Cut it, such as where the server shuts down: its client comes again, elsewhere."""
+        """Interrupt the request, for example at a shutdown. The client reconnects elsewhere."""
         if not self._ending.done():
             self._ending.set_result(error)
 
@@ -67,17 +67,17 @@ class CountedReader:
             self._visitor.leave()
 
     async def _until_first(self, receive: Receive, *work: Coroutine[Any, Any, Any]) -> list[Any]:
-        """Run work until a part of it is done, the client has gone, or the reader is ended; the rest is cancelled.
+        """Run coroutines until one of them is done, the client disconnects, or the reader is ended; cancel the rest.
 
         Returns:
-            What each returned or raised, a `CancelledError` of what was cancelled: the wait for the client to go, the
-            work, and the waits for the error that ends the reader.
+            The result or exception of each, in order: the wait for the disconnect, `work`, and the waits for the end of
+                the reader.
         """
         ends = [self._until_ended()]
         if self._visitor.is_known:
-            ends.append(self._visitor.until_unwelcome())
+            ends.append(self._visitor.until_unauthorized())
         name = f"{type(self).__name__} {self._session}"
-        parts: list[Coroutine[Any, Any, Any]] = [wait_until_gone(receive), *work, *ends]
+        parts: list[Coroutine[Any, Any, Any]] = [wait_for_disconnect(receive), *work, *ends]
         tasks = [self._host.world.spawn(each, name=name) for each in parts]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -92,32 +92,32 @@ class CountedReader:
 
 
 class EventBody(CountedReader, ABC):
-    """Sends what a reader gets, keeps its connection alive, and ends with it."""
+    """Sends the events of one reader, and keeps its connection alive."""
 
     headers: Sequence[tuple[bytes, bytes]] = tuple(SSE_HEADERS)
-    """What its answer begins with."""
+    """Headers of the answer."""
     comment = COMMENT
-    """What is sent in silence."""
+    """Bytes that keep the connection alive."""
     _sent_at = 0.0
 
     async def send_to(
         self, receive: Receive, send: Send, more_headers: Sequence[tuple[str, str]] = ()
     ) -> bool:
-        """Send the body; return whether it was sent whole, and not left by its client.
+        """Send the body; return whether it was sent completely.
 
         Raises:
-            StreamCutError: The server ended it (draining, a store that fails, a caller without rights any more); the
-                body stays open-ended, so that its client comes again.
+            StreamCutError: The server ended the body early (draining, a failing store, a caller without rights). The
+                connection is reset, so that the client reconnects.
         """
         with self._counted():
             return await self._send(receive, send, more_headers)
 
     @abstractmethod
     async def pump(self, send: Send) -> None:
-        """Send events as their records come, by `write`; it returns at the end of the body."""
+        """Send events with `write` until the end of the body."""
 
     async def follow(self, send: Send, events: RecordEvents, position: int) -> None:
-        """Send what a dialect makes of the records behind a position, as they come, until its reader has all."""
+        """Convert the records after a position with a dialect, and send the events until the last one."""
         if await self._send_shown(send, events, events.begin()):
             return
         reader = JournalReader()
@@ -130,16 +130,16 @@ class EventBody(CountedReader, ABC):
                     return
 
     async def _send_shown(self, send: Send, events: RecordEvents, found: list[bytes]) -> bool:
-        """Send what is shown of events; return whether the reader has all."""
+        """Send the shown part of events; return whether the last event was sent."""
         await self.write(send, self.shown(found))
         return events.is_over
 
     def shown(self, events: list[bytes]) -> list[bytes]:
-        """Return what is sent of events, or in their place."""
+        """Return the events to send for `events`; by default all."""
         return events
 
     async def write(self, send: Send, events: Sequence[bytes]) -> None:
-        """Send events, in one piece, and wait until it is time for the next ones."""
+        """Send events in one write, and wait until the next write is due."""
         if events:
             self._sent_at = self._host.world.monotonic()
             await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
@@ -155,7 +155,7 @@ class EventBody(CountedReader, ABC):
             return True
         if isinstance(gone, BaseException):
             failure = next((each for each in others if isinstance(each, MidstreamError)), None)
-            with suppress(Exception):  # the reader of the body fails
+            with suppress(Exception):  # the send fails
                 await send({"type": UNKNOWN})
             raise StreamCutError(failure.code if failure else "closed") from failure
         return False
@@ -168,11 +168,11 @@ class EventBody(CountedReader, ABC):
 
 
 class RecordBody(EventBody):
-    """Sends what a dialect makes of the records of a session.
+    """Sends the records of a session as events of a dialect.
 
     Args:
-        events: One reader's events.
-        position: That of the last record before them.
+        events: Converts the records for one reader.
+        position: Position of the last record before the events.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class RecordBody(EventBody):
 
 
 class PieceBody(RecordBody):
-    """Sends one JSON value when the records have it; white space keeps its connection alive before."""
+    """Sends one JSON value when the records contain it; before, white space keeps the connection alive."""
 
     headers = (
         (b"content-type", b"application/json"),

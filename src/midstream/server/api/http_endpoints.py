@@ -1,6 +1,6 @@
 """The HTTP endpoints: sessions as JSON, commands by POST, events by server-sent events.
 
-`HttpEndpoints` are ordinary requests; `EventsEndpoint` is the stream protocol's way down for clients without a
+`HttpEndpoints` serves ordinary requests. `EventsEndpoint` sends the frames of the stream protocol to clients without a
 WebSocket, as a plain ASGI callable.
 """
 
@@ -60,35 +60,36 @@ from midstream.store.contract import ListPlace, SessionInfo, StoredRecord, is_se
 from midstream.version import __version__
 
 CURSOR_MARK = "~"
-"""Stands between the time and the id of a session in the cursor of a listing."""
+"""Separates the time and the id of a session in the cursor of a listing."""
 CURSOR = rf"[0-9]{{1,12}}\.[0-9]{{1,9}}{CURSOR_MARK}[!-~]{{1,512}}"
 LIST_PAGE = 200
-"""Sessions of a listing that are read at once."""
+"""Sessions of one read for a listing."""
 QUESTIONS_MAX = 500
-"""Open questions in one answer; no person decides about more at a time."""
+"""Greatest number of open questions in one answer."""
 RECORDS_PER_READ = 1000
-"""Records of an export that are in memory at a time."""
+"""Records of one read for an export."""
 
 SSE = FrameEncoding(event_of_frame, events_of_records)
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    # A proxy that stores, compresses or buffers would hold the words back.
+    # A proxy that stores, compresses or buffers would delay events.
     (b"cache-control", b"no-store, no-transform"),
     (b"x-accel-buffering", b"no"),
     (b"x-content-type-options", b"nosniff"),
 ]
 SSE_PREAMBLE = b"retry: 1000\n\n"
-"""Milliseconds after which a browser makes a cut connection again; its own default is three times as long."""
+"""Reconnects a browser after 1000 ms; the default of browsers is three times as long."""
 
 
 UNKNOWN = "midstream.cut"
-"""Part of no body: Starlette's `BaseHTTPMiddleware` ends one well after an exception, and not after such a message."""
+"""Message type that ends no body. Starlette's `BaseHTTPMiddleware` ends a body cleanly after an exception, but not
+after an unknown message."""
 
 
 class StreamCutError(Exception):
     """Raised out of an event stream so that the ASGI server resets the connection.
 
-    A body must not end cleanly before the turn has: the client would take that for the end (STREAM-27).
+    A body must not end cleanly before its turn: the client would assume the end of the turn (STREAM-27).
     """
 
 
@@ -104,21 +105,21 @@ class SessionLine(Struct, frozen=True):
 
 
 class SessionPage(Struct, frozen=True):
-    """Part of a listing, last changed first. `next` is the query of the next page, or null at the end."""
+    """Part of a listing, newest change first. `next` is the query of the next page, or null at the end."""
 
     sessions: list[SessionLine]
     next: str | None
 
 
 class QuestionPage(Struct, frozen=True):
-    """Open questions, the oldest first; `is_complete` unless more than `QUESTIONS_MAX` are open."""
+    """Open questions, oldest first; `is_complete` unless more than `QUESTIONS_MAX` are open."""
 
     questions: list[Question]
     is_complete: bool
 
 
 class SessionsQuery(Struct, frozen=True):
-    """The part of a listing; `children=0` leaves out the sessions of sub-agents."""
+    """The requested part of a listing; `children=0` omits the sessions of sub-agents."""
 
     limit: Annotated[int, Meta(ge=1, le=200)] = 50
     q: str = ""
@@ -127,39 +128,39 @@ class SessionsQuery(Struct, frozen=True):
 
 
 class QuestionsQuery(Struct, frozen=True):
-    """The only session, with its sub-agents, whose questions are wanted."""
+    """The session, with its sub-agents, whose questions are requested; all by default."""
 
     session: str | UnsetType = UNSET
 
 
 class RecordsQuery(Struct, frozen=True):
-    """The part of a journal: `after` is a position, or an event id."""
+    """The requested part of a journal: `after` is a position or an event id."""
 
     after: Annotated[str, Meta(pattern="^([0-9]{1,18}-)?[0-9]{1,18}$")] = "0"
     limit: Number | UnsetType = UNSET
 
 
 class TurnQuery(Struct, frozen=True):
-    """The only turn that a command is meant for."""
+    """The turn to which a command is limited."""
 
     turn: Number | UnsetType = UNSET
 
 
 class MessageQuery(Struct, frozen=True):
-    """The only queued message that a command is meant for."""
+    """The queued message to which a command is limited."""
 
     number: Number | UnsetType = UNSET
 
 
 class Health(Struct, frozen=True):
-    """The process serves."""
+    """Answer of a running process."""
 
     status: str
     version: str
 
 
 class Readiness(Struct, frozen=True):
-    """The server takes new work; `failed` recoveries, and `streams` that are open."""
+    """Answer of a server that accepts new work: `failed` recoveries, and open `streams`."""
 
     status: str
     failed: int
@@ -167,14 +168,14 @@ class Readiness(Struct, frozen=True):
 
 
 class CommandAnswer(Struct, frozen=True):
-    """The newest event after a command was appended, and whether a turn runs."""
+    """The newest event after the append of a command, and whether a turn runs."""
 
     event_id: str
     is_running: bool
 
 
 class JournalLine(Struct, frozen=True):
-    """One record of a journal, or null where it cannot be read."""
+    """One record of a journal; null if it cannot be read."""
 
     id: str
     record: Record | None
@@ -189,29 +190,29 @@ class StreamEvent(Struct, frozen=True):
 
 
 class HttpEndpoints:
-    """The requests with one answer."""
+    """Endpoints with one answer."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
     async def health(self, _: Request) -> Health:
-        """Return that the process serves, and its version."""
+        """Return the version of a running process."""
         return Health("ok", __version__)
 
     async def ready(self, _: Request) -> Readiness | Response:
-        """Return that the server takes new work: not while interrupted turns are recovered, nor while it drains."""
+        """Return whether the server accepts new work: it does not during recovery and while it drains."""
         recovery = self._host.recovery
         if self._host.is_draining:
             raise DrainingError("this server is shutting down; send new work to another one")
         if not recovery.is_done:
-            message = f"{recovery.done} of {recovery.total} interrupted turns were examined"
+            message = f"{recovery.done} of {recovery.total} interrupted turns were recovered"
             problem = problem_of(RecoveringError(message))
             return response_of(replace(problem, recovering=RecoveryProgress(recovery.done, recovery.total)))
         return Readiness("ready", recovery.failed, len(self._connections))
 
     async def sessions(self, request: Request, query: SessionsQuery) -> SessionPage:
-        """List sessions, last changed first."""
+        """List sessions, newest change first."""
         wanted = query.q.strip().casefold()
         lines: list[SessionLine] = []
         visitor = visitor_of(request.scope)
@@ -230,7 +231,7 @@ class HttpEndpoints:
         return SessionPage(lines, None)
 
     async def _lines_for(self, visitor: Caller, after: ListPlace | None) -> AsyncIterator[SessionLine]:
-        """Iterate over the sessions behind a place, a page at a time: what was listed is not read again."""
+        """Yield the sessions after a place in the listing, with one read for each page."""
         visible = await visitor.visible_sessions()
         while True:
             count = 0
@@ -244,16 +245,16 @@ class HttpEndpoints:
                 return
 
     async def _may_list(self, visitor: Caller, session: str) -> bool:
-        """Whether a caller may see that a session exists: a stranger not one that requires a secret."""
+        """Return whether a caller may list a session. Without authentication, sessions with a secret are not listed."""
         locks = self._host.locks
         if locks is not None and not visitor.is_known and await locks.escrow.holds(session):
             return False
         return await visitor.may_list(session)
 
     async def questions(self, request: Request, query: QuestionsQuery) -> QuestionPage:
-        """List the open questions, the oldest first; `session` selects one session and its sub-agents.
+        """List the open questions, oldest first; `session` selects one session and its sub-agents.
 
-        Of sessions that only their clients can open, those are left out that the secret of the request does not.
+        Sessions with encryption by their clients are left out, unless the secret of the request opens them.
         """
         visitor, asked_at = visitor_of(request.scope), self._host.world.monotonic()
         named = None if query.session is UNSET else visitor.public_name(query.session)
@@ -277,7 +278,7 @@ class HttpEndpoints:
         return QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX)
 
     async def show(self, request: Request) -> SessionSnapshot:
-        """Return a session's transcript, and the event to follow it from."""
+        """Return a session's transcript, and the event id from which to follow it."""
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
         name = visitor_of(request.scope).public_name(session_id)
@@ -297,7 +298,7 @@ class HttpEndpoints:
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _answer_gone(self, request: Request, session_id: str) -> Response:
-        """Answer that events are no longer kept, with their snapshot, as a stream does (STREAM-63, 64)."""
+        """Refuse a request for pruned events, with their snapshot, as streams do (STREAM-63, 64)."""
         runner = await self._host.session(session_id)
         event_id, state = await runner.events.beginning()
         name, oldest = visitor_of(request.scope).public_name(session_id), event_id.position + 1
@@ -307,20 +308,20 @@ class HttpEndpoints:
         return response_of(replace(problem, snapshot=msgspec.Raw(snapshot)))
 
     async def blob(self, request: Request) -> Response:
-        """Return the text of a large result, which a record names by its digest."""
+        """Return the text of a large result by its digest."""
         session_id, digest = request.path_params["session_id"], request.path_params["digest"]
         body = await self._host.store.blob(session_id, digest) if is_digest(digest) else None
         if body is None:
-            raise NotFoundError(f"session {session_id!r} has no such result")
+            raise NotFoundError(f"session {session_id!r} does not have this result")
         return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
 
     async def _lines(
         self, session_id: str, after: int, limit: int | None, *, end: int
     ) -> AsyncIterator[bytes]:
-        """Yield lines, as far as the journal goes, and at least to `end`.
+        """Yield the records of a journal as lines, at least to `end`.
 
         Raises:
-            StreamCutError: The session was deleted meanwhile, or pruned beyond what was sent.
+            StreamCutError: The session was deleted meanwhile, or records that were not sent yet were pruned.
         """
         left = limit
         while left is None or left > 0:
@@ -346,7 +347,7 @@ class HttpEndpoints:
         await ThreadNotes(self._host).delete(session_id)
 
     async def cancel(self, request: Request, query: TurnQuery) -> CommandAnswer:
-        """Stop the running turn, if there is one; `turn` stops that turn and no later one."""
+        """Stop the running turn, if any; with `turn`, stop only that turn."""
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Cancel(optional(query.turn)))
         return _answer_accepted(runner)
@@ -359,7 +360,7 @@ class HttpEndpoints:
         return _answer_accepted(runner)
 
     async def resume(self, request: Request, query: TurnQuery) -> CommandAnswer:
-        """Resume the last turn, which was interrupted or failed; `turn` resumes that one and no other."""
+        """Resume the last turn, which was interrupted or failed; with `turn`, resume only that turn."""
         turn = optional(query.turn)
         visitor_of(request.scope).count_command(Resume(turn))
         runner = await self._host.session(request.path_params["session_id"])
@@ -367,14 +368,14 @@ class HttpEndpoints:
         return _answer_accepted(runner)
 
     async def withdraw(self, request: Request, query: MessageQuery) -> CommandAnswer:
-        """Withdraw the queued message `number`, or all that wait."""
+        """Withdraw the queued message `number`, or all queued messages."""
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Withdraw(optional(query.number)))
         return _answer_accepted(runner)
 
 
 class SseTransport(FrameTransport):
-    """Frames as server-sent events in the body of one answer; the way up is `POST …/commands`."""
+    """Transport of frames as server-sent events in one answer; clients send frames with `POST …/commands`."""
 
     gap_s = 0.0
     is_full = False
@@ -386,7 +387,7 @@ class SseTransport(FrameTransport):
         self._preamble = SSE_PREAMBLE
 
     async def receive(self) -> bytes | None:
-        """Wait until the client has gone: it sends nothing here."""
+        """Wait until the client disconnects; it sends no frames here."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         return None
@@ -399,18 +400,18 @@ class SseTransport(FrameTransport):
 
 
 class EventsEndpoint:
-    """Follow a session, or a stream, by server-sent events."""
+    """Endpoint of server-sent events for a session or a stream."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one reader. What is refused before the first event is an ordinary HTTP error.
+        """Serve one reader. A refusal before the first event is an ordinary HTTP error.
 
         Raises:
-            StreamCutError: The server ended it (draining, fenced, a store that fails), or another request of its client
-                did (`close`); the body stays open-ended.
+            StreamCutError: The server (draining, fencing, a failing store) or a `close` of the client ended the body
+                early.
         """
         request = Request(scope, receive)
         opening, name = await opening_of(request), connection_name_of(request)
@@ -427,26 +428,26 @@ class EventsEndpoint:
             failure = await connection.run()
         if connection.is_gone:
             return
-        if failure is not None or not connection.has_told_turn:
-            with suppress(Exception):  # it is refused, or the reader of the body fails
+        if failure is not None or not connection.has_sent_turn:
+            with suppress(Exception):  # the message is refused, or the send fails
                 await send({"type": UNKNOWN})
             raise StreamCutError(failure.code if failure else "closed") from failure
         await send({"type": "http.response.body", "body": b""})
 
 
 async def opening_of(request: Request) -> Open:
-    """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
+    """Return the `open` frame of a request, from the body of a POST or the headers of a GET (STREAM-37).
 
     Raises:
-        MalformedFrameError: It is none; a header is too long, or is not a number, or contradicts the body.
-        FrameTooLargeError, ConnectionLostError: As `body_of` does.
-        UsageError: The query has another form.
+        MalformedFrameError: The frame or a header is invalid, or a header contradicts the body.
+        FrameTooLargeError, ConnectionLostError: As in `body_of`.
+        UsageError: The query is invalid.
         HTTPException: The request is neither a GET nor a POST.
     """
     if request.method == "POST":
         frame = decode_client(await body_of(request))
         if not isinstance(frame, Open):
-            raise MalformedFrameError("the body of this request is one `open` frame")
+            raise MalformedFrameError("the body of this request must be one `open` frame")
         return merge_open_fields(open_of(request), frame)
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
@@ -454,7 +455,6 @@ async def opening_of(request: Request) -> Open:
 
 
 def _place_of(query: SessionsQuery, visitor: Caller) -> ListPlace | None:
-    """Return the place in the listing behind which a page begins."""
     if query.after is UNSET:
         return None
     changed_at, _, session = query.after.partition(CURSOR_MARK)
@@ -471,7 +471,7 @@ def _line_of(info: SessionInfo, name: str, status: str) -> SessionLine:
 
 
 def _json_of(stored: StoredRecord) -> bytes:
-    """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
+    """Return a record as JSON; a damaged record becomes null."""
     try:
         msgspec.json.decode(stored.body, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -481,15 +481,15 @@ def _json_of(stored: StoredRecord) -> bytes:
 
 
 _AS_DATA = {
-    # What a tool returned may be anything: no browser shows it as a page, or runs it.
+    # A tool result may contain anything: browsers must not render or execute it.
     "content-security-policy": "default-src 'none'; sandbox",
     "x-content-type-options": "nosniff",
-    # It never changes; a session that is deleted should not stay in browsers for long.
+    # A result never changes, but a deleted session should not stay in browser caches for long.
     "cache-control": "private, max-age=86400, immutable",
 }
 NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 def json_response(value: object, *, status: int = 200) -> Response:
-    """Return a value as a JSON answer that must not be cached."""
+    """Return a JSON answer that must not be cached."""
     return Response(msgspec.json.encode(value), status, headers=NO_STORE, media_type="application/json")

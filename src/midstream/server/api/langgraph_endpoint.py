@@ -1,4 +1,4 @@
-"""LangGraph's API for assistants and threads: the served agent is the assistant, and a thread is a session."""
+"""Serves LangGraph's API for assistants and threads: the agent is the assistant, and a thread is a session."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LISTED: dict[str, ThreadStatus] = {
     SessionStatus.INTERRUPTED: "error",
 }
 SEARCHED_MAX = 5000
-"""Sessions that a search looks at."""
+"""Maximum number of sessions that a search examines."""
 
 
 class GraphAssistant(Struct, frozen=True):
@@ -64,7 +64,7 @@ class GraphAssistant(Struct, frozen=True):
 
 
 class GraphSchemas(Struct, frozen=True):
-    """JSON schemas of what an assistant takes and gives."""
+    """JSON Schemas of an assistant's input, output and state."""
 
     graph_id: str
     input_schema: Json
@@ -119,15 +119,15 @@ class ServerInfo(Struct, frozen=True):
 
 
 def assistant_id_of(name: str) -> str:
-    """Return the id of the assistant that an agent of this name is."""
+    """Return the assistant id of an agent of this name."""
     return uuid_of(f"agent {name}".encode())
 
 
 def require_assistant(host: Host, wanted: str) -> None:
-    """Check that the served agent is wanted, by its name or as an assistant.
+    """Check that a request names the served agent, by its name or its assistant id.
 
     Raises:
-        NotFoundError: It is another one.
+        NotFoundError: The request names another agent.
     """
     name = host.agent.name
     if wanted not in (name, assistant_id_of(name)):
@@ -135,23 +135,23 @@ def require_assistant(host: Host, wanted: str) -> None:
 
 
 def metadata_of(host: Host) -> Json:
-    """Return what stands for the agent in the metadata of threads and runs."""
+    """Return the metadata of the agent for threads and runs."""
     return {"graph_id": host.agent.name, "assistant_id": assistant_id_of(host.agent.name)}
 
 
-def moment(seconds: float) -> str:
-    """Return an instant as LangGraph writes it."""
+def timestamp(seconds: float) -> str:
+    """Format a time as LangGraph does."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
 class LangGraphAssistants:
-    """The requests about the agent."""
+    """Handles requests about the agent."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     async def graph_info(self, _: Request) -> ServerInfo:
-        """Return what serves LangGraph's API here, and its version."""
+        """Return the name and version of the server."""
         return ServerInfo(__version__, {"kind": "midstream"})
 
     async def search_assistants(self, _: Request, body: AssistantSearch) -> list[GraphAssistant]:
@@ -184,21 +184,21 @@ class LangGraphAssistants:
         )
 
     def _assistant(self) -> GraphAssistant:
-        name, made_at = self._host.agent.name, moment(0)
+        name, made_at = self._host.agent.name, timestamp(0)
         return GraphAssistant(
             assistant_id_of(name), name, name, {}, {}, {"created_by": "system"}, made_at, made_at, 1, None
         )
 
 
 class LangGraphThreads:
-    """The requests about threads."""
+    """Handles requests about threads."""
 
     def __init__(self, threads: GraphThreads) -> None:
         self._host = threads.host
         self._threads = threads
 
     async def create_thread(self, request: Request, body: ThreadBody) -> ThreadView:
-        """Make a thread; it is kept for a day without a message."""
+        """Create a thread; without a message, it is kept for a day."""
         thread = body.thread_id or uuid_of(self._host.world.new_id("thread").encode())
         require_session_id(thread)
         visitor = visitor_of(request.scope)
@@ -219,7 +219,7 @@ class LangGraphThreads:
         return self._empty(thread, await self._threads.notes.change(session, body.metadata or {}))
 
     async def thread(self, request: Request) -> ThreadView:
-        """Return a thread, with its messages."""
+        """Return a thread with its messages."""
         async with self._threads.opened(request) as opened:
             return await self._show(opened)
 
@@ -237,7 +237,7 @@ class LangGraphThreads:
             await self._threads.notes.delete(opened.session)
 
     async def search_threads(self, request: Request, body: ThreadSearch) -> list[ThreadView]:
-        """List threads that have a message, last changed first."""
+        """List threads that have a message, newest change first."""
         visitor = visitor_of(request.scope)
         wanted = None if body.ids is None else {visitor.stored_name(each) for each in body.ids}
         found: list[ThreadView] = []
@@ -249,7 +249,7 @@ class LangGraphThreads:
             is_wanted = wanted is None or info.session in wanted
             is_thread = is_session(info.session) and PART_MARK not in info.session
             listed = _of_listing(info)
-            may_wait = listed == "busy" and body.status == "interrupted"  # for an answer to a sub-agent
+            may_wait = listed == "busy" and body.status == "interrupted"  # a sub-agent may wait for an answer
             if not (is_wanted and is_thread and (may_wait or body.status in (None, listed))):
                 continue
             note = await self._threads.notes.find(info.session) or ThreadNote(info.created_at)
@@ -276,7 +276,7 @@ class LangGraphThreads:
             return await self._show(OpenThread(name, info.session, visitor, runner, note))
 
     async def thread_state(self, request: Request) -> GraphState:
-        """Return the state of a thread: its messages, what comes next, and its interrupts."""
+        """Return the state of a thread: its messages, next nodes, and interrupts."""
         async with self._threads.opened(request) as opened:
             return await self._state(opened)
 
@@ -292,7 +292,7 @@ class LangGraphThreads:
     # --- as LangGraph shows them ------------------------------------------------------------------------------
 
     def _empty(self, thread: str, note: ThreadNote) -> ThreadView:
-        at = moment(note.at)
+        at = timestamp(note.at)
         return ThreadView(thread, at, at, at, note.metadata, "idle", {}, None)
 
     async def _show(self, opened: OpenThread) -> ThreadView:
@@ -305,10 +305,10 @@ class LangGraphThreads:
         is_failed = (
             isinstance(fold.session.turn, Idle) and fold.run is not None and fold.run.status == "error"
         )
-        changed_at = moment(fold.at)
+        changed_at = timestamp(fold.at)
         return ThreadView(
             opened.id,
-            moment(note.at or fold.session.started_at),
+            timestamp(note.at or fold.session.started_at),
             changed_at,
             changed_at,
             {**metadata_of(self._host), **note.metadata},
@@ -340,7 +340,7 @@ class LangGraphThreads:
             following,
             tasks,
             about,
-            moment(fold.at),
+            timestamp(fold.at),
             place,
             None,
             interrupts_of(fold.questions),
@@ -370,7 +370,7 @@ def _task_id(fold: ThreadFold) -> str:
 
 
 def _tasks_of(fold: ThreadFold) -> list[Json]:
-    """Return what the thread does next: nothing at rest, its model or its tools else, and what failed."""
+    """Return the next tasks of a thread: none at rest, otherwise its model or tools, with an error if one failed."""
     name = {AwaitingModel: "agent", RunningCalls: "tools", Cancelling: "tools"}.get(type(fold.session.turn))
     run = fold.run
     error = None

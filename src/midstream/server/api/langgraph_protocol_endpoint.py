@@ -1,4 +1,4 @@
-"""The thread protocol of LangGraph's clients over HTTP: commands by POST, and all events of a thread as one stream."""
+"""Serves the thread protocol of LangGraph clients over HTTP: commands by POST, and events of a thread as one stream."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from midstream.server.api.langgraph_threads import GraphThreads, OpenThread
 Json = dict[str, Any]
 
 UNBEGUN_S = 0.25
-"""Seconds between two looks for the first message of a thread that somebody reads."""
+"""Seconds between two checks for the first message of a thread that a client reads."""
 
 
 class ProtocolEvent(Struct, frozen=True):
-    """One server-sent event of a thread; `data` is an event of the thread protocol, with its `seq`."""
+    """One server-sent event of a thread; `data` is an event of the thread protocol with its `seq`."""
 
     id: str
     event: str
@@ -34,7 +34,7 @@ class ProtocolEvent(Struct, frozen=True):
 
 
 class ThreadStream(EventBody):
-    """Sends the events of a thread to one client, from its first message on, until it leaves."""
+    """Sends the events of a thread to one client, from its first message until the client disconnects."""
 
     def __init__(self, threads: GraphThreads, opened: OpenThread, wanted: Subscription) -> None:
         super().__init__(threads.host, threads.connections, opened.session, opened.visitor)
@@ -55,7 +55,7 @@ class ThreadStream(EventBody):
 
 
 class LangGraphProtocol:
-    """The thread protocol: the events of a thread, and its commands."""
+    """Handles the events and commands of the thread protocol."""
 
     def __init__(self, threads: GraphThreads) -> None:
         self._threads = threads
@@ -121,7 +121,7 @@ class LangGraphProtocol:
 
 
 def _in_snake_case(params: Json) -> Json:
-    """Return the fields that clients write otherwise than the runs API does."""
+    """Rename fields from the thread protocol to the spelling of the runs API."""
     strategy = params.get("multitaskStrategy")
     return {"multitask_strategy": strategy} if strategy else {}
 

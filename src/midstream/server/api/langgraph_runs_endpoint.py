@@ -1,6 +1,6 @@
-"""LangGraph's API for runs: a run is a turn of a session, or the part of it from one answer of people to the next.
+"""Serves LangGraph's API for runs: a run is a turn of a session, or the part of it between two answers of people.
 
-A run's events can be read from any event on, by any client, at any server, as long as its journal is kept.
+Any client can read a run after any event, at any server, as long as the journal is kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from midstream.errors import (
 )
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.event_body import PieceBody, RecordBody
-from midstream.server.api.langgraph_endpoint import metadata_of, moment, require_assistant
+from midstream.server.api.langgraph_endpoint import metadata_of, require_assistant, timestamp
 from midstream.server.api.langgraph_threads import GraphThreads, OpenThread
 from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit
@@ -59,7 +59,7 @@ IGNORED_HEADER = "x-midstream-ignored"
 
 
 class GraphEvent(Struct, frozen=True):
-    """One server-sent event of a run, in the forms of LangGraph; its id is its place in the journal."""
+    """One server-sent event of a run in LangGraph's format; its id is its place in the journal."""
 
     id: str
     event: str
@@ -72,7 +72,7 @@ _STATUSES: dict[str, GraphRunStatus] = {
     "success": "success",
     "error": "error",
     "interrupted": "interrupted",
-    "paused": "success",  # as LangGraph has it: the thread is interrupted
+    "paused": "success",  # as in LangGraph, where the thread is interrupted
 }
 
 
@@ -95,7 +95,7 @@ class GraphRun(Struct, frozen=True):
 
 
 class RunsQuery(Struct, frozen=True):
-    """The runs that are wanted, the newest first."""
+    """Paging and filter of a list of runs, newest first."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 10
     offset: Annotated[int, Meta(ge=0)] = 0
@@ -103,27 +103,27 @@ class RunsQuery(Struct, frozen=True):
 
 
 class CancelQuery(Struct, frozen=True):
-    """How a run is cancelled."""
+    """Options for cancelling a run."""
 
     wait: Literal["0", "1", "true", "false", "True", "False"] = "0"
     action: Literal["interrupt"] = "interrupt"
 
 
 class JoinQuery(Struct, frozen=True):
-    """The events of a run that are wanted; `stream_mode` may be repeated, or a JSON list."""
+    """The requested events of a run; `stream_mode` may be repeated, or a JSON list."""
 
     stream_mode: str = ""
     cancel_on_disconnect: Literal["0", "1", "true", "false", "True", "False"] = "0"
 
 
 class StartedRun(Struct, frozen=True):
-    """A run of a thread, begun or waiting.
+    """A run of a thread, begun or queued.
 
     Args:
-        id: Its id.
-        thread: The thread's id for its clients.
-        runner: Its session.
-        seq: The number of the last event of the thread before it; 0 where that is not known.
+        id: Id of the run.
+        thread: Id of the thread for clients.
+        runner: Runner of the session.
+        seq: Number of the last event of the thread before the run; 0 if unknown.
     """
 
     id: str
@@ -133,7 +133,7 @@ class StartedRun(Struct, frozen=True):
 
 
 class RunStarter:
-    """Begins runs: with a message, with answers for what the thread waits for, or by resuming a failed turn."""
+    """Begins runs: with a message, with answers to open interrupts, or by resuming a failed turn."""
 
     def __init__(self, threads: GraphThreads) -> None:
         self._threads = threads
@@ -141,16 +141,16 @@ class RunStarter:
 
     @asynccontextmanager
     async def start(self, request: Request, body: RunBody) -> AsyncIterator[StartedRun]:
-        """Begin a run; its session is open meanwhile.
+        """Begin a run; keeps its session open in the context.
 
         Raises:
-            MidstreamError: It is refused.
+            MidstreamError: The run is refused.
         """
         thread, visitor = request.path_params["thread"], visitor_of(request.scope)
         require_session_id(thread)
         require_assistant(self._host, body.assistant_id)
         given = self._input_of(thread, body)
-        begins = body.if_not_exists == "create" or await self._threads.is_there(visitor.stored_name(thread))
+        begins = body.if_not_exists == "create" or await self._threads.exists(visitor.stored_name(thread))
         async with opened_session(self._host, request, thread, Action.SPEAK, begins=begins) as (
             runner,
             secret,
@@ -161,7 +161,9 @@ class RunStarter:
                 run = await self._resume(runner, thread, visitor)
             else:
                 secret = secret or secret_digest_of(given.digest)
-                run = await self._say(runner, thread, given, body.multitask_strategy, visitor, secret)
+                run = await self._submit_message(
+                    runner, thread, given, body.multitask_strategy, visitor, secret
+                )
             yield run
 
     def _input_of(self, thread: str, body: RunBody) -> RunInput | None:
@@ -171,7 +173,7 @@ class RunStarter:
             raise UsageError("a run has an input or `command.resume`, not both")
         return input_of(thread, body.input, fresh=self._host.world.new_id("run"))
 
-    async def _say(
+    async def _submit_message(
         self,
         runner: Runner,
         thread: str,
@@ -198,10 +200,10 @@ class RunStarter:
         )
 
     async def _make_room(self, runner: Runner, thread: str, strategy: Multitask) -> int:
-        """Do what is wanted about the run that goes on; return the number of the last event, at rest."""
+        """Treat the current run by `strategy`; return the number of the last event if the session is at rest."""
         state = runner.state
         if state.is_live:
-            # A new message takes the place of answers that nobody gives any more.
+            # A new message replaces the missing answers to open questions.
             fold = await self._threads.folds.now(runner, thread)
             if strategy is Multitask.INTERRUPT or fold.is_resting:
                 await stop_turn(runner)
@@ -249,7 +251,7 @@ def _message_of(given: RunInput, runner: Runner) -> SendMessage:
 def _headers_of(
     run: StartedRun, modes: tuple[str, ...] = (), ignored: tuple[str, ...] = ()
 ) -> list[tuple[str, str]]:
-    """Return where a run is read again, and what had no effect."""
+    """Return the headers with the URL of a run, and with ignored fields."""
     place = f"/threads/{run.thread}/runs/{run.id}"
     wanted = "&".join(f"stream_mode={mode}" for mode in modes)
     headers = [("content-location", place)]
@@ -272,7 +274,7 @@ def _modes_in(request: Request) -> tuple[str, ...]:
 
 
 class LangGraphRuns:
-    """The requests about runs."""
+    """Handles requests about runs."""
 
     def __init__(self, threads: GraphThreads) -> None:
         self._threads = threads
@@ -292,7 +294,9 @@ class LangGraphRuns:
         modes = _modes_in(request)
         after = place_of(request.headers.get("last-event-id", ""))
         if after is None:
-            raise UsageError("`Last-Event-ID` is the id of an event of this run, or -1 for its beginning")
+            raise UsageError(
+                "`Last-Event-ID` must be the id of an event of this run, or -1 for its beginning"
+            )
         async with self._threads.opened(request) as opened:
             run, _ = await self._find(opened, request)
             is_whole = await self._send(request, send, run, _headers_of(run, modes), modes, after)
@@ -313,7 +317,7 @@ class LangGraphRuns:
             return self._show(begun, fold.find(begun.id), fold.at)
 
     async def runs(self, request: Request, query: RunsQuery) -> list[GraphRun]:
-        """List the runs of a thread, the newest first."""
+        """List the runs of a thread, newest first."""
         async with self._threads.opened(request) as opened:
             if opened.runner is None:
                 return []
@@ -332,7 +336,7 @@ class LangGraphRuns:
             return self._show(begun, run, begun.runner.state.started_at)
 
     async def cancel_graph_run(self, request: Request, query: CancelQuery) -> Json:
-        """Cancel a run; `wait=1` waits until it has ended."""
+        """Cancel a run; `wait=1` waits for its end."""
         async with self._threads.opened(request, Action.SPEAK) as opened:
             begun, run = await self._find(opened, request)
             runner = begun.runner
@@ -344,10 +348,10 @@ class LangGraphRuns:
             return {}
 
     async def _find(self, opened: OpenThread, request: Request) -> tuple[StartedRun, Run | None]:
-        """Return the run that a request names, and what is known of it; None where it waits for others.
+        """Return the run that a request names, and its state; a state of None if it is queued.
 
         Raises:
-            NotFoundError: The thread has none of this id.
+            NotFoundError: The thread has no run of this id.
         """
         run_id, runner = request.path_params["run_id"], opened.runner
         if runner is not None:
@@ -360,7 +364,7 @@ class LangGraphRuns:
     async def _begin(
         self, request: Request, body: RunBody, send: Send, modes: tuple[str, ...] | None
     ) -> None:
-        """Begin a run, and send its events, or with no modes its outcome."""
+        """Begin a run, and send its events; if `modes` is None, its outcome."""
         async with self._starter.start(request, body) as run:
             headers = _headers_of(run, modes or (), ignored_of(body))
             is_whole = await self._send(request, send, run, headers, modes)
@@ -376,7 +380,7 @@ class LangGraphRuns:
         modes: tuple[str, ...] | None,
         after: tuple[int, int] = BEGINNING,
     ) -> bool:
-        """Send the events of a run behind a place, or with no modes its outcome; return whether all was sent."""
+        """Send a run's events after a place, or its outcome if `modes` is None; return whether the body is complete."""
         threads, visitor = self._threads, visitor_of(request.scope)
         found = await threads.folds.before(run.runner, run.thread, run_id=run.id)
         place = (threads.host, threads.connections, run.runner.session_id, visitor)
@@ -388,7 +392,7 @@ class LangGraphRuns:
         return await body.send_to(request.receive, send, headers)
 
     async def _cancel(self, run: StartedRun) -> None:
-        """Stop a run, and no later one; withdraw it where it waits."""
+        """Stop a run if it is in progress, or withdraw it if it is queued. Later runs are unaffected."""
         fold = await self._threads.folds.now(run.runner, run.thread)
         begun = fold.find(run.id)
         if begun is not None:
@@ -401,8 +405,8 @@ class LangGraphRuns:
             begun.id,
             begun.thread,
             self._about["assistant_id"],
-            moment(run.created_at if run else at),
-            moment(run.updated_at if run else at),
+            timestamp(run.created_at if run else at),
+            timestamp(run.updated_at if run else at),
             _status_of(run),
             self._about,
             {},

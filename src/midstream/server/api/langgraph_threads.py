@@ -1,4 +1,4 @@
-"""The threads of LangGraph's clients: sessions as threads, and what is stored of threads without a message."""
+"""The threads of LangGraph clients: sessions as threads, and stored values of threads without a message."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ Json = dict[str, Any]
 _Fold = TypeVar("_Fold", bound=ThreadFold)
 
 NOTES = "langgraph-threads"
-"""Namespace of what is stored beside sessions: when a thread was made, and its metadata."""
+"""Namespace of values stored outside sessions: the creation time of a thread, and its metadata."""
 EMPTY_S = 24 * 3600.0
-"""Seconds that a thread is kept before it has a message, and its metadata after its session is gone."""
+"""Seconds for which a thread without a message is kept, and metadata of a deleted session."""
 SWEEP_S = 600.0
-"""Seconds between two looks for such threads."""
+"""Seconds between two searches for such threads."""
 SWEPT_MAX = 500
-"""Old threads that are looked at each time."""
+"""Maximum number of old threads that are examined each time."""
 WRITES_MAX = 8
-"""Attempts to change the metadata of a thread that others change meanwhile."""
+"""Attempts to change metadata of a thread in case of concurrent changes."""
 SHOWN_S = 30.0
-"""Seconds for a session to show what was answered to a sub-agent."""
+"""Seconds for a session to show an answer that its sub-agent received."""
 FOLDS_MAX = 32
-"""Threads whose newest turn is found without reading the turns before it."""
+"""Maximum number of cached threads, whose newest turn is found without reading the turns before it."""
 
 
 class ThreadNote(Struct, frozen=True):
-    """Stored values of a thread beside its session."""
+    """Values of a thread that are stored outside its session."""
 
     at: float
     metadata: Json = {}
 
 
 class OpenThread(Struct, frozen=True):
-    """A thread as a request has it.
+    """The thread of a request.
 
     Args:
-        id: As the client names it.
-        session: As the store names it.
-        visitor: The client.
-        runner: Its session; None where it has no message yet.
-        note: What is stored beside it; None where nothing is.
+        id: Id of the thread for clients.
+        session: Name of the session in the store.
+        visitor: Client of the request.
+        runner: Runner of the session; None if it has no message yet.
+        note: Values stored outside the session; None for none.
     """
 
     id: str
@@ -81,7 +81,7 @@ class OpenThread(Struct, frozen=True):
 
 
 class ThreadNotes:
-    """Store of values of threads beside their sessions."""
+    """Stores values of threads outside their sessions."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -89,12 +89,12 @@ class ThreadNotes:
         self._swept_to = 0
 
     async def find(self, session: str) -> ThreadNote | None:
-        """Return what is stored of a thread, or None."""
+        """Return the stored values of a thread, or None."""
         kept = await self._host.store.kv_get(NOTES, session)
         return None if kept is None else msgspec.json.decode(kept.body, type=ThreadNote)
 
     async def change(self, session: str, metadata: Json) -> ThreadNote:
-        """Add metadata to a thread, which is made where it is not there."""
+        """Add metadata to a thread. Creates the thread if it does not exist."""
         store = self._host.store
         for _ in range(WRITES_MAX):
             kept = await store.kv_get(NOTES, session)
@@ -107,16 +107,16 @@ class ThreadNotes:
             except EntryMovedError:
                 continue
             return note
-        raise UnavailableError("others change this thread at the same time: retry", retry_after_s=1.0)
+        raise UnavailableError("other clients are changing this thread: retry", retry_after_s=1.0)
 
     async def delete(self, session: str) -> None:
-        """Remove what is stored of a thread."""
+        """Remove the stored values of a thread."""
         store = self._host.store
         while (kept := await store.kv_get(NOTES, session)) is not None:
             await store.kv_delete(NOTES, session, expected=kept.version)
 
     async def sweep(self) -> None:
-        """Remove what is stored of threads that have no session, and are old: of some of them each time."""
+        """Remove stored values of some old threads without a session."""
         now, store = self._host.world.now(), self._host.store
         if now - self._swept_at < SWEEP_S:
             return
@@ -130,7 +130,7 @@ class ThreadNotes:
 
 
 class FoldedThread(Struct, Generic[_Fold], frozen=True):
-    """A thread at a position of its journal, and the number of its last event there."""
+    """A thread at a position of its journal, with the number of its last event there."""
 
     position: int
     fold: _Fold
@@ -138,21 +138,21 @@ class FoldedThread(Struct, Generic[_Fold], frozen=True):
 
 
 class _KnownThread(Generic[_Fold]):
-    """A thread as far as it was read.
+    """A thread up to the position that was read.
 
     Args:
-        started_at: When its session began, which no later session of this name did.
-        now: Where its journal begins.
-        graph: The agent's name.
+        started_at: Time when the session began, which distinguishes it from a later one of this name.
+        now: Thread at the beginning of its journal.
+        graph: Name of the agent.
     """
 
     def __init__(self, started_at: float, now: FoldedThread[_Fold], graph: str) -> None:
         self.started_at = started_at
         self.turn = now
-        """Before the newest turn."""
+        """The thread before the newest turn."""
         self.position = now.position
         self.epoch = 0
-        """Of the last record."""
+        """Position of the last record."""
         self.lock = asyncio.Lock()
         self.fold = now.fold.copy()
         self._reader = JournalReader()
@@ -164,7 +164,7 @@ class _KnownThread(Generic[_Fold]):
         return self._events.seq
 
     async def read(self, runner: Runner) -> None:
-        """Read on to the end."""
+        """Read to the end of the journal."""
         async for stored, record in kept_records(runner, self.position, self._reader):
             if isinstance(record, MessageAccepted | TranscriptAccepted):
                 self.turn = FoldedThread(stored.position - 1, self.fold.copy(), self.seq)
@@ -173,12 +173,10 @@ class _KnownThread(Generic[_Fold]):
 
 
 class ThreadFolds(Generic[_Fold]):
-    """The runs and messages of threads, from their journals.
-
-    What was read of a journal is kept for the next request: it follows from the records alone.
+    """The runs and messages of threads, derived from their journals and cached for the next request.
 
     Args:
-        kind: What a dialect makes of the records.
+        kind: Type of fold of a dialect.
     """
 
     def __init__(self, host: Host, kind: type[_Fold]) -> None:
@@ -187,15 +185,15 @@ class ThreadFolds(Generic[_Fold]):
         self._known: OrderedDict[str, _KnownThread[_Fold]] = OrderedDict()
 
     async def now(self, runner: Runner, thread: str) -> _Fold:
-        """Return a thread as it is now. It is not to be changed."""
+        """Return the current thread. Callers must not change it."""
         return (await self._read(runner, thread)).fold
 
     async def answer(self, runner: Runner, thread: str, question: Question, answer: Answer) -> None:
         """Answer an open question of a thread in its own session; wait until the thread shows the answer.
 
         Raises:
-            QuestionClosedError: It was closed, and not by this answer.
-            UnavailableError: Nothing shows the answer in time: no server is at work on the thread.
+            QuestionClosedError: The question was closed by other means.
+            UnavailableError: No server recorded the answer in the thread in time.
             MidstreamError: The answer was refused.
         """
         if not question.session:
@@ -206,7 +204,7 @@ class ThreadFolds(Generic[_Fold]):
         child.attach()
         try:
             await submit(child, answer)
-        except QuestionClosedError as error:  # perhaps by this answer, before a server died
+        except QuestionClosedError as error:  # perhaps by this answer, before a server failed
             refusal = error
         finally:
             child.detach()
@@ -232,10 +230,7 @@ class ThreadFolds(Generic[_Fold]):
         return await self._place(runner, thread, known, is_newest=is_newest)
 
     async def after(self, runner: Runner, thread: str, *, since: int) -> FoldedThread[_Fold]:
-        """Return a thread where its event of this number has come already, or none has.
-
-        A number that the thread does not have is of events that a power cut took: there it is the newest turn.
-        """
+        """Return a thread before its newest turn if that has all events after `since`, otherwise at its beginning."""
         known = await self._read(runner, thread)
         return await self._place(runner, thread, known, is_newest=known.turn.seq <= since)
 
@@ -257,10 +252,10 @@ class ThreadFolds(Generic[_Fold]):
             async with known.lock:
                 try:
                     await known.read(runner)
-                except EventGoneError:  # it was pruned beyond what was read
+                except EventGoneError:  # records were pruned that were not read
                     self._known.pop(runner.session_id, None)
                     continue
-                if self._host.locks is not None:  # the text of sessions with secrets stays with their readers
+                if self._host.locks is not None:  # do not cache the text of sessions with secrets
                     self._known.pop(runner.session_id, None)
                 return known
         raise UnavailableError("this thread is being pruned: retry", retry_after_s=1.0)
@@ -280,14 +275,14 @@ class ThreadFolds(Generic[_Fold]):
         return known
 
     async def _is_same(self, runner: Runner, known: _KnownThread[_Fold]) -> bool:
-        """Whether the journal still has what was read: not where a power cut took its end, or it was deleted."""
+        """Return whether the journal still has the records that were read: a power failure may have removed them."""
         if known.started_at != runner.state.started_at or runner.newest.position < known.position:
             return False
         return known.epoch in (0, await runner.events.epoch_at(known.position))
 
 
 class GraphThreads:
-    """Sessions as threads, each with its client's rights."""
+    """Opens sessions as threads, with the permissions of the client."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self.host = host
@@ -300,8 +295,8 @@ class GraphThreads:
         """Open the thread that the path of a request names.
 
         Raises:
-            SessionNotFoundError: It is not there, or another's, which look the same.
-            MidstreamError: The caller may not do this with it.
+            SessionNotFoundError: The session does not exist, or belongs to another caller.
+            MidstreamError: The caller may not perform the action.
         """
         thread = request.path_params["thread"]
         require_session_id(thread)
@@ -311,15 +306,17 @@ class GraphThreads:
         note = await self.notes.find(session)
         has_messages = await self.host.store.find(session) is not None
         if note is None or has_messages:
-            await visitor.require_there(action)
+            await visitor.require_existing(action)
         elif visitor.is_known:
             await visitor.require(action)
         if note is None and not has_messages:
-            raise SessionNotFoundError(f"no session {session!r}")  # as of one that is another's
+            raise SessionNotFoundError(
+                f"no session {session!r}"
+            )  # the same error as for a session of another caller
         with await unlock(self.host, session, secrets_in(request), action):
             runner = await self.host.session(session) if has_messages else None
             yield OpenThread(thread, session, visitor, runner, note)
 
-    async def is_there(self, session: str) -> bool:
-        """Whether a thread was made, or its session has a message."""
+    async def exists(self, session: str) -> bool:
+        """Return whether a thread was created, or its session has a message."""
         return await self.host.store.find(session) is not None or await self.notes.find(session) is not None

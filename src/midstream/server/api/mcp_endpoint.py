@@ -1,7 +1,7 @@
-"""MCP over Streamable HTTP: the agent as a tool, for any client of the Model Context Protocol.
+"""Serves the agent as a tool to clients of the Model Context Protocol (MCP), over Streamable HTTP.
 
-A call of a tool is a turn of a session. Its stream of messages follows from the session's journal, as does its task, so
-that a call goes on at any server after any kill. Only MCP sessions are stored beside the journals.
+A tool call is a turn of a session. Its messages and its task are derived from the session's journal, so that any server
+can resume a call. Only MCP sessions are stored outside the journals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from midstream.dialects.mcp_stream import (
     read_question_id,
     stream_name,
 )
-from midstream.dialects.packed_values import unpacked
+from midstream.dialects.packed_values import unpack
 from midstream.engine.conversation import PAGE_RECORDS
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
@@ -77,18 +77,18 @@ from midstream.session.turn.commands import Cancel, SendMessage
 
 SESSION_HEADER = "mcp-session-id"
 BACK_S = 10.0
-"""Seconds for a client of the modern version to come back to a stream that it left; then its call is cancelled."""
+"""Seconds after which the call of a disconnected client is cancelled, in the modern version."""
 
 
 class McpEvent(msgspec.Struct, frozen=True):
-    """One server-sent event; `data` is a JSON-RPC message, `id` its place in the journal of its session."""
+    """One server-sent event; `data` is a JSON-RPC message, `id` contains its place in the session's journal."""
 
     data: str
     id: str = ""
 
 
 class McpPlace(msgspec.Struct, frozen=True, rename={"last_event_id": "last-event-id"}):
-    """The header of a request that reads on: the id of the last event that its client has."""
+    """The header of a request that resumes a stream: the id of the last event that the client has."""
 
     last_event_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]+\.[0-9-]+$")]
 
@@ -110,13 +110,13 @@ class _CallBody(RecordBody):
         if can_resume:
             await self.write(send, [event(self._first_id, b"", self._options.retry_s)])
         may_close = can_resume and self._stream.version != mcp.MODERN
-        with suppress(TimeoutError):  # its client goes on with another request
+        with suppress(TimeoutError):  # the client continues with another request
             async with asyncio.timeout(self._options.stream_s if may_close else None):
                 await super().pump(send)
 
 
 class McpCalls:
-    """Calls of MCP as turns of sessions."""
+    """Serves MCP calls as turns of sessions."""
 
     def __init__(self, host: Host, connections: Connections, options: McpOptions) -> None:
         self.host = host
@@ -138,10 +138,10 @@ class McpCalls:
         return McpCall(found.fold, place), found.position
 
     async def now(self, runner: Runner, place: CallPlace, *, wait_s: float = 0.0) -> McpCall:
-        """Return a call as it is now, or after some seconds, where it still runs then.
+        """Return the current call; `wait_s` first waits up to so many seconds for it to end, or to ask.
 
         Raises:
-            McpError: As `before`.
+            McpError: There is no such call, or it is no longer kept.
         """
         state, after = await self.before(runner, place)
         reader = JournalReader()
@@ -159,13 +159,13 @@ class McpCalls:
         return state
 
     async def answer(self, runner: Runner, visitor: Caller, session: str, responses: object) -> None:
-        """Answer questions by their ids; what is not open any more is passed over."""
+        """Answer questions by their ids; ignores questions that are closed."""
         sent = responses if isinstance(responses, dict) else {}
         for question in (await self._folds.now(runner, session)).questions:
             name = interrupt_id_of(question)
             if name in sent:
                 answer = await visitor.attribute(mcp.answer_to(question, sent[name]))
-                with suppress(QuestionClosedError, AnswerMismatchError):  # somebody was faster
+                with suppress(QuestionClosedError, AnswerMismatchError):  # another answer came first
                     await self._folds.answer(runner, session, question, answer)
 
     async def send_stream(
@@ -178,10 +178,10 @@ class McpCalls:
         *,
         is_kept: bool = True,
     ) -> None:
-        """Send the messages of a call, from a place on.
+        """Send the messages of a call after a place.
 
         Args:
-            is_kept: Whether the call goes on where its client leaves, as it may come back.
+            is_kept: Whether the call continues if its client disconnects, since it may reconnect.
         """
         state, position = await self.before(runner, stream.place)
         events, visitor = CallEvents(state, stream, after), visitor_of(request.scope)
@@ -196,14 +196,14 @@ class McpCalls:
             world.later(BACK_S, leave)
 
     async def _leave(self, place: CallPlace, session: str, began_at: float) -> None:
-        """Cancel a call whose client has not come back, to this server or another one."""
+        """Cancel a call whose client has not reconnected to any server."""
         with suppress(MidstreamError):
             if await self.sessions.returned_at(place) < began_at:
                 await cancel(await self.host.session(session), place.turn)
 
 
 class McpEndpoint:
-    """Messages of clients, and streams that are read on."""
+    """Accepts messages of clients, and resumes streams."""
 
     def __init__(self, calls: McpCalls) -> None:
         self._calls = calls
@@ -211,7 +211,7 @@ class McpEndpoint:
         self._host = calls.host
 
     async def mcp(self, request: Request, send: Send) -> None:
-        """Messages of clients."""
+        """Accept a message of a client."""
         rpc_id: object = None
         version = request.headers.get("mcp-protocol-version", "")
         is_modern = version not in ("", *mcp.HANDSHAKES)
@@ -227,13 +227,13 @@ class McpEndpoint:
             await answer(request.scope, request.receive, send)
 
     async def mcp_read(self, request: Request, send: Send) -> None:
-        """Streams that are read on."""
+        """Resume a stream."""
         text = request.headers.get("last-event-id")
-        if text is None:  # nothing is sent to a client but about its calls
+        if text is None:  # messages of the server exist only in calls
             raise HTTPException(405)
         found = read_event_id(text)
         if found is None:
-            raise NotFoundError("`Last-Event-ID` is the id of an event of a call")
+            raise NotFoundError("`Last-Event-ID` is not the id of an event of a call")
         stream, after = found
         if stream.version != mcp.MODERN:
             await self._client_of(request)
@@ -246,7 +246,7 @@ class McpEndpoint:
                 raise NotFoundError(str(error)) from error
 
     async def end_mcp_session(self, request: Request) -> None:
-        """End an MCP session; its calls go on, and its id is not known any more."""
+        """End an MCP session. Its calls continue; its id becomes unknown."""
         name = request.headers.get(SESSION_HEADER, "")
         if not await self._sessions.end(visitor_of(request.scope), name):
             raise NotFoundError("there is no such MCP session")
@@ -255,8 +255,8 @@ class McpEndpoint:
         """Return the client of a request with an MCP session.
 
         Raises:
-            UsageError: The request names none.
-            NotFoundError: It is not there any more: the client is to initialize another one.
+            UsageError: The request names no MCP session.
+            NotFoundError: The session does not exist; the client must initialize another one.
         """
         name = request.headers.get(SESSION_HEADER)
         if not name:
@@ -269,7 +269,7 @@ class McpEndpoint:
     async def _answer(
         self, request: Request, message: RpcMessage, send: Send, *, is_modern: bool
     ) -> Response | None:
-        """Answer a message; None where it was sent already, as a stream."""
+        """Answer a message; return None if the answer was sent as a stream."""
         visitor, method = visitor_of(request.scope), message.method
         if is_modern and message.id is UNSET:
             return Response(status_code=202, headers=NO_STORE)  # this version has no notifications of clients
@@ -304,7 +304,7 @@ class McpEndpoint:
     # --- notifications, and answers of people -----------------------------------------------------------------
 
     async def _take(self, request: Request, message: RpcMessage, client: McpClient) -> None:
-        """Take a notification or a response; one that is for nothing is passed over."""
+        """Process a notification or a response; ignores one without effect."""
         if message.method == "notifications/cancelled":
             rpc_id = message.params.get("requestId")
             name = stream_name(mcp.digest_of("rpc", client.session, rpc_id))
@@ -357,7 +357,7 @@ class McpEndpoint:
     async def _as_task(
         self, runner: Runner, client: McpClient, tool: McpTool, stream: CallStream
     ) -> Json | None:
-        """Return a task where the call takes longer; None where it is answered at once."""
+        """Return a task if the call takes longer than `task_after_s`; None for an immediate answer."""
         must = tool.task == "required"
         wait_s = 0.0 if must else self._calls.options.task_after_s
         state = await self._calls.now(runner, stream.place, wait_s=wait_s)
@@ -370,7 +370,7 @@ class McpEndpoint:
     async def _begun(
         self, request: Request, message: RpcMessage, client: McpClient, tool: McpTool
     ) -> AsyncIterator[tuple[Runner, CallStream]]:
-        """Begin a call, or find the one that this message is a repetition of, or goes on with."""
+        """Begin a call, or find the call that this message repeats or continues."""
         calls, visitor = self._calls, visitor_of(request.scope)
         token = message.progress_token
         rpc_id = cast("mcp.RpcId", message.id)
@@ -379,10 +379,10 @@ class McpEndpoint:
             return CallStream(place, rpc_id, client.version, token, client.can_elicit, since=since)
 
         if client.is_modern and "requestState" in message.params:
-            pause = unpacked(message.params["requestState"], mcp.PauseState)
+            pause = unpack(message.params["requestState"], mcp.PauseState)
             responses = message.params.get("inputResponses")
-            if pause is None or pause != pause.sealed():
-                raise McpError(mcp.BAD_PARAMS, "`requestState` is not as it was given")
+            if pause is None or pause != pause.with_check():
+                raise McpError(mcp.BAD_PARAMS, "`requestState` was changed")
             async with self._at(request, pause.place, Action.READ) as runner:
                 await calls.answer(runner, visitor, pause.place.session, responses)
                 yield runner, stream(pause.place, runner.newest.position)
@@ -402,11 +402,11 @@ class McpEndpoint:
             runner,
             secret,
         ):
-            turn = await self._say(runner, visitor, name, message.digest, text, secret)
+            turn = await self._submit_message(runner, visitor, name, message.digest, text, secret)
             yield runner, stream(CallPlace(session, turn))
 
     def _id_of(self, message: RpcMessage, client: McpClient) -> str:
-        """Return what makes a call one: the id that its client chose, or that of the request in its MCP session."""
+        """Return the identity of a call: the id that its client chose, or the request id in its MCP session."""
         chosen = message.meta.get(mcp.CALL_ID)
         if isinstance(chosen, str):
             return mcp.digest_of("id", chosen)
@@ -414,7 +414,7 @@ class McpEndpoint:
             return mcp.digest_of("rpc", client.session, message.id)
         return self._host.world.new_id("call")
 
-    async def _say(
+    async def _submit_message(
         self, runner: Runner, visitor: Caller, name: str, digest: str, text: str, secret: str | None
     ) -> int:
         """Send the message of a call once; return the number of its turn."""
@@ -422,7 +422,7 @@ class McpEndpoint:
         if known is None or not known.turn:
             if runner.state.is_live:
                 raise SessionBusyError(
-                    "this session still answers its last message: wait for it by an empty `message`"
+                    "this session is still answering its last message: wait with an empty `message`"
                 )
             command = SendMessage(UserMessage.of(text), turns=runner.state.turns)
             visitor.count_command(command)
@@ -450,7 +450,7 @@ class McpEndpoint:
             raise _no_method(method)
         if client.is_modern and not client.has_tasks:
             raise _no_tasks()
-        place = unpacked(params.get("taskId"), CallPlace)
+        place = unpack(params.get("taskId"), CallPlace)
         if place is None:
             raise McpError(mcp.BAD_PARAMS, "there is no such task")
         action = Action.SPEAK if method == "tasks/cancel" else Action.READ
@@ -487,13 +487,13 @@ class McpEndpoint:
 
 
 async def cancel(runner: Runner, turn: int) -> None:
-    """Stop a turn where it is the open one."""
+    """Stop a turn if it is open."""
     if runner.state.is_live and runner.state.turns == turn:
         await runner.submit(Cancel(turn))
 
 
 def _require_way(tool: McpTool, client: McpClient, *, wants_task: bool) -> None:
-    """Require that a call comes in a way that its tool permits."""
+    """Raise an error unless the tool supports the call with or without a task."""
     if client.version == mcp.NEWEST_HANDSHAKE:
         if tool.task == ("forbidden" if wants_task else "required"):
             raise McpError(mcp.NO_METHOD, f"`{tool.name}` is {tool.task} as a task")

@@ -1,4 +1,4 @@
-"""Small values of MCP sessions beside the sessions of the agent, which outlive their server."""
+"""Stores small values of MCP sessions outside the sessions of the agent; they survive a server."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import msgspec
 from msgspec import Struct
 
 from midstream.dialects.mcp_messages import HANDSHAKES, CallPlace, Json, McpClient, digest_of
-from midstream.dialects.packed_values import packed
+from midstream.dialects.packed_values import pack
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError
 from midstream.server.auth.caller import Caller
 
 SESSIONS, CALLS = "mcp-sessions", "mcp-calls"
-"""Namespaces of MCP sessions, and of calls that have to be found by more than their names."""
+"""Namespaces of MCP sessions, and of calls whose session is not derived from their id."""
 KEPT_S = 30 * 24 * 3600.0
-"""Seconds that an MCP session is kept after its last use."""
+"""Seconds for which an MCP session is kept after its last use."""
 TOUCH_S = 24 * 3600.0
-"""Seconds between two notes of its use."""
+"""Seconds between two records of its use."""
 SWEEP_S = 600.0
-"""Seconds between two looks for old ones."""
+"""Seconds between two searches for expired values."""
 SWEPT_MAX = 500
-"""Old ones that are removed each time."""
+"""Maximum number of expired values to remove each time."""
 
 
 class _Note(Struct, frozen=True):
@@ -31,14 +31,14 @@ class _Note(Struct, frozen=True):
 
 
 class McpSessions:
-    """The MCP sessions of a store; the same for any server of it."""
+    """The MCP sessions of a store, which all its servers share."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._swept_at = 0.0
 
     async def begin(self, visitor: Caller, params: Json) -> McpClient:
-        """Begin a session for the client that initializes it; return it with the version that is spoken there."""
+        """Begin a session for a client; return the client with the negotiated version."""
         await self._sweep()
         wanted, capabilities = params.get("protocolVersion"), params.get("capabilities")
         version = wanted if wanted in HANDSHAKES else HANDSHAKES[-1]
@@ -49,7 +49,7 @@ class McpSessions:
         return msgspec.structs.replace(client, session=name)
 
     async def find(self, visitor: Caller, name: str) -> McpClient | None:
-        """Return the client of a session; None where it is not there any more."""
+        """Return the client of a session; None if the session does not exist."""
         key, store, now = visitor.stored_name(name), self._host.store, self._host.world.now()
         kept = await store.kv_get(SESSIONS, key)
         if kept is None:
@@ -61,17 +61,18 @@ class McpSessions:
         return McpClient(note.version, {"elicitation": {}} if note.can_elicit else {}, name)
 
     async def end(self, visitor: Caller, name: str) -> bool:
-        """End a session; return whether it was there. Its calls go on."""
+        """End a session; return whether it existed. Its calls continue."""
         key, store = visitor.stored_name(name), self._host.store
         kept = await store.kv_get(SESSIONS, key)
         return kept is not None and await store.kv_delete(SESSIONS, key, expected=kept.version)
 
     async def note_call(self, client: McpClient, rpc_id: object, session: str, stream: str) -> None:
-        """Store where a call is whose client chose its session or id: before it begins, for any server to cancel it.
+        """Store the session of a call before it begins, if its client chose the session or id, so that any server can
+        cancel it.
 
         Args:
-            session: Of the agent.
-            stream: The name of its stream there.
+            session: Session of the agent.
+            stream: Name of the call's stream in it.
         """
         key = f"{client.session}.{digest_of(rpc_id)}"
         with suppress(EntryMovedError):  # a repetition
@@ -84,16 +85,16 @@ class McpSessions:
         return None if kept is None else msgspec.json.decode(kept.body, type=tuple[str, str])
 
     async def note_return(self, place: CallPlace) -> None:
-        """Store that a client came back to its call, at whichever server, so that the call is not cancelled."""
-        key, store = f"back.{packed(place)}", self._host.store
+        """Store that a client reconnected to its call at any server, so that the call is not cancelled."""
+        key, store = f"back.{pack(place)}", self._host.store
         kept = await store.kv_get(CALLS, key)
         with suppress(EntryMovedError):  # by another return
             version = kept.version if kept else 0
             await store.kv_put(CALLS, key, b"", expected=version, at=self._host.world.now())
 
     async def returned_at(self, place: CallPlace) -> float:
-        """Return when a client came back to its call the last time, in seconds since 1970; 0 for never."""
-        kept = await self._host.store.kv_get(CALLS, f"back.{packed(place)}")
+        """Return the time when a client last reconnected to its call, in seconds since 1970; 0 for never."""
+        kept = await self._host.store.kv_get(CALLS, f"back.{pack(place)}")
         return 0.0 if kept is None else kept.at
 
     async def _sweep(self) -> None:

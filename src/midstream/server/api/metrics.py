@@ -1,4 +1,4 @@
-"""`/metrics`: what an observer has counted, and how the server stands."""
+"""`/metrics`: counters of an observer, and gauges of the server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from starlette.responses import Response
 from midstream.server.auth.caller import require_operator
 
 _SAMPLE = re.compile(r"([^\s{]+)(?:\{(.*)\})?( .*)")
-"""A line of a page: a name, its labels and a value."""
+"""A line of a metrics page: name, labels and value."""
 
 
 @runtime_checkable
 class MetricsPage(Protocol):
-    """An observer whose counts have a page."""
+    """An observer that renders a metrics page."""
 
     media_type: str
 
@@ -25,18 +25,18 @@ class MetricsPage(Protocol):
         """Return the page.
 
         Args:
-            figures: How the server stands now, by name.
+            figures: Current gauges of the server, by name.
         """
 
 
 class Metrics:
-    """Serve the page: to an operator, where this server asks who comes."""
+    """Serves the metrics page. With authentication, only an operator receives it."""
 
     def __init__(self, page: MetricsPage, figures: Callable[[], Mapping[str, float]]) -> None:
         self.worker = 0
-        """The number of this process among the workers of a server; 0 where it is the only one."""
+        """Number of this worker; 0 without workers."""
         self.other_pages: Callable[[], Awaitable[Mapping[int, str]]] | None = None
-        """Returns the pages of the other workers, by their numbers."""
+        """Returns the pages of the other workers, by number."""
         self._page = page
         self._figures = figures
 
@@ -54,7 +54,7 @@ class Metrics:
 
 
 def merge_pages(pages: Mapping[int, str]) -> str:
-    """Return the pages of several workers as one: each sample has the label `worker`, each metric is described once."""
+    """Merge the pages of several workers: each sample gets the label `worker`, each metric has one description."""
     metrics: dict[str, tuple[list[str], list[str]]] = {}
     for worker, page in sorted(pages.items()):
         described, samples = metrics.setdefault("", ([], []))

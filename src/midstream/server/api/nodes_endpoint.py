@@ -13,13 +13,13 @@ from midstream.store.node_reports import NodeLine
 
 
 class NodeList(Struct, frozen=True):
-    """All servers of a store, the oldest first."""
+    """All servers of a store, oldest first."""
 
     nodes: Sequence[NodeLine]
 
 
 class NodesEndpoint:
-    """The endpoint of the list."""
+    """Endpoint of the list of servers."""
 
     def __init__(self, reports: NodeReports) -> None:
         self._reports = reports

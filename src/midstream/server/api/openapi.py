@@ -1,7 +1,7 @@
-"""OpenAPI 3.1 document of the HTTP operations, made from the types that are decoded and encoded.
+"""OpenAPI 3.1 document of the HTTP operations, generated from the types of requests and responses.
 
-The document is the same for a server without authentication, which has no routes of access, and for one without
-metrics. The frames of streams are in `docs/spec/stream.md`.
+The document is the same for all servers, also for those without authentication routes or metrics. The frames of streams
+are in `docs/spec/stream.md`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Json = dict[str, Any]
 JSON = "application/json"
 _SCHEMA_REFERENCE = "#/components/schemas/{name}"
 _ERRORS = {
-    400: "The request, frame or id has another form.",
+    400: "The request, frame or id is invalid.",
     401: "The credential is missing or not valid.",
     403: "Not allowed: another secret, or a page of another site.",
     404: "Not found.",
-    405: "Not served at this address, or only with other headers; see `Allow`.",
+    405: "The method is not available at this address, or needs other headers; see `Allow`.",
     409: "The state of the session or stream forbids it; see `code`.",
     410: "The records were pruned.",
     413: "The body is larger than a frame may be.",
     414: "The address is too long.",
     415: "The body is compressed.",
     422: "The stream key was used for another first message.",
-    429: "The caller reached a limit; try again after `Retry-After`.",
+    429: "The caller has reached a limit; try again after `Retry-After`.",
     431: "The headers are too large.",
     500: "The store is damaged, or the server has a bug.",
     503: "The server is not available now; try again after `Retry-After`.",
@@ -75,22 +75,22 @@ class PathParameters(Struct):
 
 
 class Operation(Struct, frozen=True):
-    """One row of the table. The signature of a method has the types of its query, body and answer.
+    """One row of the table. The signature of the handler contains the types of its query, body and answer.
 
     Args:
-        name: The identifier in the document.
-        method, path: Of the route.
-        handler: A method of an endpoint class, or one that is an ASGI app. Its docstring has the summary. A method with
-            the parameter `send` sends its answer itself.
-        status: Of a good answer with a body.
-        errors: Statuses of problems, besides those that every operation, session or body has.
-        answer: The type of a good answer's body, where the handler makes the response; with None 204 is good too.
-        media: The media type of a good answer.
+        name: Id of the operation in the document.
+        method, path: Method and path of the route.
+        handler: A method of an endpoint class, or `__call__` of an ASGI app. Its docstring is the summary. A method
+            with the parameter `send` sends its answer itself.
+        status: Status of a successful answer with a body.
+        errors: Further error statuses, besides those of all operations, sessions or bodies.
+        answer: Type of a successful answer's body, if the handler creates the response; a union with None permits 204.
+        media: Media type of a successful answer.
         query, headers: Structs whose fields are the parameters.
-        bodies: The types that the body of the request may have, where the handler decodes it.
-        refusal: The type of the body that 400, 404 and 415 have where a dialect has errors of its own.
+        bodies: Possible types of the request's body, if the handler decodes it.
+        refusal: Type of the bodies of 400, 404 and 415, for a dialect with its own errors.
         is_open: Whether the operation needs no authentication.
-        is_ok_too: Whether a good answer may have the status 200 in the place of `status`: the same was there already.
+        is_ok_too: Whether a successful answer may also have the status 200: the resource already existed.
     """
 
     name: str
@@ -109,11 +109,11 @@ class Operation(Struct, frozen=True):
     is_ok_too: bool = False
 
     def signature(self) -> dict[str, Any]:
-        """Return the types in the signature of a method: of `query`, `body` and `return`."""
+        """Return the types of `query`, `body` and `return` in the handler's signature."""
         return get_type_hints(self.handler) if inspect.isfunction(self.handler) else {}
 
     def answers(self) -> dict[int, Any]:
-        """Return the types of good answers by their status; None has no body."""
+        """Return the types of successful answers by status; None means no body."""
         kind = self.answer or self.signature()["return"]
         kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
         typed = tuple(each for each in kinds if each not in (Response, NoneType))
@@ -128,7 +128,7 @@ class Operation(Struct, frozen=True):
 def document(operations: Sequence[Operation]) -> Json:
     """Return the OpenAPI document of these operations."""
     kinds = [*dict.fromkeys([Problem, *(kind for each in operations for kind in _types_of(each))])]
-    # All at once, so that types of one name are distinguished.
+    # One call for all types, so that types with equal names are distinguished.
     found, components = msgspec.json.schema_components(kinds, ref_template=_SCHEMA_REFERENCE)
     schemas = dict(zip(kinds, found, strict=True))
     paths: dict[str, Json] = {}

@@ -1,4 +1,4 @@
-"""One session for a request of a dialect: the rights of its caller, the secret of its client, and the session awake."""
+"""Access of a dialect's request to its session: rights, decryption, and loading."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
 async def opened_session(
     host: Host, request: Request, session: str, action: Action, *, begins: bool = False
 ) -> AsyncIterator[tuple[Runner, str | None]]:
-    """Open a session by the client's name of it; also what stands for its secret in its streams.
+    """Open a session by the client's name; yield its runner, and the digest that replaces its secret in streams.
 
     Args:
-        begins: Whether the request may begin it.
+        begins: Whether the request may begin the session.
 
     Raises:
-        UsageError: The name has another form.
-        SessionNotFoundError: It is not there, or another's, which look the same.
-        MidstreamError: The caller may not do this with it.
+        UsageError: The name is invalid.
+        SessionNotFoundError: The session does not exist, or belongs to another principal.
+        MidstreamError: The caller lacks the right to the action.
     """
     require_session_id(session)
     visitor = visitor_of(request.scope)
@@ -37,7 +37,7 @@ async def opened_session(
     if begins:
         await visitor.begin()
     else:
-        await visitor.require_there(action)
+        await visitor.require_existing(action)
     with await unlock(host, name, secrets_in(request), action, begins=begins) as held:
         runner = await host.session(name, create=begins)
         runner.attach()
@@ -48,12 +48,12 @@ async def opened_session(
 
 
 @asynccontextmanager
-async def opened_if_there(host: Host, request: Request, session: str) -> AsyncIterator[Runner | None]:
-    """Open a session for reading; None where it is not there, or another's, which look the same.
+async def opened_existing_session(host: Host, request: Request, session: str) -> AsyncIterator[Runner | None]:
+    """Open a session for reading; yield None if it does not exist, or belongs to another principal.
 
     Raises:
-        UsageError: The name has another form.
-        MidstreamError: The caller may not read it.
+        UsageError: The name is invalid.
+        MidstreamError: The caller may not read the session.
     """
     async with AsyncExitStack() as stack:
         runner: Runner | None = None

@@ -1,11 +1,11 @@
-"""The plain streams of this server: each is a journal of its own in the store, which any node reads and writes.
+"""Plain streams: each is a separate journal in the store, which any node can read and write.
 
-A write claims the journal, folds what others appended, appends one record, synced, and gives the journal back. So the
-decision about a producer's request is made on all that was accepted before it, and one whose answer was lost in a crash
-is a duplicate after it. While writes of this node wait they follow under one claim.
+A write claims the journal, folds new records, appends one synced record, and releases the journal. So a producer's
+request is decided with all accepted appends, and a retry after a crash is recognized as a duplicate. Waiting writes of
+one node share a claim.
 
-A fork reads what it inherits in its source's journal. Before it is made, the source has a record of it. A deleted
-source stays, and answers that it is gone, until its last fork is deleted.
+A fork reads inherited content from its source's journal. The source records a fork before the fork is created. A
+deleted source stays in the store, and answers 410, until its last fork is deleted.
 """
 
 from __future__ import annotations
@@ -47,40 +47,40 @@ from midstream.session.records import Sync
 from midstream.store.contract import STREAM_READS, Batch, SessionListing, StoredRecord
 
 STREAMS_MAX = 512
-"""Streams whose folds are in memory; those not used longest are read again."""
+"""Streams whose state is in memory; the least recently used ones are dropped."""
 READERS = 64
-"""Journals that are read at once."""
+"""Journals that are read concurrently."""
 PAGE_RECORDS = 256
-"""Records of a journal that are read at once."""
+"""Records of one read of a journal."""
 PAGE_BYTES = 4 * 1024 * 1024
-"""Bytes after which a response ends; its reader goes on at the next offset."""
+"""Bytes after which a response ends; the reader continues at the next offset."""
 RECENT_BYTES = 64 * 1024
-"""Bytes of the newest appends of a stream that are in memory."""
+"""Bytes of a stream's newest appends in memory."""
 HELD_BACKOFF = Backoff(first_s=0.005, most_s=0.05, jitter=0.5)
-"""Between attempts to claim a stream to which another node writes."""
+"""Pauses between attempts to claim a stream to which another node writes."""
 TURN_S = 0.2
-"""Seconds that a node keeps a stream while writes of its own wait, before another node has its turn."""
+"""Seconds for which a node keeps a stream for its own waiting writes, before other nodes can write."""
 FORK_S = 60.0
-"""Seconds for which a fork that is not there yet keeps its source: the node that makes it may have died."""
+"""Seconds for which a recorded fork that does not exist yet keeps its source: its node may have died."""
 MAKING_S = FORK_S / 2
-"""Seconds within which a fork is made, or not at all."""
+"""Time limit in seconds for creating a fork."""
 SLIDE = 0.05
-"""Share of a sliding lifetime by which a read must extend it to be stored."""
+"""Part of a sliding lifetime by which a read must extend it; smaller extensions are not stored."""
 
 
 class StreamGoneError(NotFoundError):
-    """The stream was deleted, or has expired, and has forks."""
+    """The stream was deleted or has expired, but still has forks."""
 
     code = "stream_gone"
 
 
 class KnownStream:
-    """A stream as far as its journal was read here: its fold, and where its units are.
+    """State of a stream as far as its journal was read here, with an index of its units.
 
     Args:
-        journal: Its name in the store.
+        journal: Name of the journal.
         created: The first record.
-        epoch: That of the first record, which no stream of this name had before.
+        epoch: Epoch of the first record, which distinguishes it from earlier streams of this name.
     """
 
     def __init__(self, journal: str, created: Created, epoch: int) -> None:
@@ -90,10 +90,10 @@ class KnownStream:
         self.state = PlainStream.of(created)
         self.position, self.epoch = 1, epoch
         self._recent: deque[bytes] = deque()
-        """Bodies of the newest appends, for readers that follow: 500 of them would read each append from the store."""
+        """Bodies of the newest appends, so that readers that follow the stream need no read from the store."""
         self._recent_bytes = 0
         self._ends = array("Q")
-        """Units behind each append, in order."""
+        """Number of units up to the end of each append, in order."""
         self._positions = array("Q")
 
     def apply(self, stored: StoredRecord) -> None:
@@ -112,17 +112,17 @@ class KnownStream:
                 self._recent_bytes -= len(self._recent.popleft())
 
     def recent(self, units: int) -> list[bytes]:
-        """Return the bodies of the appends from the one with the unit behind so many, if all of them are in memory."""
+        """Return the bodies from the append with the next unit after `units`; empty if they are not all in memory."""
         back = len(self._ends) - bisect_right(self._ends, units)
         return list(islice(self._recent, len(self._recent) - back, None)) if back <= len(self._recent) else []
 
     def place_of(self, units: int) -> int:
-        """Return the position of the append with the unit behind so many; 0 where there is none."""
+        """Return the position of the append that contains the next unit after `units`; 0 if there is none."""
         index = bisect_right(self._ends, units)
         return self._positions[index] if index < len(self._positions) else 0
 
     def span_at(self, units: int) -> tuple[int, int] | None:
-        """Return where the append begins and ends that has the unit behind so many; None where there is none."""
+        """Return begin and end of the append that contains the next unit after `units`; None if there is none."""
         index = bisect_right(self._ends, units)
         if units < self.created.inherited or index == len(self._ends):
             return None
@@ -130,18 +130,18 @@ class KnownStream:
 
 
 class StreamPart(Struct, frozen=True):
-    """Appends of a stream, or parts of them, and the offset behind them."""
+    """Appends of a stream, or parts of them, and the offset after them."""
 
     bodies: list[bytes]
     end: int
 
 
 Decision = Callable[[KnownStream | None], Awaitable[Sequence[StreamRecord]]]
-"""Returns the records to append to a stream as it is now, all or none of them."""
+"""Returns the records to append to the current state of a stream."""
 
 
 class _Writing:
-    """The writes of this node to one stream, in turn."""
+    """Queue of this node's writes to one stream."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -151,7 +151,7 @@ class _Writing:
 
 
 class PlainStreams:
-    """The streams of a store, as this node reads and writes them."""
+    """Reads and writes the plain streams of a store."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -159,32 +159,32 @@ class PlainStreams:
         self._world = host.world
         self._known: OrderedDict[str, KnownStream] = OrderedDict()
         self._reading = [asyncio.Lock() for _ in range(READERS)]
-        """Each journal is read by one task at a time, as some others are."""
+        """Locks for reading, each shared by several journals."""
         self._writing: dict[str, _Writing] = {}
         self.on_change: Callable[[str], None] = _ignore
-        """Called with the journal that this node appended to, or deleted."""
+        """Called with each journal to which this node appended, or that it deleted."""
 
     # --- reading
 
     async def find(self, journal: str) -> KnownStream | None:
-        """Return a stream, or None where there is none; one that has expired is removed.
+        """Return a stream, or None if it does not exist. An expired stream is removed.
 
         Raises:
-            StreamGoneError: It was deleted, or has expired, and has forks.
+            StreamGoneError: The stream was deleted or has expired, but has forks.
         """
-        known = await self.look(journal)
+        known = await self.refresh(journal)
         if known is None or not await self._is_over(known):
             return known
         if await self._has_forks(known):
-            raise StreamGoneError("this stream is gone; its forks go on")
+            raise StreamGoneError("this stream was deleted or has expired; its forks remain")
         await self._remove(journal)
         return None
 
     async def read(self, known: KnownStream, units: int, *, limit: int | None = None) -> StreamPart:
-        """Return what follows an offset, as much as one response has, and nothing behind `limit` units."""
+        """Return the content of one response after an offset, and not beyond `limit` units."""
         part, limit = StreamPart([], units), known.state.units if limit is None else limit
         if units < (inherited := known.created.inherited):
-            source = await self.look(known.created.source)
+            source = await self.refresh(known.created.source)
             if source is None:
                 raise StoreDamagedError(f"the source of journal {known.journal!r} is missing")
             part = await self.read(source, units, limit=min(inherited, limit))
@@ -208,7 +208,7 @@ class PlainStreams:
         return StreamPart(bodies, end)
 
     async def _stored(self, known: KnownStream, place: int) -> list[bytes]:
-        """Return the bodies of appends from this position on, as the store has them; empty where they are gone."""
+        """Read the bodies of appends from a position on from the store; empty if the stream was deleted."""
         page = await self._store.read(known.journal, after=place - 1, limit=PAGE_RECORDS)
         if not page or page[0].position != place:
             return []
@@ -216,52 +216,52 @@ class PlainStreams:
         return [record.body for record in records if isinstance(record, Appended) and record.units]
 
     async def span_at(self, known: KnownStream, units: int) -> tuple[int, int] | None:
-        """Return where the append begins and ends that has the unit behind so many, also one that is inherited."""
+        """Return begin and end of the append that contains the next unit after `units`, also an inherited one."""
         if units >= known.created.inherited:
             return known.span_at(units)
-        source = await self.look(known.created.source)
+        source = await self.refresh(known.created.source)
         span = None if source is None else await self.span_at(source, units)
         return None if span is None else (span[0], min(span[1], known.created.inherited))
 
     async def wait(self, known: KnownStream) -> KnownStream | None:
-        """Wait until there may be more of a stream than is known, and return it as it is; None where it is gone."""
+        """Wait until a stream may have new records, and return its current state; None if it was deleted."""
         position = known.position
         await self._host.journals.wait(known.journal, position)
         if self._has_grown(known, position):
             return known
         async with self._reading[hash(known.journal) % READERS]:
-            if self._has_grown(known, position):  # another reader was woken before
+            if self._has_grown(known, position):  # another reader has already read them
                 return known
-            return await self._look(known.journal)
+            return await self._refresh(known.journal)
 
     def _has_grown(self, known: KnownStream, position: int) -> bool:
         return known.position > position and self._known.get(known.journal) is known
 
     async def note_use(self, known: KnownStream) -> None:
-        """Extend a sliding lifetime, from a read or a repeated write."""
+        """Extend a sliding lifetime after a read or a repeated write."""
         ttl_s = known.state.settings.ttl_s
         if ttl_s is None:
             return
         used_at, version = await self._last_use(known)
         now = self._world.now()
         if now - used_at > ttl_s * SLIDE:
-            with suppress(EntryMovedError):  # another read was faster
+            with suppress(EntryMovedError):  # another request extended it
                 body = msgspec.json.encode(now)
                 await self._store.kv_put(STREAM_READS, known.journal, body, expected=version, at=now)
 
-    async def look(self, journal: str) -> KnownStream | None:
-        """Return a stream as its journal is now, or None where that is empty."""
+    async def refresh(self, journal: str) -> KnownStream | None:
+        """Read new records of a journal; return the stream, or None if the journal is empty."""
         async with self._reading[hash(journal) % READERS]:
-            return await self._look(journal)
+            return await self._refresh(journal)
 
-    async def _look(self, journal: str) -> KnownStream | None:
+    async def _refresh(self, journal: str) -> KnownStream | None:
         known = self._known.get(journal)
         after = 0 if known is None else known.position - 1
         page = await self._store.read(journal, after=after, limit=PAGE_RECORDS)
         if known is not None:
             if page and (page[0].position, page[0].epoch) == (known.position, known.epoch):
                 page = page[1:]
-            else:  # deleted, and perhaps made anew
+            else:  # deleted, and perhaps created again
                 known = None
                 self._known.pop(journal, None)
                 page = await self._store.read(journal, after=0, limit=PAGE_RECORDS)
@@ -282,7 +282,7 @@ class PlainStreams:
     # --- lifetime
 
     async def ends_at(self, known: KnownStream) -> float | None:
-        """Return when a stream expires if it is not used again, in seconds since 1970; None for never."""
+        """Return the time at which a stream expires without further use, in seconds since 1970; None for never."""
         settings = known.state.settings
         if settings.ttl_s is None:
             return settings.expires_at_s
@@ -297,7 +297,7 @@ class PlainStreams:
         return state.settings.has_expired(used_at=used_at, now=now)
 
     async def _last_use(self, known: KnownStream) -> tuple[float, int]:
-        """Return when a stream was last written or read, and the version of the entry about reads; 0 without one."""
+        """Return the time of the last use of a stream, and the version of its entry about reads (0 without one)."""
         kept = await self._store.kv_get(STREAM_READS, known.journal)
         if kept is None:
             return known.state.written_at, 0
@@ -307,7 +307,7 @@ class PlainStreams:
         for fork, asked_at in known.state.forks.items():
             if self._world.now() - asked_at < FORK_S:
                 return True
-            found = await self.look(fork)
+            found = await self.refresh(fork)
             if found is not None and found.created.source == known.journal:
                 return True
         return False
@@ -316,7 +316,7 @@ class PlainStreams:
         """Delete a stream; return whether there was one.
 
         Raises:
-            StreamGoneError: It is gone and has forks.
+            StreamGoneError: The stream was already deleted, but has forks.
         """
         if await self.find(journal) is None:
             return False
@@ -326,15 +326,15 @@ class PlainStreams:
             return [Deleted()] if has_forks else []
 
         await self.write(journal, decide)
-        known = await self.look(journal)
+        known = await self.refresh(journal)
         if known is not None and not known.state.is_deleted:
             await self._remove(journal, is_asked=True)
         return True
 
     async def _remove(self, journal: str, *, is_asked: bool = False) -> None:
-        """Remove a stream for good where nothing needs it any more, and then what it alone kept."""
+        """Remove a stream that has no forks, and then sources that only it needed."""
         async with self._held(journal):
-            known = await self.look(journal)
+            known = await self.refresh(journal)
             if known is None or await self._has_forks(known):
                 return
             if not is_asked and not await self._is_over(known):
@@ -355,29 +355,28 @@ class PlainStreams:
             return [Forked(fork, self._world.now(), is_over=True)] if has_it else []
 
         await self.write(source, decide)
-        with suppress(StreamGoneError):  # it has another fork
+        with suppress(StreamGoneError):  # the source has another fork
             await self.find(source)
 
     # --- writing
 
     async def write(self, journal: str, decide: Decision) -> KnownStream | None:
-        """Append what is decided, and return the stream with it; None where there is none.
+        """Append the decided records, and return the stream; None if it does not exist.
 
         Raises:
-            UnavailableError: Other nodes write to it all the time, or the store cannot be used; what was to be
-                appended may have been.
+            UnavailableError: Other nodes keep the stream, or the store cannot be used. The append may have succeeded.
         """
         work = self._world.spawn(self._write(journal, decide), name=f"write {journal}")
         return await asyncio.shield(work)
 
     async def _write(self, journal: str, decide: Decision) -> KnownStream | None:
         async with self._held(journal) as epoch:
-            known = await self.look(journal)
+            known = await self.refresh(journal)
             records: Sequence[StreamRecord] = ()
             try:
                 records = await decide(known)
             finally:
-                if known is None and not records:  # the claim has made an empty journal
+                if known is None and not records:  # the claim created an empty journal
                     await self._delete_held(journal)
             if not records:
                 return known
@@ -391,7 +390,7 @@ class PlainStreams:
                 SessionListing(is_live=False, at=now, title=title),
             )
             await self._store.append(journal, batch)
-            known = await self.look(journal)
+            known = await self.refresh(journal)
         self._note_change(journal)
         return known
 
@@ -401,7 +400,7 @@ class PlainStreams:
 
     @asynccontextmanager
     async def _held(self, journal: str) -> AsyncIterator[int]:
-        """Hold a journal: no other writer, of this node or another, is in it meanwhile."""
+        """Hold the exclusive right to write to a journal, in this node and among nodes."""
         writing = self._writing.setdefault(journal, _Writing())
         writing.waiting += 1
         try:
@@ -415,7 +414,7 @@ class PlainStreams:
                     is_sound = True
                 except LeaseLostError as error:
                     raise UnavailableError(
-                        "another node has this stream by now: retry", retry_after_s=0.1
+                        "another node has claimed this stream: retry", retry_after_s=0.1
                     ) from error
                 finally:
                     is_last = writing.waiting == 1 or self._world.monotonic() >= writing.until
@@ -445,13 +444,13 @@ class PlainStreams:
 
 
 def _ignore(_: str) -> None:
-    """Notify no listener."""
+    """Do nothing."""
 
 
 def _begin(journal: str, stored: StoredRecord) -> KnownStream:
     record = _decode(journal, stored)
     if not isinstance(record, Created) or stored.position != 1:
-        raise RecordUndecodableError(f"journal {journal!r} does not begin as a stream does")
+        raise RecordUndecodableError(f"journal {journal!r} does not begin with the record of a stream")
     return KnownStream(journal, record, stored.epoch)
 
 

@@ -1,7 +1,7 @@
-"""Probe of the network in between, for a client: numbered chunks, paced, over each transport.
+"""Probe of a client's network: numbered chunks at intervals, over each transport.
 
 This module has no access to sessions. `/v1/probe/stream` sends chunks over a WebSocket, `/v1/probe/events` as
-server-sent events, `/v1/probe/poll` one to an answer, and `/v1/probe/chunks` gives back what is posted.
+server-sent events, and `/v1/probe/poll` one in each answer. `/v1/probe/chunks` returns the posted body.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from midstream.server.transports.long_poll import POLL_HEADERS
 
 CHUNKS = 5
 EVERY_MS = 600
-"""Milliseconds between two chunks: five of them last longer than the two seconds after which a first one is late."""
+"""Milliseconds between two chunks. Five chunks take longer than 2 s, the time after which a client considers the first
+one late."""
 EVERY_MS_MAX = 1000
 PROBES_MAX = 20
-"""Probes under way at once; each holds a connection for 4 s."""
+"""Concurrent probes; each holds a connection for 4 s."""
 
 
 class ProbeQuery(Struct, frozen=True):
@@ -38,7 +39,7 @@ class ProbeQuery(Struct, frozen=True):
 
 
 class ProbePollQuery(ProbeQuery, frozen=True):
-    """The number of the chunk that is wanted."""
+    """The number of the requested chunk."""
 
     n: Annotated[int, Meta(ge=0, le=CHUNKS - 1)] = 0
 
@@ -60,7 +61,8 @@ class ProbeEndpoints:
         """Send each chunk as a message.
 
         Raises:
-            UsageError, OverloadedError: As in each of these; nothing was sent.
+            UsageError: The query is invalid. Nothing was sent.
+            OverloadedError: Too many probes run. Nothing was sent.
         """
         chunks = self._start_probe(decode_query(socket, ProbeQuery))
         await socket.accept()
@@ -70,7 +72,7 @@ class ProbeEndpoints:
             await socket.close()
 
     async def events(self, _: Request, query: ProbeQuery) -> Response:
-        """Send numbered chunks as events, some time apart; the body ends after the last one."""
+        """Send numbered chunks as events at intervals; the body ends after the last one."""
         chunks = self._start_probe(query)
         headers = {name.decode(): value.decode() for name, value in SSE_HEADERS}
         return StreamingResponse(_as_events(chunks), headers=headers)
@@ -87,7 +89,7 @@ class ProbeEndpoints:
 
     def _start_probe(self, query: ProbeQuery) -> AsyncIterator[bytes]:
         if self._under_way >= PROBES_MAX:
-            raise OverloadedError(f"{PROBES_MAX} probes are under way, which is all this server allows")
+            raise OverloadedError(f"{PROBES_MAX} probes are running, the limit of this server")
         return self._chunks(query.every_ms / 1000)
 
     async def _chunks(self, every_s: float) -> AsyncIterator[bytes]:

@@ -1,7 +1,7 @@
-"""Every HTTP error as a problem detail (RFC 9457), and the one mapping from our errors to statuses.
+"""HTTP errors as problem details (RFC 9457), and the mapping from errors to statuses.
 
-A problem has what happened (`detail`), with a stable `code` to match on, when the same request may be repeated
-(`retry`, `retry_after_s`), and what to do next (`next`). It never carries what a user or a model wrote.
+A problem contains a description (`detail`), a stable `code`, whether and when to retry (`retry`, `retry_after_s`), and
+the next step (`next`). It never contains text of a user or a model.
 """
 
 from __future__ import annotations
@@ -63,21 +63,21 @@ _NEXT = {
     "draining": "Reconnect: this server or another one continues where it stopped.",
     "event_gone": "Take the snapshot, here or of the session, and follow from its event id.",
     "events_lost": "Contact the operator: the missing records must be restored, or the session deleted.",
-    "foreign_origin": "Let the server's operator allow your origin (--allow-origin) or host name (--allow-host).",
+    "foreign_origin": "Ask the server's operator to allow your origin (--allow-origin) or host name (--allow-host).",
     "frame_too_large": "Send less in one command.",
     "internal": "Read the log of the server. The same request fails until the defect is fixed.",
     "key_missing": "Start the server with the key file that these sessions were written under.",
     "keys_unavailable": "Try again later. The operator must start the key endpoint, or renew its token.",
     "lease_held": "Another server process runs this session. Use that server, or try again later.",
-    "limit_reached": "Do less at once, or retry after `retry_after_s`.",
+    "limit_reached": "Send fewer requests, or retry after `retry_after_s`.",
     "malformed_frame": "Correct the request; the same one is refused again.",
     "method_not_allowed": "Use one of the methods in `Allow`.",
     "not_found": "Check the address.",
     "overloaded": "Try again later, or at another server.",
-    "recovering": "Try again in a moment.",
+    "recovering": "Try again in a few seconds.",
     "request_header_fields_too_large": "Send fewer headers, or shorter ones: cookies are the usual reason.",
     "seqno_gap": "Play back your commands from number `expected`.",
-    "seqno_reused": "Send another payload under the next number; the first one stands.",
+    "seqno_reused": "Send another payload under the next number; the first payload stays in effect.",
     "agent_mismatch": "Serve that agent on this store, cancel the turn, or resume it with this agent.",
     "session_busy": "Wait for the end of the turn, or cancel it.",
     "question_closed": "Read the session again: the question was answered, or its turn has ended.",
@@ -85,12 +85,12 @@ _NEXT = {
     "nothing_to_resume": "Send a message; it opens a new turn.",
     "other_login": "Log out first, or send the link again with `replace`.",
     "session_not_found": "Begin a session by sending its first message.",
-    "store_busy": "Another process holds the database. Try again in a moment.",
+    "store_busy": "Another process holds the database. Try again in a few seconds.",
     "store_damaged": "Run `midstream doctor`, or restore a copy of the database.",
     "store_full": "Free some space on the server's disk and try again.",
     "stream_fenced": "A newer connection of this client has the stream; use that one.",
     "stream_not_found": "Open a new stream.",
-    "stream_reused": "Open a new stream for another message; the first one stands.",
+    "stream_reused": "Open a new stream for another message; the first message stays in effect.",
     "unauthorized": "Send a credential: a bearer token, a cookie from `/v1/login`, or a fresh ticket.",
     "unsupported_media_type": "Send the body without a `Content-Encoding`.",
     "usage": "Correct the request; the same one is refused again.",
@@ -102,12 +102,12 @@ _NEXT_BY_RETRY = {
     "never": "Do not repeat this request as it is.",
     "later": "Try again later.",
     "now": "Try again at once.",
-    "ask": "Try again after the problem in the message was corrected.",
+    "ask": "Correct the problem in the message, then try again.",
 }
 
 
 class RecoveryProgress(Struct, frozen=True):
-    """How many of the turns that a start found interrupted were looked at."""
+    """Number of recovered turns, of all turns that were interrupted before the start."""
 
     done: int
     total: int
@@ -125,17 +125,17 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     retry: str = "never"
     retry_after_s: float | None = None
     expected: int | None = None
-    """The seqno to send next, where the code is `seqno_gap`."""
+    """The next `seqno` to send, for the code `seqno_gap`."""
     oldest: int | None = None
-    """Position of the oldest event that can be replayed, where the code is `event_gone`."""
+    """Position of the oldest event that can be replayed, for the code `event_gone`."""
     recovering: RecoveryProgress | None = None
-    """Where the code is `recovering`."""
+    """Progress, for the code `recovering`."""
     snapshot: msgspec.Raw | None = None
-    """What stands for the events before that one, as `GET` of the session answers; follow from its `event_id`."""
+    """Snapshot that replaces older events, as in `GET` of the session; follow the session from its `event_id`."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer."""
+        """Headers of the response."""
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))
@@ -145,12 +145,12 @@ class Problem(Struct, frozen=True, omit_defaults=True):
 
 
 def status_of(error: MidstreamError) -> int:
-    """Return the HTTP status of an error: that of the nearest class in the tree."""
+    """Return the HTTP status of an error, from its nearest base class in the table."""
     return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
 
 
 def problem_of(error: MidstreamError) -> Problem:
-    """Return the answer to an HTTP client for an error."""
+    """Return the problem detail of an error."""
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.retry == "later":
         retry_after_s = RETRY_AFTER_S
@@ -161,20 +161,20 @@ def problem_of(error: MidstreamError) -> Problem:
 
 
 def problem_of_http(error: HTTPException) -> Problem:
-    """Return the answer to an HTTP client for a request without an endpoint."""
+    """Return the problem detail of an HTTP error of the router."""
     phrase = HTTPStatus(error.status_code).phrase
     if error.status_code == HTTPStatus.REQUEST_URI_TOO_LONG:
-        phrase = "URI Too Long"  # of RFC 9110; Python before 3.13 has the one of before
+        phrase = "URI Too Long"  # the name in RFC 9110; Python before 3.13 has the old one
     code = phrase.lower().replace(" ", "_")
     detail = f"{phrase}." if error.detail == phrase else error.detail
     return _problem(error.status_code, code, detail)
 
 
-INTERNAL = "Something went wrong in the server; the log has the details."
+INTERNAL = "An internal error occurred in the server; the log contains the details."
 
 
 def internal_problem() -> Problem:
-    """Return the answer to an HTTP client for a defect, without details."""
+    """Return the problem detail of a defect, without details."""
     return problem_of(InternalError(INTERNAL))
 
 
@@ -200,7 +200,7 @@ def _problem(
 
 
 def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a problem as a whole HTTP answer, with further headers."""
+    """Return a problem as a complete HTTP response, with further headers."""
     body = msgspec.json.encode(problem)
     return Response(
         body, problem.status, headers={**problem.headers, **(headers or {})}, media_type=MEDIA_TYPE
@@ -210,7 +210,7 @@ def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> R
 async def refuse(
     problem: Problem, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Answer a request, or a WebSocket handshake that was not accepted yet, with a problem."""
+    """Answer a request, or a WebSocket handshake before its acceptance, with a problem."""
     if scope["type"] == "http":
         await response_of(problem, headers)(scope, receive, send)
     elif "websocket.http.response" in scope.get("extensions", {}):

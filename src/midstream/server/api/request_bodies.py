@@ -1,7 +1,6 @@
 """The body and the query of a request.
 
-A body has at most the bytes of a frame, unless its endpoint takes more. It arrives within the time that a bad network
-needs.
+A body has the size limit of a frame, unless its endpoint permits more, and a time limit for slow networks.
 """
 
 from __future__ import annotations
@@ -21,54 +20,54 @@ from midstream.protocol.frames import FRAME_BYTES_MAX, REASON_CHARS_MAX
 _T = TypeVar("_T")
 
 BODY_BYTES_MAX = "midstream.body_bytes_max"
-"""Where a scope has the limit of its body's bytes, where that is another one than of all senders."""
-STRANGER_BYTES_MAX = 4 * 1024
-"""Bytes of a body before its sender is authenticated: a login has a few hundred."""
+"""Key of a scope for a lower limit of the body's bytes."""
+UNAUTHENTICATED_BYTES_MAX = 4 * 1024
+"""Bytes of a body of an unauthenticated sender: a login has a few hundred."""
 MESSAGES_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of a request that has all messages of a chat. What is new of them has at most those of a frame."""
+"""Bytes of a request with all messages of a chat. The new messages have at most the bytes of a frame."""
 BODY_S = 30.0
-"""Seconds for the body of one command: 1 MiB over a bad mobile network."""
+"""Seconds for the body of a command: 1 MiB over a slow mobile network."""
 
 
 def optional(value: _T | UnsetType) -> _T | None:
-    """Return a parameter, or None where it is missing; a type with None would take the text `null` for it."""
+    """Return a parameter, or None if it is missing. A type with None would also accept the text `null`."""
     return None if value is UNSET else value
 
 
 def decode_query(request: HTTPConnection, kind: type[_T]) -> _T:
-    """Decode the query of a request; parameters that the type does not have are ignored.
+    """Decode the query of a request; unknown parameters are ignored.
 
     Raises:
-        UsageError: A parameter has another form, or is out of bounds.
+        UsageError: A parameter is invalid.
     """
     try:
         return msgspec.convert(dict(request.query_params), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the query of this request has another form: {error}") from error
+        raise UsageError(f"the query of this request is invalid: {error}") from error
 
 
 async def decode_body(request: Request, kind: type[_T]) -> _T:
-    """Decode the body of a request; an empty one stands for `{}`.
+    """Decode the body of a request; an empty body means `{}`.
 
     Raises:
-        MalformedFrameError: It has another form.
-        FrameTooLargeError, ConnectionLostError: As `body_of` does.
+        MalformedFrameError: The body is invalid.
+        FrameTooLargeError, ConnectionLostError: As in `body_of`.
     """
     body = await body_of(request)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error)[:REASON_CHARS_MAX]
-        raise MalformedFrameError(f"the body of this request has another form: {reason}") from error
+        raise MalformedFrameError(f"the body of this request is invalid: {reason}") from error
 
 
 async def body_of(request: Request, bytes_max: int = FRAME_BYTES_MAX) -> bytes:
-    """Read a body, and not more of it than `bytes_max`, or than a sender that is not authenticated may send.
+    """Read a body of at most `bytes_max` bytes; unauthenticated senders have a lower limit.
 
     Raises:
-        FrameTooLargeError: The rest of it was not read.
-        ConnectionLostError: It did not come whole in `BODY_S`.
-        HTTPException: It is compressed: so little could become so much.
+        FrameTooLargeError: The body is longer; the rest was not read.
+        ConnectionLostError: The body was not complete within `BODY_S`.
+        HTTPException: The body is compressed, which could hide its size.
     """
     most: int = request.scope.get(BODY_BYTES_MAX, bytes_max)
     for name, value in request.scope["headers"]:
@@ -91,7 +90,7 @@ async def _read(receive: Receive, most: int) -> bytes:
     while not is_whole:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionLostError("the client left before its command was complete")
+            raise ConnectionLostError("the client disconnected before its command was complete")
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > most:
@@ -102,4 +101,4 @@ async def _read(receive: Receive, most: int) -> bytes:
 
 
 def _too_large(most: int) -> FrameTooLargeError:
-    return FrameTooLargeError(f"the body of this request has {most} bytes at most")
+    return FrameTooLargeError(f"the body of this request may have at most {most} bytes")

@@ -1,4 +1,4 @@
-"""The HTTP operations: one table, which the router serves and the OpenAPI document describes."""
+"""Table of the HTTP operations, for the router and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class FirstCommand(Struct, tag="command"):
 
 
 class NextCommand(Struct, tag="command"):
-    """A later command; a message, or the request to resume a turn, is always the first one."""
+    """A later command. A message, or the request to resume a turn, is always the first command."""
 
     seqno: Annotated[int, Meta(ge=1, le=COMMANDS_MAX)]
     payload: frames.ResultPayload | frames.CancelPayload | frames.AnswerPayload | frames.WithdrawPayload
@@ -95,15 +95,15 @@ class StreamOpen(frames.Open, frozen=True, kw_only=True, tag="open"):
 
 
 class OpenApiEndpoint:
-    """The endpoint of the document."""
+    """Endpoint of the OpenAPI document."""
 
     async def show(self, _: Request) -> openapi.Json:
         """Return the OpenAPI document of this server."""
         return document()
 
 
-_ONE = "/v1/sessions/{session_id}"
-_READER = f"{_ONE}/readers/{{reader}}"
+_URL = "/v1/sessions/{session_id}"
+_READER = f"{_URL}/readers/{{reader}}"
 _OPENS = (ReaderOpen, StreamOpen)
 _FOLLOWER = (FollowerHeaders,)
 # The columns of the endpoints that are ASGI apps.
@@ -136,7 +136,7 @@ _REPORT: openapi.Json = {
     "is_open": True,
 }
 _GRAPH = "/v1/langgraph"
-"""Where clients of LangGraph are pointed at."""
+"""Base path for LangGraph clients."""
 _THREAD = f"{_GRAPH}/threads/{{thread}}"
 _GRAPH_RUN = f"{_THREAD}/runs/{{run_id}}"
 _BEGIN: openapi.Json = {"errors": (404, 409, 422)}
@@ -152,29 +152,35 @@ OPERATIONS = (
     Operation("openapi", "GET", "/v1/openapi.json", OpenApiEndpoint.show),
     Operation("questions", "GET", "/v1/questions", HttpEndpoints.questions),
     Operation("sessions", "GET", "/v1/sessions", HttpEndpoints.sessions),
-    Operation("show", "GET", _ONE, HttpEndpoints.show),
-    Operation("delete", "DELETE", _ONE, HttpEndpoints.delete, errors=(409,)),
-    Operation("records", "GET", f"{_ONE}/records", HttpEndpoints.records, 200, (410,), JournalLine, LINES),
-    Operation("blob", "GET", f"{_ONE}/blobs/{{digest}}", HttpEndpoints.blob, answer=str, media=TEXT),
-    Operation("cancel", "POST", f"{_ONE}/cancel", HttpEndpoints.cancel, 202, (409,)),
-    Operation("answer", "POST", f"{_ONE}/answer", HttpEndpoints.answer, 202, (409,)),
-    Operation("resume", "POST", f"{_ONE}/resume", HttpEndpoints.resume, 202, (409,)),
-    Operation("withdraw", "POST", f"{_ONE}/withdraw", HttpEndpoints.withdraw, 202, (409,)),
-    Operation("commands", "POST", f"{_ONE}/commands", CommandsEndpoint, **_COMMAND),
+    Operation("show", "GET", _URL, HttpEndpoints.show),
+    Operation("delete", "DELETE", _URL, HttpEndpoints.delete, errors=(409,)),
+    Operation("records", "GET", f"{_URL}/records", HttpEndpoints.records, 200, (410,), JournalLine, LINES),
+    Operation("blob", "GET", f"{_URL}/blobs/{{digest}}", HttpEndpoints.blob, answer=str, media=TEXT),
+    Operation("cancel", "POST", f"{_URL}/cancel", HttpEndpoints.cancel, 202, (409,)),
+    Operation("answer", "POST", f"{_URL}/answer", HttpEndpoints.answer, 202, (409,)),
+    Operation("resume", "POST", f"{_URL}/resume", HttpEndpoints.resume, 202, (409,)),
+    Operation("withdraw", "POST", f"{_URL}/withdraw", HttpEndpoints.withdraw, 202, (409,)),
+    Operation("commands", "POST", f"{_URL}/commands", CommandsEndpoint, **_COMMAND),
     Operation(
-        "events", "GET", f"{_ONE}/events", EventsEndpoint, **_EVENTS, query=(FollowQuery,), headers=_FOLLOWER
+        "events",
+        "GET",
+        f"{_URL}/events",
+        EventsEndpoint,
+        **_EVENTS,
+        query=(FollowQuery,),
+        headers=_FOLLOWER,
     ),
-    Operation("open_events", "POST", f"{_ONE}/events", EventsEndpoint, **_EVENTS, bodies=_OPENS),
+    Operation("open_events", "POST", f"{_URL}/events", EventsEndpoint, **_EVENTS, bodies=_OPENS),
     Operation(
         "poll",
         "GET",
-        f"{_ONE}/poll",
+        f"{_URL}/poll",
         PollEndpoint,
         **_POLL,
         query=(PollQuery, FollowQuery),
         headers=_FOLLOWER,
     ),
-    Operation("open_poll", "POST", f"{_ONE}/poll", PollEndpoint, **_POLL, query=(PollQuery,), bodies=_OPENS),
+    Operation("open_poll", "POST", f"{_URL}/poll", PollEndpoint, **_POLL, query=(PollQuery,), bodies=_OPENS),
     Operation("chat", "POST", _CHAT, ChatEndpoint.chat, **_RUN, bodies=(ChatBody,)),
     Operation("chat_stream", "GET", f"{_CHAT}/{{run}}/stream", ChatEndpoint.chat_stream, **_RUN_OR_NONE),
     Operation(
@@ -425,10 +431,10 @@ OPERATIONS = (
     Operation("credentials", "GET", "/v1/access", AccessRoutes.credentials),
     Operation("revoke_all", "DELETE", "/v1/access", AccessRoutes.revoke_all),
     Operation("revoke", "DELETE", "/v1/access/{credential}", AccessRoutes.revoke, errors=(404,)),
-    Operation("ticket", "POST", f"{_ONE}/tickets", AccessRoutes.ticket, 201),
-    Operation("viewer", "POST", f"{_ONE}/viewers", ViewerRoutes.issue_view, 201),
-    Operation("withdraw_viewers", "DELETE", f"{_ONE}/viewers", ViewerRoutes.withdraw),
-    Operation("owner", "GET", f"{_ONE}/owner", AccessRoutes.owner),
+    Operation("ticket", "POST", f"{_URL}/tickets", AccessRoutes.ticket, 201),
+    Operation("viewer", "POST", f"{_URL}/viewers", ViewerRoutes.issue_view, 201),
+    Operation("withdraw_viewers", "DELETE", f"{_URL}/viewers", ViewerRoutes.withdraw),
+    Operation("owner", "GET", f"{_URL}/owner", AccessRoutes.owner),
     Operation("add_reader", "PUT", _READER, AccessRoutes.add_reader, errors=(409,)),
     Operation("remove_reader", "DELETE", _READER, AccessRoutes.remove_reader, errors=(409,)),
     Operation("nodes", "GET", "/v1/nodes", NodesEndpoint.nodes),
@@ -438,12 +444,12 @@ OPERATIONS = (
 
 @cache
 def document() -> openapi.Json:
-    """Return the OpenAPI document; the same for every server of this version."""
+    """Return the OpenAPI document, which is the same for all servers of this version."""
     return openapi.document(OPERATIONS)
 
 
 def routes_of(endpoint: Any) -> list[Route]:  # noqa: ANN401 - any class of endpoints
-    """Return the routes that an endpoint serves: as an ASGI app, or by its methods."""
+    """Return the routes of an endpoint, which is an ASGI app or has a method for each operation."""
     routes = []
     for each in OPERATIONS:
         handler = getattr(endpoint, each.handler.__name__, None)
@@ -459,7 +465,7 @@ def routes_of(endpoint: Any) -> list[Route]:  # noqa: ANN401 - any class of endp
 
 
 class _StreamName(Convertor[str]):
-    """The name of a plain stream in a path: it may have slashes, and is none that controls streams."""
+    """Converter of a plain stream's name in a path. It may contain slashes, and excludes control paths."""
 
     regex = rf"(?!{CONTROL}(?:/|$)|{SESSIONS}/)[^\n]+"
 
@@ -476,12 +482,11 @@ register_url_convertor("stream", _StreamName())
 
 
 def _path_of(operation: Operation) -> str:
-    """Return the path as the router has it."""
     return operation.path.replace("{stream}", "{stream:stream}")
 
 
 class _SendingHandler:
-    """A method that sends its answer itself, such as a stream, as an ASGI app."""
+    """ASGI app for a method that sends its answer itself, such as a stream."""
 
     def __init__(self, handler: Callable[..., Awaitable[None]], signature: dict[str, Any]) -> None:
         self._handler = handler

@@ -1,4 +1,4 @@
-"""Snapshot of a session as one JSON document: for a page that opens it, before it follows the events."""
+"""Snapshot of a session as one JSON document, for clients that follow its events afterwards."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from midstream.session.turn.deciding import response_so_far
 from midstream.session.turn.states import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls
 
 SNAPSHOT_BYTES_MAX = 8 * 2**20
-"""Bytes of a snapshot that stands for events: half of what our clients take as one frame. `GET` of the session has all
-of it."""
+"""Bytes of a snapshot that replaces events: half of the clients' frame limit. `GET` returns the whole snapshot."""
 
 
 class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):
@@ -24,10 +23,10 @@ class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):
 
     Args:
         kind: approval, question or doubt.
-        digest: What an answer must repeat.
-        choices: The answers it takes.
-        text: What to show beside the call.
-        expires_at: When it is too late (seconds since 1970); 0 for never.
+        digest: Digest that an answer must repeat.
+        choices: The permitted answers.
+        text: Text to show with the call.
+        expires_at: Time after which answers are refused (seconds since 1970); 0 for never.
     """
 
     kind: QuestionKind
@@ -49,12 +48,12 @@ class CallSnapshot(Struct, frozen=True, omit_defaults=True):
     """One call of the running batch.
 
     Args:
-        call: What the model asked for.
-        site: Who runs it: server or client.
-        status: waiting, asking (a person), running, in doubt or ended.
-        started_at: When its last run began, in seconds since 1970.
-        result: Its outcome, once it ended.
-        question: What a person is being asked about it.
+        call: The tool call.
+        site: Place of the tool: server or client.
+        status: waiting, asking (for a person's decision), running, in doubt or ended.
+        started_at: Start of its last run, in seconds since 1970.
+        result: Its outcome, after its end.
+        question: The open question about it.
     """
 
     call: ToolCall
@@ -66,14 +65,14 @@ class CallSnapshot(Struct, frozen=True, omit_defaults=True):
 
 
 class RunningTurn(Struct, frozen=True, omit_defaults=True):
-    """The turn that is open. Nothing of it beyond the user's message and whole steps is in the history.
+    """The open turn. The history contains only its user message and complete steps.
 
     Args:
         turn, response: Their numbers.
-        attempt: Which try of this response the model is at; 0 once the response is whole.
-        said: The response, or the part of it that the model has produced.
-        calls: The calls of a whole response, in the model's order.
-        questions: Permissions that the upstream agent requests in the middle of this response; see `question_asked`.
+        attempt: Number of the current attempt; 0 when the response is complete.
+        said: The response, or its part so far.
+        calls: The calls of a complete response, in the model's order.
+        questions: Permissions that the upstream agent requests during this response; see `question_asked`.
     """
 
     turn: int
@@ -89,16 +88,16 @@ class SessionSnapshot(Struct, frozen=True):
 
     Args:
         session: Its id.
-        event_id: The event it is the state at: follow from here and nothing is missed or seen twice.
-        status: What it is doing, or how its last turn ended: the words of the listing.
-        waiting_on: What the turn waits for: nothing, model, tool, client, person, agent.
-        turns: Turns opened so far.
-        last: How the last turn ended; "" before the first end.
+        event_id: The last event in this state; follow the session from here.
+        status: Current status, as in the listing.
+        waiting_on: Thing for which the turn waits: nothing, model, tool, client, person or agent.
+        turns: Number of turns so far.
+        last: Status of the last ended turn; "" without one.
         history: User messages and steps (a response with the results of all its calls), in order.
         running: The open turn, or null.
-        queue: Messages that wait for it to end, in order.
-        is_resumable: Whether the last turn was interrupted or failed and can go on.
-        left_out: How many of the oldest entries of the history are not here, as there is no room for them.
+        queue: Messages that wait for the end of the turn, in order.
+        is_resumable: Whether the last turn was interrupted or failed, and can continue.
+        left_out: Number of the oldest history entries that were omitted because of the size limit.
     """
 
     session: str
@@ -115,7 +114,7 @@ class SessionSnapshot(Struct, frozen=True):
 
 
 def body_within(snapshot: SessionSnapshot, bytes_max: int) -> bytes:
-    """Return a snapshot's JSON, without the oldest entries of the history where it would be too large."""
+    """Return a snapshot as JSON; omit the oldest history entries beyond `bytes_max`."""
     while len(body := msgspec.json.encode(snapshot)) > bytes_max and len(snapshot.history) > 1:
         going = (len(snapshot.history) + 1) // 2
         snapshot = replace(snapshot, history=snapshot.history[going:], left_out=snapshot.left_out + going)
@@ -123,7 +122,7 @@ def body_within(snapshot: SessionSnapshot, bytes_max: int) -> bytes:
 
 
 def snapshot_of(session_id: str, state: Session, event_id: str, waits_for: str = "") -> SessionSnapshot:
-    """Return the snapshot of a folded session; `waits_for` as of `Host.waits_for`, "" where the session sleeps."""
+    """Return the snapshot of a session; `waits_for` is from `Host.waits_for`, or "" if the session sleeps."""
     return SessionSnapshot(
         session=session_id,
         event_id=event_id,

@@ -1,7 +1,7 @@
-"""Sessions as streams that are only read: their events in the Durable Streams protocol.
+"""Sessions as read-only streams: their events in the Durable Streams protocol.
 
-An offset has the epoch and the position of the last event that was read. So an offset of records that a crash of the
-database lost, or of a deleted session of the same name, is recognized.
+An offset contains the epoch and the position of the last event that was read. So the server detects offsets of lost
+records, and of a deleted session with the same name.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from midstream.session.records import Record
 from midstream.store.contract import StoredRecord
 
 PAGES_MAX = 64
-"""Encoded pages that are kept."""
+"""Encoded pages in the cache."""
 _OFFSET = re.compile(r"([0-9]{16})_([0-9]{16})", re.ASCII)
 _JSON = wire.PlainStreamSettings(content_type=wire.JSON_TYPE)
 
 
 class SessionStreamQuery(Struct, frozen=True):
-    """A place in a session: behind `offset`, or `-1` from its beginning, or `now`; and how to wait for more."""
+    """A place in a session, and how to wait for more: after `offset`, `-1` for the beginning, or `now` for the end."""
 
     offset: Annotated[str, Meta(pattern="^(-1|now|[0-9]{16}_[0-9]{16})$")] = "-1"
     live: Literal["long-poll", "sse"] | UnsetType = UNSET
@@ -57,7 +57,7 @@ class SessionStreamQuery(Struct, frozen=True):
 
 
 class SessionEvent(Struct, frozen=True):
-    """One message: an event, or a snapshot that stands for the events before the oldest one that is kept."""
+    """One message: an event, or a snapshot that replaces pruned events."""
 
     id: str
     record: Record | UnsetType = UNSET
@@ -65,7 +65,7 @@ class SessionEvent(Struct, frozen=True):
 
 
 class SessionStreamReader:
-    """Read sessions as streams."""
+    """Endpoint that reads sessions as streams."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
@@ -78,7 +78,7 @@ class SessionStreamReader:
         visitor = visitor_of(request.scope)
         session = visitor.stored_name(request.path_params["session_id"])
         visitor.visit(session)
-        await visitor.require_there(Action.READ)
+        await visitor.require_existing(Action.READ)
         runner = await self._host.session(session)
         if request.method == "HEAD":
             headers = {**SAFE, wire.NEXT_OFFSET: offset_of(runner.newest), "Cache-Control": "no-store"}
@@ -112,7 +112,7 @@ class SessionStreamReader:
         await answer(request.scope, request.receive, send)
 
     async def _more(self, session: str, after: EventId) -> bool:
-        """Wait until a session has an event behind this one."""
+        """Wait until a session has an event after `after`."""
         async with aclosing(follow_pages(self._host, session, after.position)) as pages:
             async for page in pages:
                 if page:
@@ -135,7 +135,7 @@ class SessionStreamReader:
 
 
 class SessionStreamEvents(EventBody):
-    """Send a session to one client as server-sent events, until it is deleted."""
+    """Sends a session to one client as server-sent events, until it is deleted."""
 
     headers = EVENT_HEADERS
 
@@ -169,7 +169,7 @@ class SessionStreamEvents(EventBody):
                         self._after = EventId(page[-1].epoch, page[-1].position)
                         await self.write(send, [self._pages.event(self._session, page), self._control(page)])
                         is_told = True
-                    elif not is_told:  # where it stands, at the end
+                    elif not is_told:  # at the end: report the offset once
                         await self.write(send, [self._control(page)])
                         is_told = True
         await self.write(
@@ -189,7 +189,7 @@ class SessionStreamEvents(EventBody):
 
 
 class _Pages:
-    """Events that were encoded last, for the other readers that stand at the same place."""
+    """Cache of encoded events for readers at the same place."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, int, int, int], bytes] = {}
@@ -207,34 +207,34 @@ class _Pages:
 
 
 def offset_of(event_id: EventId) -> str:
-    """Return the offset behind an event."""
+    """Return the offset after an event."""
     return f"{event_id.epoch:016d}_{event_id.position:016d}"
 
 
 def event_id_at(offset: str) -> EventId:
-    """Return the event that an offset is behind.
+    """Return the event before an offset.
 
     Raises:
-        BadFieldError: It is no such offset.
+        BadFieldError: The offset is invalid.
     """
     if offset == "-1":
         return START
     found = _OFFSET.fullmatch(offset)
     if found is None:
         raise bad_field(
-            "offset", f"{offset[:40]!r} is no offset of a session; send one that it returned, or -1"
+            "offset", f"{offset[:40]!r} is not an offset of a session; send one from an answer, or -1"
         )
     return EventId(int(found[1]), int(found[2]))
 
 
 async def _place_of(runner: Runner, name: str, after: EventId) -> tuple[EventId, list[bytes]]:
-    """Return the event to read behind, and the messages that stand for the ones before it.
+    """Return the event after which to read, and messages that replace pruned events before it.
 
     Args:
-        name: The session as its client names it.
+        name: The client's name of the session.
 
     Raises:
-        HTTPException: It was pruned with later ones, or is none of this session: 410.
+        HTTPException: 410: later events were pruned, or the event is not one of this session.
     """
     if after == START:
         first, state = await runner.events.beginning()
@@ -243,12 +243,11 @@ async def _place_of(runner: Runner, name: str, after: EventId) -> tuple[EventId,
         snapshot = body_within(snapshot_of(name, state, str(first)), SNAPSHOT_BYTES_MAX)
         return first, [b'{"id":"%b","snapshot":%b}' % (str(first).encode(), snapshot)]
     if await runner.events.epoch_at(after.position) != after.epoch:
-        raise HTTPException(410, "the events behind this offset are not kept; read from -1")
+        raise HTTPException(410, "the events after this offset are no longer kept; read from -1")
     return after, []
 
 
 async def _read(runner: Runner, after: int) -> list[StoredRecord]:
-    """Return what one response has of the records after a position."""
     found: list[StoredRecord] = []
     size = 0
     while size < PAGE_BYTES:

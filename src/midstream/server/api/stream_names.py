@@ -1,7 +1,7 @@
-"""Names of plain streams: as clients write them, and as the store has their journals.
+"""Names of plain streams: those of clients, and those of their journals in the store.
 
-A name has segments, separated by slashes. In the journal's name each slash is a second `PLAIN_MARK`, which no segment
-can have, so that names of journals stay within what every store and every pattern of scopes accepts.
+A name has segments, separated by slashes. In the journal's name, `PLAIN_MARK` replaces each slash; a segment cannot
+contain it. So the names of journals are valid in every store and in patterns of scopes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from midstream.server.auth.caller import Caller
 from midstream.store.contract import PLAIN_MARK
 
 CONTROL = "__ds"
-"""First segment of the addresses that control streams; no stream has it."""
+"""First path segment of control requests; no stream has it."""
 SESSIONS = "sessions"
-"""First segment of the streams that are made of sessions, and are only read."""
+"""First path segment of read-only streams of sessions."""
 
 
 def require_stream_name(name: str) -> None:
-    """Refuse a name that no plain stream can have.
+    """Require a valid name of a plain stream.
 
     Raises:
-        UsageError: It is not 1 to 128 of letters, digits, `._:-` and single slashes between them.
+        UsageError: The name is not 1 to 128 of letters, digits, `._:-` and single slashes between them.
     """
     require_session_id(name.replace("/", "."))
     for segment in name.split("/"):
@@ -30,32 +30,32 @@ def require_stream_name(name: str) -> None:
 
 
 def require_no_locks(host: Host) -> None:
-    """Refuse plain streams where they would not be encrypted as sessions are.
+    """Refuse plain streams on a server with escrow, because they would not be encrypted.
 
     Raises:
         UsageError: Clients hold the keys of their sessions.
     """
     if host.locks is not None:
-        raise UsageError("plain streams are not served where clients hold the keys of their sessions")
+        raise UsageError("plain streams are not available if clients hold the keys of their sessions")
 
 
 def journal_of(name: str, visitor: Caller) -> str:
-    """Return the journal of the stream that a caller names.
+    """Return the journal for a caller's name of a stream.
 
     Raises:
-        UsageError: No stream can have that name.
+        UsageError: The name is invalid.
     """
     require_stream_name(name)
     return visitor.stored_name(stored_part(name))
 
 
 def stored_part(name: str) -> str:
-    """Return the name of a stream's journal, without the name of a tenant."""
+    """Return the name of a stream's journal without its tenant."""
     return PLAIN_MARK + name.replace("/", PLAIN_MARK)
 
 
 def name_of(journal: str, tenant: str) -> str | None:
-    """Return the name of the stream of a journal; None where it is none of this tenant's streams."""
+    """Return the name of a journal's stream; None if it is not a stream of this tenant."""
     start = f"{tenant}:{PLAIN_MARK}" if tenant else PLAIN_MARK
     if not journal.startswith(start):
         return None

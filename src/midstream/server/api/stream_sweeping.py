@@ -1,8 +1,8 @@
-"""Expired plain streams are removed in the background, also those that are not requested any more.
+"""Removal of expired plain streams in the background.
 
-A stream with a lifetime has an entry in the namespace of the ten minutes in which it is to end; it is written before
-the stream is made. A sweep lists the namespaces whose time has come, and no others, so that its cost does not depend
-on how many streams there are. The servers of a store share the place of the next namespace.
+A stream with a lifetime has an entry in the namespace of the ten minutes in which it expires. The entry is written
+before the stream is created. A sweep lists only namespaces whose time has passed, so its cost does not depend on the
+number of streams. The servers of a store share the place of the next namespace.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from midstream.store.contract import KeyValueEntry
 SWEEP_S = 60.0
 """Seconds between sweeps."""
 BUCKET_S = 600
-"""Seconds of the ends in one namespace."""
+"""Seconds of expiry times in one namespace."""
 SWEPT_MAX = 250
-"""Streams that one sweep looks at."""
+"""Streams that one sweep checks."""
 BUCKETS_MAX = 250
 """Namespaces that one sweep lists."""
 PLACE, _NEXT = "plain-stream-sweep", "next"
@@ -43,33 +43,33 @@ class StreamSweeper:
         self._has_place = False
 
     def start(self) -> None:
-        """Begin, once the store is open."""
+        """Start sweeping, after the store was opened."""
         self._sweeping = self._world.spawn(self._sweep_on(), name="sweep of plain streams")
 
     async def stop(self) -> None:
-        """Sweep no longer. Calling it again is harmless."""
+        """Stop sweeping. Idempotent."""
         sweeping, self._sweeping = self._sweeping, None
         if sweeping is not None:
             sweeping.cancel()
             await asyncio.wait([sweeping])
 
     async def note(self, journal: str, ends_at: float) -> None:
-        """Note that a stream ends at this time, in seconds since 1970, unless it is used before."""
+        """Store an entry for the expiry of a stream at `ends_at`, in seconds since 1970."""
         now = self._world.now()
-        if not self._has_place:  # a first sweep that comes late begins here
+        if not self._has_place:  # the place at which the first sweep begins
             with suppress(EntryMovedError):
                 body = msgspec.json.encode(_bucket_of(now) - 1)
                 await self._store.kv_put(PLACE, _NEXT, body, expected=0, at=now)
             self._has_place = True
         namespace = _namespace_of(max(_bucket_of(ends_at), _bucket_of(now)))
         kept = await self._store.kv_get(namespace, journal)
-        with suppress(EntryMovedError):  # another server notes the same
+        with suppress(EntryMovedError):  # another server writes the same entry
             body = msgspec.json.encode(ends_at)
             version = 0 if kept is None else kept.version
             await self._store.kv_put(namespace, journal, body, expected=version, at=now)
 
     async def sweep(self, *, limit: int = SWEPT_MAX) -> int:
-        """Remove what has expired; return how many streams were looked at, `limit` at most."""
+        """Remove expired streams; return the number of checked streams, at most `limit`."""
         now = self._world.now()
         kept = await self._store.kv_get(PLACE, _NEXT)
         if kept is None:
@@ -85,21 +85,21 @@ class StreamSweeper:
                 looked_at += 1
             if looked_at >= limit or len(due) < len(entries):
                 break
-            place = min(bucket + 1, current - 1)  # one before the current may get a late entry
+            place = min(bucket + 1, current - 1)  # the previous bucket may still get a late entry
         if place > first:
-            with suppress(EntryMovedError):  # another server sweeps
+            with suppress(EntryMovedError):  # another server sweeps at the same time
                 body = msgspec.json.encode(place)
                 await self._store.kv_put(PLACE, _NEXT, body, expected=kept.version, at=now)
         return looked_at
 
     async def _look_at(self, bucket: int, entry: KeyValueEntry) -> None:
-        """Remove a stream that has expired; note its new end where it was used meanwhile."""
+        """Remove a stream if it has expired; otherwise store an entry for its new expiry."""
         journal = entry.key
         ends_at: float | None = self._world.now() + BUCKET_S
         try:
             known = await self._streams.find(journal)
             ends_at = None if known is None else await self._streams.ends_at(known)
-        except StreamGoneError:  # its forks need it: look again later
+        except StreamGoneError:  # its forks need it: check again later
             pass
         except MidstreamError as error:
             _log.warning("an expired stream cannot be removed: %s", error.message)
@@ -113,7 +113,7 @@ class StreamSweeper:
             await self._world.sleep(SWEEP_S * (0.5 + self._world.chance()))
             try:
                 await self.sweep()
-            except MidstreamError as error:  # the store is away for a while
+            except MidstreamError as error:  # the store may be unavailable for a while
                 _log.warning("expired streams cannot be removed: %s", error.message)
 
 

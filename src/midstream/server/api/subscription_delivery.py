@@ -1,8 +1,8 @@
-"""The subscriptions of a store: kept in its key-value part, and woken by whichever server is first.
+"""The subscriptions of a store, in its key-value part; any server can deliver their wakes.
 
-Each server looks at them when it has appended, and every `LOOK_S` seconds for what other servers did or left. The
-order is: store the wake, then send or write it. A server that dies in between leaves a wake whose lease ends, or that
-is not announced yet; another server goes on there.
+Each server checks them after its own appends, and every `CHECK_S` seconds for appends of other servers. It stores a
+wake before it sends or writes it. If the server dies in between, the lease of the wake expires, or the wake is not
+announced yet, and another server continues.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from midstream.server.webhooks import Webhooks
 from midstream.store.contract import PRINCIPAL_OF, KeyValueEntry, ListPlace
 
 SUBSCRIPTIONS = "stream-subscriptions"
-"""Namespace of subscriptions, each under the name that it has in the store."""
+"""Namespace of subscriptions, by stored name."""
 SUBSCRIPTIONS_MAX = 100
-"""Subscriptions of one principal: all of them are looked at every `LOOK_S` seconds."""
-LOOK_S = 1.0
-"""Seconds between looks at what other servers changed, while there are subscriptions."""
+"""Subscriptions of one principal: all of them are checked every `CHECK_S` seconds."""
+CHECK_S = 1.0
+"""Seconds between checks for changes by other servers, while there are subscriptions."""
 IDLE_S = 5.0
-"""Seconds between looks while there are none."""
+"""Seconds between checks while there are no subscriptions."""
 SCAN_PAGE = 64
-"""Journals that are listed at once."""
+"""Journals of one page of a listing."""
 SKEW_S = 5.0
-"""Seconds by which the clocks of servers may differ."""
+"""Greatest assumed difference of the servers' clocks, in seconds."""
 SCANNED_S = 60.0
-"""Seconds between writes of how far a subscription has seen all changes."""
+"""Seconds between two writes of a subscription's progress through the changes."""
 
 _log = logging.getLogger(__name__)
 
 
 class StreamSubscriptions:
-    """Subscriptions, from `start` to `stop`.
+    """Stores subscriptions, and delivers their wakes from `start` to `stop`.
 
     Args:
-        streams: The streams of this server; it is notified of their changes from here on.
+        streams: The plain streams; this object registers for their changes.
     """
 
     def __init__(self, host: Host, streams: PlainStreams, webhooks: Webhooks) -> None:
@@ -77,20 +77,20 @@ class StreamSubscriptions:
         streams.on_change = self._note
         self._changed: set[str] = set()
         self._kick = asyncio.Event()
-        self._looked_at: dict[str, tuple[int, float | None]] = {}
-        """Version of each subscription as it was last looked at, and when time alone changes it."""
+        self._checked: dict[str, tuple[int, float | None]] = {}
+        """For each subscription: its version at the last check, and the time at which its lease or retry is due."""
         self._unreadable: set[str] = set()
         self._scanned_at: float | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._delivering: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begin to look, once the store is open."""
-        self._looking = self._world.spawn(self._look_on(), name="subscriptions of streams")
+        """Start the checks, after the store was opened."""
+        self._checking = self._world.spawn(self._check_periodically(), name="subscriptions of streams")
 
     async def stop(self) -> None:
-        """Look no longer, and leave deliveries to others. Calling it again is harmless."""
-        looking, self._looking = self._looking, None
+        """Stop the checks and deliveries; other servers continue. Idempotent."""
+        looking, self._checking = self._checking, None
         tasks = [*self._delivering, *((looking,) if looking is not None else ())]
         for task in tasks:
             task.cancel()
@@ -99,21 +99,23 @@ class StreamSubscriptions:
     # --- for requests
 
     async def find(self, key: str) -> StreamSubscription | None:
-        """Return a subscription, or None where there is none of this name in the store."""
+        """Return the subscription with this stored name, or None."""
         kept = await self._store.kv_get(SUBSCRIPTIONS, key)
         return None if kept is None else _decode(kept)
 
     async def create(self, key: str, subscription: StreamSubscription) -> bool:
-        """Store a new subscription; return whether there was none of its name.
+        """Store a new subscription; return False if the name is taken.
 
         Raises:
-            LimitReachedError: Its principal has `SUBSCRIPTIONS_MAX` of them. Nothing was stored.
+            LimitReachedError: The principal has `SUBSCRIPTIONS_MAX` subscriptions. Nothing was stored.
         """
         maker = subscription.tenant, subscription.principal
         entries = await self._store.kv_list(SUBSCRIPTIONS)
         count = sum((each.tenant, each.principal) == maker for _, each in self._readable(entries))
         if count >= SUBSCRIPTIONS_MAX:
-            raise LimitReachedError(f"a principal has {SUBSCRIPTIONS_MAX} subscriptions at most; delete one")
+            raise LimitReachedError(
+                f"a principal may have at most {SUBSCRIPTIONS_MAX} subscriptions; delete one"
+            )
         try:
             await self._put(key, subscription, expected=0)
         except EntryMovedError:
@@ -121,7 +123,7 @@ class StreamSubscriptions:
         return True
 
     async def delete(self, key: str) -> bool:
-        """Delete a subscription; return whether there was one."""
+        """Delete a subscription; return whether it existed."""
         for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._store.kv_get(SUBSCRIPTIONS, key)
             if kept is None:
@@ -140,11 +142,11 @@ class StreamSubscriptions:
     async def update(
         self, key: str, change: Callable[[StreamSubscription, Mapping[str, Tail]], StreamSubscription]
     ) -> tuple[StreamSubscription, Mapping[str, Tail]]:
-        """Replace a subscription by what `change` returns for it and the ends of its streams; return both.
+        """Replace a subscription by the result of `change`; return it with the tails of its streams.
 
         Raises:
-            NotFoundError: There is none.
-            UnavailableError: Others change it all the time.
+            NotFoundError: The subscription does not exist.
+            UnavailableError: Other requests keep changing it.
         """
         for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._store.kv_get(SUBSCRIPTIONS, key)
@@ -161,11 +163,11 @@ class StreamSubscriptions:
         raise UnavailableError("others change this subscription: retry", retry_after_s=0.1)
 
     async def tails(self, subscription: StreamSubscription) -> dict[str, Tail]:
-        """Return the ends of its streams that are there."""
+        """Return the tails of its existing streams."""
         found: dict[str, Tail] = {}
         for path, link in subscription.links.items():
             journal = name_in_store(stored_part(path), subscription.tenant)
-            known = await self._streams.look(journal)
+            known = await self._streams.refresh(journal)
             if known is None or known.state.is_deleted:
                 continue
             if known.birth == link.birth or await self.may_follow(subscription, journal):
@@ -173,15 +175,15 @@ class StreamSubscriptions:
         return found
 
     async def discovered(self, subscription: StreamSubscription) -> StreamSubscription:
-        """Return it with the streams that its pattern has and that were made meanwhile."""
+        """Return the subscription with new streams that match its pattern."""
         return await self._linked(subscription, await self._changes_since(subscription.scanned_at - SKEW_S))
 
-    # --- looking
+    # --- checks
 
     def _readable(
         self, entries: Sequence[KeyValueEntry]
     ) -> Iterator[tuple[KeyValueEntry, StreamSubscription]]:
-        """Iterate over the subscriptions that can be read; of each other one an error is logged once."""
+        """Yield the readable subscriptions; log an error once for each unreadable one."""
         for entry in entries:
             try:
                 yield entry, _decode(entry)
@@ -194,25 +196,25 @@ class StreamSubscriptions:
         self._changed.add(journal)
         self._kick.set()
 
-    async def _look_on(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
             pause_s = IDLE_S
             try:
-                pause_s = LOOK_S if await self._look() else IDLE_S
-            except MidstreamError as error:  # the store is away for a while
-                _log.warning("subscriptions of streams cannot be looked at: %s", error.message)
+                pause_s = CHECK_S if await self._check() else IDLE_S
+            except MidstreamError as error:  # the store may be unavailable for a while
+                _log.warning("subscriptions of streams cannot be checked: %s", error.message)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._kick.wait()
             self._kick.clear()
 
-    async def _look(self) -> bool:
-        """Wake what is to be woken; return whether there are subscriptions."""
+    async def _check(self) -> bool:
+        """Wake subscriptions that have pending work; return whether there are subscriptions."""
         changed, self._changed = self._changed, set()
         entries = await self._store.kv_list(SUBSCRIPTIONS)
         now = self._world.now()
         subscriptions = {entry.key: (entry.version, each) for entry, each in self._readable(entries)}
-        self._looked_at = {key: each for key, each in self._looked_at.items() if key in subscriptions}
+        self._checked = {key: each for key, each in self._checked.items() if key in subscriptions}
         if not subscriptions:
             self._scanned_at = None
             return False
@@ -221,14 +223,14 @@ class StreamSubscriptions:
         changed |= await self._changes_since(self._scanned_at - SKEW_S)
         self._scanned_at = now
         for key, (version, found) in subscriptions.items():
-            seen_version, due_at = self._looked_at.get(key, (0, None))
+            seen_version, due_at = self._checked.get(key, (0, None))
             is_due = due_at is not None and now >= due_at
             if version != seen_version or is_due or self._concerns(found, changed):
                 try:
-                    await self._look_at(key, version, found, changed)
+                    await self._check_subscription(key, version, found, changed)
                 except MidstreamError as error:
                     _log.warning("subscription %r cannot be woken: %s", found.id, error.message)
-                    self._changed |= changed  # again with the next look
+                    self._changed |= changed  # retry with the next check
         return True
 
     def _concerns(self, subscription: StreamSubscription, changed: set[str]) -> bool:
@@ -237,21 +239,23 @@ class StreamSubscriptions:
             path is not None and (path in subscription.links or subscription.matches(path)) for path in paths
         )
 
-    async def _look_at(self, key: str, version: int, found: StreamSubscription, changed: set[str]) -> None:
+    async def _check_subscription(
+        self, key: str, version: int, found: StreamSubscription, changed: set[str]
+    ) -> None:
         now = self._world.now()
         linked = await self._linked(found, changed)
         if now - linked.scanned_at > SCANNED_S:
             linked = replace(linked, scanned_at=now)
         tails = await self.tails(linked)
-        stored, act = linked.advanced(tails, now=now, wake_id=self._world.new_id("wake"))
+        stored, act = linked.advance(tails, now=now, wake_id=self._world.new_id("wake"))
         if stored != found:
             try:
                 version = await self._put(key, stored, expected=version)
-            except EntryMovedError:  # another server was first: look at what it made of it
+            except EntryMovedError:  # another server changed it: check again
                 self._changed |= changed
                 self._kick.set()
                 return
-        self._looked_at[key] = (version, stored.due_at())
+        self._checked[key] = (version, stored.due_at())
         if act is NextAct.DELIVER:
             task = self._world.spawn(self._deliver(key, stored, tails), name=f"webhook of {found.id}")
             self._delivering.add(task)
@@ -260,12 +264,12 @@ class StreamSubscriptions:
             await self._announce(key, stored, tails)
 
     async def _linked(self, found: StreamSubscription, changed: set[str]) -> StreamSubscription:
-        """SubscriptionLink the changed streams that the pattern has: what was appended before is pending."""
+        """Link changed streams that match the pattern, with their earlier appends as pending."""
         for journal in sorted(changed):
             path = name_of(journal, found.tenant)
             if path is None or path in found.links or not found.matches(path):
                 continue
-            known = await self._streams.look(journal)
+            known = await self._streams.refresh(journal)
             if known is None or known.state.is_deleted or not await self.may_follow(found, journal):
                 continue
             try:
@@ -276,13 +280,12 @@ class StreamSubscriptions:
         return found
 
     async def may_follow(self, subscription: StreamSubscription, journal: str) -> bool:
-        """Whether a stream belongs to the principal that made the subscription."""
+        """Return whether a stream belongs to the principal of the subscription."""
         owner = await self._ownership.owner_of(journal)
         found = ("", "") if owner is None else (owner.tenant, owner.principal)
         return not subscription.principal or found == (subscription.tenant, subscription.principal)
 
     async def _changes_since(self, at: float) -> set[str]:
-        """Return the journals of streams that were changed since; the last changed are listed first."""
         found: set[str] = set()
         after: ListPlace | None = None
         while True:
@@ -296,7 +299,7 @@ class StreamSubscriptions:
             if count < SCAN_PAGE:
                 return found
 
-    # --- acting
+    # --- deliveries
 
     async def _deliver(self, key: str, stored: StreamSubscription, tails: Mapping[str, Tail]) -> None:
         assert stored.config.webhook is not None
@@ -315,18 +318,18 @@ class StreamSubscriptions:
 
         def change(found: StreamSubscription, _: Mapping[str, Tail]) -> StreamSubscription:
             if is_good:
-                return found.delivered(generation, is_done=is_done)
-            return found.failed(generation, now=self._world.now(), chance=self._world.chance())
+                return found.deliver(generation, is_done=is_done)
+            return found.fail(generation, now=self._world.now(), chance=self._world.chance())
 
-        with suppress(NotFoundError):  # deleted meanwhile
+        with suppress(NotFoundError):  # the subscription was deleted
             try:
                 await self.update(key, change)
-            except MidstreamError as error:  # the lease ends, and the wake is repeated
+            except MidstreamError as error:  # the lease expires, and the wake is repeated
                 _log.warning("the delivery of subscription %r is not recorded: %s", stored.id, error.message)
         self._kick.set()
 
     async def _announce(self, key: str, stored: StreamSubscription, tails: Mapping[str, Tail]) -> None:
-        """Write a wake into the wake stream, once: its generation is the epoch of a producer."""
+        """Append a wake to the wake stream exactly once: its generation is the producer's epoch."""
         journal = name_in_store(stored_part(stored.config.wake_stream), stored.tenant)
         event = stored.wake_event(tails, now=self._world.now())
         place = Producer(f"subscription:{stored.id}", stored.generation, 0)
@@ -341,11 +344,11 @@ class StreamSubscriptions:
             return []
 
         if await self._streams.find(journal) is None:
-            _log.warning("subscription %r has no wake stream: make it", stored.id)
+            _log.warning("subscription %r has no wake stream; create it", stored.id)
         else:
             await self._streams.write(journal, decide)
         with suppress(NotFoundError):
-            await self.update(key, lambda found, _: found.announced(stored.generation))
+            await self.update(key, lambda found, _: found.announce(stored.generation))
 
     async def _put(self, key: str, subscription: StreamSubscription, *, expected: int) -> int:
         body = encode_subscription(subscription)
@@ -354,10 +357,10 @@ class StreamSubscriptions:
         return version
 
     async def all_streams(self, of: set[str] | None) -> AsyncIterator[tuple[str, Tail]]:
-        """Iterate over the journals of streams, among those named, with their ends."""
+        """Yield the journals of plain streams with their tails; `of` limits the names."""
         async for line in self._store.list(of=of):
             if stored_part("") in line.session:
-                known = await self._streams.look(line.session)
+                known = await self._streams.refresh(line.session)
                 if known is not None and not known.state.is_deleted:
                     yield line.session, Tail(known.birth, known.state.units)
 

@@ -1,4 +1,4 @@
-"""Subscriptions of Durable Streams over HTTP: made and deleted by their owner, reported to by the workers they wake."""
+"""Subscriptions of Durable Streams over HTTP: requests of their owners, and reports of woken workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from midstream.server.auth.principals import Action
 from midstream.server.webhooks import WebhookUrlError
 
 REPORT_BYTES_MAX = 512 * 1024
-"""Bytes of the report of a worker, whose token was checked before."""
+"""Bytes of the report of an authenticated worker."""
 JWKS_S = 300
 """Seconds for which the public key may be cached."""
 NO_STORE = {"Cache-Control": "no-store"}
@@ -55,7 +55,7 @@ class JsonWebKeySet(Struct, frozen=True):
 
 
 class SubscriptionOwnerEndpoint:
-    """Make, show, change and delete subscriptions, and claim their wakes."""
+    """Endpoints that create, show, change and delete subscriptions, and claim their wakes."""
 
     def __init__(self, host: Host, streams: PlainStreams, subscriptions: StreamSubscriptions) -> None:
         self._host = host
@@ -63,7 +63,7 @@ class SubscriptionOwnerEndpoint:
         self._subscriptions = subscriptions
 
     async def create_subscription(self, request: Request, body: SubscriptionConfig) -> Response:
-        """Make a subscription, or find that it is there with an equal configuration (Durable Streams)."""
+        """Create a subscription, or find an existing one with an equal configuration (Durable Streams)."""
         key, visitor = self._key_in(request)
         config = body.normalized()
         await visitor.require(Action.SPEAK)
@@ -84,15 +84,15 @@ class SubscriptionOwnerEndpoint:
         return await self._described(known, 200)
 
     async def show_subscription(self, request: Request) -> Response:
-        """Return a subscription, with the offset of each stream that was acked last (Durable Streams)."""
+        """Return a subscription, with the last acked offset of each stream (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.READ)
+        await visitor.require_existing(Action.READ)
         return await self._described(await self._found(key), 200)
 
     async def delete_subscription(self, request: Request) -> Response:
         """Delete a subscription; reports about its wakes are refused from then on (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.OWN)
+        await visitor.require_existing(Action.OWN)
         if not await self._subscriptions.delete(key):
             raise NotFoundError("there is no such subscription")
         return Response(status_code=204)
@@ -100,7 +100,7 @@ class SubscriptionOwnerEndpoint:
     async def link_streams(self, request: Request, body: StreamsBody) -> Response:
         """Add streams to a subscription, each at its end (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         tails = await self._tails_of(body.streams, visitor)
 
         def change(found: StreamSubscription, _: Mapping[str, Tail]) -> StreamSubscription:
@@ -112,21 +112,21 @@ class SubscriptionOwnerEndpoint:
         return Response(status_code=204)
 
     async def unlink_stream(self, request: Request) -> Response:
-        """Take a stream that was added from a subscription; one that its pattern has stays (Durable Streams)."""
+        """Remove an added stream from a subscription; streams of its pattern stay (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         path = request.path_params["stream"].strip("/")
         require_stream_name(path)
         await self._subscriptions.update(key, lambda found, _: found.without_link(path))
         return Response(status_code=204)
 
     async def claim_wake(self, request: Request, body: ClaimBody) -> Response:
-        """Claim what is pending of a subscription for a worker, until its lease ends (Durable Streams)."""
+        """Claim the pending work of a subscription for a worker, until the lease expires (Durable Streams)."""
         key, visitor = self._key_in(request)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         known = await self._found(key)
         if known.is_webhook:
-            return problem(409, "INVALID_REQUEST", "a subscription of type `webhook` is not claimed")
+            return problem(409, "INVALID_REQUEST", "a subscription of type `webhook` cannot be claimed")
         linked = (await self._subscriptions.discovered(known)).links
         now, wake_id = self._host.world.now(), self._host.world.new_id("wake")
         holders: list[str] = []
@@ -137,14 +137,14 @@ class SubscriptionOwnerEndpoint:
             if holders:
                 return found
             found = replace(found, links={**linked, **found.links})
-            claimed = found.claimed(body.worker, tails, now=now, wake_id=wake_id)
+            claimed = found.claim(body.worker, tails, now=now, wake_id=wake_id)
             was_pending[:] = [claimed is not None]
             return claimed or found
 
         found, tails = await self._subscriptions.update(key, change)
         if holders:
             held = {"current_holder": holders[0], "generation": found.generation}
-            return problem(409, "ALREADY_CLAIMED", "another worker has claimed it", held)
+            return problem(409, "ALREADY_CLAIMED", "another worker has claimed the subscription", held)
         if was_pending != [True]:
             return problem(409, "NO_PENDING_WORK", "nothing is pending")
         return json_answer(found.claim_answer(tails, f"{key}.{found.token()}"))
@@ -187,17 +187,16 @@ class SubscriptionOwnerEndpoint:
         return made
 
     async def _wake_stream_problem(self, name: str, visitor: Caller) -> Response | None:
-        """Return the refusal of a wake stream that nothing can be written into."""
         journal = journal_of(name, visitor)
         visitor.visit(journal)
-        await visitor.require_there(Action.SPEAK)
+        await visitor.require_existing(Action.SPEAK)
         known = await self._streams.find(journal)
         if known is None or not known.state.settings.is_json:
-            return problem(409, "INVALID_WAKE_STREAM", "make the wake stream first, of JSON messages")
+            return problem(409, "INVALID_WAKE_STREAM", "create the wake stream first, with content type JSON")
         return None
 
     async def _tails_of(self, names: tuple[str, ...], visitor: Caller) -> dict[str, Tail | None]:
-        """Return the ends of streams that the caller names; each may be one that is not there yet."""
+        """Return the tails of streams by the caller's names; None for a stream that does not exist yet."""
         tails: dict[str, Tail | None] = {}
         for name in names:
             path = name.strip("/")
@@ -234,7 +233,7 @@ class SubscriptionOwnerEndpoint:
 
 
 class WakeEndpoint:
-    """Take the reports of workers, who show the token of their wake and no other credential."""
+    """Endpoints for reports of workers, which authenticate with the token of their wake."""
 
     def __init__(self, host: Host, subscriptions: StreamSubscriptions) -> None:
         self._world = host.world
@@ -248,15 +247,15 @@ class WakeEndpoint:
         return Response(body, headers=headers, media_type="application/jwk-set+json")
 
     async def report_callback(self, request: Request) -> Response:
-        """Ack what a webhook's wake has brought, and extend its lease, or end it (Durable Streams)."""
+        """Ack offsets of a webhook's wake, and extend its lease or end it (Durable Streams)."""
         return await self._report(request, is_webhook=True)
 
     async def report_ack(self, request: Request) -> Response:
-        """Ack what a claimed wake has brought, and extend its lease, or end it (Durable Streams)."""
+        """Ack offsets of a claimed wake, and extend its lease or end it (Durable Streams)."""
         return await self._report(request, is_webhook=False)
 
     async def release_wake(self, request: Request) -> Response:
-        """Give a claimed wake back without an ack (Durable Streams)."""
+        """Release a claimed wake without an ack (Durable Streams)."""
         return await self._report(request, is_webhook=False, releases=True)
 
     async def _report(self, request: Request, *, is_webhook: bool, releases: bool = False) -> Response:
@@ -275,7 +274,7 @@ class WakeEndpoint:
                 is_current[:] = [False]
             if is_current != [True]:
                 return found
-            return found.released() if releases else found.acked(report, tails, now=now)
+            return found.release() if releases else found.ack(report, tails, now=now)
 
         try:
             found, tails = await self._subscriptions.update(key, change)
@@ -288,7 +287,7 @@ class WakeEndpoint:
         return json_answer(ReportAnswer(ok=True, next_wake=report.done and bool(found.pending(tails))))
 
     async def _token_of(self, request: Request) -> tuple[str, int]:
-        """Return the subscription and the generation of a request's token; "" where it is none of its subscription."""
+        """Return the subscription and the generation of a request's token; "" if it is for another subscription."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         name = stored_part(f"{CONTROL}/{request.path_params['subscription']}")
         key, found, rest = token.strip().partition(f"{name}.")
@@ -301,19 +300,19 @@ class WakeEndpoint:
 
 
 def _is_of(found: StreamSubscription, visitor: Caller) -> bool:
-    """Whether a caller made it; one of before there was authentication has no owner."""
+    """Return whether a caller owns a subscription. One without an owner is from a server without authentication."""
     if not isinstance(visitor, KnownCaller) or visitor.principal.is_operator:
         return True
     return (found.tenant, found.principal) == (visitor.principal.tenant, visitor.principal.id)
 
 
 def json_answer(body: object, status: int = 200) -> Response:
-    """Return an answer in the protocol's own form."""
+    """Return a JSON answer that must not be cached."""
     return Response(msgspec.json.encode(body), status, headers=NO_STORE, media_type="application/json")
 
 
 def problem(status: int, code: str, message: str, more: Mapping[str, Any] | None = None) -> Response:
-    """Return a problem detail that has the error in the protocol's own form beside it."""
+    """Return a problem detail that also contains the error in the protocol's own form."""
     described = msgspec.to_builtins(problem_of_http(HTTPException(status, message)))
     body = {**described, "error": {"code": code, "message": message, **(more or {})}}
     return Response(msgspec.json.encode(body), status, headers=NO_STORE, media_type=MEDIA_TYPE)

@@ -1,4 +1,4 @@
-"""Commands of a request to the session that it has opened: each is on the disk when its function returns."""
+"""Commands of a request to its session. Each function returns after the append."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from midstream.session.turn.commands import Cancel, Command, SendMessage
 STOPPING_S = 30.0
 """Seconds for a turn to stop."""
 BEGINS_MAX = 8
-"""Attempts of a request to begin something while others change the session."""
+"""Attempts of a request while other requests change the session."""
 _Found = TypeVar("_Found")
 
 
 async def submit(runner: Runner, command: Command | Received) -> None:
-    """Submit a command, and wait for its records: another process may own the session.
+    """Submit a command, and wait for its records, also if another process runs the session.
 
     Raises:
-        MidstreamError: It was refused.
+        MidstreamError: The command was refused.
     """
     await runner.wait(await runner.submit(command) - 1)
 
 
 async def stop_turn(runner: Runner) -> None:
-    """Stop the open turn, and wait until it has ended: who sends the next message does not wait for it any more.
+    """Stop the open turn, and wait until it has ended, so that the next message is not queued.
 
     Raises:
-        UnavailableError: It has not ended in time; its tools still run.
+        UnavailableError: The turn has not ended in time; its tools still run.
     """
     turn = runner.state.turns
     await runner.submit(Cancel(turn))
@@ -54,7 +54,7 @@ async def stop_turn(runner: Runner) -> None:
             while runner.state.is_live and runner.state.turns == turn:
                 await runner.wait(runner.newest.position)
     except TimeoutError:
-        raise UnavailableError("the turn before is still being stopped", retry_after_s=1.0) from None
+        raise UnavailableError("the previous turn is still stopping", retry_after_s=1.0) from None
 
 
 async def find_or_begin(
@@ -62,22 +62,22 @@ async def find_or_begin(
     begin: Callable[[], Awaitable[None]],
     retried: tuple[type[MidstreamError], ...] = (JournalMovedError, SessionBusyError),
 ) -> _Found:
-    """Return what a request begins, also where an equal request has begun it.
+    """Return the thing that a request begins, such as a turn, or that an equal request has begun.
 
     Args:
-        find: Returns it where it has begun.
-        begin: Begins it; refused where another request was first.
-        retried: Refusals after which to look again.
+        find: Returns it if it has begun, else None.
+        begin: Begins it; raises if another request was faster.
+        retried: Errors after which to try again.
 
     Raises:
-        UnavailableError: Others change the session all the time.
+        UnavailableError: Other requests keep changing the session.
     """
     for _ in range(BEGINS_MAX):
         if (found := await find()) is not None:
             return found
         with suppress(*retried):
             await begin()
-    raise UnavailableError("other requests of this session are too many: retry", retry_after_s=1.0)
+    raise UnavailableError("too many other requests change this session: retry", retry_after_s=1.0)
 
 
 async def submit_resent(
@@ -87,21 +87,21 @@ async def submit_resent(
     messages: Sequence[dict[str, Any]],
     tools: tuple[ClientTool, ...],
 ) -> None:
-    """Submit what is new of a chat whose client sends all its messages, the last of them a user's.
+    """Submit the new messages of a chat whose client sends all messages, of which the last is a user message.
 
     Args:
-        received: Its place in its stream, without a command.
-        messages: As UI messages.
-        tools: What the client runs.
+        received: The stream of the request, without a command.
+        messages: All messages as UI messages.
+        tools: Tools of the client.
 
     Raises:
-        FrameTooLargeError: What is new is too large.
-        MidstreamError: It was refused, such as where another message came first.
+        FrameTooLargeError: The new messages are too large.
+        MidstreamError: The command was refused, for example because another message was first.
     """
     state = runner.state
     change = find_change(state.history.entries, messages)
     if len(msgspec.json.encode((change.message, change.before))) > FRAME_BYTES_MAX:
-        raise FrameTooLargeError(f"what is new of this chat has {FRAME_BYTES_MAX} bytes at most")
+        raise FrameTooLargeError(f"the new messages of this chat may have at most {FRAME_BYTES_MAX} bytes")
     command = SendMessage(change.message, tools, keep=change.keep, before=change.before, turns=state.turns)
     visitor.count_command(command)
     await submit(runner, replace(received, command=command))

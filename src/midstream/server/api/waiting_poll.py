@@ -1,4 +1,4 @@
-"""One long poll, which ends with what it waits for, after a time, with its client, or with the server."""
+"""One long poll. It ends with its result, a timeout, its client's disconnect, or the server's shutdown."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from midstream.server.api.event_body import CountedReader
 T = TypeVar("T")
 
 LONG_POLL_S = 20.0
-"""Seconds that a long poll waits for more."""
+"""Time limit of a long poll in seconds."""
 
 
 class ClientLeftError(Exception):
-    """The client of a long poll has gone: its answer has no reader."""
+    """The client of a long poll has disconnected."""
 
 
 class WaitingPoll(CountedReader, Generic[T]):
-    """A request that waits, and has one answer."""
+    """A waiting request with one answer."""
 
     async def wait(self, more: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-        """Return what `more` returns, or None once the time is over.
+        """Return the result of `more`, or None after the time limit.
 
         Raises:
-            ClientLeftError: The client has gone.
-            MidstreamError: The server is about to stop, the caller may not wait any longer, or `more` raised it.
+            ClientLeftError: The client has disconnected.
+            MidstreamError: The server shuts down, the caller lost its access, or `more` raised it.
         """
         try:
             with self._counted():

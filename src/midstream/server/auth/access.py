@@ -1,10 +1,10 @@
-"""How a server finds out who asks, as an application sets it: one value, and the ready-made ways to make it.
+"""Configuration of authentication and authorization: one value, and ready-made authenticators.
 
     asgi(agent, access=Access(bearer(verify)))
 
-`authenticate` is asked at each request and handshake, at each resume, and again every `recheck_s` seconds while a
-stream lives. It gets the request without its body (`starlette.requests.HTTPConnection`) and returns a `Principal`, or
-None for a stranger.
+`authenticate` is called for each request and handshake, for each resume, and every `recheck_s` seconds while a stream
+is open. It receives the request without its body (`starlette.requests.HTTPConnection`), and returns a `Principal`, or
+None if it does not recognize the caller.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from midstream.server.auth.principals import Action, Principal
 from midstream.server.auth.token_file import KnownTokens, TokenFile, digest_of_token
 
 Verify = Callable[[str], Principal | Awaitable[Principal | None] | None]
-"""Return who shows this token or cookie; None where it is not good."""
+"""Returns the principal of a token or cookie value, or None if it is invalid."""
 Authorize = Callable[[Principal, Action, str, Owner | None], bool | Awaitable[bool]]
-"""Return whether one may do something with a session (its name in the store), which has this owner or none yet."""
+"""Returns whether a principal may do an action on a session (its name in the store) with this owner, if any."""
 
 RECHECK_S = 300.0
-"""Seconds after which a living stream is checked again, where nothing announces a change of rights before."""
+"""Seconds after which an open stream is checked again, unless a change of rights is announced earlier."""
 
 
 class Access(Struct, frozen=True, kw_only=True):
     """Authentication and authorization of a server.
 
     Args:
-        authenticate: Who asks; see the text of this module.
-        authorize: Decides instead of "the owner everything, its readers may look, an operator everything". Access
-            across tenants is refused, whatever it returns.
-        recheck_s: Seconds between two looks at whether a living stream may live.
-        login: A word drawn by `World.new_id("login")` that lets an operator log in once, within an hour.
-        still_valid: Decides whether a principal of your own `authenticate` may still use cookies, links, passes and
-            tickets that were issued to them. Called at each use. Without it they end with `expires_at`, with a lock-out
-            or a revocation, and with their own lifetime.
+        authenticate: Returns the principal of a request; see the module's docstring.
+        authorize: Replaces the default rule: owner and operators have all rights, readers may read. Access across
+            tenants is always refused.
+        recheck_s: Seconds between two checks of an open stream.
+        login: A one-time login code of an operator, from `World.new_id("login")`, valid for one hour.
+        still_valid: Decides at each use whether a principal of your own `authenticate` may still use issued cookies,
+            links, passes and tickets. Without it they end with `expires_at`, a lock-out, a revocation, or their own
+            lifetime.
     """
 
     authenticate: Authenticate
@@ -71,8 +71,8 @@ def bearer(verify: Verify) -> Authenticate:
 def cookie(name: str, verify: Verify) -> Authenticate:
     """Authenticate by a cookie that your application has set: `verify` returns the principal of its value.
 
-    Set it `HttpOnly`, `Secure` and `SameSite=Strict`, under a name that begins with `__Host-`. What changes something
-    then also needs a header that no foreign page can send, such as `x-midstream`.
+    Set it `HttpOnly`, `Secure` and `SameSite=Strict`, under a name that begins with `__Host-`. Requests with effects
+    then also need a header that no foreign page can send, such as `x-midstream`.
     """
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
@@ -83,13 +83,13 @@ def cookie(name: str, verify: Verify) -> Authenticate:
 
 
 def tokens(known: Mapping[str, Principal]) -> Authenticate:
-    """Authenticate each principal by its own bearer token. Kept are digests of the tokens.
+    """Authenticate each principal by its own bearer token. Only digests of the tokens are kept in memory.
 
     Raises:
-        UsageError: A token is shorter than 16 characters; or some principals have a tenant and others have none.
+        UsageError: A token has fewer than 16 characters; or some principals have a tenant and others do not.
     """
     if any(len(token) < TOKEN_CHARS_MIN for token in known):
-        raise UsageError(f"a token has {TOKEN_CHARS_MIN} characters at least: shorter ones can be guessed")
+        raise UsageError(f"a token needs at least {TOKEN_CHARS_MIN} characters: a shorter one can be guessed")
     lines = {}
     for token, principal in known.items():
         digest = digest_of_token(token)
@@ -99,23 +99,23 @@ def tokens(known: Mapping[str, Principal]) -> Authenticate:
 
 
 def token_file(path: Path) -> Authenticate:
-    """Authenticate by a file with a line for each token, as `token_file.py` describes; read again when it has changed.
+    """Authenticate by a token file, as `token_file.py` describes; it is read again after a change.
 
-    A line that is removed ends its streams and all that was issued for it within 10 s.
+    Removing a line ends its streams, and the credentials that were issued for it, within 10 s.
 
     Raises:
-        UsageError: It cannot be read, others than its owner may read it, or a line has another form.
+        UsageError: The file cannot be read, other users may read it, or a line is invalid.
     """
     return TokenFile(path)
 
 
 def this_user(key: str, *, shares_port: bool = False, start: str = "") -> Authenticate:
-    """Authenticate the user of this machine, the operator, by proofs under their key. See `midstream.local_keys`.
+    """Authenticate the user of this machine as the operator, by proofs with their key. See `midstream.local_keys`.
 
     Args:
-        key: Of `read_or_make_key`.
-        shares_port: Other servers of this user listen on the same port, on the same store.
-        start: Name of the server's start, which its workers share; a new one where it is "".
+        key: The key of `read_or_make_key`.
+        shares_port: Other servers of this user share the port and the store.
+        start: Id of the server's start, which its workers share; "" for a new one.
     """
     return LocalUser(key, shares_port=shares_port, start=start)
 
@@ -124,9 +124,8 @@ def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) 
     """Trust the header in which a proxy with a login names the user. The proxy must remove it from incoming requests.
 
     Args:
-        header: Such as `x-forwarded-user`.
-        proxies: Addresses whose word is taken. On a machine that others use too, one of them is not enough: let the
-            proxy show a token.
+        header: Name of the header, such as `x-forwarded-user`.
+        proxies: Addresses of trusted proxies. On a shared machine, an address is not enough: use a token for the proxy.
     """
     trusted = frozenset(proxies)
 
@@ -139,5 +138,5 @@ def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) 
 
 
 def first_of(*ways: Authenticate) -> Authenticate:
-    """Try one after the other, until one authenticates the caller."""
+    """Authenticate by the first of several authenticators that accepts the caller."""
     return FirstOf(ways)

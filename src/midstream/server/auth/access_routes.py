@@ -1,4 +1,4 @@
-"""Routes for known users: cookies and tickets, and the sharing of a session."""
+"""Routes for authenticated users: cookies, tickets, credentials, and sharing of sessions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from midstream.server.auth.tokens import (
 )
 
 CREDENTIALS_MAX = 1000
-"""Credentials in one answer."""
+"""Greatest number of credentials in one answer."""
 
 
 class TicketRequest(Struct, forbid_unknown_fields=True):
@@ -48,21 +48,21 @@ class TicketRequest(Struct, forbid_unknown_fields=True):
 
 
 class LoginRequest(Struct, forbid_unknown_fields=True):
-    """A link to log in with; without one the request shows a credential of its own."""
+    """A login code; without one, the request has another credential."""
 
     login: str = ""
     replace: bool = False
-    """Log in also where another principal is logged in by this browser."""
+    """Log in although another principal is logged in with this browser."""
 
 
 class ChallengeRequest(Struct, forbid_unknown_fields=True):
-    """Request of a client of this machine for the proof that the server has its user's key."""
+    """Request of a local client for the proof that the server has the user's key."""
 
     nonce: Annotated[str, Meta(min_length=22, max_length=128)]
 
 
 class CallerDescription(Struct, frozen=True):
-    """The principal of the caller, and what their credential permits."""
+    """The principal of the caller, and the rights of their credential."""
 
     id: str
     tenant: str
@@ -73,7 +73,7 @@ class CallerDescription(Struct, frozen=True):
 
 
 class Issued(Struct, frozen=True):
-    """Credential that was issued, and the seconds it is valid for."""
+    """An issued credential, and the seconds for which it is valid."""
 
     word: str
     for_s: float
@@ -82,8 +82,8 @@ class Issued(Struct, frozen=True):
 class CredentialLine(Struct, frozen=True):
     """A credential that this server issued; times in seconds since 1970.
 
-    `principal` is whom it lets in, `issued_by` who answers for it, `parent` the id of the credential that it was issued
-    for. `session` is the only session that it permits.
+    `principal` is the bearer, `issued_by` the issuing principal, and `parent` the id of the credential from which it
+    was derived. `session` is the only permitted session.
     """
 
     id: str
@@ -100,26 +100,26 @@ class CredentialLine(Struct, frozen=True):
 
 
 class CredentialPage(Struct, frozen=True):
-    """Credentials, last written first; `is_complete` unless there are more than `CREDENTIALS_MAX`."""
+    """Credentials, newest write first; `is_complete` unless there are more than `CREDENTIALS_MAX`."""
 
     credentials: list[CredentialLine]
     is_complete: bool
 
 
 class RevokeAllQuery(Struct, frozen=True):
-    """Principal whose credentials are revoked: the caller by default, `*` for all; others only by an operator."""
+    """Principal whose credentials are revoked: the caller by default, `*` for all. Only an operator may give others."""
 
     principal: str | UnsetType = UNSET
 
 
 class RevokedCredentials(Struct, frozen=True):
-    """How many credentials were revoked, with those that were issued for them."""
+    """Number of revoked credentials, including derived ones."""
 
     count: int
 
 
 class Owned(Struct, frozen=True):
-    """Owner of a session, and the others who may read it."""
+    """Owner and readers of a session."""
 
     tenant: str
     principal: str
@@ -129,8 +129,8 @@ class Owned(Struct, frozen=True):
 class AccessRoutes:
     """The endpoints of access. All but `login` require authentication."""
 
-    def __init__(self, door: AuthMiddleware) -> None:
-        self._door = door
+    def __init__(self, auth: AuthMiddleware) -> None:
+        self._auth = auth
 
     async def me(self, request: Request) -> CallerDescription:
         """Return the principal of the caller."""
@@ -138,44 +138,44 @@ class AccessRoutes:
 
     async def challenge(self, request: Request, body: ChallengeRequest) -> ServerProof:
         """Prove to a client of this machine that this server has the key of its user."""
-        proof = self._door.source.prove(body.nonce, request)
+        proof = self._auth.source.prove(body.nonce, request)
         if proof is None:
-            raise NotFoundError("this server does not authenticate the user of its machine")
+            raise NotFoundError("this server does not authenticate users of its machine by their key")
         return proof
 
     async def login(self, request: Request, body: LoginRequest) -> Response:
-        """Set the login cookie of a browser, for a login link or any other credential."""
+        """Set the login cookie of a browser, for a login code or any other credential."""
         if body.login:
-            principal = await self._door.principal_by_link(body.login, request.scope, replaces=body.replace)
+            principal = await self._auth.principal_by_link(body.login, request.scope, replaces=body.replace)
         else:
-            principal = await self._door.principal_of(request.scope)
+            principal = await self._auth.principal_of(request.scope)
         trail: AuditTrail = request.scope[TRAIL]
         trail.note_login(principal)
         former = cookie_of(request)
         if former and principal.via == key_of(former):
-            # It takes the place of the former one: it is issued for what that one was issued for.
-            principal = await self._door.access_tokens.above_cookie(principal)
-        word = await self._door.access_tokens.issue(
+            # The new cookie replaces the old one, so it has the same parent.
+            principal = await self._auth.access_tokens.above_cookie(principal)
+        word = await self._auth.access_tokens.issue(
             TokenKind.COOKIE, principal, for_s=COOKIE_S, idle_s=COOKIE_IDLE_S
         )
         if former:
-            await self._door.access_tokens.withdraw(former)
-            await self._door.announce()
+            await self._auth.access_tokens.withdraw(former)
+            await self._auth.announce()
         told = json_response(_describe_caller(principal))
         told.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
         return told
 
     async def login_link(self, request: Request) -> Issued:
-        """Issue a token that logs one browser in, once, as the caller."""
+        """Issue a one-time login code for the caller."""
         principal = visit_of(request.scope).principal
         _require_whole(principal)
-        word = await self._door.access_tokens.issue(TokenKind.LOGIN, principal, for_s=LOGIN_LINK_S)
+        word = await self._auth.access_tokens.issue(TokenKind.LOGIN, principal, for_s=LOGIN_LINK_S)
         return Issued(word, LOGIN_LINK_S)
 
     async def logout(self, request: Request) -> Response:
-        """Delete the login cookie of this browser, with all that was issued for it, and end its connections."""
-        await self._door.access_tokens.withdraw(cookie_of(request))
-        await self._door.announce()
+        """Delete the login cookie of this browser with all derived credentials, and end its connections."""
+        await self._auth.access_tokens.withdraw(cookie_of(request))
+        await self._auth.announce()
         parting = Response(status_code=204, headers=NO_STORE)
         parting.headers["set-cookie"] = _set_cookie(request, "", for_s=0)
         return parting
@@ -187,19 +187,19 @@ class AccessRoutes:
         return CredentialPage(lines, is_complete=len(found) <= CREDENTIALS_MAX)
 
     async def revoke(self, request: Request) -> RevokedCredentials:
-        """Revoke one credential, with all that were issued for it, and end their connections."""
+        """Revoke one credential with all derived ones, and end their connections."""
         name: str = request.path_params["credential"]
         keys = [key for key, _ in await self._manageable(request) if key[:ID_LENGTH] == name]
         if not keys:
             raise NotFoundError(f"no credential {name!r} that you issued")
-        count = await self._door.access_tokens.revoke(keys)
-        await self._door.announce()
+        count = await self._auth.access_tokens.revoke(keys)
+        await self._auth.announce()
         return RevokedCredentials(count)
 
     async def revoke_all(self, request: Request, query: RevokeAllQuery) -> RevokedCredentials:
-        """Revoke all credentials of a principal, with all that were issued for them, and end their connections.
+        """Revoke all credentials of a principal with all derived ones, and end their connections.
 
-        A token of the principal's own, such as a line of a token file, stays good: remove the line.
+        A token that this server did not issue stays valid. For a line of a token file, remove the line.
         """
         caller = visit_of(request.scope).principal
         _require_unscoped(caller)
@@ -208,18 +208,17 @@ class AccessRoutes:
         if not keys:
             raise AccessError("only an operator may revoke the credentials of another principal")
         for key in keys:
-            await self._door.revocations.lock_out(key)
+            await self._auth.revocations.lock_out(key)
         found = await self._manageable(request)
         mine = [digest for digest, token in found if EVERYONE in keys or token.issued_by in keys]
-        count = await self._door.access_tokens.revoke(mine)
-        await self._door.announce()
+        count = await self._auth.access_tokens.revoke(mine)
+        await self._auth.announce()
         return RevokedCredentials(count)
 
     async def _manageable(self, request: Request) -> list[tuple[str, AccessToken]]:
-        """Return the credentials that the caller may list and revoke."""
         caller = visit_of(request.scope).principal
         _require_unscoped(caller)
-        rows = await self._door.access_tokens.read_all()
+        rows = await self._auth.access_tokens.read_all()
         return [
             (key, token)
             for key, token in rows
@@ -227,10 +226,10 @@ class AccessRoutes:
         ]
 
     async def ticket(self, request: Request, body: TicketRequest) -> Issued:
-        """Issue a ticket for one connection to this session, from the page of the request."""
+        """Issue a ticket for one connection to this session from the requesting page."""
         visit = visit_of(request.scope)
         await visit.require(Action(body.action))
-        word = await self._door.access_tokens.issue(
+        word = await self._auth.access_tokens.issue(
             TokenKind.TICKET,
             visit.principal,
             for_s=TICKET_S,
@@ -241,33 +240,33 @@ class AccessRoutes:
         return Issued(word, TICKET_S)
 
     async def owner(self, request: Request) -> Owned:
-        """Return the owner of this session, and its readers."""
-        return _describe_owner(await owner_of(self._door, visit_of(request.scope).session))
+        """Return the owner and the readers of this session."""
+        return _describe_owner(await owner_of(self._auth, visit_of(request.scope).session))
 
     async def add_reader(self, request: Request) -> Owned:
         """Allow a principal of the same tenant to read this session."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
-        owner = await owner_of(self._door, session)
+        owner = await owner_of(self._auth, session)
         readers = [each for each in owner.readers if each != reader]
-        return _describe_owner(await self._door.ownership.share(session, [*readers, reader]))
+        return _describe_owner(await self._auth.ownership.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Owned:
         """Stop sharing this session with a principal, and end its streams."""
         session, reader = visit_of(request.scope).session, _reader_of(request)
-        owner = await owner_of(self._door, session)
-        owner = await self._door.ownership.share(session, [each for each in owner.readers if each != reader])
-        await self._door.announce()
+        owner = await owner_of(self._auth, session)
+        owner = await self._auth.ownership.share(session, [each for each in owner.readers if each != reader])
+        await self._auth.announce()
         return _describe_owner(owner)
 
 
-async def owner_of(door: AuthMiddleware, session: str) -> Owner:
-    """Return whose a session is.
+async def owner_of(auth: AuthMiddleware, session: str) -> Owner:
+    """Return the owner of a session.
 
     Raises:
-        SessionNotFoundError: It has no owner.
-        EntryDamagedError: Its owner cannot be read.
+        SessionNotFoundError: The session has no owner.
+        EntryDamagedError: The owner cannot be read.
     """
-    owner = await door.ownership.owner_of(session)
+    owner = await auth.ownership.owner_of(session)
     if owner is None:
         raise SessionNotFoundError(f"no session {session!r} with an owner")
     if owner == UNREADABLE:
@@ -278,7 +277,7 @@ async def owner_of(door: AuthMiddleware, session: str) -> Owner:
 def _reader_of(request: Request) -> str:
     reader: str = request.path_params["reader"]
     if len(reader) > ID_CHARS_MAX:
-        raise MalformedFrameError(f"a principal's id has {ID_CHARS_MAX} characters at most")
+        raise MalformedFrameError(f"a principal's id may have at most {ID_CHARS_MAX} characters")
     return reader
 
 
@@ -288,10 +287,10 @@ def _require_whole(principal: Principal) -> None:
 
 
 def _require_unscoped(principal: Principal) -> None:
-    """Require a credential with all rights of its principal: a part of them must not end the others."""
+    """Require a credential without a scope: a restricted credential must not end others."""
     _require_whole(principal)
     if principal.scope != EVERYTHING:
-        raise AccessError("a credential with a scope neither lists nor revokes credentials")
+        raise AccessError("a credential with a scope cannot list or revoke credentials")
 
 
 def _describe_owner(owner: Owner) -> Owned:
@@ -326,14 +325,14 @@ def _line_of(key: str, token: AccessToken) -> CredentialLine:
 
 
 def _keys_of_name(name: str) -> list[str]:
-    """Return the keys of the principals with this name: what is before a colon is a tenant, or a part of an id."""
+    """Return the possible principal keys for a name: text before a colon is a tenant, or part of an id."""
     if name == EVERYONE:
         return [name]
     return [name, f":{name}"] if ":" in name else [f":{name}"]
 
 
 def _may_manage(caller: Principal, key: str) -> bool:
-    """Whether a caller may revoke what a principal issued."""
+    """Return whether a caller may revoke credentials that a principal issued."""
     is_in_tenant = key.partition(":")[0] == caller.tenant and key != EVERYONE
     return caller.is_operator and (not caller.tenant or is_in_tenant)
 

@@ -1,4 +1,4 @@
-"""The acts of one request, for the audit log."""
+"""Entries of one request in the audit log."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ _EVENTS: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/v1/a2a/tasks/.*:subscribe", "read"),
     ("POST", r"/v1/a2a(/.*)?", "send"),
 )
-"""Method, path and event of the requests that are written down; a WebSocket is a GET. All others are no acts."""
+"""Method, path and event of the logged requests; a WebSocket counts as a GET. Other requests are not logged."""
 _TABLE = [(method, re.compile(path, re.DOTALL), event) for method, path, event in _EVENTS]
 _SESSION = re.compile(r"/v1/sessions/([^/]+)")
 _LATE = re.compile(
     r"/v1/(?:chat|ag-ui|mcp|a2a)(?:/.*)?|/v1/stream/.*|/v1/langgraph/threads(?!/search$)(?:/.*)?", re.DOTALL
 )
-"""Requests that name their session in their body, as a chat or as a thread: they are written once it is known."""
+"""Requests with the session in their body, such as chats or threads. They are logged when it is known."""
 _NEXT_POLL = re.compile(rb"(?:^|&)n=0*[1-9]")
-"""A poll that continues one which was written down."""
+"""A poll that is not the first of its connection; only the first one is logged."""
 
 
 class AuditTrail:
-    """Writes what one caller does; without a log it writes nothing.
+    """Logs the acts of one request; without a log it does nothing.
 
     Args:
-        log: The log, or None.
+        log: The audit log, or None.
         scope: The request.
-        path: Its path below the place where the app is mounted.
+        path: Path of the request below the mount point of the app.
     """
 
     def __init__(self, log: AuditLog | None = None, scope: Scope | None = None, path: str = "") -> None:
@@ -88,14 +88,14 @@ class AuditTrail:
         }
 
     def identify(self, principal: Principal, session: str) -> None:
-        """Take the principal of the request, and its session as the store names it."""
+        """Set the principal of the request, and the stored name of its session."""
         if self._log is not None:
             self._fields["principal"] = principal.name
             self._fields["credential"] = principal.via[:ID_LENGTH]
             self._fields["session"] = session
 
     def visit(self, session: str) -> None:
-        """Take the session of a request that names it in its body, and write that it is about to be served.
+        """Set the session from the body of a request, and log that the request will be served.
 
         Raises:
             UnavailableError: The log cannot be written: the request must not be served.
@@ -106,7 +106,7 @@ class AuditTrail:
             self.note_admission()
 
     def note_admission(self, target: str = "") -> None:
-        """Write that a request is about to be served. Answers and logins are written once more is known.
+        """Log that a request will be served. Answers and logins are logged later, with more data.
 
         Raises:
             UnavailableError: The log cannot be written: the request must not be served.
@@ -115,32 +115,32 @@ class AuditTrail:
             self._log.write(self._event, ADMITTED, **self._fields, target=target)
 
     def note_answer(self, answer: Answer) -> None:
-        """Write that a question is about to be answered.
+        """Log that a question will be answered.
 
         Raises:
-            UnavailableError: The log cannot be written: the answer must not be given.
+            UnavailableError: The log cannot be written; the answer must not be accepted.
         """
         if self._log is not None:
             fields = {**self._fields, "call": answer.ref.call_id, "choice": answer.choice.value}
             self._log.write("answer", ADMITTED, **fields)
 
     def note_login(self, principal: Principal) -> None:
-        """Write that a browser is about to be logged in.
+        """Log that a browser will be logged in.
 
         Raises:
-            UnavailableError: The log cannot be written: the login must not happen.
+            UnavailableError: The log cannot be written; the login must be refused.
         """
         if self._log is not None:
             self._log.write("login", ADMITTED, **self._fields, target=principal.name)
 
     def note_failure(self, code: str) -> None:
-        """Write that a request was refused, or failed after its admission."""
+        """Log that a request was refused, or failed after its admission."""
         if self._log is not None and self._event:
             self._log.write_refusal(self._event, code, **self._fields)
 
 
 def event_of(scope: Scope, path: str) -> str:
-    """Return the event that a request is; "" for one that is not written down."""
+    """Return the event of a request; "" if it is not logged."""
     method = scope.get("method", "GET")
     if path.endswith("/poll") and _NEXT_POLL.search(scope.get("query_string", b"")):
         return ""

@@ -1,7 +1,7 @@
-"""Authorizer: the one place that decides about a caller, for a request as for a stream that lives for hours.
+"""Authorizer: all decisions about callers, for single requests and for long streams.
 
-A credential is looked for in this order: a ticket, a viewer's pass, a cookie of ours, then whatever the application's
-`authenticate` finds. A caller who may not even see a session gets the answer for one that does not exist.
+Credentials are tried in this order: a ticket, a viewer's pass, a cookie of this server, and the application's
+`authenticate`. For a caller without any right on a session, the session does not exist.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from midstream.store.contract import Store
 
 COOKIE = "midstream"
 HOST_COOKIE = f"__Host-{COOKIE}"
-"""Over HTTPS: no other host or path can have set it."""
+"""Name over HTTPS: no other host or path can set it."""
 
 
 class AccessLevel(IntEnum):
-    """How much a principal may do with a session."""
+    """Rights of a principal on a session."""
 
-    NOTHING = 0
-    """For them it is not there."""
-    LOOK = 1
+    NONE = 0
+    """The session does not exist for the principal."""
+    READ = 1
     APPROVE = 2
-    """Read it, and answer its questions."""
-    ALL = 3
+    """Read the session, and answer its questions."""
+    FULL = 3
     BEGIN = 4
-    """It has no owner, and is not there: who begins it owns it."""
+    """The session does not exist and has no owner: its first sender becomes the owner."""
 
 
 _NEEDED = {
-    Action.READ: AccessLevel.LOOK,
+    Action.READ: AccessLevel.READ,
     Action.APPROVE: AccessLevel.APPROVE,
-    Action.SPEAK: AccessLevel.ALL,
-    Action.OWN: AccessLevel.ALL,
+    Action.SPEAK: AccessLevel.FULL,
+    Action.OWN: AccessLevel.FULL,
 }
 
 
 class Authorizer:
-    """Decide who asks and what they may do."""
+    """Authenticates callers, and decides about their rights."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Authorizer:
         self._access_tokens = access_tokens
 
     async def principal_of(self, connection: HTTPConnection) -> Principal | None:
-        """Return who asks, by anything but a ticket; None for a stranger.
+        """Authenticate a request by any credential except a ticket; return None without a known one.
 
         Raises:
-            UnauthorizedError: A pass was shown that is not, or no longer, good.
+            UnauthorizedError: A pass is not valid, or no longer valid.
         """
         token = bearer_token(connection)
         if token.startswith(f"{TokenKind.VIEWER.value}-"):
@@ -80,37 +80,37 @@ class Authorizer:
         return principal
 
     async def by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Principal:
-        """Use a ticket up and return whose it was.
+        """Consume a ticket, and return its principal.
 
         Raises:
-            UnauthorizedError: It is none, was used, came late, or is for another session or page.
+            UnauthorizedError: The ticket is unknown, used, expired, or for another session or page.
         """
         taken = await self._access_tokens.take(TokenKind.TICKET, ticket)
         asked = (name_in_store(session, taken.principal.tenant), page_of(connection.scope))
         if asked != (taken.session, taken.origin):
             raise UnauthorizedError("this ticket is for another session or page")
-        if taken.action == Action.READ:  # valid for reads of any caller
+        if taken.action == Action.READ:  # a read ticket limits its principal to reading
             return replace(taken.principal, session=root_of(taken.session))
         return taken.principal
 
     async def by_link(self, word: str) -> Principal:
-        """Use a link to log in with up and return whom it is for.
+        """Consume a login code, and return its principal.
 
         Raises:
-            UnauthorizedError: It is none, was used, or came late.
+            UnauthorizedError: The code is unknown, used or expired.
         """
         return (await self._access_tokens.take(TokenKind.LOGIN, word)).principal
 
     async def principal_of_link(self, word: str) -> Principal:
-        """Return whom a link to log in with is for, and leave it good.
+        """Return the principal of a login code without consuming the code.
 
         Raises:
-            UnauthorizedError: It is none, was used, or came late.
+            UnauthorizedError: The code is unknown, used or expired.
         """
         return (await self._access_tokens.show(TokenKind.LOGIN, word)).principal
 
     async def principal_of_cookie(self, connection: HTTPConnection) -> Principal | None:
-        """Return the principal of the cookie of a request; None where it has no valid one."""
+        """Return the principal of a request's login cookie; None without a valid one."""
         try:
             return await self._by_pass(TokenKind.COOKIE, cookie_of(connection))
         except UnauthorizedError:
@@ -118,71 +118,71 @@ class Authorizer:
 
     @property
     def is_application_decided(self) -> bool:
-        """Whether an application decides, and not the rows of owners."""
+        """Whether the application's `authorize` decides instead of the stored owners."""
         return self._access.authorize is not None
 
-    async def verdict(self, principal: Principal, session: str, action: Action) -> AccessLevel:
-        """Return how much a principal may do with a session of the store; `action` is what it is about to do."""
+    async def level_of(self, principal: Principal, session: str, action: Action) -> AccessLevel:
+        """Return the rights of a principal on a session (stored name) for an action."""
         if not is_of_tenant(session, principal.tenant) or (
             principal.session and principal.session != root_of(session)
         ):
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         if not principal.scope.covers(name_outside(session, principal.tenant)):
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         owner = await self._ownership.owner_of(session)
         if owner is not None and owner.tenant != principal.tenant and not _runs_everything(principal):
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         if owner is not None and principal.claim not in ("", owner.claim):
-            return AccessLevel.NOTHING  # it may look at a session that had this name before
-        verdict = await self._verdict(principal, session, owner)
+            return AccessLevel.NONE  # the pass is for an earlier session of this name
+        level = await self._level_by_owner(principal, session, owner)
         if self._access.authorize is not None:
-            told = await self._level_by_application(principal, session, action, owner)
-            is_allowed = told >= _NEEDED[action]
-            verdict = verdict if verdict is AccessLevel.BEGIN and is_allowed else told
-        return min(verdict, AccessLevel.LOOK) if principal.session else verdict
+            decided = await self._level_by_application(principal, session, action, owner)
+            is_allowed = decided >= _NEEDED[action]
+            level = level if level is AccessLevel.BEGIN and is_allowed else decided
+        return min(level, AccessLevel.READ) if principal.session else level
 
     async def require(self, principal: Principal, session: str, action: Action) -> AccessLevel:
-        """Return the verdict where it allows the action.
+        """Return the rights of a principal if they include the action.
 
         Raises:
-            SessionNotFoundError: The principal may not see it.
-            AccessError: It may look, and no more.
+            SessionNotFoundError: The principal has no right on the session.
+            AccessError: The principal has other rights only.
         """
-        verdict = await self.verdict(principal, session, action)
-        if verdict is AccessLevel.NOTHING:
+        level = await self.level_of(principal, session, action)
+        if level is AccessLevel.NONE:
             raise SessionNotFoundError(f"no session {session!r}")
-        if verdict < _NEEDED[action]:
-            allowed = "read" if verdict is AccessLevel.LOOK else "read and answer the questions of"
+        if level < _NEEDED[action]:
+            allowed = "read" if level is AccessLevel.READ else "read and answer the questions of"
             raise AccessError(f"you may only {allowed} this session")
         if action not in principal.scope.actions:
             permitted = ", ".join(principal.scope.actions) or "nothing"
             raise AccessError(f"the scope of this credential is {permitted}; this needs {action}")
-        return verdict
+        return level
 
-    async def require_still(self, principal: Principal, since: float, now: float) -> None:
-        """Look whether a principal that came at `since` (seconds since 1970) may still be here.
+    async def require_valid(self, principal: Principal, since: float, now: float) -> None:
+        """Require that a principal, which connected at `since` (seconds since 1970), still has access.
 
         Raises:
-            UnauthorizedError: Its credential has ended, or it was locked out.
+            UnauthorizedError: Its credential has ended, or the principal was locked out.
         """
         if principal.expires_at is not None and principal.expires_at <= now:
             raise UnauthorizedError("the credential of this connection has expired; send a new one")
-        await self._access_tokens.require_standing(principal, since)
+        await self._access_tokens.require_unrevoked(principal, since)
 
-    async def _verdict(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
+    async def _level_by_owner(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
         if owner is None and await self._store.find(root_of(session)) is None:
             return AccessLevel.BEGIN
         if principal.is_operator:
-            return AccessLevel.ALL
+            return AccessLevel.FULL
         if owner is None:
-            return AccessLevel.NOTHING
+            return AccessLevel.NONE
         if principal.session:
-            return AccessLevel.LOOK
+            return AccessLevel.READ
         if principal.id == owner.principal:
-            return AccessLevel.ALL
+            return AccessLevel.FULL
         if principal.is_approver:
             return AccessLevel.APPROVE
-        return AccessLevel.LOOK if principal.id in owner.readers else AccessLevel.NOTHING
+        return AccessLevel.READ if principal.id in owner.readers else AccessLevel.NONE
 
     async def _level_by_application(
         self, principal: Principal, session: str, action: Action, owner: Owner | None
@@ -194,7 +194,7 @@ class Authorizer:
         may_look = action is not Action.READ and await settle(
             authorize(principal, Action.READ, session, owner)
         )
-        return AccessLevel.LOOK if may_look else AccessLevel.NOTHING
+        return AccessLevel.READ if may_look else AccessLevel.NONE
 
     async def _by_pass(self, kind: TokenKind, word: str) -> Principal:
         shown = await self._access_tokens.show(kind, word)
@@ -206,17 +206,17 @@ def _runs_everything(principal: Principal) -> bool:
 
 
 def has_credential(connection: HTTPConnection) -> bool:
-    """Whether a request came with a credential, good or not."""
+    """Return whether a request has a credential, valid or not."""
     return "authorization" in connection.headers or bool(cookie_of(connection))
 
 
 def cookie_of(connection: HTTPConnection) -> str:
-    """Return the value of our cookie, "" where there is none."""
+    """Return the value of the login cookie; "" without one."""
     return connection.cookies.get(HOST_COOKIE) or connection.cookies.get(cookie_name(connection)) or ""
 
 
 def cookie_name(connection: HTTPConnection) -> str:
-    """Return the name of our cookie: without TLS it has the port in it, since browsers mix up the ports of a host."""
+    """Return the name of the login cookie. Without TLS it includes the port: browsers share cookies between ports."""
     if connection.url.scheme in {"https", "wss"}:
         return HOST_COOKIE
     return f"{COOKIE}-{connection.url.port or 80}"

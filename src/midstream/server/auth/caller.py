@@ -1,4 +1,4 @@
-"""Questions of an endpoint about its caller: the same ones, with and without authentication."""
+"""The caller of an endpoint, with one interface with and without authentication."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from midstream.session.session import Received
 from midstream.session.turn.commands import Answer, Command, Resume, SendMessage
 
 VISIT = "midstream.visit"
-"""Where a scope has its visit."""
+"""Key of the caller in an ASGI scope."""
 
 
 class Counters:
-    """Counters of callers, against the limits of this server.
+    """Counters of the limits of callers.
 
     Args:
-        is_live: Whether a turn runs in a session that is awake here.
+        is_live: Returns whether a turn runs in a session that is in memory here.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Counters:
 
     @property
     def of_fleet(self) -> dict[str, FleetCounter]:
-        """Counters that hold for all servers of a store, by the names of their limits."""
+        """Counters that all servers of a store share, by the names of their limits."""
         return {
             "requests": self.requests,
             "refusals": self.refusals,
@@ -65,14 +65,14 @@ class Counters:
         }
 
     def charge(self, session: str, caller: str) -> None:
-        """Charge the tokens of a session to this caller from now on, as the last one who sent a message there."""
+        """Charge the tokens of a session to this caller, its latest sender, from now on."""
         self._spenders[root_of(session)] = caller
         self._spenders.move_to_end(root_of(session))
         if len(self._spenders) > CALLERS_MAX:
             self._spenders.popitem(last=False)
 
     def on_forwarded(self, session: str, caller: str) -> None:
-        """See `Charging.on_forwarded`: the turn runs here, so that it is counted here, and its tokens."""
+        """See `Charging.on_forwarded`: count the turn and its tokens at the server that runs it."""
         self.turns.add(caller, session, self._is_live)
         self.charge(session, caller)
 
@@ -88,15 +88,15 @@ class Caller(Protocol):
     """Caller of an endpoint."""
 
     is_known: bool
-    """Whether it has a name, which may become unwelcome."""
+    """Whether the caller is an authenticated principal, whose access may end."""
     caller: str
-    """Under which name its turns are counted; "" is not counted."""
+    """Name under which its turns are counted; "" is not counted."""
 
     def visit(self, session: str) -> None:
-        """Take the session that a request is about from its body; what is required of the caller follows.
+        """Set the session of a request whose body contains it, before `require`.
 
         Args:
-            session: As the store names it.
+            session: Stored name of the session.
 
         Raises:
             UnavailableError: The audit log cannot be written. Nothing was done.
@@ -106,83 +106,81 @@ class Caller(Protocol):
         """Count a connection of this caller.
 
         Raises:
-            LimitReachedError: It has as many as it may. Nothing was counted.
+            LimitReachedError: The limit of connections is reached. Nothing was counted.
         """
 
     def leave(self) -> None:
-        """Count it no longer."""
+        """Stop counting the connection."""
 
     def count_frame(self) -> None:
-        """Count a frame of a connection, as a request is counted.
+        """Count a frame like a request.
 
         Raises:
-            LimitReachedError: It came too soon. Nothing was counted.
+            LimitReachedError: The limit of requests is reached. Nothing was counted.
         """
 
     async def require(self, action: Action) -> None:
-        """Let something be done with the session, or raise.
+        """Require the right to an action on the session.
 
         Raises:
-            SessionNotFoundError: The session is none that this caller may see.
-            AccessError: It may be seen, and this may not be done.
+            SessionNotFoundError: The caller has no right on the session.
+            AccessError: The caller has other rights only.
         """
 
-    async def require_there(self, action: Action) -> None:
-        """As `require`, for requests that begin no session: one that does not exist is refused as a foreign one is.
+    async def require_existing(self, action: Action) -> None:
+        """Require the right to an action on an existing session.
 
         Raises:
-            SessionNotFoundError: The session is none that this caller may see, or is not there yet.
-            AccessError: It may be seen, and this may not be done.
+            SessionNotFoundError: The session does not exist, or the caller has no right on it.
+            AccessError: The caller has other rights only.
         """
 
     async def begin(self) -> None:
-        """Let the caller speak, also in a session that is not there yet: it is theirs from now on.
+        """Require the right to send commands. The caller becomes the owner of a session that does not exist yet.
 
         Raises:
             MidstreamError: As `require`.
-            LimitReachedError: The caller has begun as many in this minute as it may.
+            LimitReachedError: The limit of new sessions is reached.
         """
 
     def count_command(self, command: Command | None) -> None:
-        """Count what a command costs.
+        """Count a command against the limits of turns and tokens.
 
         Raises:
-            AccessError: Its message names a file of this machine, and it is not this machine's user.
-            LimitReachedError: The caller may not spend more now. Nothing was counted.
+            AccessError: The message refers to a local file, and the caller is not the user of this machine.
+            LimitReachedError: A limit is reached. Nothing was counted.
         """
 
     async def attribute(self, answer: Answer) -> Answer:
-        """Return an answer to a question with the name of the caller, and write it into the audit log.
+        """Return an answer to a question with the name of the caller, and log it in the audit log.
 
         Raises:
             AccessError: The caller may not answer questions of this session.
         """
 
     async def visible_sessions(self) -> Collection[str] | None:
-        """Return the sessions of the store that may be shown in a list, with their parts, and perhaps some more; None
-        where any may be.
-        """
+        """Return candidates for a list of sessions, without sub-agents' sessions; None if any session may be listed."""
 
     async def may_list(self, session: str) -> bool:
-        """Whether a session of the store may be shown in a list."""
+        """Return whether a list may contain a session (stored name)."""
 
     def public_name(self, session: str) -> str:
-        """Return the caller's name of a session of the store."""
+        """Return the caller's name for a stored name of a session."""
 
     def stored_name(self, session: str) -> str:
-        """Return the name in the store of a session that the caller names."""
+        """Return the stored name for the caller's name of a session."""
 
-    async def until_unwelcome(self) -> MidstreamError:
-        """Wait until the caller may not stay any longer, and return why."""
+    async def until_unauthorized(self) -> MidstreamError:
+        """Wait until the caller loses its access, and return the reason."""
 
 
-class Stranger(Caller):
-    """A caller without authentication: an application has authenticated it, or only this machine has access.
+class UnauthenticatedCaller(Caller):
+    """A caller without authentication: an outer application authenticates, or only this machine has access.
 
     Args:
-        counters: Count the connections and the requests of each address; None counts nothing.
-        address: The caller's; "" is not counted.
-        trail: Where its acts are written.
+        counters: Counters of connections and requests by address; None counts nothing.
+        address: Address of the caller; "" is not counted.
+        trail: Audit trail of the request.
     """
 
     is_known = False
@@ -217,8 +215,8 @@ class Stranger(Caller):
     async def require(self, action: Action) -> None:
         """See `Caller.require`."""
 
-    async def require_there(self, action: Action) -> None:
-        """Require that a session exists: a stranger may see every session."""
+    async def require_existing(self, action: Action) -> None:
+        """Do nothing: a caller without authentication may access all sessions."""
 
     async def begin(self) -> None:
         """See `Caller.begin`."""
@@ -250,12 +248,12 @@ class Stranger(Caller):
         return session
 
     @override
-    async def until_unwelcome(self) -> MidstreamError:
-        raise AssertionError("only who is known becomes unwelcome")
+    async def until_unauthorized(self) -> MidstreamError:
+        raise AssertionError("only an authenticated caller can lose its access")
 
 
 class LiveCallers:
-    """Streams of authenticated principals, and the number of times that all of them were to be checked again."""
+    """Open streams of authenticated principals, and a number that grows with each order to check all of them."""
 
     def __init__(self) -> None:
         self.checks = 0
@@ -265,17 +263,17 @@ class LiveCallers:
         return len(self._callers)
 
     def enter(self, caller: KnownCaller) -> None:
-        """Take a stream in; it is checked at once where rights changed since it was authenticated."""
+        """Add a stream. It is checked at once if rights have changed since its authentication."""
         self._callers.add(caller)
         if caller.checks != self.checks:
             caller.recheck()
 
     def leave(self, caller: KnownCaller) -> None:
-        """Let a stream go. Harmless where it is not here."""
+        """Remove a stream. Idempotent."""
         self._callers.discard(caller)
 
     def recheck(self) -> None:
-        """Let each stream check now whether it may go on."""
+        """Order all streams to check their access now."""
         self.checks += 1
         for caller in self._callers:
             caller.recheck()
@@ -285,14 +283,14 @@ class KnownCaller(Caller):
     """A request or a stream of an authenticated principal.
 
     Args:
-        principal: Who.
-        session: The session it is about, as the store names it; "" for none.
-        connection: What it was known by; None where that was a ticket, which cannot be shown again.
-        address: Where it came from; "" is not counted.
-        living: Where it stands among the others while it is a stream.
-        checks: Number of `living` when its authentication began.
-        trail: Where its acts are written.
-        recheck_s: Seconds between two looks at whether it may go on.
+        principal: The principal.
+        session: Stored name of the session; "" for none.
+        connection: The request with the credential; None for a ticket, which is valid only once.
+        address: Address of the caller; "" is not counted.
+        living: All open streams of principals.
+        checks: `living.checks` when the authentication began.
+        trail: Audit trail of the request.
+        recheck_s: Seconds between two checks of its access.
     """
 
     is_known = True
@@ -316,7 +314,7 @@ class KnownCaller(Caller):
         self.principal = principal
         self.session = session
         self.caller = "" if principal.is_operator else principal.key
-        """Under which name it is counted; "" is not counted."""
+        """Name under which it is counted; "" is not counted."""
         self._connection = connection
         self._address = address
         self._authorizer = authorizer
@@ -328,9 +326,9 @@ class KnownCaller(Caller):
         self._trail = trail or AuditTrail()
         self._recheck_s = recheck_s
         self._began_at = host.world.now()
-        self._must_look = asyncio.Event()
-        self._does = {Action.READ}
-        """What it was let in for, and must be allowed as long as it stays."""
+        self._must_check = asyncio.Event()
+        self._actions = {Action.READ}
+        """Actions that were permitted, and are checked again while the stream is open."""
 
     @override
     def visit(self, session: str) -> None:
@@ -358,21 +356,21 @@ class KnownCaller(Caller):
         self._counters.requests.count(self.caller)
 
     async def require(self, action: Action) -> None:
-        """See `Caller.require`. A session that does not exist yet may be begun by a caller that passes."""
+        """See `Caller.require`. It also permits to begin a session that does not exist yet."""
         await self._authorizer.require(self.principal, self.session, action)
-        self._does.add(action)
+        self._actions.add(action)
 
     @override
-    async def require_there(self, action: Action) -> None:
+    async def require_existing(self, action: Action) -> None:
         if await self._authorizer.require(self.principal, self.session, action) is AccessLevel.BEGIN:
             raise SessionNotFoundError(f"no session {self.session!r}")
-        self._does.add(action)
+        self._actions.add(action)
 
     @override
     async def begin(self) -> None:
-        verdict = await self._authorizer.require(self.principal, self.session, Action.SPEAK)
-        self._does.add(Action.SPEAK)
-        if verdict is not AccessLevel.BEGIN:
+        level = await self._authorizer.require(self.principal, self.session, Action.SPEAK)
+        self._actions.add(Action.SPEAK)
+        if level is not AccessLevel.BEGIN:
             return
         self._counters.sessions.count(self.caller)
         owner = await self._ownership.claim(self.session, self.principal)
@@ -397,11 +395,10 @@ class KnownCaller(Caller):
 
     @property
     def _is_local_user(self) -> bool:
-        """Whether it is the operator, on this machine."""
         return self.principal.is_operator and not self._address
 
     async def visible_sessions(self) -> Collection[str] | None:
-        """See `Caller.visible_sessions`. What an application decides about each is not known before it is asked."""
+        """See `Caller.visible_sessions`. An application's `authorize` decides about each session in `may_list`."""
         if self.principal.session:
             return [self.principal.session]
         sees_all = self.principal.is_operator or self.principal.is_approver
@@ -413,8 +410,8 @@ class KnownCaller(Caller):
     async def may_list(self, session: str) -> bool:
         if Action.READ not in self.principal.scope.actions:
             return False
-        verdict = await self._authorizer.verdict(self.principal, session, Action.READ)
-        return AccessLevel.LOOK <= verdict <= AccessLevel.ALL
+        level = await self._authorizer.level_of(self.principal, session, Action.READ)
+        return AccessLevel.READ <= level <= AccessLevel.FULL
 
     @override
     def public_name(self, session: str) -> str:
@@ -425,24 +422,24 @@ class KnownCaller(Caller):
         return name_in_store(session, self.principal.tenant)
 
     def recheck(self) -> None:
-        """Look now whether it may go on: something was revoked."""
-        self._must_look.set()
+        """Check the access of the stream now."""
+        self._must_check.set()
 
-    async def until_unwelcome(self) -> MidstreamError:
-        """See `Caller.until_unwelcome`. What cannot be found out now ends it as well: it comes again and is asked."""
+    async def until_unauthorized(self) -> MidstreamError:
+        """See `Caller.until_unauthorized`. A failed check also ends it: the client reconnects and authenticates."""
         while True:
             timer = self._recheck_later()
             try:
-                await self._must_look.wait()
+                await self._must_check.wait()
             finally:
                 timer.cancel()
-            self._must_look.clear()
+            self._must_check.clear()
             try:
-                await self._require_still_welcome()
+                await self._require_access()
             except (SessionNotFoundError, AccessError) as error:
                 if isinstance(error, UnauthorizedError):
                     return error
-                return UnauthorizedError("what this stream does is no longer allowed")
+                return UnauthorizedError("this stream is no longer allowed")
             except MidstreamError as error:
                 return error
 
@@ -450,21 +447,21 @@ class KnownCaller(Caller):
         wait_s = self._recheck_s
         if self.principal.expires_at is not None:
             wait_s = min(wait_s, max(0.0, self.principal.expires_at - self._host.world.now()))
-        return self._host.world.later(wait_s, self._must_look.set)
+        return self._host.world.later(wait_s, self._must_check.set)
 
-    async def _require_still_welcome(self) -> None:
-        await self._authorizer.require_still(self.principal, self._began_at, self._host.world.now())
+    async def _require_access(self) -> None:
+        await self._authorizer.require_valid(self.principal, self._began_at, self._host.world.now())
         if self._connection is not None:
             principal = await self._authorizer.principal_of(self._connection)
             if principal is None or principal.key != self.principal.key:
                 raise UnauthorizedError("the credential of this connection is no longer valid")
             self.principal = principal
-        for action in self._does:
+        for action in self._actions:
             await self._authorizer.require(self.principal, self.session, action)
 
 
 async def attribute(caller: Caller, received: Received) -> Received:
-    """Return a client's command with the name of the caller, where it answers a question or opens a turn.
+    """Add the name of the caller to a command that answers a question or opens a turn.
 
     Raises:
         AccessError: The caller may not answer questions of this session.
@@ -476,13 +473,13 @@ async def attribute(caller: Caller, received: Received) -> Received:
 
 
 def visitor_of(scope: Scope) -> Caller:
-    """Return who visits."""
-    visitor: Caller = scope.get(VISIT) or Stranger()
+    """Return the caller of a request."""
+    visitor: Caller = scope.get(VISIT) or UnauthenticatedCaller()
     return visitor
 
 
 def visit_of(scope: Scope) -> KnownCaller:
-    """Return the visit of an authenticated caller.
+    """Return the authenticated caller of a request.
 
     Raises:
         UsageError: This server has no authentication.
@@ -494,10 +491,10 @@ def visit_of(scope: Scope) -> KnownCaller:
 
 
 def require_operator(scope: Scope, what: str) -> None:
-    """Require the operator, where this server authenticates.
+    """Require the operator, on a server with authentication.
 
     Raises:
-        AccessError: It is another principal.
+        AccessError: The caller is another principal.
     """
     visit = scope.get(VISIT)
     if isinstance(visit, KnownCaller) and not visit.principal.is_operator:

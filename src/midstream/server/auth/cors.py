@@ -1,8 +1,8 @@
-"""Pages of origins that were named may read what we answer, errors as well (CORS).
+"""CORS: pages of allowed origins may read answers of this server, including errors.
 
-A browser withholds an answer from a page of another origin unless the answer allows that page, and sends a preflight
-request before whatever a form could not send. Cookies are never allowed across origins: such a page shows a token,
-or a ticket. Who may ask at all is not decided here, see `guards.py`.
+A browser withholds an answer from a page of another origin unless the answer allows that origin. Before a request that
+a form cannot send, it sends a preflight request. Cookies are never allowed across origins: such a page sends a token or
+a ticket. Requests of other origins are refused in `origins.py`, not here.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ ANSWER_HEADERS = (
     "x-workflow-run-id",
     "x-workflow-stream-tail-index",
 )
-"""What a page may read besides status, body and what every page may."""
+"""Headers that a page may read in addition to those that CORS always permits."""
 PREFLIGHT_S = 600
-"""Seconds a browser caches the answer to a preflight."""
+"""Seconds for which a browser caches the answer to a preflight."""
 
 _PREFLIGHT = [
     (b"access-control-allow-methods", ", ".join(METHODS).encode()),
@@ -78,11 +78,11 @@ _VARY = (b"vary", b"Origin")
 
 
 class Cors:
-    """Serve an app so that pages of some origins may read its answers.
+    """Adds CORS headers to the answers of an app.
 
     Args:
-        app: What answers, errors included.
-        origins: Such as `https://app.example`, as `guards.origins_of` returns them; none adds nothing to any answer.
+        app: The app, which also answers errors.
+        origins: Allowed origins, such as `https://app.example`, from `origins_of`. If empty, no header is added.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
@@ -90,7 +90,7 @@ class Cors:
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve a request. A WebSocket needs none of it: browsers send no preflight before they open one."""
+        """Serve a request. CORS does not apply to WebSockets."""
         is_asked = scope["type"] == "http" and bool(self._origins)
         return (self._answer if is_asked else self._app)(scope, receive, send)
 
@@ -105,20 +105,20 @@ class Cors:
         await self._app(scope, receive, send_with_headers)
 
     def is_preflight(self, scope: Scope) -> bool:
-        """Whether a browser asks here what a page that may ask may send."""
+        """Return whether a request is a preflight for a page of an allowed origin."""
         if scope["type"] != "http" or scope["method"] != "OPTIONS":
             return False
         names = {name for name, _ in scope["headers"]}
         return b"access-control-request-method" in names and bool(self._origins & _origins_in(scope))
 
     async def allow(self, send: Send) -> None:
-        """Answer a preflight. A browser compares by itself; what is not named is not sent."""
+        """Answer a preflight with all permitted methods and headers."""
         headers = [*_PREFLIGHT, (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
     def _headers_for(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        # The headers for one page do not hold for another one: `Vary` declares that to caches in between.
+        # The headers differ by origin: `Vary` informs caches in between.
         named = [(b"access-control-allow-origin", origin) for origin in self._origins & _origins_in(scope)]
         return [*named, _EXPOSED, _VARY] if len(named) == 1 else [_VARY]
 

@@ -1,7 +1,7 @@
-"""Ways to authenticate, as the server uses them: each also finds whether a credential that it accepted is still good.
+"""Authenticators of the server. Each one also checks whether a credential that it accepted is still valid.
 
-A function of an application is one of them. It cannot be called without the credential itself, which is not kept; so
-`Access(still_valid=...)` decides about what was issued for it.
+A function of an application needs the credential itself, which is not kept. So `Access(still_valid=...)` decides about
+credentials that were derived from it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from midstream.store.contract import KeyValue
 
 T = TypeVar("T")
 Authenticate = Callable[[HTTPConnection], Principal | Awaitable[Principal | None] | None]
-"""Return who makes this request; None for a stranger."""
+"""Returns the principal of a request, or None if it has no known credential."""
 StillValid = Callable[[Principal], bool | Awaitable[bool]]
-"""Return whether a principal may still use what was issued to them."""
+"""Returns whether a principal may still use credentials that were issued to them."""
 
 
 class ServerProof(Struct, frozen=True):
     """Proof that a server has the key of this user.
 
     Args:
-        start: Random name of this start of the server. The token that it accepts is made of it.
+        start: Random id of this start of the server. The accepted token is derived from it.
         proof: HMAC of the client's nonce, the address and the start, under the key.
     """
 
@@ -38,32 +38,30 @@ class ServerProof(Struct, frozen=True):
 
 
 class CredentialSource:
-    """A way to authenticate requests."""
+    """Authenticator of requests."""
 
     async def __call__(self, connection: HTTPConnection) -> Principal | None:
-        """Return who makes this request; None for a stranger."""
+        """Return the principal of a request, or None if it has no known credential."""
         raise NotImplementedError
 
     async def is_current(self, principal: Principal) -> bool:
-        """Return whether the credential that `principal.source` names would be accepted now."""
+        """Return whether the credential of `principal.source` would still be accepted."""
         raise NotImplementedError
 
     def has_changed(self) -> bool:
-        """Return whether credentials may have ended since the last call: live connections are then checked."""
+        """Return whether credentials may have ended since the last call. Open connections are then checked."""
         return False
 
     def prove(self, nonce: str, connection: HTTPConnection) -> ServerProof | None:  # noqa: ARG002 - for those that can
-        """Return the proof for a client of this user; None where this way has no such key."""
+        """Return the proof for a local client; None without a key of the user."""
         return None
 
     async def refresh(self, kv: KeyValue, world: World) -> None:
-        """Write to the store what other processes of the store need. Called at the start, and every `WATCH_S`
-        seconds.
-        """
+        """Update shared rows in the store. Called at the start, and every `WATCH_S` seconds."""
 
 
 class FunctionSource(CredentialSource):
-    """A function of the application."""
+    """Authentication by a function of the application."""
 
     def __init__(self, authenticate: Authenticate, still_valid: StillValid | None = None) -> None:
         self._authenticate = authenticate
@@ -76,12 +74,12 @@ class FunctionSource(CredentialSource):
     @override
     async def is_current(self, principal: Principal) -> bool:
         if principal.source:
-            return False  # another way accepted it, which this server does not have
+            return False  # it was accepted by an authenticator that this server does not have
         return self._still_valid is None or await settle(self._still_valid(principal))
 
 
 class FirstOf(CredentialSource):
-    """Several ways, tried one after the other."""
+    """Several authenticators, tried one after the other."""
 
     def __init__(self, ways: tuple[Authenticate, ...], still_valid: StillValid | None = None) -> None:
         self.ways = ways
@@ -101,7 +99,7 @@ class FirstOf(CredentialSource):
 
     @override
     def has_changed(self) -> bool:
-        # Each must be called: it stores what it has seen.
+        # Each must be called, because it stores the state that it has seen.
         changes = [way.has_changed() for way in self._sources]
         return any(changes)
 
@@ -117,7 +115,7 @@ class FirstOf(CredentialSource):
 
 
 def source_of(authenticate: Authenticate, still_valid: StillValid | None = None) -> CredentialSource:
-    """Return a way to authenticate as the server uses it."""
+    """Convert an application's authenticator to a `CredentialSource`."""
     if isinstance(authenticate, FirstOf):
         return FirstOf(authenticate.ways, still_valid)
     if isinstance(authenticate, CredentialSource):
@@ -126,5 +124,5 @@ def source_of(authenticate: Authenticate, still_valid: StillValid | None = None)
 
 
 async def settle(value: T | Awaitable[T]) -> T:
-    """Return what a function of the application returned, which may be a coroutine."""
+    """Return the result of an application's function, which may be a coroutine."""
     return await value if inspect.isawaitable(value) else value

@@ -1,8 +1,8 @@
-"""The user of this machine, as the operator of their own servers.
+"""Authentication of the user of this machine as the operator of their own servers.
 
 A client of this user sends a nonce, and the server proves that it has the user's key. The client then sends a token
-that it makes of the key, the address of the connection and the random name of the server's start. So the key is never
-sent, a program that listens in the server's place receives no token, and a token ends with the start it was made for.
+that is derived from the key, the address of the connection and the random id of the server's start. So the key is never
+sent, and a program that impersonates the server receives no token. A token is valid for one start of the server.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from midstream.store.contract import KeyValue
 STARTS = "access-starts"
 """Namespace of the starts of servers that share a port."""
 START_S = 30.0
-"""Seconds for which a start counts after its server wrote it down last."""
+"""Seconds for which a start counts after its server's last write."""
 
 
 class LocalUser(CredentialSource):
-    """The bearers of the key of this machine's user.
+    """Authenticates clients with the key of this machine's user.
 
     Args:
         key: See `midstream.local_keys.read_or_make_key`.
-        shares_port: Other servers of this user listen on the same port and store: each accepts the tokens that were
-            made for another one, for at most `START_S` seconds after that one ended.
-        start: Name of the server's start, which its workers share; a new one where it is "".
+        shares_port: Other servers of this user share the port and the store. Each accepts the tokens of the others, for
+            at most `START_S` seconds after their end.
+        start: Id of the server's start, which its workers share; "" for a new one.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LocalUser(CredentialSource):
         self._shared: tuple[KeyValue, World] | None = None
         digest = hashlib.blake2b(key.encode(), digest_size=16, person=b"midstream-source").hexdigest()
         self.principal = Principal(OPERATOR.id, is_operator=True, source=f"key:{digest}")
-        """The operator, bound to this key: a new key ends what was issued under the former one."""
+        """The operator, bound to this key: a new key ends credentials that were issued under the old one."""
 
     @override
     async def __call__(self, connection: HTTPConnection) -> Principal | None:
@@ -90,6 +90,6 @@ class LocalUser(CredentialSource):
 
 
 def _address_of(connection: HTTPConnection) -> str:
-    """Return the address on which a request was accepted: that of the socket, whatever the request names."""
+    """Return the local address of the socket that accepted a request; headers do not count."""
     server = connection.scope.get("server") or ("", 0)
     return address_of_socket(server)

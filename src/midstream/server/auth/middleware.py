@@ -1,11 +1,11 @@
-"""The door: every request and handshake comes through here before it meets a route.
+"""Authentication and authorization of each request and handshake, before its route.
 
-In this order: how large its headers are, which page asks, how often its address asks, who asks, how often that
-principal asks, and whether it may do with this session what its method and path do. What is not in the tables
-below is for the session's owner alone, so that a route missing there is closed, not open. Behind the middleware the
-scope names the session as the store does, and has a visit (`caller.visitor_of`), which endpoints use for what the
-middleware cannot decide: whether a stream begins a session, which sessions of a list may be shown, and how long a
-    stream may live.
+The checks, in order: size of the headers, origin, rate of the address, credential, rate of the principal, and right to
+the action of method and path. A path that is missing in the tables below needs the rights of the owner.
+
+After the middleware, the scope has the stored name of the session, and the caller (`caller.visitor_of`). Endpoints use
+the caller for later decisions: whether a stream begins a session, which sessions a list may contain, and how long a
+stream may stay open.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from starlette.types import Scope
 
 from midstream.engine.host import Host
 from midstream.errors import AccessError, MidstreamError, OtherLoginError, UnauthorizedError
-from midstream.server.api.request_bodies import BODY_BYTES_MAX, STRANGER_BYTES_MAX
+from midstream.server.api.request_bodies import BODY_BYTES_MAX, UNAUTHENTICATED_BYTES_MAX
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
 from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import Authorizer, has_credential
-from midstream.server.auth.caller import VISIT, Counters, KnownCaller, LiveCallers, Stranger
+from midstream.server.auth.caller import VISIT, Counters, KnownCaller, LiveCallers, UnauthenticatedCaller
 from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
@@ -40,56 +40,56 @@ from midstream.server.auth.tokens import LOGIN_LINK_S, AccessToken, AccessTokens
 from midstream.server.limits import Limits, address_of
 
 SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
-"""The paths of one session, and what they ask of it."""
-_OPEN = re.compile(
+"""Paths of one session: its name, and the rest of the path."""
+_PUBLIC_PATHS = re.compile(
     r"/|/health|/ready|/static/.*|/v1/login|/v1/challenge|/\.well-known/agent-card\.json"
     r"|/v1/stream/__ds/jwks\.json"
     r"|/v1/stream/__ds/subscriptions/[^/]+/(?:callback|ack|release)"
 )
-"""What strangers may ask for: the page's own files, the agent's card, whether the server lives, to become known, the
-public key of webhooks; and the reports of workers, which the endpoint admits by the token of their wake."""
-_LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
-"""Open to all who may read; a stream, a frame or a ticket that speaks is checked again when it does so."""
-_SPEAKS = frozenset({"/cancel", "/resume", "/withdraw"})
-_APPROVES = "/answer"
-_STREAMS = frozenset({"/events", "/poll", "/stream"})
-"""What a ticket opens."""
-_BEGINNINGS = frozenset({"/commands", "/events", "/poll", "/stream", "/tickets"})
-"""What may come before its session is there."""
+"""Paths without authentication: files of the pages, the agent card, health, login, and the public key of webhooks. Also
+reports of workers, which the endpoint authenticates by the token of their wake."""
+_READ_PATHS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
+"""Paths that need the right to read. Streams, frames and tickets that send commands are checked again."""
+_SPEAK_PATHS = frozenset({"/cancel", "/resume", "/withdraw"})
+_ANSWER_PATH = "/answer"
+_TICKET_PATHS = frozenset({"/events", "/poll", "/stream"})
+"""Paths that accept a ticket."""
+_BEGIN_PATHS = frozenset({"/commands", "/events", "/poll", "/stream", "/tickets"})
+"""Paths whose requests may begin a session."""
 
 _ADVICE = (
-    "Leave out --no-auth, or pass `access=` to `midstream.asgi`; or `allow_unauthenticated=True` where the app around "
-    "it authenticates."
+    "Remove --no-auth, or pass `access=` to `midstream.asgi`; or `allow_unauthenticated=True` if an outer "
+    "app authenticates."
 )
 TRAIL = "midstream.trail"
-"""Where a scope has the audit trail of its request."""
+"""Key of the audit trail in an ASGI scope."""
 _log = logging.getLogger(__name__)
 
 
 def action_of(method: str, what: str) -> Action:
-    """Return the kind of access that a request needs to its session: `what` is the path behind its name."""
-    if what in _SPEAKS:
+    """Return the action of a request on a session; `what` is the path after the session's name."""
+    if what in _SPEAK_PATHS:
         return Action.SPEAK
-    if what == _APPROVES:
+    if what == _ANSWER_PATH:
         return Action.APPROVE
-    if _LOOKS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
+    if _READ_PATHS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
         return Action.READ
     return Action.OWN
 
 
 class AuthMiddleware:
-    """Let requests in, or not.
+    """Admits or refuses requests.
 
     Args:
-        host: Whose sessions are behind it.
-        access: Who may come in; None where an application in front has asked already.
-        limits: What callers may do.
-        allowed_origins: Whose pages may ask beside our own.
-        allow_unauthenticated: Serve other machines, too, where `access` is None.
-        audit: Where acts and refusals are written; None writes nothing.
+        host: Host of the sessions.
+        access: Authentication and rights; None if an outer application authenticates.
+        limits: Limits of callers.
+        allowed_origins: Further origins whose pages may send requests.
+        allow_unauthenticated: Serve other machines although `access` is None.
+        audit: The audit log; None logs nothing.
 
     Raises:
-        UsageError: The store of the host keeps no small values, and `access` needs them.
+        UsageError: The store has no key-value part, which `access` needs.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class AuthMiddleware:
         self.authorizer = Authorizer(access, self.source, host.store, self.ownership, self.access_tokens)
 
     async def open(self) -> None:
-        """Make ready, when the store is."""
+        """Start, after the store was opened."""
         if self.access is not None:
             if self.access.login:
                 await self._keep_login(self.access.login)
@@ -137,29 +137,29 @@ class AuthMiddleware:
             )
 
     async def close(self) -> None:
-        """Watch no longer. Calling it again is harmless."""
+        """Stop watching for revocations. Idempotent."""
         watching, self._watching = self._watching, None
         if watching is not None:
             watching.cancel()
             await asyncio.wait([watching])
 
     async def _keep_login(self, word: str) -> None:
-        """Store the link that is printed at the start, as one of the user of this machine."""
+        """Store the login code that is printed at the start, for the user of this machine."""
         operator = self.source.principal if isinstance(self.source, LocalUser) else OPERATOR
         now = self._host.world.now()
         await self.access_tokens.keep(word, AccessToken(TokenKind.LOGIN, operator, now, now + LOGIN_LINK_S))
 
     async def _watch(self, seen: int) -> None:
-        """Check live connections when another process changed rights, or a file with credentials was changed.
+        """Check open connections when another process changed rights, or a file of credentials has changed.
 
         Args:
-            seen: The number of the last change that is known. See `Revocations.newest`.
+            seen: Number of the last known change; see `Revocations.newest`.
         """
         store, world = self._host.store, self._host.world
         while True:
             await world.sleep(WATCH_S)
             newest = seen
-            with suppress(MidstreamError):  # the store is away for a while
+            with suppress(MidstreamError):  # the store may be unavailable for a while
                 await self.source.refresh(store, world)
                 newest = await self.revocations.newest()
             has_changed = self.source.has_changed()
@@ -168,21 +168,21 @@ class AuthMiddleware:
                 self.recheck()
 
     def check_scope(self, scope: Scope) -> None:
-        """Turn away what can be seen from outside, before anything is opened for it.
+        """Check a request by its address, origin, headers and path, before the store is used.
 
         Raises:
-            AccessError: It comes from another machine, and this server has no authentication.
-            ForeignOriginError: A page of another site asks.
-            LimitReachedError: Its address asks too often.
-            HTTPException: Its headers are too large, or its path is none.
+            AccessError: The request comes from another machine, and this server has no authentication.
+            ForeignOriginError: The request comes from a page of another site.
+            LimitReachedError: The address sends too many requests.
+            HTTPException: The headers are too large, or the path is invalid.
         """
         size = sum(map(len, chain.from_iterable(scope["headers"])))
         if size > self._limits.header_bytes_max > 0:
             raise HTTPException(
-                431, f"the headers of a request have {self._limits.header_bytes_max} bytes at most"
+                431, f"the headers of a request may have at most {self._limits.header_bytes_max} bytes"
             )
         if not scope["path"].isprintable():
-            # A router may overlook a line's end that the tables above do not.
+            # The regular expressions of a router may ignore a newline at the end.
             raise HTTPException(404)
         if self.is_local and (address := remote_address(scope)):
             raise AccessError(
@@ -193,30 +193,30 @@ class AuthMiddleware:
         self.counters.requests.count(address_of(scope))
 
     async def admit(self, scope: Scope) -> Scope:
-        """Return the scope to serve, a copy, with its visit.
+        """Authenticate and authorize a request; return a copy of the scope with the caller.
 
         Raises:
-            MidstreamError: It is refused.
+            MidstreamError: The request is refused.
         """
         address = address_of(scope)
-        if self.access is None or _OPEN.fullmatch(path_of(scope)):
+        if self.access is None or _PUBLIC_PATHS.fullmatch(path_of(scope)):
             check_intent(scope)
             trail: AuditTrail = scope[TRAIL]
             trail.note_admission()
-            limit = {} if self.access is None else {BODY_BYTES_MAX: STRANGER_BYTES_MAX}
-            return {**scope, VISIT: Stranger(self.counters, address, trail), **limit}
+            limit = {} if self.access is None else {BODY_BYTES_MAX: UNAUTHENTICATED_BYTES_MAX}
+            return {**scope, VISIT: UnauthenticatedCaller(self.counters, address, trail), **limit}
         return await self._authenticate(scope, path_of(scope), address)
 
     def trail_of(self, scope: Scope) -> AuditTrail:
-        """Return where the acts of a request are written."""
+        """Return the audit trail of a request."""
         return AuditTrail(self._audit, scope, path_of(scope))
 
     async def principal_of(self, scope: Scope) -> Principal:
-        """Return who makes a request, by anything but a ticket.
+        """Return the principal of a request by any credential except a ticket.
 
         Raises:
             UnauthorizedError: The caller is not authenticated.
-            LimitReachedError: Wrong credentials came too often from its address.
+            LimitReachedError: Too many wrong credentials came from the address.
         """
         address = address_of(scope)
         connection = HTTPConnection(scope)
@@ -233,15 +233,15 @@ class AuthMiddleware:
         return principal
 
     async def principal_by_link(self, word: str, scope: Scope, *, replaces: bool) -> Principal:
-        """Use up a link to log in with and return whom it is for.
+        """Consume a login code, and return its principal.
 
         Args:
-            replaces: Also where another principal is logged in.
+            replaces: Whether to replace the login of another principal.
 
         Raises:
-            UnauthorizedError: It is none, was used, or came late.
-            OtherLoginError: Another principal is logged in. The link is still good.
-            LimitReachedError: Wrong credentials came too often from this address.
+            UnauthorizedError: The code is unknown, used or expired.
+            OtherLoginError: Another principal is logged in. The code stays valid.
+            LimitReachedError: Too many wrong credentials came from the address.
         """
         address = address_of(scope)
         self.counters.refusals.check(address)
@@ -258,19 +258,20 @@ class AuthMiddleware:
             raise
 
     async def lock_out(self, principal: Principal) -> None:
-        """End a principal's cookies, links, tickets and passes, all that was issued for them, and their streams:
-        here at once, in other processes that share the store within `WATCH_S` seconds and the time of the check.
+        """End all credentials that were issued to a principal, the derived ones, and their streams.
+
+        This process does so at once, others of the store within `WATCH_S` seconds and the time of the check.
         """
         await self.revocations.lock_out(principal.key)
         self.recheck()
 
     async def announce(self) -> None:
-        """Check all live connections, here and in the other processes of the store: rights have changed."""
+        """Check all open connections of all processes of the store after a change of rights."""
         await self.revocations.announce()
         self.recheck()
 
     def recheck(self) -> None:
-        """Check each live stream now: rights have changed."""
+        """Check all open streams of this process after a change of rights."""
         self._living.recheck()
 
     async def _authenticate(self, scope: Scope, path: str, address: str) -> Scope:
@@ -279,13 +280,13 @@ class AuthMiddleware:
         action = action_of(scope.get("method", "GET"), what)
         connection: HTTPConnection | None = HTTPConnection(scope)
         checks = self._living.checks
-        ticket = _ticket_of(scope) if what in _STREAMS else ""
+        ticket = _ticket_of(scope) if what in _TICKET_PATHS else ""
         if ticket:
             principal = await self._by_ticket(ticket, HTTPConnection(scope), session)
             connection = None
         else:
             principal = await self.principal_of(scope)
-            check_page(scope, is_stream=what in _STREAMS)
+            check_page(scope, is_stream=what in _TICKET_PATHS)
         if session:
             inside = name_in_store(session, principal.tenant)
             scope = _rename_session(scope, session, inside)
@@ -294,10 +295,10 @@ class AuthMiddleware:
         trail.identify(principal, session)
         visit = self._visit(principal, session, connection, address, checks, trail)
         self.counters.requests.count(visit.caller)
-        if what in _BEGINNINGS:
+        if what in _BEGIN_PATHS:
             await visit.require(action)
         elif session:
-            await visit.require_there(action)
+            await visit.require_existing(action)
         trail.note_admission()
         return {**scope, VISIT: visit}
 
@@ -337,7 +338,7 @@ class AuthMiddleware:
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path below the place where this app is mounted, as the router sees it."""
+    """Return the path below the mount point of this app, as the router gets it."""
     root, path = scope.get("root_path", ""), str(scope["path"])
     is_below = bool(root) and path.startswith(f"{root}/")
     return path[len(root) :] if is_below else path
@@ -349,7 +350,6 @@ def _ticket_of(scope: Scope) -> str:
 
 
 def _rename_session(scope: Scope, session: str, inside: str) -> Scope:
-    """Return a scope whose path names the session otherwise."""
     path: str = scope["path"]
     head = len(path) - len(path_of(scope)) + len("/v1/sessions/")
     return {**scope, "path": f"{path[:head]}{inside}{path[head + len(session) :]}"}

@@ -1,8 +1,8 @@
-"""Checks of a request's origin: pages of this server, programs without an origin, named origins and hosts.
+"""Checks of a request's origin and host name.
 
-A local server is a target for every web page its user visits. A browser sends the page's origin (`Origin`), which
-keeps foreign pages out; and it sends the host name of the server (`Host`), which keeps out a page whose name was
-pointed at this machine after it was loaded (DNS rebinding).
+Any web page can send requests to a local server. Two headers of browsers protect it: `Origin` is the page's origin, and
+identifies pages of other sites. `Host` is the host name of the server, and identifies a page whose host name was later
+resolved to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ DELIBERATE = (
     b"x-idempotent-encryption-key",
     b"x-midstream-connection",
 )
-"""Headers that make a browser ask before it sends them to another site."""
+"""Headers for which a browser sends a preflight before a request to another site."""
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _ENCRYPTED = frozenset({"https", "wss"})
 _FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded")
-"""Headers in which a proxy names its client. They are believed only against the client."""
+"""Headers with a proxy's client. They can only reduce the rights of a request: from local to remote."""
 _ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*")
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def origins_of(names: Collection[str]) -> frozenset[str]:
-    """Return origins as browsers write them: in small letters, without the port that a scheme has anyway.
+    """Normalize origins like browsers: lower case, without the default port.
 
     Raises:
-        UsageError: One is none: it has a path, or is a pattern such as `*`, which would be every page there is.
+        UsageError: An entry is not an origin: it has a path, or is a pattern such as `*`.
     """
     for name in names:
         if not _ORIGIN.fullmatch(name):
@@ -54,64 +54,62 @@ def origins_of(names: Collection[str]) -> frozenset[str]:
 
 
 def check_origin(scope: Scope, allowed: Collection[str]) -> None:
-    """Let a request pass that no page of another site has made.
+    """Refuse requests of pages of other sites.
 
     Args:
         scope: The request or handshake.
-        allowed: Origins (`https://app.example`) beside our own that may ask.
+        allowed: Further allowed origins, such as `https://app.example`.
 
     Raises:
-        ForeignOriginError: It comes from another site's page, or from a page without a name.
+        ForeignOriginError: The request comes from a page of another site, or of an opaque origin.
     """
     origin = _header(scope, b"origin")
     if not origin or origin in allowed:
         return
     scheme, place = _parts_of(origin)
-    # Whoever stands between can make pages of plain HTTP; TLS that ends in front of us is not known here.
+    # An attacker on the network can forge pages of plain HTTP. TLS of a proxy in front is not known here.
     is_plain = scheme == "http" and scope.get("scheme") in _ENCRYPTED
     if is_plain or not place or place != _header(scope, b"host").lower():
         raise ForeignOriginError("a page of another site may not use this server")
 
 
 def page_of(scope: Scope) -> str:
-    """Return the host (and port) of the page that asks: ours too, where the browser shows that without an `Origin`."""
+    """Return the host (and port) of the requesting page, also of a same-origin request without an `Origin`."""
     if origin := _header(scope, b"origin"):
         return _parts_of(origin)[1]
     return _header(scope, b"host").lower() if _header(scope, b"sec-fetch-site") == "same-origin" else ""
 
 
 def check_page(scope: Scope, *, is_stream: bool) -> None:
-    """Let a request pass that cannot be a trick of a foreign page with a credential that browsers add by themselves.
+    """Refuse possible cross-site request forgery: a request of a foreign page with a cookie that the browser adds.
 
-    What changes something, or opens a stream, has a header that no page can send elsewhere without being asked for
-    first (`DELIBERATE`); a stream may come from a page of ours instead, or of an allowed origin.
+    A request with effects, or for a stream, needs a header of `DELIBERATE`, which needs a preflight on other sites. A
+    stream may come from a page of this server, or of an allowed origin, instead.
 
     Raises:
-        ForeignOriginError: It has none.
+        ForeignOriginError: The header is missing.
     """
     is_change = scope["type"] == "http" and scope["method"] not in _HARMLESS
     if not (is_change or is_stream) or _is_deliberate(scope) or (is_stream and page_of(scope)):
         return
-    message = (
-        "this needs a header that foreign pages cannot send, such as `x-midstream: 1` or `Authorization`"
-    )
+    message = "this request needs a header that foreign pages cannot send, such as `x-midstream: 1` or `Authorization`"
     raise ForeignOriginError(message)
 
 
 def check_intent(scope: Scope) -> None:
-    """As `check_page` for changes, at a server without authentication: for pages alone, since programs are not tricked.
+    """Refuse possible cross-site request forgery at a server without authentication; programs are not checked.
 
     Raises:
-        ForeignOriginError: A page asks for a change, by a request that a form could have sent.
+        ForeignOriginError: A page requests a change, and a form could have sent the request.
     """
     if _header(scope, b"origin") or _header(scope, b"sec-fetch-site"):
         check_page(scope, is_stream=False)
 
 
 def remote_address(scope: Scope) -> str:
-    """Return the address of a client on another machine, as the server or a proxy on this machine names it.
+    """Return the address of a client on another machine, from the socket or the header of a local proxy.
 
-    "" is a client of this machine: a loopback address, or a Unix socket without a proxy's header.
+    "" means a client of this machine: a loopback address, or a Unix socket without a proxy's header.
     """
     if address := address_of(scope):
         return address
@@ -120,7 +118,7 @@ def remote_address(scope: Scope) -> str:
 
 
 def _parts_of(origin: str) -> tuple[str, str]:
-    """Return the scheme of an origin, and its host and port; "" each where it has none. It may be anything."""
+    """Split any text as an origin into scheme, and host with port; each "" if missing."""
     scheme, _, place = origin.lower().partition("://")
     return scheme, place
 
@@ -131,18 +129,18 @@ def _is_deliberate(scope: Scope) -> bool:
 
 
 class HostGuard:
-    """Serve an app only under the names it is known by.
+    """Serves an app only under permitted host names.
 
     Args:
-        app: What to guard.
-        names: Host names without port; `*` for any.
+        app: The app.
+        names: Permitted host names without port; `*` for any.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
         self._names = names
         self._usual: list[bytes] = []
-        """What the last request that was let pass had as its `Host`: most have the same."""
+        """`Host` of the last accepted request, as a cache: most requests have the same."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass a request on, or refuse it."""
@@ -163,6 +161,6 @@ class HostGuard:
 
 
 def _header(scope: Scope, name: bytes) -> str:
-    """Return a header's value; "" where it is missing. Two of them are as foreign as any other wrong value."""
+    """Return the value of a header; "" if it is missing. Several are joined, and match no valid value."""
     values: list[bytes] = [value for key, value in scope["headers"] if key == name]
     return b",".join(values).decode("latin-1") if values else ""

@@ -1,10 +1,11 @@
-"""Ownership of sessions: one row for each, kept beside it in the store, written before it is begun, gone with it.
+"""Ownership of sessions: one row of each session in the store.
 
-The tenant is the first part of every session's name in the store (`tenant:name`), and a row is read by that whole
-name, so that no question of one tenant can be answered by what belongs to another.
+The row is written before the session begins, and is deleted with it. The stored name of a session begins with the
+tenant (`tenant:name`). Rows are read by the stored name, so that tenants are separate.
 
-A namespace of each principal names the sessions it owns or may look at, so that a list costs what is in it and not what
-others have. It is written before the row that counts; what it names too much is not shown, and taken out in time.
+An index in a namespace of each principal lists its own sessions and those that it may read, so that a list does not
+read the sessions of others. An index entry is written before the row. Stale entries are not shown, and are removed
+later.
 """
 
 from __future__ import annotations
@@ -34,23 +35,24 @@ from midstream.session.child_names import root_of
 from midstream.store.contract import PRINCIPAL_OF, KeyValue
 
 TENANCY_NAMESPACE = "access-tenancy"
-"""Namespace of one row: whether the principals of this store have tenants."""
+"""Namespace with one row: whether the principals of this store have tenants."""
 _TENANCY = "tenants"
 READERS_MAX = 100
-"""Principals with whom one session is shared: an application that needs more decides by `authorize`."""
+"""Greatest number of readers of one session. An application with more uses `authorize`."""
 BEGINNING_S = 3600.0
-"""Seconds after which a noted session of another owner, or without one, is not just being begun."""
+"""Age after which an index entry without a matching owner is stale; before, the session may be beginning."""
 LOOKED_AT = 20
-"""Noted sessions of a principal that are looked at when they are asked for."""
+"""Index entries that are checked for staleness at each list."""
 
 
 class Owner(Struct, frozen=True):
-    """Owner of a session, and the others who may read it.
+    """Owner and readers of a session.
 
     Args:
-        tenant, principal: Its owner.
-        readers: Principals of the tenant who may look at it.
-        claim: Drawn when it was begun: a later session of this name has another one. "" in rows of before.
+        tenant, principal: The owner.
+        readers: Principals of the tenant that may read it.
+        claim: Random id from the beginning of the session; a later session of this name has another one. "" in old
+            rows.
     """
 
     tenant: str
@@ -60,21 +62,21 @@ class Owner(Struct, frozen=True):
 
 
 UNREADABLE = Owner("\0unreadable", "\0unreadable")
-"""Stands for an owner that cannot be read: no principal has such a name."""
+"""Placeholder for an owner that cannot be read; no principal has such a name."""
 _log = logging.getLogger(__name__)
 
 
 class Ownership:
-    """The rows of owners."""
+    """Owners of the sessions of a store."""
 
     def __init__(self, kv: KeyValue, world: World) -> None:
         self._kv = kv
         self._world = world
 
     async def owner_of(self, session: str) -> Owner | None:
-        """Return whose a session (or the one it is part of) is; None where it has none.
+        """Return the owner of a session, or of its parent session; None without one.
 
-        A row that cannot be read is `UNREADABLE`, whose session is visible to operators only.
+        For a row that cannot be read, it returns `UNREADABLE`: only operators may access the session.
         """
         try:
             kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
@@ -87,7 +89,7 @@ class Ownership:
         """Make a principal the owner of a session without one, and return the owner.
 
         Raises:
-            AccessError: The principal has a tenant and others of this store have none, or the reverse. Nothing was
+            AccessError: The principal has a tenant, and others of this store do not, or the reverse. Nothing was
                 written.
         """
         if not principal.is_operator:
@@ -102,7 +104,7 @@ class Ownership:
         return owner
 
     async def _require_one_tenancy(self, *, has_tenant: bool) -> None:
-        """Require that all principals have a tenant, or none: without one, a session could be given a tenant's name."""
+        """Require that all principals have a tenant, or none: otherwise one without could use the names of a tenant."""
         for _ in range(REPLACE_ATTEMPTS_MAX):
             known, version = await self._tenancy(default=has_tenant)
             if known != has_tenant:
@@ -120,9 +122,9 @@ class Ownership:
                 return
 
     async def _tenancy(self, *, default: bool) -> tuple[bool, int | None]:
-        """Return whether the principals of this store have tenants, and the version of the row to write, if any.
+        """Return whether the principals of this store have tenants, and the version of the row if it must be written.
 
-        If the row cannot be read, the rows of owners show it.
+        If the row cannot be read, the rows of owners decide.
         """
         try:
             kept = await self._kv.kv_get(TENANCY_NAMESPACE, _TENANCY)
@@ -133,15 +135,15 @@ class Ownership:
         return (default, 0) if kept is None else (msgspec.json.decode(kept.body, type=bool), None)
 
     async def share(self, session: str, readers: Sequence[str]) -> Owner:
-        """Let these principals of the owner's tenant look at a session, and no others; return the new row.
+        """Replace the readers of a session, and return the new row.
 
         Raises:
-            SessionNotFoundError: It has no owner.
-            LimitReachedError: They are more than `READERS_MAX`. Nothing was changed.
-            EntryMovedError: Another caller changed it at this moment. Nothing was changed.
+            SessionNotFoundError: The session has no owner.
+            LimitReachedError: There are more than `READERS_MAX` readers. Nothing was changed.
+            EntryMovedError: Another caller changed the row at the same time. Nothing was changed.
         """
         if len(readers) > READERS_MAX:
-            raise LimitReachedError(f"a session is shared with {READERS_MAX} principals at most")
+            raise LimitReachedError(f"a session can be shared with at most {READERS_MAX} principals")
         kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
         if kept is None:
             raise SessionNotFoundError(f"no session {session!r}")
@@ -153,9 +155,9 @@ class Ownership:
         return owner
 
     async def sessions_of(self, principal: Principal) -> list[str]:
-        """Return the sessions that a principal may own or look at, without their parts, and perhaps some that are gone.
+        """Return the sessions in the index of a principal, without sub-agents' sessions. Entries may be stale.
 
-        A few of them are looked at each time, wherever chance begins, so that no more stay noted than are there.
+        Each call checks a few entries, from a random place on, and removes stale ones.
         """
         namespace = _namespace_of(principal.tenant, principal.id)
         noted = await self._kv.kv_list(namespace)
@@ -170,9 +172,7 @@ class Ownership:
         return [kept.key for kept in noted if kept.key not in gone]
 
     async def _note(self, session: str, tenant: str, principal: str) -> None:
-        """Note that a session is, or is about to be, visible to a principal; again where it was: it must not look
-        old.
-        """
+        """Write an index entry for a principal; a new write also renews the age of an existing entry."""
         namespace, key = _namespace_of(tenant, principal), root_of(session)
         for _ in range(REPLACE_ATTEMPTS_MAX):
             version = await version_of(self._kv, namespace, key)
@@ -184,12 +184,12 @@ class Ownership:
 def _decode(body: bytes) -> Owner:
     try:
         return msgspec.json.decode(body, type=Owner)
-    except (msgspec.DecodeError, RecursionError):  # of another version
+    except (msgspec.DecodeError, RecursionError):  # damaged, or of another version
         return UNREADABLE
 
 
 def _namespace_of(tenant: str, principal: str) -> str:
-    # Names of namespaces are not encrypted, where the store is.
+    # An encrypted store does not encrypt names of namespaces.
     digest = hashlib.blake2b(
         f"{tenant}:{principal}".encode("utf-8", "surrogatepass"), digest_size=16, person=b"midstream-index"
     )
@@ -197,15 +197,15 @@ def _namespace_of(tenant: str, principal: str) -> str:
 
 
 def is_of_tenant(session: str, tenant: str) -> bool:
-    """Whether a session of the store can belong to a tenant; without tenants they all can."""
+    """Return whether a session (stored name) can belong to a tenant; without a tenant, always."""
     return not tenant or root_of(session).startswith(f"{tenant}:")
 
 
 def name_in_store(session: str, tenant: str) -> str:
-    """Return the store's name of a tenant's session; a name that has it already stays."""
+    """Return the stored name of a tenant's session; a stored name is returned unchanged."""
     return session if not tenant or session.startswith(f"{tenant}:") else f"{tenant}:{session}"
 
 
 def name_outside(session: str, tenant: str) -> str:
-    """Return the tenant's name of its session."""
+    """Return the tenant's name for a stored name."""
     return session.removeprefix(f"{tenant}:") if tenant else session

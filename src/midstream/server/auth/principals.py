@@ -1,4 +1,4 @@
-"""Callers, and their actions on a session: the terms of access, shared by all that judges it."""
+"""Principals, actions on a session, and scopes of credentials."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from midstream.session.child_names import root_of
 
 _TENANT = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
 ID_CHARS_MAX = 256
-"""Characters of a principal's id: an e-mail address, an issuer's principal."""
+"""Greatest length of a principal's id, such as an e-mail address."""
 
 
 class Action(StrEnum):
     """Action on a session."""
 
     READ = "read"
-    """Read and follow it."""
+    """Read and follow the session."""
     SPEAK = "speak"
-    """Send a message, stop, withdraw, resume; begin it."""
+    """Send messages, stop, withdraw, resume; begin the session."""
     APPROVE = "approve"
-    """Answer its questions: approvals, calls in doubt, questions of the model."""
+    """Answer questions: approvals, calls in doubt, questions of the agent."""
     OWN = "own"
-    """Delete it, and decide who may read it."""
+    """Delete the session, and share it with readers."""
 
 
 class Scope(Struct, frozen=True):
-    """Part of a principal's rights that one credential gives.
+    """Restriction of a credential to a part of its principal's rights.
 
     Args:
-        actions: What it permits; everything by default.
-        sessions: The one session that it permits, or a prefix of names with `*` at its end. Names are the
-            principal's own, without the tenant.
+        actions: Permitted actions; all by default.
+        sessions: The permitted session, or a prefix of names with `*` at its end. Names are without the tenant.
     """
 
     actions: tuple[Action, ...] = (*Action,)
     sessions: str = "*"
 
     def covers(self, session: str) -> bool:
-        """Whether a session, as the principal names it, is in the scope; a sub-agent's is where its parent's is."""
+        """Return whether a session (the principal's name) is in the scope. A sub-agent's session follows its parent."""
         name = root_of(session)
         if self.sessions.endswith("*"):
             return name.startswith(self.sessions[:-1])
@@ -56,21 +55,21 @@ class Principal(Struct, frozen=True):
     """An authenticated user or program.
 
     Args:
-        id: Their name, unique within the tenant.
-        tenant: Whose sessions they can see at all: letters, digits, `-` and `_`, 64 at most. Give one to every
+        id: Id of the principal, unique within the tenant.
+        tenant: Tenant, to whose sessions access is limited: at most 64 letters, digits, `-` and `_`. Give one to every
             principal or to none.
-        expires_at: When their credential ends, in seconds since 1970: their streams end then.
-        is_operator: Runs this server: may do everything, also with sessions without an owner.
-        session: The only session they may read, and no more than that: the bearer of a viewer's pass.
-        claim: Which of the sessions that had this name one after the other, as `Owner.claim` names it; "" for any.
-        via: Digest of the cookie or pass of this server that they sent; "" for any other credential.
-        is_approver: May read all sessions of the tenant and answer their questions, and nothing else there.
-        scope: What their credential permits of that.
-        source: Name of the credential outside this server from which all others of this principal come, such as a line
-            of a token file; "" where the application authenticates. What was issued for it ends with it.
+        expires_at: End of the credential and of its streams, in seconds since 1970.
+        is_operator: Whether the principal has all rights on all sessions, also on those without an owner.
+        session: For a viewer's pass: the only session, which the bearer may only read.
+        claim: `Owner.claim` of `session`, which differs for a later session of this name; "" for any.
+        via: Digest of the cookie or pass of this server that was sent; "" for any other credential.
+        is_approver: Whether the principal may read all sessions of the tenant and answer their questions.
+        scope: Restriction of the credential.
+        source: Id of the credential from outside this server, such as a line of a token file; "" for an application's.
+            Derived credentials end with it.
 
     Raises:
-        UsageError: The id is empty or longer than 256 characters, or the tenant has another form.
+        UsageError: The id is empty or longer than 256 characters, or the tenant is invalid.
     """
 
     id: str
@@ -87,7 +86,8 @@ class Principal(Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 1 <= len(self.id) <= ID_CHARS_MAX or not _TENANT.fullmatch(self.tenant):
             raise UsageError(
-                f"a principal has an id of 1 to {ID_CHARS_MAX} characters, a tenant of 64 letters, digits, '-', '_'"
+                f"a principal needs an id of 1 to {ID_CHARS_MAX} characters, and a tenant of at most 64 letters, "
+                "digits, '-', '_'"
             )
 
     @property
@@ -97,9 +97,9 @@ class Principal(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Name of the principal for people and logs: the id, with the tenant in front where there is one."""
+        """Name of the principal for people and logs: the id, after the tenant if there is one."""
         return self.key.removeprefix(":")
 
 
 OPERATOR = Principal("operator", is_operator=True)
-"""The person who runs a server without other users."""
+"""The operator of a server without other users."""

@@ -1,7 +1,7 @@
-"""Revocations: when each principal was locked out, and a number that rises with each change of rights.
+"""Revocations: the time of each principal's lock-out, and a number that grows with each change of rights.
 
-All processes of a store read them there. A process that reads a higher number checks its live connections again, so
-that a revocation ends connections in every process within `WATCH_S` and the time of the check.
+All processes of a store read them. A process that reads a new number checks its open connections. So a revocation ends
+connections in every process within `WATCH_S` and the time of the check.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from midstream.store.contract import KeyValue
 
 REVOKED_NAMESPACE = "access-revoked"
 EVERYONE = "*"
-"""Stands for all principals; the key of one has a colon."""
+"""Placeholder for all principals; the key of a principal contains a colon."""
 _NUMBER = "#"
-"""Key of the row whose version is the number."""
+"""Key of the row whose version is the number of changes."""
 WATCH_S = 5.0
-"""Seconds between two reads of the number, and of files with credentials."""
+"""Seconds between two checks of the number, and of files of credentials."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class _LockOut(Struct, frozen=True):
-    """Content of a row: the time of a lock-out. It is sealed; the time that the store notes beside it is not.
+    """Time of a lock-out. An encrypted store protects this time, but not its own time of the row.
 
     Args:
-        at: In seconds since 1970; 0 in a row of an older version, where the store's own time counts.
+        at: Seconds since 1970; 0 in a row of an older version; then the store's own time applies.
     """
 
     at: float = 0.0
 
 
 class Revocations:
-    """Times of lock-outs, and the number of the last change of rights."""
+    """Times of lock-outs, and the number of changes of rights."""
 
     def __init__(self, kv: KeyValue, world: World) -> None:
         self._kv = kv
         self._world = world
 
     async def lock_out(self, principal_key: str) -> None:
-        """End what was issued to a principal until now; `EVERYONE` is all of them."""
+        """End the credentials that were issued to a principal until now, or to all with `EVERYONE`."""
         await self._write(principal_key)
         await self.announce()
 
     async def announce(self) -> None:
-        """Let every process of the store check its live connections again."""
+        """Make every process of the store check its open connections."""
         await self._write(_NUMBER)
 
     async def locked_out_at(self, principal_key: str) -> float:
-        """Return when a principal was locked out last, in seconds since 1970; 0 for never.
+        """Return the time of a principal's last lock-out, in seconds since 1970; 0 for never.
 
-        A row that cannot be read locks out for ever: revoke once more to replace it.
+        A row that cannot be read locks the principal out until the next revocation replaces it.
         """
         return max([await self._read(key) for key in (principal_key, EVERYONE)])
 

@@ -1,7 +1,7 @@
-"""Rows of access in the store, read so that a damaged one costs itself only.
+"""Rows of access in the store, with tolerance for damaged ones.
 
-A row that another program changed raises `EntryDamagedError` where it is read. For a credential it counts as missing,
-which refuses the credential. It can be replaced, so that a revocation is written all the same.
+Reading a row that another program changed raises `EntryDamagedError`. A damaged credential counts as missing, and is
+refused. A write can replace a damaged row, so that revocations still work.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _log = logging.getLogger(__name__)
 
 
 async def read_row(kv: KeyValue, namespace: str, key: str) -> KeyValueEntry | None:
-    """Return a row, or None where there is none that can be read; a damaged one is logged."""
+    """Return a row; None if it is missing or damaged. Damage is logged."""
     try:
         return await kv.kv_get(namespace, key)
     except (EntryDamagedError, KeyMissingError) as error:
-        _log.error("a row of access is not read: %s", error.message)
+        _log.error("a stored row about access cannot be read: %s", error.message)
         return None
 
 
 async def version_of(kv: KeyValue, namespace: str, key: str) -> int:
-    """Return the version that a write replaces, also that of a damaged row; 0 where there is no row."""
+    """Return the version of a row, damaged or not, for its replacement; 0 without a row."""
     try:
         row = await kv.kv_get(namespace, key)
     except EntryDamagedError as error:

@@ -1,29 +1,28 @@
-"""The token file: one line for each token, with its principal and what the token permits.
+"""The token file: one line for each token, with its principal and its rights.
 
     sha256:DIGEST SUBJECT [TENANT] [NAME=VALUE ...] [# comment]
     TOKEN SUBJECT [TENANT] ...
 
-The first form holds no token, only its digest; `midstream access add` writes such lines. The second form is read with a
-warning. `*` in the place of a tenant is an operator. These settings may follow:
+The first form has only the digest of the token; `midstream access add` writes such lines. The second form causes a
+warning. `*` instead of a tenant means an operator. These settings may follow:
 
 | setting | meaning |
 | --- | --- |
-| `expires=2027-01-31` | the last moment of the token: a day (its beginning) or a time, in UTC |
-| `scope=read,approve` | the only actions that it permits: `read`, `speak`, `approve`, `own` |
-| `sessions=NAME` or `sessions=PREFIX*` | the only sessions that it permits |
+| `expires=2027-01-31` | end of the token: a day (its beginning) or a time, in UTC |
+| `scope=read,approve` | the permitted actions: `read`, `speak`, `approve`, `own` |
+| `sessions=NAME` or `sessions=PREFIX*` | the permitted sessions |
 | `role=approver` | its principal reads all sessions of the tenant and answers their questions; `role=operator` is as
 `*` |
-| `added=2026-01-31T12:00:00Z` | when the line was written; a new value ends all that was issued for the token |
+| `added=2026-01-31T12:00:00Z` | time of writing; a new value ends all credentials derived from the token |
 
-A file with the keys of a gateway's users has none of `scope`, `sessions` and `role`. It may have these, which limit
-what a user may use (`Allowance`):
+A file for a gateway's users cannot have `scope`, `sessions` and `role`. It may have limits of a user (`Allowance`):
 
 | setting | meaning |
 | --- | --- |
-| `requests-per-minute=60`, `concurrent-requests=4` | answers that the user begins within a minute, and has at once |
-| `tokens-per-day=100000`, `tokens-per-month=2000000` | tokens, in and out |
-| `budget-per-month=20` | cost of the tokens, where the prices of the model are known |
-| `models=NAME,NAME` | the only models that the user may request |
+| `requests-per-minute=60`, `concurrent-requests=4` | answers that begin within a minute, or run concurrently |
+| `tokens-per-day=100000`, `tokens-per-month=2000000` | input and output tokens |
+| `budget-per-month=20` | cost of the tokens, if the prices of the model are known |
+| `models=NAME,NAME` | the permitted models |
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ _ALLOWANCES: Mapping[str, Callable[[str], Any]] = {
     "budget-per-month": float,
     "models": lambda words: tuple(filter(None, words.split(","))),
 }
-"""The settings of `Allowance`, by their names in a line."""
+"""Parsers of the settings of `Allowance`, by name."""
 _RIGHTS = frozenset({"scope", "sessions", "role"})
 """Settings about sessions of `midstream serve`."""
 _log = logging.getLogger(__name__)
 
 
 class TokenUse(Enum):
-    """Kind of server that reads a token file: which settings a line may not have there."""
+    """Kind of server that reads a token file, with the settings that it does not permit."""
 
     SERVE = frozenset(_ALLOWANCES)
     GATEWAY = _RIGHTS
@@ -82,9 +81,9 @@ class TokenLine(Struct, frozen=True):
     Args:
         digest: SHA-256 of the token, in hexadecimal digits.
         principal: Principal of the bearer, with the scope of the token.
-        is_plain: The line holds the token itself.
-        settings: The names of its settings.
-        allowance: What a user of the gateway may use; None where the line has no limits.
+        is_plain: Whether the line contains the token itself.
+        settings: Names of its settings.
+        allowance: Limits of a gateway's user; None without limits.
     """
 
     digest: str
@@ -95,10 +94,10 @@ class TokenLine(Struct, frozen=True):
 
 
 class KnownTokens(CredentialSource):
-    """Tokens that are known by their digests.
+    """Principals by the digests of their tokens.
 
     Raises:
-        UsageError: Some principals have a tenant and others have none.
+        UsageError: Some principals have a tenant and others do not.
     """
 
     def __init__(self, lines: Mapping[str, Principal], world: World | None = None) -> None:
@@ -113,8 +112,8 @@ class KnownTokens(CredentialSource):
         return self.find(token) if token else None
 
     def find(self, token: str) -> Principal | None:
-        """Return whose token this is, if it has not expired."""
-        # Found by digest, so that its duration does not reveal how much was right.
+        """Return the principal of a token that has not expired, or None."""
+        # A lookup by digest: its duration does not reveal how many characters are right.
         principal = self._principals.get(digest_of_token(token))
         return None if principal is None or self._has_expired(principal) else principal
 
@@ -127,14 +126,14 @@ class KnownTokens(CredentialSource):
 
 
 class TokenFile(CredentialSource):
-    """A token file, read again when it has changed.
+    """Authenticates by a token file, which is read again after a change.
 
     Args:
-        use: What reads it.
+        use: Kind of the server.
 
     Raises:
-        UsageError: It cannot be read, belongs to another user, others may read it, or a line has another form. The same
-            holds for each later use, so that a broken file admits no client.
+        UsageError: The file cannot be read, belongs to another user, other users may read it, or a line is invalid.
+            Each later use may also raise it: an invalid file admits no client.
     """
 
     def __init__(self, path: Path, world: World | None = None, *, use: TokenUse = TokenUse.SERVE) -> None:
@@ -166,7 +165,7 @@ class TokenFile(CredentialSource):
         """Return the line of a token that has not expired.
 
         Raises:
-            UsageError: The file is broken; see above.
+            UsageError: The file is invalid; see above.
         """
         principal = self._current().find(token)
         return None if principal is None else self._lines[digest_of_token(token)]
@@ -195,10 +194,10 @@ def read_token_file(path: Path, use: TokenUse = TokenUse.SERVE) -> list[TokenLin
     """Return the lines of a token file, without comments.
 
     Args:
-        use: What reads it.
+        use: Kind of the server.
 
     Raises:
-        UsageError: It cannot be read, belongs to another user, others may read it, or a line has another form.
+        UsageError: The file cannot be read, belongs to another user, other users may read it, or a line is invalid.
     """
     try:
         text = read_secret_text(path, "the tokens", is_named=True)
@@ -216,15 +215,15 @@ def read_token_file(path: Path, use: TokenUse = TokenUse.SERVE) -> list[TokenLin
         if parsed is not None:
             lines.append(parsed)
     if len({line.digest for line in lines}) < len(lines):
-        raise UsageError(f"{path} has a token twice; give each line a token of its own")
+        raise UsageError(f"{path} contains a token twice; give each line its own token")
     return lines
 
 
 def parse_line(line: str) -> TokenLine | None:
-    """Return a line; None for an empty one and for a comment.
+    """Parse a line; return None for an empty line or a comment.
 
     Raises:
-        UsageError: It has another form. The message does not quote the token.
+        UsageError: The line is invalid. The message does not quote the token.
     """
     words = without_comment(line).split()
     if not words:
@@ -237,12 +236,13 @@ def parse_line(line: str) -> TokenLine | None:
     digest = digest_of_token(words[0]) if is_plain else words[0].removeprefix(HASHED)
     if is_plain and len(words[0]) < TOKEN_CHARS_MIN:
         raise UsageError(
-            f"not of the form {_FORM}, with a token of {TOKEN_CHARS_MIN} characters; shorter ones can be guessed"
+            f"not of the form {_FORM}, with a token of at least {TOKEN_CHARS_MIN} characters; a shorter one "
+            "can be guessed"
         )
     if not _DIGEST.fullmatch(digest):
-        raise UsageError(f"{HASHED} is followed by 64 hexadecimal digits")
+        raise UsageError(f"{HASHED} must be followed by 64 hexadecimal digits")
     principal = _principal_of(names[0], "".join(names[1:]), settings)
-    # A new line, or another right, is another source: what was issued for the former one ends.
+    # A changed line is a new source: credentials that were derived from the old one end.
     identity = " ".join((digest, *sorted(words[1:])))
     source = f"line:{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
     return TokenLine(
@@ -255,10 +255,10 @@ def parse_line(line: str) -> TokenLine | None:
 
 
 def allowance_of(settings: Mapping[str, str]) -> Allowance | None:
-    """Return the limits in settings of a line; None where there are none.
+    """Return the limits in the settings of a line; None without limits.
 
     Raises:
-        UsageError: One of them has no value that is above 0.
+        UsageError: A limit is not a number above 0.
     """
     values = {}
     for name, words in settings.items():
@@ -267,26 +267,26 @@ def allowance_of(settings: Mapping[str, str]) -> Allowance | None:
         except ValueError:
             value = 0
         if not value or (not isinstance(value, tuple) and not 0 < value < float("inf")):
-            raise UsageError(f"{name}={words} is no limit; write a number above 0, or leave it out")
+            raise UsageError(f"{name}={words} is not a limit; write a number above 0, or remove the setting")
         values[name.replace("-", "_")] = value
     return Allowance(**values) if values else None
 
 
 def without_comment(line: str) -> str:
-    """Return a line up to its comment, which begins with `#` at the start of a word."""
+    """Return a line without its comment, which begins with `#` at the start of a word."""
     return re.split(r"(?:^|\s)#", line, maxsplit=1)[0]
 
 
 def digest_of_token(token: str) -> str:
-    """Return the digest by which a token is known."""
+    """Return the digest of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def require_one_tenancy(principals: Iterable[Principal]) -> None:
-    """Require that all principals but operators have a tenant, or none has one.
+    """Require that all principals except operators have a tenant, or none has one.
 
     Raises:
-        UsageError: Some have one: a principal without a tenant could begin sessions under the names of a tenant.
+        UsageError: Some have one. A principal without a tenant could use session names of a tenant.
     """
     people = [each for each in principals if not each.is_operator]
     without = [each.id for each in people if not each.tenant]
@@ -325,7 +325,7 @@ def _time_of(words: str) -> float:
     try:
         time = datetime.fromisoformat(words)
     except ValueError as error:
-        raise UsageError(f"{words!r} is no time; write 2027-01-31 or 2027-01-31T12:00:00Z") from error
+        raise UsageError(f"{words!r} is not a time; write 2027-01-31 or 2027-01-31T12:00:00Z") from error
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 

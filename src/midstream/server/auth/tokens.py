@@ -1,12 +1,12 @@
 """Credentials that this server issues: tickets, login links, cookies, viewers' passes.
 
-Each is 128 random bits behind the name of its kind. The store keeps a digest with what it is good for, so that every
-process of the store accepts it, and a reader of the store cannot use it. What was used up, is too old or never was
-looks the same from outside.
+A credential has 128 random bits after the name of its kind. The store keeps its digest and its rights, so that every
+process of the store accepts it, and a reader of the store cannot use it. Callers cannot distinguish used, expired and
+unknown credentials.
 
-Each is bound to its source. That is the credential of this server that was sent when it was issued (its parent), or, at
-the end of the chain, the credential from outside, such as a line of a token file. The whole chain is checked at each
-use: a credential is good only as long as everything above it is.
+A credential is derived from the one that was sent when it was issued (its parent). The end of the chain is a credential
+from outside, such as a line of a token file. Each use checks the whole chain: a credential is valid only while all
+credentials above it are.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ from midstream.server.auth.stored_rows import read_row
 from midstream.store.contract import KeyValue, KeyValueEntry
 
 IsCurrent = Callable[[Principal], Awaitable[bool]]
-"""Return whether the credential from outside that a principal's credentials come from is still good."""
+"""Returns whether the outside credential of a principal, the end of the chain, is still valid."""
 
 TICKET_S = 30.0
-"""Seconds a ticket is good for: a page requests one when it is about to connect."""
+"""Seconds for which a ticket is valid: a page requests one just before it connects."""
 LOGIN_LINK_S = 3600.0
-"""Seconds in which a printed link may be opened, once."""
+"""Seconds for which a printed login link is valid."""
 COOKIE_S = 30 * 24 * 3600.0
-"""Seconds after which a browser must log in again, however often it is used."""
+"""Seconds after which a browser must log in again in any case."""
 COOKIE_IDLE_S = 7 * 24 * 3600.0
 """Seconds without use after which a browser must log in again."""
 VIEWER_S_MAX = 30 * 24 * 3600.0
-"""Longest life of a viewer's pass, in seconds."""
+"""Longest validity of a viewer's pass, in seconds."""
 SWEEP_S = 600.0
-"""Seconds between two removals of credentials that have ended."""
+"""Seconds between two removals of expired credentials."""
 CHAIN_MAX = 8
-"""Credentials above one another: cookies and links that were issued for a cookie, and so on."""
+"""Greatest length of a chain: a cookie that was derived from a link of a cookie, and so on."""
 ID_LENGTH = 16
-"""Characters of the digest by which people name a credential."""
+"""Characters of a digest that identify a credential for people."""
 NAMESPACE = "access-passes"
 _WORD_CHARS_MAX = 64
 _TOUCH_SHARE = 1 / 100
-"""Part of `idle_s` after which a use is written down again."""
+"""Part of `idle_s` after which a use is stored again."""
 
 
 class TokenKind(StrEnum):
-    """Properties of a pass."""
+    """Kind of a credential."""
 
     TICKET = "ticket"
     """Opens one connection, once."""
     LOGIN = "login"
-    """Is exchanged for a cookie, once."""
+    """A login code: is exchanged for a cookie, once."""
     COOKIE = "cookie"
     VIEWER = "viewer"
-    """Lets its bearer read one session."""
+    """Permits reading one session."""
 
 
 class AccessToken(Struct, frozen=True, omit_defaults=True):
-    """Rights that a pass gives.
+    """Stored data of a credential.
 
     Args:
-        kind: See `TokenKind`.
-        principal: Whom it lets in.
-        issued_at, expires_at: In seconds since 1970.
-        session, action, origin: What a ticket is bound to: "" is no session, action, or page.
-        issuer: Key of the principal that it was issued by; "" for its own principal.
-        parent: Digest of the credential of this server that it was issued for; "" for one from outside.
-        idle_s, used_at: It ends when it was not used for so many seconds, the last time then; 0 for no such end.
+        kind: Kind of the credential.
+        principal: Principal of the bearer.
+        issued_at, expires_at: Seconds since 1970.
+        session, action, origin: Restrictions of a ticket; each "" for none.
+        issuer: Key of the principal that issued it; "" for its own principal.
+        parent: Digest of the credential of this server from which it was derived; "" for one from outside.
+        idle_s, used_at: It expires `idle_s` seconds after its last use at `used_at`; 0 for no such limit.
     """
 
     kind: TokenKind
@@ -91,20 +91,20 @@ class AccessToken(Struct, frozen=True, omit_defaults=True):
 
     @property
     def issued_by(self) -> str:
-        """Key of the principal that answers for it."""
+        """Key of the principal that issued it."""
         return self.issuer or self.principal.key
 
     @property
     def ends_at(self) -> float:
-        """When it ends, in seconds since 1970, unless it is used before."""
+        """Time at which it expires if it is not used before, in seconds since 1970."""
         return min(self.expires_at, self.used_at + self.idle_s) if self.idle_s else self.expires_at
 
 
 class AccessTokens:
-    """Issue, check and revoke the credentials of this server.
+    """Issues, checks and revokes the credentials of this server.
 
     Args:
-        is_current: Checks the end of each chain. See `credential_sources`.
+        is_current: Checks the outside credential of a chain; see `credential_sources`.
     """
 
     def __init__(self, kv: KeyValue, world: World, revocations: Revocations, is_current: IsCurrent) -> None:
@@ -125,10 +125,10 @@ class AccessTokens:
         action: str = "",
         origin: str = "",
     ) -> str:
-        """Return a new pass. It ends with the principal's own credential, if that is earlier than `for_s` seconds.
+        """Issue a credential for `for_s` seconds, or until the principal's own credential expires.
 
         Raises:
-            AccessError: Too many credentials stand above it. Nothing was issued.
+            AccessError: The chain is too long. Nothing was issued.
         """
         word = self._world.new_id(kind.value)
         now = self._world.now()
@@ -137,12 +137,12 @@ class AccessTokens:
         return word
 
     async def keep(self, word: str, token: AccessToken) -> None:
-        """Store a word that was drawn already (by `World.new_id`) as a token.
+        """Store a credential whose secret (from `World.new_id`) already exists.
 
-        Its parent is the credential that its principal sent, where the token names none.
+        Its parent is `token.parent`, or the credential that its principal sent.
 
         Raises:
-            AccessError: Too many credentials stand above it. Nothing was stored.
+            AccessError: The chain is too long. Nothing was stored.
         """
         now, principal = self._world.now(), token.principal
         expires_at = min(token.expires_at, principal.expires_at or token.expires_at)
@@ -154,10 +154,10 @@ class AccessTokens:
         await self._kv.kv_put(NAMESPACE, key_of(word), msgspec.json.encode(token), expected=0, at=now)
 
     async def take(self, kind: TokenKind, word: str) -> AccessToken:
-        """Use a pass up and return what it was good for.
+        """Consume a credential, and return its data.
 
         Raises:
-            UnauthorizedError: It is not a token of this kind, not any more, or another caller was faster.
+            UnauthorizedError: It is not a valid credential of this kind, or another caller consumed it.
         """
         row, found = await self._find(kind, word)
         if not await self._kv.kv_delete(NAMESPACE, row.key, expected=row.version):
@@ -166,21 +166,21 @@ class AccessTokens:
         return found
 
     async def show(self, kind: TokenKind, word: str) -> AccessToken:
-        """Return what a pass is good for.
+        """Return the data of a credential.
 
         Raises:
-            UnauthorizedError: It is no pass of this kind, or not any more.
+            UnauthorizedError: It is not a valid credential of this kind.
         """
         row, found = await self._find(kind, word)
         await self._require_unbroken(found)
         await self._touch(row, found)
         return found
 
-    async def require_standing(self, principal: Principal, since: float) -> None:
-        """Require that the credentials behind a principal, which came at `since` (seconds since 1970), are still good.
+    async def require_unrevoked(self, principal: Principal, since: float) -> None:
+        """Require that all credentials of a principal, which connected at `since` (seconds since 1970), are valid.
 
         Raises:
-            UnauthorizedError: One of them has ended or was revoked.
+            UnauthorizedError: A credential has expired or was revoked.
         """
         if principal.via:
             row = await read_row(self._kv, NAMESPACE, principal.via)
@@ -194,7 +194,7 @@ class AccessTokens:
             raise UnauthorizedError("the token of this connection is no longer valid")
 
     async def above_cookie(self, principal: Principal) -> Principal:
-        """Return a principal as the credential above their cookie shows it, for a cookie in the place of that one."""
+        """Return a principal with the parent of their cookie as credential, for a new cookie that replaces it."""
         row = await read_row(self._kv, NAMESPACE, principal.via) if principal.via else None
         found = _decode(row) if row is not None else None
         if found is None or found.kind is not TokenKind.COOKIE:
@@ -202,37 +202,37 @@ class AccessTokens:
         return replace(principal, via=found.parent)
 
     async def withdraw(self, word: str) -> None:
-        """End a pass, and all that was issued for it. Harmless where it is none."""
+        """Revoke a credential with all derived ones. An unknown one changes nothing."""
         await self.revoke([key_of(word)])
 
     async def withdraw_viewers(self, session: str) -> int:
-        """End all viewers' passes of a session, and what was issued for them; return how many there were."""
+        """Revoke all viewers' passes of a session with all derived credentials; return the number."""
         rows = await self.read_all()
         return await self.revoke([key for key, token in rows if token.principal.session == session])
 
     async def revoke(self, keys: Sequence[str]) -> int:
-        """End credentials, named by their digests, and all that was issued for them; return how many rows went.
+        """Revoke credentials, by their digests, with all derived ones; return the number of removed rows.
 
-        The named ones go first: after a crash in between, the rest have a broken chain.
+        Parents are removed first: after a crash in between, the rest have a broken chain.
         """
         children: dict[str, list[str]] = {}
         for key, token in await self.read_all():
             children.setdefault(token.parent, []).append(key)
         going = list(dict.fromkeys(keys))
-        for key in going:  # grows while it is read
+        for key in going:  # grows during the loop
             going += [child for child in children.get(key, ()) if child not in going]
         gone = 0
         for key in going:
             row = await read_row(self._kv, NAMESPACE, key)
             while row is not None and not await self._kv.kv_delete(NAMESPACE, key, expected=row.version):
-                row = await read_row(self._kv, NAMESPACE, key)  # a use was written down in between
+                row = await read_row(self._kv, NAMESPACE, key)  # its last use was stored in between
             gone += row is not None
         return gone
 
     async def read_all(self) -> Sequence[tuple[str, AccessToken]]:
-        """Return all credentials that are stored, each with its digest, last written first.
+        """Return all stored credentials with their digests, newest write first.
 
-        A row that cannot be read is left out; its credential is refused as well.
+        Rows that cannot be read are left out; their credentials are refused anyway.
         """
         rows = [(row.key, _decode(row)) for row in await self._kv.kv_list(NAMESPACE)]
         return [(key, token) for key, token in rows if token is not None]
@@ -245,7 +245,7 @@ class AccessTokens:
         return row, found
 
     async def _require_unbroken(self, token: AccessToken) -> None:
-        """Require that a credential, and all above it, are as they were when it was issued."""
+        """Require that a credential and all credentials above it are valid."""
         chain = await self._chain_of(token)
         now, last = self._world.now(), chain[-1][1]
         for row, each in chain:
@@ -259,7 +259,7 @@ class AccessTokens:
             raise UnauthorizedError(f"the credential behind this {token.kind.value} is no longer valid")
 
     async def _chain_of(self, token: AccessToken) -> list[tuple[KeyValueEntry | None, AccessToken]]:
-        """Return a credential and those above it; the last one has a parent where the chain is broken or too long."""
+        """Return a credential and those above it. If the last one has a parent, the chain is broken or too long."""
         chain: list[tuple[KeyValueEntry | None, AccessToken]] = [(None, token)]
         while len(chain) <= CHAIN_MAX and (parent := chain[-1][1].parent):
             row = await read_row(self._kv, NAMESPACE, parent)
@@ -270,11 +270,11 @@ class AccessTokens:
         return chain
 
     async def _touch(self, row: KeyValueEntry, token: AccessToken) -> None:
-        """Write down that a credential was used, where its end depends on that."""
+        """Store the time of use of a credential that expires without use."""
         now = self._world.now()
         if token.idle_s and now - token.used_at >= token.idle_s * _TOUCH_SHARE:
             body = msgspec.json.encode(replace(token, used_at=now))
-            with suppress(EntryMovedError):  # another use was written down, or it was revoked
+            with suppress(EntryMovedError):  # another use was stored, or it was revoked
                 await self._kv.kv_put(NAMESPACE, row.key, body, expected=row.version, at=now)
 
     async def _sweep(self, now: float) -> None:
@@ -288,12 +288,12 @@ class AccessTokens:
 
 
 def key_of(word: str) -> str:
-    """Return what is kept of a pass: its digest."""
+    """Return the digest of a credential, its key in the store."""
     return hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
 def _decode(row: KeyValueEntry) -> AccessToken | None:
-    """Return what a row holds; None where it is damaged, or of another version."""
+    """Decode a row; return None if it is damaged, or of another version."""
     try:
         return msgspec.json.decode(row.body, type=AccessToken)
     except (msgspec.DecodeError, RecursionError):

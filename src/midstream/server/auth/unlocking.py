@@ -1,8 +1,7 @@
-"""Opening of encrypted sessions: checked once for each request and once for each connection, here and nowhere else.
+"""Decryption of sessions with the secret of a request or connection (`store.encryption.escrow`).
 
-On a server whose sessions are encrypted under their clients' secrets (`store.encryption.escrow`), a secret is shown in
-a header or in an `open`; a viewer may show its word as a bearer token instead. What is not in the tables below needs
-it, so that a route missing there is closed, not open. A refusal is the same as for a session that does not exist.
+The secret is in a header or in an `open`; a viewer may send its word as a bearer token instead. All paths of a session
+need it, except those in the tables below. A wrong secret is refused like a session that does not exist.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ from midstream.server.auth.tokens import TokenKind
 from midstream.server.transports.stream_headers import secrets_of
 
 REFUSAL_S = 0.02
-"""Seconds of which a whole number passes before a refusal: the time does not reveal what was found."""
+"""Refusals take a multiple of this time, in seconds, so that their duration reveals nothing."""
 HELD = "midstream.held"
-"""Where the scope of a request has what its secret opened."""
-_SAID_IN_BODY = re.compile(r"/events|/poll|/stream|/commands")
-"""Streams, and the frames on them: they are checked when the `open` or the frame has come."""
-_NOTHING_SAID = re.compile(r"/tickets|/owner|/readers/[^/]+")
-"""What has no text of a session, and is for authenticated principals."""
+"""Key of the opened session in an ASGI scope."""
+_SECRET_IN_FRAME = re.compile(r"/events|/poll|/stream|/commands")
+"""Streams and their frames: the secret is checked with the `open` or the frame."""
+_WITHOUT_CONTENT = re.compile(r"/tickets|/owner|/readers/[^/]+")
+"""Paths without content of a session, for authenticated principals."""
 
 
 class PresentedSecrets(Struct, frozen=True):
-    """The secrets of a request, each "" where there is none."""
+    """Secrets of a request, each "" if missing."""
 
     secret: str
     old_secret: str = ""
 
     def __repr__(self) -> str:
-        return "Shown(...)"
+        return "PresentedSecrets(...)"
 
 
 def secrets_in(connection: HTTPConnection, opening: Open | None = None) -> PresentedSecrets:
-    """Return the secrets of a request, or of the `open` it came with.
+    """Return the secrets of a request, or of its `open`.
 
     Raises:
-        MalformedFrameError: One is too long.
+        MalformedFrameError: A secret is too long.
     """
     secret, old_secret = (
         (opening.secret, opening.old_secret) if opening is not None else secrets_of(connection)
@@ -62,14 +61,14 @@ def secrets_in(connection: HTTPConnection, opening: Open | None = None) -> Prese
 async def unlock(
     host: Host, session: str, shown: PresentedSecrets, action: Action, *, begins: bool = False
 ) -> AbstractContextManager[SessionHold | None]:
-    """Open a session for as long as what this returns is entered; where no client holds a key, do nothing.
+    """Decrypt a session; it stays open while the returned context is entered. Without escrow, do nothing.
 
     Args:
-        session: As the store names it.
-        begins: Whether this may begin the session.
+        session: Stored name of the session.
+        begins: Whether the request may begin the session.
 
     Raises:
-        WrongSecretError: These secrets do not open it, or there is no such session.
+        WrongSecretError: The secrets are wrong, or the session does not exist.
         AccessError: A viewer may only read.
     """
     asked_at = host.world.monotonic()
@@ -81,14 +80,14 @@ async def unlock(
 
 
 async def wait_for_refusal_interval(world: World, asked_at: float) -> None:
-    """Wait until a whole number of `REFUSAL_S` has passed since something was asked."""
+    """Wait until the time since `asked_at` is a multiple of `REFUSAL_S`."""
     await world.sleep(REFUSAL_S - (world.monotonic() - asked_at) % REFUSAL_S)
 
 
 async def unlock_at_once(
     host: Host, session: str, shown: PresentedSecrets, action: Action, *, begins: bool = False
 ) -> AbstractContextManager[SessionHold | None]:
-    """As `unlock`; the time of a refusal may reveal what was found."""
+    """Decrypt like `unlock`, without a constant duration of refusals."""
     if host.locks is None:
         return nullcontext()
     held = await host.locks.hold(session, shown.secret, shown.old_secret, begins=begins)
@@ -99,12 +98,12 @@ async def unlock_at_once(
 
 
 def stream_digest_of(held: SessionHold | None) -> str | None:
-    """Return what stands for the secret in the streams of a session; None where it is a digest of the stream's own."""
+    """Return the digest that replaces the secret in the streams of a session; None without escrow."""
     return None if held is None or held.opened is None else held.opened.stream_digest
 
 
 async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[SessionHold | None]:
-    """Open the session of a request, unless its secret comes later.
+    """Decrypt the session of a request, unless its secret comes in a frame.
 
     Raises:
         MidstreamError: As `unlock`.
@@ -113,7 +112,7 @@ async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Session
         return nullcontext()
     found = SESSION_PATH.fullmatch(path_of(scope))
     what = found["what"] or "" if found else ""
-    if found is None or _SAID_IN_BODY.fullmatch(what) or _NOTHING_SAID.fullmatch(what):
+    if found is None or _SECRET_IN_FRAME.fullmatch(what) or _WITHOUT_CONTENT.fullmatch(what):
         return nullcontext()
     action = action_of(scope.get("method", "GET"), what)
     return await unlock(host, found["session"], secrets_in(HTTPConnection(scope)), action)

@@ -1,7 +1,7 @@
-"""Tokens that allow reading one session for a while.
+"""Viewer tokens, which permit reading one session for a limited time.
 
-Such a word is a pass of a server that asks who comes, and a secret of a session that is encrypted under its client's:
-one word for both, shown as a bearer token or in the place of the secret.
+A viewer token is a pass for a server with authentication, and a secret of an encrypted session. Clients send it as a
+bearer token or instead of the secret.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from midstream.session.child_names import root_of
 
 
 class ViewerRequest(Struct, forbid_unknown_fields=True):
-    """For how many seconds a viewer's word is asked for."""
+    """Request for a viewer token, with its validity in seconds."""
 
     for_s: Annotated[float, Meta(ge=1, le=VIEWER_S_MAX)] = 3600.0
 
 
 class ViewerRoutes:
-    """The endpoints of a session's owner who lets others look."""
+    """Endpoints with which an owner lets others read a session."""
 
-    def __init__(self, host: Host, door: AuthMiddleware) -> None:
+    def __init__(self, host: Host, auth: AuthMiddleware) -> None:
         self._host = host
-        self._door = door
+        self._auth = auth
 
     async def issue_view(self, request: Request, body: ViewerRequest) -> Issued:
-        """Issue a token that allows reading this session for a while."""
+        """Issue a token that permits reading this session for a limited time."""
         session = root_of(request.path_params["session_id"])
-        owner = None if self._door.access is None else await owner_of(self._door, session)
+        owner = None if self._auth.access is None else await owner_of(self._auth, session)
         if _is_encrypted(request):
-            assert self._host.locks is not None, "somebody holds it open"
+            assert self._host.locks is not None, "the request holds the session open"
             word = await self._host.locks.escrow.share(session, for_s=body.for_s)
         else:
             word = self._host.world.new_id(TokenKind.VIEWER.value)
@@ -52,21 +52,21 @@ class ViewerRoutes:
             viewer = replace(viewer, via=issuer.via, source=issuer.source, expires_at=issuer.expires_at)
             now = self._host.world.now()
             token = AccessToken(TokenKind.VIEWER, viewer, now, now + body.for_s, issuer=issuer.key)
-            await self._door.access_tokens.keep(word, token)
+            await self._auth.access_tokens.keep(word, token)
         return Issued(word, body.for_s)
 
     async def withdraw(self, request: Request) -> None:
-        """Revoke all viewers' tokens of this session, and end the connections made with them."""
+        """Revoke all viewer tokens of this session, and end their connections."""
         session = root_of(request.path_params["session_id"])
-        if self._door.access is not None:
-            await owner_of(self._door, session)
-            await self._door.access_tokens.withdraw_viewers(session)
+        if self._auth.access is not None:
+            await owner_of(self._auth, session)
+            await self._auth.access_tokens.withdraw_viewers(session)
         if _is_encrypted(request):
-            assert self._host.locks is not None, "somebody holds it open"
+            assert self._host.locks is not None, "the request holds the session open"
             await self._host.locks.withdraw_viewers(session)
-        if self._door.access is not None:
-            await self._door.announce()
-        self._door.recheck()
+        if self._auth.access is not None:
+            await self._auth.announce()
+        self._auth.recheck()
 
 
 def _is_encrypted(request: Request) -> bool:

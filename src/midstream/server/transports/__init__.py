@@ -1,1 +1,1 @@
-"""Carriers of the stream protocol: WebSocket, server-sent events, long polling."""
+"""Transports of the stream protocol: WebSocket, server-sent events, long polling."""

@@ -1,8 +1,8 @@
-"""Time limits of calls at a client, which count while that client is connected.
+"""Time limits of tool calls at a connected client.
 
-A client that is away may have the outcome already, and sends it when it is back (TURN-14). The session's own deadline
-is therefore the resume window. The tool's timeout is enforced by the client, and, for a client that is connected and
-returns nothing, by the process that has its connection.
+A client that is away may already have the outcome, and sends it when it returns (TURN-14). The session's own deadline
+is therefore the resume window. The client enforces the tool's timeout. If a connected client sends no result, the
+process that has its connection ends the call.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from midstream.session.turn.commands import CallFinished
 from midstream.session.turn.states import RunningCalls
 
 UNNOTICED_S = 60.0
-"""Seconds in which a connection may be dead here without notice: two WebSocket pings, or a heartbeat and the time that
-TCP has for it, and some more."""
-STAYS_MAX = 10_000
-"""Clients of which the arrival is stored; about 2 MiB."""
+"""Seconds for which a dead connection may stay undetected: two WebSocket pings, or a heartbeat with its TCP timeout,
+and a margin."""
+CLIENTS_MAX = 10_000
+"""Clients with a stored time of arrival; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,50 +35,50 @@ StreamPlace = tuple[str, str]
 """A session and a stream in it."""
 
 
-class _Stay(Struct):
+class _Client(Struct):
     since: float
     connections: int = 0
     left_at: float = 0.0
 
 
-class ClientStays:
-    """Since when the client of each stream is connected to this process without a gap."""
+class ConnectedClients:
+    """For each stream: the time since which its client is connected to this process without a gap."""
 
     def __init__(self) -> None:
-        self._stays: OrderedDict[StreamPlace, _Stay] = OrderedDict()
+        self._clients: OrderedDict[StreamPlace, _Client] = OrderedDict()
 
     def arrive(self, place: StreamPlace, *, gap_s: float, now: float) -> None:
-        """Count a connection; one that follows another within `gap_s` continues it."""
-        stay = self._stays.get(place)
-        if stay is None or (not stay.connections and now - stay.left_at > gap_s):
-            stay = self._stays[place] = _Stay(now)
-        stay.connections += 1
-        self._stays.move_to_end(place)
-        if len(self._stays) > STAYS_MAX:
-            self._stays.popitem(last=False)
+        """Count a connection; it continues the previous one if the gap was at most `gap_s`."""
+        client = self._clients.get(place)
+        if client is None or (not client.connections and now - client.left_at > gap_s):
+            client = self._clients[place] = _Client(now)
+        client.connections += 1
+        self._clients.move_to_end(place)
+        if len(self._clients) > CLIENTS_MAX:
+            self._clients.popitem(last=False)
 
     def leave(self, place: StreamPlace, *, gap_s: float, now: float) -> None:
-        """Count a connection no longer. Without a connection before it, nothing changes."""
-        stay = self._stays.get(place)
-        if stay is None or not stay.connections:
+        """Stop counting a connection. Without a counted connection, nothing changes."""
+        client = self._clients.get(place)
+        if client is None or not client.connections:
             return
-        stay.connections -= 1
-        stay.left_at = now
-        if not stay.connections and not gap_s:
-            del self._stays[place]
+        client.connections -= 1
+        client.left_at = now
+        if not client.connections and not gap_s:
+            del self._clients[place]
 
     def connected_s(self, place: StreamPlace, *, now: float) -> float:
-        """Return for how many seconds the client has been connected; 0 where it is not."""
-        stay = self._stays.get(place)
-        return now - stay.since if stay is not None and stay.connections else 0.0
+        """Return the seconds for which the client has been connected; 0 if it is not connected."""
+        client = self._clients.get(place)
+        return now - client.since if client is not None and client.connections else 0.0
 
 
 def overdue(session: Session, stream: str, *, connected_s: float, now: float) -> Iterator[CallFinished]:
-    """Yield an outcome for each call that this stream's client had its time for.
+    """Yield a timeout for each call whose time limit at this stream's client has passed.
 
     Args:
-        session: The fold of the journal.
-        connected_s: For how long the client is connected.
+        session: State of the session.
+        connected_s: Seconds for which the client has been connected.
         now: Seconds since 1970.
     """
     turn, known = session.turn, session.streams.get(stream)
@@ -93,29 +93,29 @@ def overdue(session: Session, stream: str, *, connected_s: float, now: float) ->
 
 
 class ConnectedCalls:
-    """The calls at the client of one connection, which end when the client had its time for them.
+    """Ends the overdue calls at the client of one connection.
 
     Args:
-        gap_s: Seconds for which the client may be without a connection and still counts as connected.
+        gap_s: Seconds without a connection for which the client still counts as connected.
     """
 
-    def __init__(self, stays: ClientStays, place: StreamPlace, gap_s: float, world: World) -> None:
-        self._stays = stays
+    def __init__(self, clients: ConnectedClients, place: StreamPlace, gap_s: float, world: World) -> None:
+        self._clients = clients
         self._place = place
         self._gap_s = gap_s
         self._world = world
         self._ending: asyncio.Task[None] | None = None
-        stays.arrive(place, gap_s=gap_s, now=world.monotonic())
+        clients.arrive(place, gap_s=gap_s, now=world.monotonic())
 
     def leave(self) -> None:
-        """Count the connection no longer."""
-        self._stays.leave(self._place, gap_s=self._gap_s, now=self._world.monotonic())
+        """Stop counting the connection."""
+        self._clients.leave(self._place, gap_s=self._gap_s, now=self._world.monotonic())
 
     def end_overdue(self, runner: Runner, stream: str) -> None:
-        """End the calls that the client had its time for while it was connected. Early calls do nothing."""
+        """End the calls whose time limit has passed while the client was connected. Without such calls, do nothing."""
         if self._ending is not None:
             return
-        connected_s = self._stays.connected_s(self._place, now=self._world.monotonic())
+        connected_s = self._clients.connected_s(self._place, now=self._world.monotonic())
         late = [*overdue(runner.state, stream, connected_s=connected_s, now=self._world.now())]
         if late:
             name = f"late calls of {runner.session_id}"

@@ -1,10 +1,9 @@
-"""One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
+"""One client connection over any transport, between a `ServerStream` and a session.
 
-Three loops share one stream: `_listen` takes the client's frames, `_follow` sends what the journal gained, and
-`_keep_door` ends it when the client may no longer be here (a viewer of an encrypted session: `_keep_lock`); an alarm
-calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the transport has
-taken those before, so that a slow reader costs its position and one write. A connection that ends, for whatever reason,
-cancels nothing of the turn.
+Three tasks share the stream. `_listen` receives the client's frames, and `_follow` sends new records of the journal.
+`_watch_access` ends the connection when the client loses its access (a viewer of an encrypted session: `_watch_pass`).
+A timer calls the stream at its deadlines. `_follow` reads the next records after the transport has taken the previous
+ones: a slow reader needs no queue. The end of a connection does not stop its turn.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ from midstream.protocol.server_stream import Admit, FrameEncoding, Request, Serv
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.api.problems import INTERNAL
 from midstream.server.api.session_snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
-from midstream.server.auth.caller import Caller, Stranger, attribute
+from midstream.server.auth.caller import Caller, UnauthenticatedCaller, attribute
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
 from midstream.server.limits import CONNECTIONS_MAX
-from midstream.server.transports.client_calls import ClientStays, ConnectedCalls
+from midstream.server.transports.client_calls import ConnectedCalls, ConnectedClients
 from midstream.server.transports.disconnects import Presence
-from midstream.server.transports.encoded_pages import Copies
+from midstream.server.transports.encoded_pages import EncodedEvents
 from midstream.server.transports.frame_sending import FrameSending
 from midstream.server.transports.stream_fencing import Notices
 from midstream.session.session import fencing_error, notice_of
 
-LAST_WORDS_S = 1.0
-"""Seconds for the last frame of a connection that the server ends."""
+LAST_FRAME_S = 1.0
+"""Seconds for the last frame, if the server ends the connection."""
 NAMES_MAX = 10_000
-"""Streams of which it is remembered which named connection spoke last, and its number; about 2 MiB."""
+"""Streams whose newest named connection, with its number, is kept in memory; about 2 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,45 +62,45 @@ class FrameTransport(Protocol):
     """Transport of the frames of one connection."""
 
     ends_with_turn: bool
-    """Whether it is over when the turn of its stream is, as a body is that a client reads to its end."""
+    """Whether the connection ends with the turn of its stream, for a client that reads the body to its end."""
     gap_s: float
-    """Seconds that may be between it and the next one of the same connection, where a connection is several; else 0."""
+    """Seconds between two requests of one connection, if a connection consists of several; else 0."""
 
     @property
     def is_full(self) -> bool:
-        """Whether it is over because it takes no more, as a whole answer is once it has frames."""
+        """Whether the transport takes no more frames, like a poll's answer after its first frames."""
 
     async def receive(self) -> bytes | None:
-        """Return the next frame of the client; None when it has gone. Cancelling loses no frame."""
+        """Return the next frame of the client; None at the end. Cancellation loses no frame."""
 
     def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
-        """Send frames in order; it is done when the client may take more.
+        """Send frames in order, and wait until the client can take more.
 
         Raises:
-            OSError: The client has gone.
+            OSError: The client has disconnected.
         """
 
 
 class OpenStream(Protocol):
-    """A stream to a client, as the server counts and ends it."""
+    """A connection that the server counts and can end."""
 
     @property
     def place(self) -> tuple[str, str]:
-        """The session, and the stream of the protocol that it speaks for; "" for none."""
+        """The session and its stream key; "" for a reader."""
 
     def end(self, error: MidstreamError) -> None:
-        """End it. Calling it again is harmless."""
+        """End the connection. Idempotent."""
 
 
 class Connections:
-    """The open connections of one process: how many there are, and which one speaks for each stream.
+    """The open connections of one process: their number, and the current one of each stream.
 
-    A connection over plain HTTP is several requests, which show its name; the newest name is stored between them, so
-    that the requests of an older connection are refused.
+    A connection over plain HTTP consists of several requests with its name. The newest name is stored between them, so
+    that requests of older connections are refused.
 
     Args:
-        limit: How many may be open at once.
-        settings: How streams are served; may be replaced at any time.
+        limit: Number of connections that may be open.
+        settings: Settings of streams; may be replaced at any time.
     """
 
     def __init__(self, *, limit: int = CONNECTIONS_MAX, settings: StreamSettings | None = None) -> None:
@@ -109,30 +108,30 @@ class Connections:
         self._limit = limit
         self._open: set[OpenStream] = set()
         self._speakers: dict[tuple[str, str], list[Connection]] = {}
-        """Who speaks for each stream: one connection, or several requests that show one name."""
+        """The current connection of each stream, or its open requests, which have one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
-        self._told: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
-        """Settings in the welcome of a named connection, by its session and its name."""
+        self._settings_by_name: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
+        """Settings in the welcome of each named connection, by session and name."""
         self._under_way: dict[tuple[str, str], list[int]] = {}
-        """Commands of each stream that came in requests of their own and are not answered yet."""
+        """Unanswered commands of each stream that were sent in separate requests."""
         self._ending: MidstreamError | None = None
-        self._copies: WeakValueDictionary[tuple[str, FrameEncoding], Copies] = WeakValueDictionary()
+        self._copies: WeakValueDictionary[tuple[str, FrameEncoding], EncodedEvents] = WeakValueDictionary()
         self._presence: Presence | None = None
-        self.stays = ClientStays()
+        self.connected_clients = ConnectedClients()
         self.notices = Notices()
-        """Data of the connections here that other processes need."""
+        """Notices to other processes about connections of this one."""
         self.ahead = 0
-        """How often a client showed an event that is behind the end here (STREAM-100)."""
+        """Number of clients that had a later event than the journal's end (STREAM-100)."""
 
     def __len__(self) -> int:
         return len(self._open)
 
     def enter(self, connection: OpenStream) -> None:
-        """Count a connection, if there is room for it.
+        """Count a connection.
 
         Raises:
-            OverloadedError: As many are open as are allowed.
-            DrainingError: All are being ended.
+            OverloadedError: The limit is reached.
+            DrainingError: The server is shutting down.
         """
         if self._ending is not None:
             raise self._ending.again()
@@ -151,12 +150,12 @@ class Connections:
                 del self._speakers[connection.place]
 
     def fence(self, connection: Connection) -> None:
-        """Let an admitted connection speak for its stream; older ones are ended (STREAM-8, STREAM-50).
+        """Make an admitted connection the current one of its stream; end older ones (STREAM-8, STREAM-50).
 
-        A request with the name of an open one was duplicated by a network: it ends no connection.
+        A second request of an open connection was duplicated by a network, and ends no connection.
 
         Raises:
-            StreamFencedError: It is one request more of a connection that was fenced between two of them.
+            StreamFencedError: The request belongs to a connection that was fenced between two requests.
         """
         place = connection.place
         speakers = [each for each in self._speakers.get(place, []) if each is not connection]
@@ -178,37 +177,37 @@ class Connections:
                 older.end(fencing_error())
 
     def check(self, place: tuple[str, str], name: str, number: int) -> None:
-        """Let a request of a named connection pass if no newer one speaks for its stream, as far as is known here.
+        """Require that no newer connection of the stream is known here.
 
-        Where its client counts, another name with a lower number is that of an older connection: the newer one was
-        opened at another server (STREAM-101).
+        If the client numbers its connections, a lower number belongs to an older one, although this server has no newer
+        one: that was opened at another server (STREAM-101).
 
         Raises:
-            StreamFencedError: A newer one does.
+            StreamFencedError: A newer connection is known.
         """
         spoke, newest = self._names.get(place, (name, 0))
         if spoke != name and not 0 < newest < number:
             raise fencing_error()
 
     def settings_of(self, session_id: str, name: str) -> StreamSettings:
-        """Return how a connection of several requests is served: as in its welcome, whatever was changed since.
+        """Return the settings of a connection with several requests: those of its welcome.
 
-        One that shows no name, or was made at another server, is served as the settings are now.
+        A connection without a name, or of another server, gets the current settings.
         """
-        return self._told.get((session_id, name), self.settings)
+        return self._settings_by_name.get((session_id, name), self.settings)
 
     def choose_settings(self, session_id: str, name: str) -> StreamSettings:
-        """Return how a new connection is served, and keep it for the other requests that show its name."""
+        """Return the settings of a new connection, and store them for its further requests."""
         if name:
-            self._told[session_id, name] = self.settings
-            self._told.move_to_end((session_id, name))
-            if len(self._told) > NAMES_MAX:
-                self._told.popitem(last=False)
+            self._settings_by_name[session_id, name] = self.settings
+            self._settings_by_name.move_to_end((session_id, name))
+            if len(self._settings_by_name) > NAMES_MAX:
+                self._settings_by_name.popitem(last=False)
         return self.settings
 
     @contextlib.contextmanager
     def under_way(self, place: tuple[str, str], seqno: int, *, most: int) -> Iterator[None]:
-        """Count a command that came in a request of its own, until it is answered (STREAM-56).
+        """Count a command of a separate request until its answer (STREAM-56).
 
         Raises:
             ProtocolError: More than `most` commands of its stream wait for their answers.
@@ -225,7 +224,7 @@ class Connections:
                 self._under_way.pop(place, None)
 
     def hang_up(self, place: tuple[str, str], name: str, secret: str) -> None:
-        """End a connection that its client closed by a request of its own, where it is open here."""
+        """End a connection of this process that its client closed by a separate request."""
         for speaker in self._speakers.get(place, []):
             if speaker.name == name and speaker.is_opened_with(secret):
                 speaker.hang_up()
@@ -238,7 +237,7 @@ class Connections:
         settings: StreamSettings | None = None,
         headers: Open | None = None,
     ) -> ServerStream:
-        """Make the half of the protocol for a new connection, as the settings are now, or as these are."""
+        """Create the protocol endpoint for a new connection, with the given or the current settings."""
         now = host.world.monotonic()
         return ServerStream.under(
             settings or self.settings,
@@ -249,11 +248,11 @@ class Connections:
             now=now,
         )
 
-    def copies_of(self, runner: Runner, wire: FrameEncoding) -> Copies:
-        """Return what the readers of a session share whose frames are written down in one way."""
+    def encoded_events_of(self, runner: Runner, wire: FrameEncoding) -> EncodedEvents:
+        """Return the encoded events that readers of a session share, for one frame encoding."""
         copies = self._copies.get((runner.session_id, wire))
         if copies is None or copies.runner is not runner:
-            copies = self._copies[runner.session_id, wire] = Copies(runner, wire)
+            copies = self._copies[runner.session_id, wire] = EncodedEvents(runner, wire)
         return copies
 
     def presence(self, host: Host) -> Presence:
@@ -273,7 +272,7 @@ class Connections:
 
 
 class _Stage(Enum):
-    """How far a connection has come."""
+    """State of a connection."""
 
     OPENING = "opening"
     ADMITTED = "admitted"
@@ -281,14 +280,14 @@ class _Stage(Enum):
 
 
 class Connection:
-    """Serve one client: `with` it, `await run()` (after `admit()`, to learn first whether the client is admitted).
+    """Serves one client: enter it with `with`, then `await run()`. `admit()` before it raises refusals.
 
-    Entering raises what `Connections.enter` raises; leaving gives its place and its session back.
+    Entering raises the errors of `Connections.enter`. Leaving releases the counted place and the session.
 
     Args:
-        name: What a client calls a connection that is several requests; "" for one that is whole.
-        is_continued: This is not the first request of the named connection.
-        request: What it came by; its headers may have a viewer's word.
+        name: The client's name of a connection with several requests; "" for a single request.
+        is_continued: Whether this is a later request of the named connection.
+        request: The HTTP request; its headers may contain a viewer's word.
     """
 
     def __init__(
@@ -313,23 +312,23 @@ class Connection:
         self._transport = transport
         self._sending = FrameSending(transport, stream.frames_to_send, host.world)
         self._among = among
-        self._visitor = visitor or Stranger()
+        self._visitor = visitor or UnauthenticatedCaller()
         self._request = request or HTTPConnection({"type": "http", "headers": []})
         self._holding: contextlib.ExitStack | None = None
-        """What keeps its session open, where a client holds the key of it."""
+        """Keeps an encrypted session open."""
         self._runner: Runner | None = None
         self._mark: bytes | None = None
-        """That it is here, where its turn is not to go on without its client."""
+        """The mark of presence, if the turn has to stop without its client."""
         self._stage = _Stage.OPENING
-        self.has_told_turn = False
-        """Whether it ended because the turn of its stream was sent to the end (STREAM-27)."""
+        self.has_sent_turn = False
+        """Whether the turn of its stream was sent completely (STREAM-27)."""
         self._calls: ConnectedCalls | None = None
-        """The calls at its client, once the client was admitted with a stream."""
+        """Calls at the client, if the client was admitted with a stream."""
         self._alarm: Cancellable | None = None
-        self._rest: asyncio.Future[None] | None = None
-        """What `_follow` waits for, where it has sent all there is."""
+        self._waiter: asyncio.Future[None] | None = None
+        """The future that `_follow` waits for, when it has sent everything."""
         self._limit: asyncio.Timeout | None = None
-        """What cuts `_listen` off."""
+        """Ends `_listen`."""
 
     def __enter__(self) -> Self:
         self._visitor.enter()
@@ -355,14 +354,14 @@ class Connection:
         after_s = self._stream.cancels_after_s
         after_s = None if after_s is None else max(after_s, self._transport.gap_s)
         left = self._among.presence(self._host).leave(self.place, self._mark, after_s)
-        left.add_done_callback(lambda _: self._release())  # the turn may have to be stopped until then
+        left.add_done_callback(lambda _: self._release())  # stopping the turn needs the session until then
 
     def _now(self) -> float:
         return self._world.monotonic()
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client has gone or stopped reading."""
+        """Whether the client has disconnected or stopped reading."""
         return self._sending.is_gone
 
     def _release(self) -> None:
@@ -371,42 +370,42 @@ class Connection:
 
     @property
     def place(self) -> tuple[str, str]:
-        """The session and the stream it speaks for."""
+        """The session and the stream key."""
         return self._session_id, self._stream.stream
 
     @property
     def number(self) -> int:
-        """How the client numbered it; 0 where it does not count its connections."""
+        """The client's number of the connection; 0 without one."""
         return self._stream.connection
 
     def is_opened_with(self, secret: str) -> bool:
-        """Whether the client showed this secret when it opened the stream it speaks for."""
+        """Whether the client opened the stream with this secret."""
         return self._stream.is_opened_with(secret)
 
     def is_before(self, other: Connection) -> bool:
-        """Whether the client made it before the other one of the same stream, and numbered it so."""
+        """Whether the client numbered this connection before another one of the stream."""
         return self._stream.is_before(other._stream)
 
     def end(self, error: MidstreamError) -> None:
-        """End it with an `error` frame. Calling it again is harmless."""
+        """End the connection with an `error` frame. Idempotent."""
         self._stream.fail(error, now=self._now())
         self._finish()
 
     def hang_up(self) -> None:
-        """Take the client's `close`, which came another way. Calling it again is harmless."""
+        """Handle a `close` of the client from a separate request. Idempotent."""
         self._stream.receive(encode(Close()), now=self._now())
         self._finish()
 
     @property
     def is_turn_over(self) -> bool:
-        """Whether the turn of its stream has ended and was sent to the end."""
+        """Whether the turn of its stream has ended and was sent completely."""
         return self._runner is not None and self._stream.is_turn_over(self._runner.state)
 
     async def admit(self, body: bytes) -> None:
-        """Take the client's `open` before anything is sent.
+        """Handle the client's `open` before anything is sent.
 
         Raises:
-            MidstreamError: It is refused.
+            MidstreamError: The `open` is refused.
         """
         self._stream.receive(body, now=self._now())
         for request in self._stream.requests():
@@ -415,14 +414,14 @@ class Connection:
             raise self._stream.failure.again()
 
     async def run(self) -> MidstreamError | None:
-        """Serve until the client goes or the stream closes; return why the server ended it, if it did.
+        """Serve until the connection ends; return the error with which the server ended it, if any.
 
-        After None the client has gone, sent `close`, or got its turn to the end.
+        After None the client has disconnected, sent `close`, or received its whole turn.
         """
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(self._follow())]
             if self._visitor.is_known:
-                loops.append(group.create_task(self._keep_door()))
+                loops.append(group.create_task(self._watch_access()))
             self._set_alarm()
             try:
                 async with asyncio.timeout(None) as self._limit:
@@ -440,7 +439,6 @@ class Connection:
         return self._stream.failure
 
     def _finish(self) -> None:
-        """Let `run` come to its end."""
         if self._stage is _Stage.OVER:
             return
         self._stage = _Stage.OVER
@@ -467,25 +465,25 @@ class Connection:
             await self._settle()
 
     async def _greet(self) -> None:
-        """Send the welcome and what is in memory with the head of the answer, in one packet."""
+        """Send the welcome, and the events in memory, in one packet with the head of the answer."""
         runner, stream = self._runner, self._stream
         if runner is None or stream.snapshot_due is not None or stream.is_fenced_by(runner.state):
             return
         if runner.newest.position > stream.cursor:
-            page = self._among.copies_of(runner, stream.wire).at_hand(stream.cursor)
+            page = self._among.encoded_events_of(runner, stream.wire).page_after(stream.cursor)
             if page is not None:
                 stream.pass_on(page, now=self._now())
         await self._flush()
 
     async def _follow(self) -> None:
-        # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
+        # A task of its own: waking the server's task would resume a chain of awaiting coroutines each time.
         while self._stage is _Stage.OPENING:
             await self._until(asyncio.get_running_loop().create_future())
         if self._runner is None:
             return
         try:
             await self._send_all_of(self._runner)
-        except JournalMovedError:  # by another process: a retry finds another session, or none
+        except JournalMovedError:  # by another process
             self.end(SessionNotFoundError(f"session {self._session_id!r} was deleted"))
         except MidstreamError as error:
             self.end(error)
@@ -493,17 +491,17 @@ class Connection:
             self._finish()
 
     async def _send_all_of(self, runner: Runner) -> None:
-        """Send what there is and what comes; raises what ended the session here."""
+        """Send all events, then new ones; raise the error that ends the session here."""
         stream, journal, coalesce_s = self._stream, runner.events, self._stream.coalesce_s
-        copies = self._among.copies_of(runner, stream.wire)
-        is_numbered = self.number > 0  # readers need no check with each delivery
+        copies = self._among.encoded_events_of(runner, stream.wire)
+        is_numbered = self.number > 0  # only numbered connections can be fenced by the journal
         while self._stage is not _Stage.OVER:
             if is_numbered and stream.is_fenced_by(runner.state):
                 raise fencing_error()
             if stream.snapshot_due is not None:
                 await self.show_due()
             if journal.newest.position > stream.cursor:
-                page = copies.at_hand(stream.cursor)
+                page = copies.page_after(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
                     await self._flush()
@@ -511,11 +509,11 @@ class Connection:
                 await self._flush()
                 try:
                     await copies.read(stream.cursor)
-                except EventGoneError:  # it was pruned before this reader came so far
+                except EventGoneError:  # pruned before this reader received it
                     stream.lose(journal.pruned_to, now=self._now())
             elif self._transport.ends_with_turn and self.is_turn_over:
                 await self._flush()
-                self.has_told_turn = True
+                self.has_sent_turn = True
                 return
             elif stream.has_frames:
                 await self._flush()
@@ -531,19 +529,19 @@ class Connection:
                     await self._world.sleep(coalesce_s)
 
     def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
-        """Return a wait that ends when something happens, there is something to send, or the connection is over."""
-        self._rest = woken
+        """Register a future that `_wake` also completes, and return it."""
+        self._waiter = woken
         return woken
 
     def _wake(self) -> None:
-        if self._rest is not None and not self._rest.done():
-            self._rest.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def show_due(self) -> None:
-        """Queue the snapshot that is due, if one is.
+        """Queue a snapshot, if one is due.
 
         Raises:
-            RecordUndecodableError: What the journal begins with cannot be read.
+            RecordUndecodableError: The beginning of the journal cannot be read.
         """
         if self._runner is None or self._stream.snapshot_due is None:
             return
@@ -557,11 +555,11 @@ class Connection:
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     def _check_clock(self) -> None:
-        """Do what is due, and come again when something else may be."""
+        """Handle due deadlines, and set the next alarm."""
         now = self._now()
         if not self._sending.is_sending:
             if self._runner is not None and (outage := self._runner.outage) is not None:
-                self.end(outage)  # in the place of a heartbeat: nothing else would come until there is space
+                self.end(outage)  # instead of a heartbeat: without space there are no events
             self._meet_deadline(now)
             if self._calls is not None and self._runner is not None:
                 self._calls.end_overdue(self._runner, self._stream.stream)
@@ -579,10 +577,10 @@ class Connection:
         now = self._now()
         self._alarm = self._world.later(max(self._next_check_at(now) - now, 0.0), self._check_clock)
 
-    async def _keep_door(self) -> None:
-        self.end(await self._visitor.until_unwelcome())
+    async def _watch_access(self) -> None:
+        self.end(await self._visitor.until_unauthorized())
 
-    async def _keep_lock(self, held: SessionHold) -> None:
+    async def _watch_pass(self, held: SessionHold) -> None:
         self.end(await held.until_withdrawn())
 
     def _next_check_at(self, now: float) -> float:
@@ -591,10 +589,10 @@ class Connection:
         deadline = self._stream.next_deadline()
         return deadline.at if deadline else now + HEARTBEAT_S
 
-    # --- what they share ----------------------------------------------------------------------------------------
+    # --- shared by the tasks ----------------------------------------------------------------------------------------
 
     async def _settle(self) -> None:
-        """Do what the stream asks for, in its order, and send what came of it."""
+        """Carry out the requests of the stream in order, and send the resulting frames."""
         while requests := self._stream.requests():
             for request in requests:
                 await self._do(request)
@@ -603,7 +601,7 @@ class Connection:
         self._meet_deadline(self._now())
         if self._stream.is_closed:
             self._finish()
-        elif self._sending.is_sending:  # from a client that does not read, nothing is read either
+        elif self._sending.is_sending:  # read no more commands until the client reads
             await self._flush()
         else:
             self._wake()
@@ -631,7 +629,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _convert_errors(self) -> Iterator[None]:
-        """Turn a defect into an error that the client receives, so that it does not take it for a lost connection."""
+        """Convert a defect into an error frame, so that the client does not see a lost connection."""
         try:
             yield
         except MidstreamError:
@@ -641,8 +639,8 @@ class Connection:
             raise InternalError(INTERNAL) from error
 
     async def _admit(self, request: Admit) -> None:
-        # A stream may begin a session; a client with events of it has proof that there was one. The first command may
-        # come after the second request of its connection.
+        # A stream may begin a session, unless its client already has events of it. The first command may come after the
+        # second request of the connection.
         has_seen_none = request.event_id is None or request.event_id == START
         is_new = bool(request.open.stream) and (has_seen_none or self.is_continued)
         if is_new:
@@ -652,9 +650,7 @@ class Connection:
         digest = await self._unlock(request.open, is_new=is_new)
         runner = await self._host.session(self._session_id, create=is_new)
         if request.event_id is not None and request.event_id.position > runner.newest.position:
-            await (
-                runner.refresh()
-            )  # another node may have taken the session while this one was frozen or cut off
+            await runner.refresh()  # another node may have claimed the session
             runner = await self._host.session(self._session_id, create=is_new)
         epoch_at = None
         if request.event_id is not None and request.event_id.position > 0:
@@ -676,27 +672,29 @@ class Connection:
         runner.attach()
         if self._stream.stream:
             self._among.fence(self)
-            self._give_notice(runner)
-            self._calls = ConnectedCalls(self._among.stays, self.place, self._transport.gap_s, self._world)
+            self._write_notice(runner)
+            self._calls = ConnectedCalls(
+                self._among.connected_clients, self.place, self._transport.gap_s, self._world
+            )
         presence = self._among.presence(self._host)
-        if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
+        if self._stream.cancels_after_s is not None or presence.has_mark(self.place):
             self._mark = await presence.arrive(self.place)
-        if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
+        if self._alarm is not None:  # a heartbeat may be due before the old deadline of the `open`
             self._alarm.cancel()
             self._set_alarm()
         if self._stage is _Stage.OPENING:
             self._stage = _Stage.ADMITTED
         self._wake()
 
-    def _give_notice(self, runner: Runner) -> None:
-        """Inform the other processes that this connection has its stream, where they may have older ones of it."""
+    def _write_notice(self, runner: Runner) -> None:
+        """Inform other processes, which may have older connections, that this one has the stream."""
         if self._stage is not _Stage.OVER and (self._host.has_peers or runner.is_following):
             notice = notice_of(runner.state, self._stream.stream, self.number)
             if notice is not None:
                 self._among.notices.give(self._host, self._session_id, notice)
 
     async def _unlock(self, opening: Open, *, is_new: bool) -> str | None:
-        """Open the session with the secret that was shown, and return what stands for that in the session's streams."""
+        """Decrypt the session with the client's secret; return the digest that replaces the secret in its streams."""
         shown = secrets_in(self._request, opening)
         action = Action.SPEAK if opening.stream else Action.READ
         with contextlib.ExitStack() as stack:
@@ -705,7 +703,7 @@ class Connection:
             if held is None:
                 return None
             if held.is_viewer:
-                looking = self._world.spawn(self._keep_lock(held), name=f"viewer of {self._session_id}")
+                looking = self._world.spawn(self._watch_pass(held), name=f"viewer of {self._session_id}")
                 stack.callback(looking.cancel)
             self._holding = stack.pop_all()
         return stream_digest_of(held)
@@ -720,7 +718,7 @@ class Connection:
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:
-        """Send what is queued; return when the client has taken it."""
+        """Send the queued frames; return when the client has taken them."""
         await self._sending.flush()
         if self.is_gone or self._stream.is_closed or self._transport.is_full:
             self._finish()
@@ -729,7 +727,7 @@ class Connection:
         if self.is_gone:
             return
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(LAST_FRAME_S):
                 await self._flush()
         except TimeoutError:
             _log.debug("a client did not take the last frame", extra={"session": self._session_id})

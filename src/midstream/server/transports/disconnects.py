@@ -1,9 +1,8 @@
-"""Turns that are stopped when their client has gone for good (STREAM-55).
+"""Cancellation of turns whose client does not return (STREAM-55).
 
-A client with `cancel_after_s` leaves a mark with each connection: which one has its stream. The server that loses
-that connection waits for that time, and cancels the turn where the mark is still its own. The marks are in a
-namespace of the store, so that a client may come back to another process. A process that dies stops nothing: the
-turn goes on, as it does without this wish.
+For a client with `cancel_after_s`, each connection writes a mark for its stream. When the connection is lost, its
+server waits for that time, and cancels the turn if the mark has not changed. The marks are in a namespace of the store,
+so that a client may return to another process. If the process dies, the turn continues.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ Place = tuple[str, str]
 
 
 class Presence:
-    """Which clients are here, of those whose turns are not to go on without them."""
+    """Marks of the connected clients whose turns stop without them."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._world = host.world
         self._marks: dict[Place, bytes] = {}
-        """The last one of each stream that was here."""
+        """The last mark of each stream at this process."""
         self._waiting: dict[bytes, asyncio.Task[None]] = {}
 
     async def arrive(self, place: Place) -> bytes:
-        """Mark that a connection to this process speaks for a stream now, and return the mark.
+        """Write and return a mark for the new connection of a stream.
 
         Raises:
-            StoreFullError, StoreBusyError, StoreDamagedError: It was not marked.
+            StoreFullError, StoreBusyError, StoreDamagedError: The mark was not written.
         """
         self._stop_waiting(self._marks.get(place, b""))
         mark = self._world.new_id("mark").encode()
@@ -50,28 +49,26 @@ class Presence:
             try:
                 await store.kv_put(NAMESPACE, _key(place), mark, expected=version, at=self._world.now())
             except EntryMovedError:
-                continue  # another connection of the same client: the later one speaks
+                continue  # another connection of the stream wrote a mark
             break
         return mark
 
-    def waits_for(self, place: Place) -> bool:
-        """Whether a connection of this stream left a mark here: the next one takes its place, whatever its own
-        setting.
-        """
+    def has_mark(self, place: Place) -> bool:
+        """Whether an earlier connection of this stream wrote a mark here. The next connection must replace it."""
         return place in self._marks
 
     def leave(self, place: Place, mark: bytes, after_s: float | None) -> asyncio.Task[None]:
-        """Stop a stream's turn in `after_s` seconds, unless its client comes back; with None only lift the mark.
+        """Stop a stream's turn in `after_s` seconds, unless its client returns. With None, only remove the mark.
 
-        Returns the task of it.
+        Returns the task that does this.
         """
-        task = self._world.spawn(self._part(place, mark, after_s), name=f"absence in {place[0]}")
+        task = self._world.spawn(self._stop_after(place, mark, after_s), name=f"absence in {place[0]}")
         self._waiting[mark] = task
         task.add_done_callback(lambda _: self._waiting.pop(mark, None))
         return task
 
     def stop(self) -> None:
-        """Stop all waits: this process ends, and the turns go on elsewhere."""
+        """Stop all waits. The process ends, and the turns continue at other nodes."""
         for mark in [*self._waiting]:
             self._stop_waiting(mark)
 
@@ -79,11 +76,11 @@ class Presence:
         if (task := self._waiting.pop(mark, None)) is not None:
             task.cancel()
 
-    async def _part(self, place: Place, mark: bytes, after_s: float | None) -> None:
+    async def _stop_after(self, place: Place, mark: bytes, after_s: float | None) -> None:
         if after_s is not None:
             await self._world.sleep(after_s)
-        if not await self._lift(place, mark) or after_s is None:
-            return  # it came back, here or to another process; or it left with a word
+        if not await self._remove_mark(place, mark) or after_s is None:
+            return  # the client has returned to some process, or has closed the connection itself
         try:
             await self._stop_turn(place)
         except MidstreamError as error:
@@ -91,8 +88,8 @@ class Presence:
                 "a turn continues without its client", extra={"session": place[0], "code": error.code}
             )
 
-    async def _lift(self, place: Place, mark: bytes) -> bool:
-        """Remove a mark if it still stands, and return whether it did."""
+    async def _remove_mark(self, place: Place, mark: bytes) -> bool:
+        """Remove a mark; return whether it was still the current one."""
         if self._marks.get(place) == mark:
             del self._marks[place]
         store = self._host.store
@@ -103,7 +100,9 @@ class Presence:
                 NAMESPACE, _key(place), expected=kept.version if kept else 0
             )
         except MidstreamError as error:
-            _log.warning("a mark was not lifted", extra={"session": place[0], "code": error.code})
+            _log.warning(
+                "a mark of presence was not removed", extra={"session": place[0], "code": error.code}
+            )
             return False
 
     async def _stop_turn(self, place: Place) -> None:

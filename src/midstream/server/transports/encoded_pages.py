@@ -1,4 +1,4 @@
-"""Next events of a session's readers, encoded once for all who stand at the same place."""
+"""Encoded events of a session, shared by all readers at the same position."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from midstream.protocol.server_stream import EncodedPage, FrameEncoding
 from midstream.store.contract import StoredRecord
 
 AHEAD_RECORDS_MAX = 2048
-"""Records read from the store at once, for a reader far behind and for those that follow it closely."""
+"""Records of one read from the store, for readers that are behind."""
 
 PAGE_BYTES_MAX = 2**17
-"""Bytes of records that are encoded at once, one record at least. A reader that has stopped reading holds what was
-written to it last, some times over (as events, as the body of an answer, in the socket's buffer), for as long as it is
-waited for."""
+"""Bytes of records in one encoded page; a page has at least one record. For a client that stopped reading, several
+copies of its last page stay in memory."""
 AHEAD_BYTES_MAX = 2**22
-"""Bytes of what was read from the store that are kept for the next reader, one record at least."""
+"""Bytes of records that are kept after a read for the next reader; at least one record."""
 
 
-class Copies:
-    """The events of one session, as one kind of transport carries them. Readers are positions; what is kept is shared.
+class EncodedEvents:
+    """Encoded events of one session, for one kind of transport. All readers share them.
 
     Args:
-        runner: Whose events.
-        wire: How they are written down.
+        runner: Runner of the session.
+        wire: Encoding of the frames.
     """
 
     def __init__(self, runner: Runner, wire: FrameEncoding) -> None:
@@ -33,10 +32,10 @@ class Copies:
         self._wire = wire
         self._last = EncodedPage(-1, -1, ())
         self._ahead: Sequence[StoredRecord] = ()
-        """What was read from the store last."""
+        """The last records that were read from the store."""
 
-    def at_hand(self, position: int) -> EncodedPage | None:
-        """Return what follows a position, as far as it is in memory."""
+    def page_after(self, position: int) -> EncodedPage | None:
+        """Return the events after a position, or None if they are not in memory."""
         if self._last.after != position:
             records = self.runner.events.near(after=position, limit=EVENTS_PER_FRAME_MAX)
             if records:
@@ -52,12 +51,12 @@ class Copies:
         return self._last
 
     async def read(self, position: int) -> None:
-        """Get at hand what follows a position that is not the journal's end.
+        """Read the records after a position, which is before the journal's end, into memory.
 
         Raises:
-            EventGoneError: It was pruned.
+            EventGoneError: The records were pruned.
             JournalMovedError: The session was deleted by another process.
-            LeaseLostError: A crash of the database lost its last records.
+            LeaseLostError: The database lost the last records in a crash.
         """
         self._ahead = _within(
             await self.runner.read(after=position, limit=AHEAD_RECORDS_MAX), AHEAD_BYTES_MAX
@@ -67,7 +66,7 @@ class Copies:
 
 
 def _within(records: Sequence[StoredRecord], bytes_max: int) -> Sequence[StoredRecord]:
-    """Return as many of the first records as have room, one at least."""
+    """Return the first records within `bytes_max`, at least one."""
     size = 0
     for count, each in enumerate(records):
         size += len(each.body)

@@ -1,4 +1,4 @@
-"""Frames of one connection on their way to its client: one write at a time, and how long it has lasted."""
+"""Sending of frames to a client: one write at a time, with a time limit."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from typing import Protocol
 from midstream.environment import World
 
 SEND_S = 30.0
-"""Seconds a client may leave one write unread before it counts as gone."""
+"""Seconds for a client to take one write; then it counts as disconnected."""
 
 
 class FrameSink(Protocol):
     """The sending side of a transport."""
 
     def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
-        """Send frames in order; raises `OSError` where the client is gone."""
+        """Send frames in order; raise `OSError` if the client has disconnected."""
 
 
 class FrameSending:
-    """Sends the frames that are queued for a client.
+    """Sends the queued frames of one connection.
 
     Args:
-        queued: Returns the frames that are queued, once.
+        queued: Removes the queued frames and returns them.
     """
 
     def __init__(self, transport: FrameSink, queued: Callable[[], Sequence[bytes]], world: World) -> None:
         self.is_gone = False
-        """Whether the client has gone or stopped reading: it gets no last frame."""
+        """Whether the client has disconnected or stopped reading; no last frame is sent."""
         self._transport = transport
         self._queued = queued
         self._world = world
         self._since: float | None = None
         self._sent: asyncio.Future[None] | None = None
-        """Done with the current write, for others that have frames meanwhile."""
+        """Completed at the end of the current write, for other callers of `flush`."""
 
     @property
     def is_sending(self) -> bool:
-        """Whether the client has not taken a write yet."""
+        """Whether a write is in progress."""
         return self._since is not None
 
     @property
     def late_at(self) -> float:
-        """When the client counts as gone, if it has not taken the current write."""
+        """Time at which the client counts as disconnected if the current write is still in progress."""
         assert self._since is not None
         return self._since + SEND_S
 
     async def flush(self) -> None:
-        """Send what is queued; return when the client has taken it, or is gone."""
+        """Send the queued frames; return when the client has taken them, or has disconnected."""
         while self._since is not None:
             self._sent = self._sent or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._sent)

@@ -1,4 +1,4 @@
-"""The way up of a stream over plain HTTP: `POST /v1/sessions/{id}/commands` takes one frame of a client."""
+"""Frames from clients over plain HTTP: `POST /v1/sessions/{id}/commands` takes one frame."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _REPLAYED = (b"x-midstream-replayed", b"true")
 
 
 class CommandsEndpoint:
-    """Take one frame of a client: a command is answered with its ack, a ping with a heartbeat, a close with nothing.
+    """Endpoint for one frame of a client.
 
-    It is a plain ASGI callable, as each tool's result comes this way.
+    It is a plain ASGI callable, because each tool result is such a request.
     """
 
     def __init__(self, host: Host, connections: Connections) -> None:
@@ -50,7 +50,7 @@ class CommandsEndpoint:
         """Answer a command with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
 
         Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
+            MidstreamError: The frame is refused, with an ordinary HTTP error.
         """
         request = Request(scope, receive)
         session_id: str = scope["path_params"]["session_id"]
@@ -68,11 +68,11 @@ class CommandsEndpoint:
                 await _answer(send, 204, _NO_STORE)
             case _:
                 raise MalformedFrameError(
-                    "the body of this request is a `command`, a `ping` or a `close`; a GET opens"
+                    "the body of this request must be a `command`, a `ping` or a `close`; a GET request opens a stream"
                 )
 
     async def _take(self, session_id: str, frame: CommandFrame, by: FrameSender, scope: Scope) -> bool:
-        """Let a command be decided; return whether it was accepted before, once it is on disk."""
+        """Submit a command; return, after its append, whether it had been accepted before."""
         if not by.stream or not by.secret:
             raise MalformedFrameError(
                 "a command needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
@@ -85,7 +85,7 @@ class CommandsEndpoint:
         if is_first:
             await visitor.begin()
         else:
-            await visitor.require_there(Action.SPEAK)
+            await visitor.require_existing(Action.SPEAK)
         received = await attribute(visitor, received)
         shown = PresentedSecrets(by.secret, by.old_secret)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
@@ -103,11 +103,10 @@ class CommandsEndpoint:
     async def _may_forward(
         self, session_id: str, received: Received, by: FrameSender, visitor: Caller
     ) -> bool:
-        """Whether the server that runs the session can check and decide a command; it is counted here then.
+        """Return whether the server that runs the session can check and decide a command, and count the command.
 
-        The session is not read here: not known are the secret that its stream was opened with, and whether the command
-        was accepted before. Both matter here where the secret was changed, or where the caller has reached a limit,
-        which a replay may exceed.
+        Forwarding does not read the session. Two cases need it: a changed secret, because the stream's secret is
+        unknown here, and a caller at its limit, because commands that were accepted before may exceed the limit.
         """
         if by.old_secret or not await self._host.is_held_elsewhere(session_id):
             return False
@@ -120,12 +119,12 @@ class CommandsEndpoint:
     async def _submit(
         self, session_id: str, received: Received, by: FrameSender, visitor: Caller, digest: str | None
     ) -> bool:
-        """Let a command be decided in its session; return whether it was accepted before.
+        """Submit a command to its session; return whether it had been accepted before.
 
         Args:
-            digest: Stands for the secret in the streams of the session; None where that is the digest of the secret.
+            digest: Replaces the secret in the streams of the session; None for the digest of the secret itself.
         """
-        # A later one may overtake the first, also on its way to another server: the error names the expected one.
+        # A later command may overtake the first one. The error then contains the expected `seqno`.
         runner = await self._host.session(session_id, create=True)
         opening = Open(by.stream, by.secret, old_secret=by.old_secret)
         digest = digest or digest_of_shown_secret(runner.state, opening)
@@ -137,7 +136,7 @@ class CommandsEndpoint:
         return is_replayed
 
     async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:
-        if by.stream:  # a stream may be open in a session without a message yet
+        if by.stream:  # a stream may be open in a session that has no message yet
             await visitor_of(request.scope).require(Action.SPEAK)
         with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             runner = await self._host.session(session_id, create=bool(by.stream))

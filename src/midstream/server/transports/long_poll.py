@@ -1,8 +1,8 @@
-"""The stream protocol by long poll, for networks that let only whole answers through.
+"""The stream protocol over long polling, for networks that buffer whole answers.
 
-Each request is answered once, with the frames there are: at once where there are some, else with the first news,
-else with a heartbeat when it is due. The next request shows the last event the client has, so that nothing is kept
-for it here between two of them. The way up is `POST …/commands`, as for server-sent events.
+A request is answered with the available frames, else with the next event, else with a heartbeat when it is due. The
+next request contains the client's last event id, so the server keeps no state between two requests. The client sends
+frames with `POST …/commands`, as with server-sent events.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from midstream.server.transports.connection import Connection, Connections, Fram
 from midstream.server.transports.stream_headers import connection_name_of
 
 GAP_S = 10.0
-"""Seconds in which a client asks again: an answer on a bad network, and the way of the next request."""
+"""Seconds from one poll to the next, for an answer and a request on a bad network."""
 POLL_HEADERS = {"cache-control": "no-store, no-transform", "x-content-type-options": "nosniff"}
 
 
 class PollQuery(Struct, frozen=True):
-    """The number of a poll on its connection, and the seconds it may wait for an event."""
+    """Query of a poll: its number on its connection, and the seconds that it may wait for an event."""
 
     n: Number = 0
     wait: Annotated[int, Meta(ge=1, le=int(HEARTBEAT_S))] | UnsetType = UNSET
 
 
 class PollAnswer(Struct, frozen=True):
-    """The frames that were there, and whether more follow."""
+    """The available frames, and whether more follow."""
 
     frames: list[ServerFrame]
     more: bool
 
 
 class PollTransport(FrameTransport):
-    """The frames of one answer, which the first ones end."""
+    """Transport of one answer, which ends with its first frames."""
 
     gap_s = GAP_S
 
@@ -60,7 +60,7 @@ class PollTransport(FrameTransport):
         return bool(self.frames)
 
     async def receive(self) -> bytes | None:
-        """Wait until the client has gone: it sends nothing here."""
+        """Wait until the client disconnects; it sends no frames here."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         return None
@@ -71,19 +71,19 @@ class PollTransport(FrameTransport):
 
 
 class PollEndpoint:
-    """Follow a session, or a stream, by long polling: return the frames there are, or the next ones."""
+    """Endpoint of long polling for a session or a stream."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one poll; `n` numbers those of a connection, and the first one, 0, opens it.
+        """Answer one poll. `n` is its number on the connection; poll 0 opens the connection.
 
-        `wait` is the seconds it may wait for an event, where a proxy has less patience than a heartbeat.
+        `wait` is the time limit in seconds, for proxies whose timeout is shorter than a heartbeat.
 
         Raises:
-            MidstreamError: It is refused; an ordinary HTTP error.
+            MidstreamError: The poll is refused, with an ordinary HTTP error.
         """
         request = Request(scope, receive)
         opening, query = await opening_of(request), decode_query(request, PollQuery)
@@ -112,7 +112,7 @@ class PollEndpoint:
             await connection.show_due()
             frames = stream.frames_to_send()
             if query.n:
-                del frames[0]  # the welcome: a connection has one
+                del frames[0]  # the welcome belongs to the first answer of a connection
             if not frames:
                 failure = await connection.run()
                 frames = transport.frames

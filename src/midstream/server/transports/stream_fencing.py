@@ -1,8 +1,8 @@
 """Notices to the other processes of a store that a connection has its stream (STREAM-102).
 
-Within one process `Connections` fences. Elsewhere the journal does: a server that reads there that a newer
-connection has a stream ends the older ones. A command records that by itself; a silent connection is announced here,
-beside its welcome, which does not wait for it.
+`Connections` fences connections of one process. Other processes read in the journal that a newer connection has a
+stream, and end their older ones. A command records this; for a connection without commands, this module appends a
+record. The welcome does not wait for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _log = logging.getLogger(__name__)
 
 
 class Notices:
-    """Notices on their way, one for each stream and number, however many requests a connection is."""
+    """Notices in progress, one for each stream and connection number."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[str, str, int], asyncio.Task[None]] = {}
 
     def give(self, host: Host, session_id: str, notice: Received) -> None:
-        """Let a notice be written soon, here or by the session's owner."""
+        """Write a notice soon, at this process or at the one that runs the session."""
         key = session_id, notice.stream, notice.connection
         if key in self._under_way:
             return
@@ -34,12 +34,12 @@ class Notices:
         task.add_done_callback(lambda _: self._under_way.pop(key, None))
 
     def stop(self) -> None:
-        """Give none any more: this process ends, and so do its connections."""
+        """Stop writing notices. The process and its connections end."""
         for task in self._under_way.values():
             task.cancel()
 
     async def _give(self, host: Host, session_id: str, notice: Received) -> None:
-        await host.world.sleep(0.0)  # the welcome goes first
+        await host.world.sleep(0.0)  # send the welcome first
         for failures in range(1, NOTICE_ATTEMPTS_MAX + 1):
             try:
                 runner = await host.session(session_id)
@@ -47,10 +47,10 @@ class Notices:
             except DrainingError:
                 return
             except UnavailableError as error:
-                _log.info("a notice waits: %s", error.code, extra={"session": session_id})
+                _log.info("a notice is delayed: %s", error.code, extra={"session": session_id})
                 await host.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=host.world.chance()))
             except MidstreamError as error:
-                # A still newer connection has it, or there is nothing left to report.
+                # A still newer connection has the stream, or the session has ended.
                 _log.debug("a notice was not written: %s", error.code, extra={"session": session_id})
                 return
             else:

@@ -1,6 +1,6 @@
-"""Stream of a connection, by the headers of its request: what an `open` has, or leaves out (STREAM-51, STREAM-110).
+"""The fields of an `open` from the headers of a request (STREAM-51, STREAM-110).
 
-An empty header counts as missing; one that is there twice has one value, or is refused.
+An empty header counts as missing. A repeated header is refused, unless its values are equal.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _NAMES = {
     "next_seqno": "x-idempotency-next-seqno",
 }
 _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
-"""A string of RFC 9651, section 3.3.3, as `Idempotency-Key` is defined; the bare word of before is as good."""
+"""A string of RFC 9651, section 3.3.3, the form of `Idempotency-Key`; a bare word, its older form, is accepted too."""
 
 
 class FrameSender(Struct, frozen=True, rename=_NAMES):
-    """Sender of a frame that came in a request of its own (STREAM-39, STREAM-40): headers, by their names.
+    """Headers that identify the sender of a frame in a separate request (STREAM-39, STREAM-40).
 
     Args:
         stream: The stream key; "" for a reader.
-        secret: The stream's secret; "" where none is shown.
-        old_secret: What that was before it was changed; "" where it was not.
-        connection: The client's name of the connection that the request is part of; "" where it gives none.
-        number: Its number of that connection; 0 where it gives none.
-        cancel_after_s: Seconds that the client may be gone before its turn is stopped; without it, for ever.
+        secret: The stream's secret; "" if missing.
+        old_secret: The secret before its change; "" if it was not changed.
+        connection: The client's name of the request's connection; "" without one.
+        number: The client's number of that connection; 0 without one.
+        cancel_after_s: Seconds without a connection after which the turn is stopped; never by default.
     """
 
     stream: Word = ""
@@ -70,7 +70,7 @@ _SenderT = TypeVar("_SenderT", bound=FrameSender)
 
 
 class FollowerHeaders(FrameSender, frozen=True, rename=_NAMES):
-    """The headers of a request that follows a session: those of its stream, and the last event its client has."""
+    """Headers of a request that follows a session, with the client's last event."""
 
     last_event_id: EventIdText | UnsetType = UNSET
     event_id: EventIdText | UnsetType = UNSET
@@ -78,7 +78,7 @@ class FollowerHeaders(FrameSender, frozen=True, rename=_NAMES):
 
 
 class FollowQuery(Struct, frozen=True):
-    """The last event of a client, when it takes a snapshot, and the milliseconds events may be held back."""
+    """Query: the last event of the client, when to send snapshots, and the milliseconds of coalescing."""
 
     after: EventIdText | UnsetType = UNSET
     snapshots: SnapshotWhen = SnapshotWhen.GONE
@@ -86,7 +86,7 @@ class FollowQuery(Struct, frozen=True):
 
 
 class _Headers:
-    """Headers of a request, by name."""
+    """Headers of a request by name."""
 
     def __init__(self, request: HTTPConnection) -> None:
         self._told = request.scope["headers"]
@@ -94,12 +94,12 @@ class _Headers:
         self._is_each_once = len(self._by_name) == len(self._told)
 
     def __getitem__(self, name: bytes) -> str:
-        """Return the value of a header; "" where it is missing or empty.
+        """Return the value of a header; "" if it is missing or empty.
 
         Raises:
-            MalformedFrameError: It is there twice with two values: a proxy may pass on either.
+            MalformedFrameError: The header has two values; a proxy may pass on either.
         """
-        # Not every parser takes off the space behind a value, which is no part of it (RFC 9110, section 5.5).
+        # Not every parser strips trailing space, which is not part of the value (RFC 9110, section 5.5).
         if self._is_each_once:
             return self._by_name.get(name, b"").strip(b" \t").decode("latin-1")
         said = {value.strip(b" \t") for each, value in self._told if each == name} - {b""}
@@ -109,20 +109,20 @@ class _Headers:
 
 
 def sender_of(request: HTTPConnection) -> FrameSender:
-    """Return the sender in a request's headers, independent of its frame.
+    """Return the sender from a request's headers.
 
     Raises:
-        MalformedFrameError: One of them is too long or not what it should be.
+        MalformedFrameError: A header is too long or invalid.
     """
     return _decode(request, FrameSender)
 
 
 def open_of(request: HTTPConnection) -> Open:
-    """Return the fields of an `open` in the headers of a request.
+    """Return the fields of an `open` from the headers of a request.
 
     Raises:
-        MalformedFrameError: A header has another form, or two headers have different values.
-        UsageError: The query has another form.
+        MalformedFrameError: A header is invalid, or two headers have different values.
+        UsageError: The query is invalid.
     """
     headers, query = _decode(request, FollowerHeaders), decode_query(request, FollowQuery)
     return Open(
@@ -139,36 +139,36 @@ def open_of(request: HTTPConnection) -> Open:
 
 
 def secrets_of(request: HTTPConnection) -> tuple[str, str]:
-    """Return the secret of a request's headers, and what it was before it was changed; each "" where it is missing.
+    """Return the secret from a request's headers, and the secret before its change; each "" if missing.
 
     Raises:
-        MalformedFrameError: A header has another form.
+        MalformedFrameError: A header is invalid.
     """
     sender = sender_of(request)
     return sender.secret, sender.old_secret
 
 
 def connection_name_of(request: HTTPConnection) -> str:
-    """Return the client's name of the connection that a request is part of; "" where it gives none.
+    """Return the client's name of a request's connection; "" without one.
 
     Raises:
-        MalformedFrameError: A header has another form.
+        MalformedFrameError: A header is invalid.
     """
     return sender_of(request).connection
 
 
 def _decode(request: HTTPConnection, kind: type[_SenderT]) -> _SenderT:
-    """Decode the headers that a type names; one that is empty counts as missing.
+    """Decode the headers of a type; an empty header counts as missing.
 
     Raises:
-        MalformedFrameError: One of them has another form.
+        MalformedFrameError: A header is invalid.
     """
     headers = _Headers(request)
     found = {name: text for name in kind.__struct_encode_fields__ if (text := headers[name.encode()])}
     try:
         decoded = msgspec.convert({**found, _KEY: _key_in(headers)}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise MalformedFrameError(f"a header of this request has another form: {error}") from error
+        raise MalformedFrameError(f"a header of this request is invalid: {error}") from error
     for word in (decoded.stream, decoded.secret, decoded.old_secret):
         check_word(word)
     return decoded
@@ -182,19 +182,21 @@ def _key_in(headers: _Headers) -> str:
 
 
 def _standard_key_in(headers: _Headers) -> str:
-    """Return the key of the standard header, of which both forms are about."""
+    """Return the key from the standard header, in its older or its newer form."""
     text = headers[b"idempotency-key"]
     if not text.startswith('"'):
         return text
     if not _QUOTED.fullmatch(text):
-        raise MalformedFrameError('the header `idempotency-key` is a string such as "8e03…", or a bare word')
+        raise MalformedFrameError(
+            'the header `idempotency-key` must be a string such as "8e03…", or a bare word'
+        )
     return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
 def _event_id_of(*places: str | UnsetType) -> str | None:
-    """Return the event that a client has; one that is none is refused, also where it does not count.
+    """Return the first event id that is present; check all of them.
 
-    A browser that reconnects sends the header beside the address it first used, so the header counts first.
+    A reconnecting browser sends the header with the URL of its first request, so the header takes precedence.
     """
     named = [place for place in places if isinstance(place, str) and place]
     for each in named:

@@ -44,7 +44,7 @@ _CODES: tuple[tuple[type[MidstreamError], int], ...] = (
 
 
 def close_code_of(failure: MidstreamError | None) -> int:
-    """Return the close code for the `error` frame before it."""
+    """Return the close code that belongs to an `error` frame."""
     return next((code for kind, code in _CODES if isinstance(failure, kind)), CLOSED)
 
 
@@ -60,7 +60,7 @@ class AcceptedWebSocket(FrameTransport):
         self._send = send
 
     async def receive(self) -> bytes | None:
-        """See `FrameTransport.receive`. A binary message is read as the text it holds."""
+        """See `FrameTransport.receive`. A binary message is read as text."""
         message = await self._receive()
         if message["type"] != "websocket.receive":
             return None
@@ -75,15 +75,16 @@ class AcceptedWebSocket(FrameTransport):
 
 
 class WebSocketEndpoint:
-    """`/v1/sessions/{id}/stream` as a plain ASGI callable: nothing stands between a frame and the socket."""
+    """`/v1/sessions/{id}/stream` as a plain ASGI callable."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket. A handshake with a stream key or an event id has everything of an `open`: it is
-        refused by a status.
+        """Serve one WebSocket.
+
+        A handshake with a stream key or an event id is an `open`, and is refused with an HTTP status.
         """
         await receive()  # websocket.connect
         session_id = scope["path_params"]["session_id"]
@@ -102,7 +103,7 @@ class WebSocketEndpoint:
             try:
                 failure = await connection.run()
             except Exception:
-                if not connection.is_gone:  # a socket that only closes looks like a bad network
+                if not connection.is_gone:  # without an `error` frame, a close looks like a bad network
                     bug = InternalError(INTERNAL)
                     await _close(send, bug, Error(bug.code, bug.message, bug.retry))
                 raise
@@ -111,8 +112,8 @@ class WebSocketEndpoint:
 
 
 async def _close(send: Send, failure: MidstreamError | None, last: Error | None = None) -> None:
-    """Close the socket with the code of the `error` frame before it; `last` is that frame, where it was not sent."""
-    with contextlib.suppress(OSError):  # the client may go at this very moment
+    """Close the socket with the code for `failure`; `last` is its `error` frame, if not sent yet."""
+    with contextlib.suppress(OSError):  # the client may disconnect now
         if last is not None:
             await send({"type": "websocket.send", "text": encode(last).decode()})
         reason = failure.code if failure else ""
