@@ -117,7 +117,7 @@ def test_a_key_file_is_made_once_and_for_its_node_only(tmp_path: Path) -> None:
     FileKeys.make(path, world=FakeWorld())
     before = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         FileKeys.make(path)
     assert path.read_text() == before
     path.chmod(0o640)
@@ -173,5 +173,5 @@ def test_a_key_file_is_a_file_of_this_user(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(UsageError, match="not a regular file"):
         FileKeys(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         FileKeys.make(tmp_path / "link")

@@ -229,7 +229,7 @@ async def test_what_was_written_before_there_were_keys_is_read_where_that_is_ask
     await plain.close()
     strict = encrypt_store(SQLiteStore(path), keys_in(folder))
     mixed = encrypt_store(SQLiteStore(path), keys_in(folder), is_mixed=True)
-    with pytest.raises(UsageError, match="not encrypted"):
+    with pytest.raises(UsageError, match="unencrypted"):
         await strict.open()
     await mixed.open()
     epoch = await mixed.claim("s", at=2.0)

@@ -735,7 +735,7 @@ async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: P
     await before.append("old", Batch([b"{}"], expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
     await before.release("old", epoch=epoch)
     if is_plain:
-        with pytest.raises(UsageError, match="not encrypted"):
+        with pytest.raises(UsageError, match="unencrypted"):
             await _opened_store(memory, folder)
     else:
         strict = await _opened_store(memory, folder)
