@@ -28,8 +28,7 @@ $(1)/bin/python -m pip check
 @touch $@
 endef
 CODE := $(wildcard src tests tools bench examples)
-# Parallel tests. Tests of processes and sockets wait as long as they compute, so four of them use two cores.
-JOBS ?= 4
+JOBS ?= 2
 # Neighbours stay together: what they share is made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
 # Stages that take a minute and more run beside the tests. They are started by name: `make -n` would run what has `MAKE` in it.
@@ -191,7 +190,7 @@ test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of
 	@for judge in node chats graphs plain_streams mcp a2a tck starter templates clients schemathesis agents responses; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
-	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks JOBS=2") -- \
+	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks JOBS=1") -- \
 	  $(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
 check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in two minutes

@@ -438,7 +438,9 @@ def refused_agents() -> dict[str, Agent[Any]]:
         "a `ImageGenerationTool`": Agent(
             name="a", model=model, tools=[ImageGenerationTool({"type": "image_generation"})]
         ),
-        "the hosted MCP server 'far' requires approvals": Agent(name="a", model=model, tools=[HostedMCPTool(hosted)]),
+        "the hosted MCP server 'far' requires approvals": Agent(
+            name="a", model=model, tools=[HostedMCPTool(hosted)]
+        ),
         "'boss' has tools that need approval ('pay'": Agent(
             name="a", model=model, tools=[between.as_tool("boss", "x")]
         ),
