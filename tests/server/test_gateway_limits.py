@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from midstream.environment import World
+from tests.dialects.serving import WAIT_S
 from tests.dialects.usage_upstream import COMPLETION, PROMPT, TEXT, UserGateway, usage_upstream, user_gateway
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
@@ -140,10 +141,13 @@ async def test_limits_hold_for_two_workers_together(tmp_path: Path) -> None:
         assert (await refused(gateway, of_day)).code == "rate_limit_exceeded"
         at_once = await key_of(gateway, "busy", "--concurrent-requests", 2)
         upstream.gate.clear()
+        before = upstream.requests + 2
         async with gateway.openai(at_once) as client:
             for number in range(2):
                 await client.responses.create(model="m", input=f"later {number}", background=True)
-            before = upstream.requests
+            async with asyncio.timeout(WAIT_S):
+                while upstream.requests < before:  # both are at the upstream, and count as its requests
+                    await World().sleep(PAUSE_S)
             for _ in range(20):  # each is a connection of its own, to either worker
                 await World().sleep(PAUSE_S)
                 async with gateway.openai(at_once) as other:
