@@ -88,9 +88,8 @@ def _live(start: Start) -> None:
     for number, file in enumerate(start.files):
         os.dup2(file.fileno(), number)
         file.close()
-    as_here = (
-        sys.stdout.errors
-    )  # what the interpreter does with bytes that are no text, which the locale decides
+    # The locale decides how the interpreter handles bytes that are not text.
+    as_here = sys.stdout.errors
     given = open(0, errors=as_here, closefd=False)  # noqa: SIM115
     printed = open(1, "w", errors=as_here, closefd=False)  # noqa: SIM115
     complaints = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115

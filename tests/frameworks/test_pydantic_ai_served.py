@@ -142,7 +142,7 @@ async def test_arguments_that_do_not_fit_never_reach_the_tool() -> None:
         ran.append(nights)
 
     said = await answer_of(agent)
-    assert "The arguments of 'book' do not match its schema" in said
+    assert "The arguments of 'book' do not fit its schema" in said
     assert "nights" in said
     assert ran == []
 

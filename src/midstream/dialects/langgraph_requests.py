@@ -24,7 +24,6 @@ from midstream.history.messages import File, Text, UserMessage, UserPart, storab
 from midstream.json_depth import require_shallow
 from midstream.session.calls import Choice, QuestionKind
 from midstream.session.questions import Question
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 
 Json = dict[str, Any]
@@ -304,16 +303,17 @@ def _is_given(given: Sequence[GivenAnswer], name: str, value: object) -> bool:
 
 
 def _answer(question: Question, value: object) -> Answer:
-    ref = CallRef(question.turn, question.response, question.call_id)
     if question.kind is QuestionKind.QUESTION:
-        return Answer(ref, question.digest, Choice.RESPOND, _words(value))
+        return Answer(question.ref, question.digest, Choice.RESPOND, _words(value))
     decision, words, arguments = _decision(value)
     if question.kind is QuestionKind.DOUBT:
         if decision == Choice.HAPPENED.value:
-            return Answer(ref, question.digest, Choice.HAPPENED, words)
-        return Answer(ref, question.digest, Choice.RERUN if decision == "yes" else Choice.SKIP, words)
+            return Answer(question.ref, question.digest, Choice.HAPPENED, words)
+        return Answer(
+            question.ref, question.digest, Choice.RERUN if decision == "yes" else Choice.SKIP, words
+        )
     choice = Choice.ALLOW if decision == "yes" else Choice.DENY
-    return Answer(ref, question.digest, choice, words, arguments if choice is Choice.ALLOW else None)
+    return Answer(question.ref, question.digest, choice, words, arguments if choice is Choice.ALLOW else None)
 
 
 def _words(value: object) -> str:

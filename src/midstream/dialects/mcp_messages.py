@@ -22,7 +22,6 @@ from midstream.errors import MalformedFrameError, UsageError
 from midstream.json_depth import require_shallow_text
 from midstream.session.calls import Choice, QuestionKind
 from midstream.session.questions import Question
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 from midstream.version import __version__
 
@@ -427,7 +426,6 @@ def answer_to(question: Question, result: object) -> Answer:
     given = result if isinstance(result, dict) else {}
     content = given.get("content") if given.get("action") == "accept" else None
     content = content if isinstance(content, dict) else {}
-    ref = CallRef(question.turn, question.response, question.call_id)
     if question.kind is QuestionKind.QUESTION:
         text = content.get("answer")
         text = (
@@ -437,13 +435,13 @@ def answer_to(question: Question, result: object) -> Answer:
             if content
             else "(the user gave no answer)"
         )
-        return Answer(ref, question.digest, Choice.RESPOND, text)
+        return Answer(question.ref, question.digest, Choice.RESPOND, text)
     if question.kind is QuestionKind.APPROVAL:
         is_allowed = content.get("confirm") is True
-        return Answer(ref, question.digest, Choice.ALLOW if is_allowed else Choice.DENY)
+        return Answer(question.ref, question.digest, Choice.ALLOW if is_allowed else Choice.DENY)
     outcome = content.get("outcome")
     choices = {each.value: each for each in question.choices}
-    return Answer(ref, question.digest, choices.get(str(outcome), Choice.SKIP))
+    return Answer(question.ref, question.digest, choices.get(str(outcome), Choice.SKIP))
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------

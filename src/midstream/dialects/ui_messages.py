@@ -12,10 +12,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from midstream.dialects import ui_message_stream as stream
 from midstream.dialects.fields import bad_field
 from midstream.dialects.request_digests import digest_of
-from midstream.dialects.ui_message_stream import RUN_MARK, approval_id_of, tool_call_id, value_of
+from midstream.dialects.ui_message_stream import (
+    RUN_MARK,
+    SUB_AGENT_MARK,
+    approval_id_of,
+    shown_call_id,
+    tool_call_id,
+    value_of,
+)
 from midstream.errors import MalformedFrameError
 from midstream.history.messages import (
     Entry,
@@ -39,7 +45,6 @@ from midstream.json_depth import require_shallow
 from midstream.session.calls import Choice, QuestionKind, Site
 from midstream.session.questions import Question, questions_of
 from midstream.session.records import ClientTool
-from midstream.session.references import CallRef
 from midstream.session.session import GO_ON, Session
 from midstream.session.turn.commands import Answer, CallFinished
 from midstream.session.turn.states import RunningCalls
@@ -233,7 +238,7 @@ def _is_tool(part: Json) -> bool:
 
 def _is_sub_agents(part: Json) -> bool:
     """Whether a part shows the call of a sub-agent, which is in no history of the chat."""
-    return str(part.get("toolCallId", "")).startswith(stream.SUB_AGENT_MARK)
+    return str(part.get("toolCallId", "")).startswith(SUB_AGENT_MARK)
 
 
 def _tool_name(part: Json) -> str:
@@ -330,7 +335,7 @@ def answers_in(questions: Iterable[Question], message: Json) -> list[tuple[Quest
     parts = _calls_in(message)
     found = []
     for each in questions:
-        part = parts.get(stream.shown_call_id(each.session, each.turn, each.response, each.call_id))
+        part = parts.get(shown_call_id(each.session, each.turn, each.response, each.call_id))
         if part and (answer := _answer_to(each, part)):
             found.append((each, answer))
     return found
@@ -360,8 +365,7 @@ def _answer_to(question: Question, part: Json) -> Answer | None:
         return _decision(question, part)
     if part.get("state") not in _OUTPUT_STATES:
         return None
-    ref = CallRef(question.turn, question.response, question.call_id)
-    return Answer(ref, question.digest, Choice.RESPOND, _content_of(part).content)
+    return Answer(question.ref, question.digest, Choice.RESPOND, _content_of(part).content)
 
 
 def _decision(question: Question, part: Json) -> Answer | None:
@@ -369,7 +373,7 @@ def _decision(question: Question, part: Json) -> Answer | None:
     approval = part.get("approval")
     if not isinstance(approval, dict) or not isinstance(approval.get("approved"), bool):
         return None
-    ref = CallRef(question.turn, question.response, question.call_id)
+    ref = question.ref
     name = part["toolCallId"] if question.session else ref.call_id
     if approval.get("id") != approval_id_of(ref.turn, ref.response_no, question.digest, name):
         return None

@@ -291,9 +291,7 @@ class _Toolset:
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             problem = msgspec.json.encode(found, enc_hook=str).decode()
-            return StatedOutcome(
-                f"The arguments of {name!r} do not match its schema: {problem}", Outcome.ERROR
-            )
+            return StatedOutcome(f"The arguments of {name!r} do not fit its schema: {problem}", Outcome.ERROR)
         except (ModelRetry, ToolFailed) as error:
             return StatedOutcome(error.message, Outcome.ERROR)
         except (ApprovalRequired, CallDeferred):

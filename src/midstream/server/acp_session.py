@@ -30,7 +30,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.references import CallRef
 from midstream.session.session import Received
 from midstream.session.turn.commands import Answer, Cancel, Command, SendMessage, WhenBusy, Withdraw
 from midstream.store.contract import StoredRecord
@@ -313,8 +312,7 @@ class AcpSession:
             _log.info("the editor's decision came too late: %s", error.message, extra={"session": self._id})
 
     async def _answer(self, question: Question, choice: Choice, words: str = "") -> None:
-        ref = CallRef(question.turn, question.response, question.call_id)
-        await self._submit(Answer(ref, question.digest, choice, words), question.session)
+        await self._submit(Answer(question.ref, question.digest, choice, words), question.session)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._host.world.spawn(work, name=f"acp question {self._id}")

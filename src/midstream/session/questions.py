@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from midstream.session.calls import CHOICES, CallState, Choice, QuestionKind, question_text
+from midstream.session.references import CallRef
 from midstream.session.session import Session
 from midstream.session.turn.states import AgentQuestion, AwaitingModel, RunningCalls
 
@@ -44,6 +45,11 @@ class Question(Struct, frozen=True, omit_defaults=True):
     is_fixed: bool = False
     approvers: int = 1
     approved_by: tuple[str, ...] = ()
+
+    @property
+    def ref(self) -> CallRef:
+        """The place of the call, for an answer."""
+        return CallRef(self.turn, self.response, self.call_id)
 
 
 def questions_of(session_id: str, session: Session) -> tuple[Question, ...]:
