@@ -44,14 +44,15 @@ def make_targets() -> str:
 
 def error_codes() -> str:
     from midstream import errors  # noqa: PLC0415 - links are checked without the package too
+    from midstream.server.api.problems import status_of  # noqa: PLC0415
 
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
     rows = "".join(
-        f"| `{kind.code}` | `{kind.__name__}` | {kind.retry} | {_first_line(kind)} |\n"
+        f"| `{kind.code}` | `{kind.__name__}` | {kind.retry} | {status_of(kind)} | {_first_line(kind)} |\n"
         for kind in sorted(kinds, key=lambda kind: str(getattr(kind, "code", "")))
         if issubclass(kind, errors.MidstreamError)
     )
-    return f"| code | class | retry | means |\n| --- | --- | --- | --- |\n{rows}"
+    return f"| code | class | retry | HTTP | means |\n| --- | --- | --- | --- | --- |\n{rows}"
 
 
 def provider_errors() -> str:

@@ -633,7 +633,7 @@ class ModelFilteredError(ModelRejectedError):
 
 
 class ModelAccessError(ModelRejectedError):
-    """The key, the account or the model's name is not accepted. Correct it, then resume the turn."""
+    """The provider refuses the key, the account or the address. Correct it, then resume the turn."""
 
     code = "model_access"
     retry = "ask"

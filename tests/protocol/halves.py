@@ -269,14 +269,10 @@ _AT_HOME = {
 """Told to the program that calls, and to nobody over a wire."""
 
 
-def _status_of(kind: type[MidstreamError]) -> int:
-    return status_of(SeqnoGapError("no", expected=0) if kind is SeqnoGapError else kind("no"))
-
-
 def error_table() -> str:
     """Return the errors of the wire as a table: code, HTTP status, retry, and what the client does."""
     rows = "".join(
-        f"| `{kind.code}` | {_status_of(kind)} | {kind.retry} | {reaction_to(kind)} |\n"
+        f"| `{kind.code}` | {status_of(kind)} | {kind.retry} | {reaction_to(kind)} |\n"
         for kind in kinds_on_the_wire()
     )
     return f"| code | status | retry | the client |\n| --- | --- | --- | --- |\n{rows}"

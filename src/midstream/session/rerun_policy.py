@@ -36,8 +36,8 @@ class CallVerdict(StrEnum):
 def judge(call: CallState, *, epoch: int) -> CallVerdict:
     """Return what the node of `epoch` may do about a call: the at-most-once rule.
 
-    A call at a client or a sub-agent is never in doubt here, because both have journals of their own. A start uses the
-    permission up, so that a call which needs one requires it again.
+    A call at a client or a sub-agent is never in doubt here, because both have journals of their own. Each start uses
+    up its approval, so a rerun of a call that needs approval needs a new one.
     """
     if call.result is not None:
         return CallVerdict.DONE

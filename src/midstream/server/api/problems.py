@@ -144,9 +144,9 @@ class Problem(Struct, frozen=True, omit_defaults=True):
         return headers
 
 
-def status_of(error: MidstreamError) -> int:
-    """Return the HTTP status of an error, from its nearest base class in the table."""
-    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+def status_of(kind: type[MidstreamError]) -> int:
+    """Return the HTTP status of a class of errors, from its nearest base class in the table."""
+    return next(_STATUSES[base] for base in kind.__mro__ if base in _STATUSES)
 
 
 def problem_of(error: MidstreamError) -> Problem:
@@ -156,7 +156,7 @@ def problem_of(error: MidstreamError) -> Problem:
         retry_after_s = RETRY_AFTER_S
     expected = error.expected if isinstance(error, SeqnoGapError) else None
     oldest = error.oldest if isinstance(error, EventGoneError) else None
-    problem = _problem(status_of(error), error.code, error.message, error.retry, retry_after_s, expected)
+    problem = _problem(status_of(type(error)), error.code, error.message, error.retry, retry_after_s, expected)
     return replace(problem, oldest=oldest) if oldest else problem
 
 
