@@ -20,10 +20,10 @@ import msgspec
 
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, message_bytes
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_records import confirm, create_fresh, with_answer
 from midstream.agents.reuse_classification import RequestRelation, classify
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import UpstreamEvent
 from midstream.dialects import dialect_registry
 from midstream.dialects.conversation_index import place_of

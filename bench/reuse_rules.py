@@ -12,7 +12,6 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool_records import (
     PoolRecord,
     confirm,
@@ -23,6 +22,7 @@ from midstream.agents.pool_records import (
     with_side_call,
 )
 from midstream.agents.reuse_classification import Fork, Fresh, ResumeAgent, action, classify
+from midstream.agents.upstream_abilities import Abilities
 from midstream.history.messages import Entry, File, History, Step, Text, UserMessage
 from midstream.models.fingerprint import outline
 

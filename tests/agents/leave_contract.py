@@ -22,6 +22,7 @@ from midstream.engine.runner import Runner, StopMode
 from midstream.errors import AnswerMismatchError, DrainingError, QuestionClosedError
 from midstream.history.messages import Outcome, UpstreamCall, UserMessage
 from midstream.server.app import asgi
+from midstream.session.call_references import CallRef
 from midstream.session.calls import NO_DECISION_CONTENT, Choice
 from midstream.session.questions import Question, questions_of
 from midstream.session.records import (
@@ -33,7 +34,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer, Cancel, SendMessage
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import records_until_end

@@ -17,7 +17,7 @@ from midstream.models.responses import (
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
-from midstream.session.references import AttemptRef
+from midstream.session.call_references import AttemptRef
 from tests.spec import spec
 
 START = UpstreamCallStarted("a", "read", '{"path":"x"}')

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.attachments import (
     is_public_address,
     refuse_local_files,
     resolve,
     with_readable_files,
 )
+from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import AccessError
 from midstream.history.messages import File, History, Text, UserMessage
 from midstream.testing.scripted_upstream import ScriptedUpstream

@@ -8,7 +8,6 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool_records import (
     PoolRecord,
     confirm,
@@ -30,6 +29,7 @@ from midstream.agents.reuse_classification import (
     action,
     classify,
 )
+from midstream.agents.upstream_abilities import Abilities
 from midstream.history.messages import Entry, Step, Text, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline
 from tests.agents.sayings import responded, said, sent

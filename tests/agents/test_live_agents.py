@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.live_agents import LiveAgents
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import Setup, UpstreamAgent
 from midstream.testing import FakeWorld
 from midstream.testing.scripted_upstream import ScriptedAgent, ScriptedUpstream, UpstreamMemory

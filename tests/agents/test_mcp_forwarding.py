@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.upstream_abilities import Abilities
 from midstream.tools.forwarded_servers import ForwardedMcpServer, Transport
 
 FILES = ForwardedMcpServer("files", command="files-server")

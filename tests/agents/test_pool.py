@@ -13,12 +13,12 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_entries import POOL_NAMESPACE, RETENTION_NAMESPACE, key_of
 from midstream.agents.pool_records import encode
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, End
 from midstream.agents.reuse_classification import RequestRelation
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host as SessionHost

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin
+from midstream.agents.upstream_abilities import Abilities
 from midstream.testing import run_turn
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"

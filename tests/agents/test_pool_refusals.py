@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool_entries import POOL_NAMESPACE, key_of
 from midstream.agents.pool_records import encode
 from midstream.agents.pool_turns import AgentOrigin
 from midstream.agents.prior_transcript import DONE, UNRECORDED
+from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import ModelRejectedError, ModelUnavailableError
 from midstream.history.messages import Finish, History, Response, Step, Text, UserMessage
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble

@@ -5,12 +5,12 @@ from typing import cast
 
 import pytest
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_records import ForkPoint
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, PoolTurn, without_notes
 from midstream.agents.prior_transcript import DONE, TranscriptBudget
 from midstream.agents.reuse_classification import Fork, Fresh, classify
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import Setup, UpstreamMessage
 from midstream.history.messages import (
     Finish,

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool_records import (
     ForkPoint,
     PoolRecord,
@@ -28,6 +27,7 @@ from midstream.agents.reuse_classification import (
     action,
     classify,
 )
+from midstream.agents.upstream_abilities import Abilities
 from midstream.history.messages import Entry, File, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline, common_users
 from midstream.tools.forwarded_servers import ForwardedMcpServer

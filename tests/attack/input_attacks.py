@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from midstream.cli.sources import ServerSource
+from midstream.cli.session_sources import ServerSource
 from midstream.client import connect
 from midstream.client.requests import delete, questions, snapshot
 from midstream.client.transport_selection import TransportKind

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from midstream.engine.forwarding import encode_command
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer, ModelStreamed
 from tests.attack.attack import attack
 from tests.attack.ground import WAIT_S, Ground, Target

@@ -10,8 +10,8 @@ from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
+from midstream.testing.fake_worlds import KillingWorld
 from midstream.testing.scripted_model import ScriptedModel
-from midstream.testing.worlds import KillingWorld
 from tests.chaos.turns import Told, script, server_tools
 from tests.fault.turn import Ledger
 

@@ -17,7 +17,7 @@ from midstream.errors import ConnectionLostError
 from midstream.session.calls import CHOICES, Choice, QuestionKind
 from midstream.session.questions import Question
 from midstream.session.records import CloseReason, QuestionAsked, QuestionClosed
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
 from tests.cli.test_chat import words_of

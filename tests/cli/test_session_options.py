@@ -8,7 +8,7 @@ import pytest
 
 from midstream.cli import Invocation
 from midstream.cli.session_options import source_of
-from midstream.cli.sources import ServerSource, StoreSource
+from midstream.cli.session_sources import ServerSource, StoreSource
 from midstream.cli.visible_text import json_of
 from midstream.errors import UsageError
 from midstream.paths import Paths

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from midstream.client import connect
 from midstream.environment import Fault
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 from midstream.tools.function_tools import Tool, tool
 
 

@@ -39,7 +39,7 @@ from midstream.protocol.checkpoint import (
 from midstream.protocol.durable_positions import KnownEpoch
 from midstream.protocol.frames import EventId, ResultPayload, SendPayload, digest_of, encode
 from midstream.session.calls import CallPlan, CallState, Site
-from midstream.testing.worlds import Crashed, FakeWorld
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from tests.client.keyrings import FileKeyring
 from tests.spec import spec
 

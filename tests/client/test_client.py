@@ -34,14 +34,14 @@ from midstream.models.responses import TextDelta
 from midstream.protocol.checkpoint import CommandKept
 from midstream.protocol.frames import Ack, Error, Gone, Welcome
 from midstream.session import records
+from midstream.session.call_references import AttemptRef
 from midstream.session.calls import CallPlan, OnDoubtName, Site
 from midstream.session.records import CallEnded, CallStarted, Delta, StreamOpened, TurnEnded, TurnStatus
-from midstream.session.references import AttemptRef
 from midstream.session.turn.commands import ModelResponded
 from midstream.session.turn.states import AwaitingModel
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, calls, text
-from midstream.testing.worlds import Crashed, FakeWorld
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.client.http_peer import HttpPeer
 from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says

@@ -17,8 +17,8 @@ from midstream.errors import ConnectionLostError, UsageError
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.session.records import CallEnded, TurnEnded
 from midstream.testing import Gate, calls, text
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedStep
-from midstream.testing.worlds import FakeWorld
 from tests.client.peer import Cutter
 from tests.server.serving import make_app, served
 from tests.spec import spec

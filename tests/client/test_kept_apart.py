@@ -15,7 +15,7 @@ from midstream.environment import Fault, World
 from midstream.errors import UnavailableError, UsageError
 from midstream.session.records import TurnEnded, TurnStatus
 from midstream.testing import Gate, text
-from midstream.testing.worlds import Crashed, FakeWorld
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from tests.client.keyrings import FileKeyring, chosen
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec

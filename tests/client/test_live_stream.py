@@ -40,7 +40,7 @@ from midstream.protocol.frames import (
 from midstream.protocol.server_stream import events_frames
 from midstream.session import records
 from midstream.session.records import Delta
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 WAIT_S = 60.0

@@ -35,8 +35,8 @@ from midstream.session.records import (
 )
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, calls, text
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.testing.scripted_model import ScriptedStep
-from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import question, tool
 from tests.server.serving import make_app, served
 from tests.spec import spec

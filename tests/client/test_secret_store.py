@@ -26,7 +26,7 @@ from midstream.client.secret_store import (
 )
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreDamagedError, UnavailableError, UsageError
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, chosen, keyring_in
 from tests.house.source import ROOT
 

@@ -36,7 +36,7 @@ from midstream.errors import (
 )
 from midstream.protocol.frames import Open, encode
 from midstream.testing import text
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.client.peer import Peer
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import SECRET, make_app, served

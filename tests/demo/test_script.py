@@ -12,7 +12,7 @@ from midstream.demo.script import LINES, scripted_model
 from midstream.environment import World
 from midstream.history.messages import Finish, History, Response, Step, ToolCall, ToolResult, UserMessage
 from midstream.models.responses import ModelEvent, ModelRequest, TextDelta, ToolCallRequested
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.tools.function_tools import by_name, plan_call
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.dialects.langgraph_thread import Fact, ThreadFold, stream_name
+from midstream.dialects.run_fold import Fact, RunFold, stream_name
 from midstream.history.messages import Finish, Response, Text, ToolCall, ToolResult, Usage, UserMessage
 from midstream.session.calls import CallPlan, Choice, QuestionKind
 from midstream.session.records import (
@@ -87,9 +87,9 @@ def cut() -> list[Record]:
     ]
 
 
-def facts_of(records: list[Record], fold: ThreadFold | None = None) -> list[Fact]:
+def facts_of(records: list[Record], fold: RunFold | None = None) -> list[Fact]:
     """Return what a journal says."""
-    fold = fold or ThreadFold("t")
+    fold = fold or RunFold("t")
     epoch, facts = 0, list[Fact]()
     for record in records:
         epoch = record.epoch if isinstance(record, EpochStarted) else epoch

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
+from midstream.agents.upstream_abilities import Abilities
 from midstream.dialects.application_sessions import REQUESTS
 from midstream.dialects.usage_ledger import ENTRIES
 from midstream.history.messages import Text, UserMessage

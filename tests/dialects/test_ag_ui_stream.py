@@ -17,7 +17,7 @@ from midstream.dialects.ag_ui_stream import (
     stream_name,
 )
 from midstream.dialects.langgraph_runs import BEGINNING, place_of
-from midstream.dialects.langgraph_thread import Run
+from midstream.dialects.run_fold import Run
 from midstream.history.messages import Finish, Outcome, Response, Text, ToolCall, ToolResult, UpstreamCall
 from midstream.session.calls import CallPlan, Site
 from midstream.session.records import (

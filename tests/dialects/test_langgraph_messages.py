@@ -8,7 +8,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from msgspec.structs import replace
 
 from midstream.dialects import langgraph_messages as messages
-from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.dialects.run_fold import RunFold
 from midstream.history.messages import (
     File,
     Finish,
@@ -69,7 +69,7 @@ def test_broken_arguments_are_an_invalid_call_and_a_failed_call_says_so() -> Non
 
 
 def test_what_is_for_the_model_only_is_no_message() -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     facts_of(approved(), fold)
     shown = fold.state.values()["messages"]
     assert [each["type"] for each in shown] == ["human", "ai", "tool", "ai"]

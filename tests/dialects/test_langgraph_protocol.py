@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.dialects.langgraph_protocol import CHANNELS, ProtocolEvents, Subscription, checkpoint_id
-from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.dialects.run_fold import RunFold
 from midstream.session.records import EpochStarted, Record
 from tests.dialects.langgraph_journal import approved, cut, delta, opening, whole
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 def events_of(records: list[Record], wanted: Subscription) -> list[Json]:
-    stream = ProtocolEvents(ThreadFold("t"), 0, wanted, "agent")
+    stream = ProtocolEvents(RunFold("t"), 0, wanted, "agent")
     epoch, events = 0, list[Json]()
     for record in records:
         epoch = record.epoch if isinstance(record, EpochStarted) else epoch

@@ -17,7 +17,7 @@ from midstream.dialects.langgraph_requests import (
     input_of,
     modes_of,
 )
-from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.dialects.run_fold import RunFold
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.history.messages import File, Text, UserMessage
 from midstream.session.calls import Choice
@@ -26,8 +26,8 @@ from tests.dialects.langgraph_journal import approved, facts_of
 Json = dict[str, Any]
 
 
-def asking() -> ThreadFold:
-    fold = ThreadFold("t")
+def asking() -> RunFold:
+    fold = RunFold("t")
     facts_of(approved()[:8], fold)
     return fold
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.dialects.langgraph_runs import BEGINNING, MODES, RunEvents, place_of
-from midstream.dialects.langgraph_thread import ThreadFold, derived_run_id
+from midstream.dialects.run_fold import RunFold, derived_run_id
 from midstream.session.records import EpochStarted, Record
 from tests.dialects.langgraph_journal import RUN, approved, cut
 
@@ -18,7 +18,7 @@ Parts = list[tuple[str, str, Any]]
 def parts_of(
     records: list[Record], run: str = RUN, modes: tuple[str, ...] = MODES, after: tuple[int, int] = BEGINNING
 ) -> Parts:
-    events = RunEvents(ThreadFold("t"), run, modes, after, {"graph_id": "agent"})
+    events = RunEvents(RunFold("t"), run, modes, after, {"graph_id": "agent"})
     epoch, parts = 0, Parts()
     for record in records:
         epoch = record.epoch if isinstance(record, EpochStarted) else epoch

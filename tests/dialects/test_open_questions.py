@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.dialects.langgraph_thread import RunBegan, RunEnded, RunPaused, ThreadFold
+from midstream.dialects.run_fold import RunBegan, RunEnded, RunFold, RunPaused
 from midstream.history.messages import Finish, Response, ToolCall, ToolResult, UserMessage
 from midstream.session.calls import CallPlan, Choice, QuestionKind, Site
 from midstream.session.records import (
@@ -57,12 +57,12 @@ def shown(call_id: str, child: str, *records: Record) -> list[Record]:
     ]
 
 
-def sessions(fold: ThreadFold) -> list[str]:
+def sessions(fold: RunFold) -> list[str]:
     return [each.session for each in fold.questions]
 
 
 def test_a_run_ends_where_all_sub_agents_wait_and_an_answer_begins_the_next_one() -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     facts_of([*opening(), *working("a", "b"), *shown("a", "t::0", *asking("t", "a"))], fold)
     assert (fold.is_running, sessions(fold)) == (True, ["t::0"])
     facts = facts_of(shown("b", "t::1", *asking("t", "b")), fold)
@@ -81,7 +81,7 @@ def test_a_run_ends_where_all_sub_agents_wait_and_an_answer_begins_the_next_one(
 def test_questions_are_found_at_any_depth_and_are_gone_with_their_call() -> None:
     deep = shown("x", "t::0::0", *asking("t::0", "x"))
     above = [*begun("t", "a", "chief"), *working("x"), *deep]
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     facts_of([*opening(), *working("a"), *shown("a", "t::0", *above)], fold)
     (question,) = fold.questions
     assert (question.session, question.agents, fold.run and fold.run.status) == (
@@ -97,7 +97,7 @@ def test_questions_are_found_at_any_depth_and_are_gone_with_their_call() -> None
 
 
 def test_a_record_of_a_newer_version_leaves_a_sub_agent_as_it_is() -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     newer = ChildDelta(1, 1, "a", "t::0", 9, msgspec.Raw(b'{"type":"from_the_future"}'))
     facts_of([*opening(), *working("a"), *shown("a", "t::0", *asking("t", "a")), newer], fold)
     assert sessions(fold) == ["t::0"]

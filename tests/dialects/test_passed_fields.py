@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from midstream.agents import Pooled
-from midstream.agents.abilities import Abilities
+from midstream.agents.upstream_abilities import Abilities
 from midstream.models.anthropic_messages import AnthropicMessages
 from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible

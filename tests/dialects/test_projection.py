@@ -22,6 +22,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
 )
 from midstream.session.applications import ApplicationResponse
+from midstream.session.call_references import AttemptRef
 from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
@@ -33,7 +34,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.references import AttemptRef
 from tests.spec import spec
 
 RESPONSE = ApplicationResponse(1, "r1", "", turn=2, response=1, position=9, entries=1, at=1.0)

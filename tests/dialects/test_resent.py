@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_turns import AgentOrigin, TurnReport
 from midstream.agents.reuse_classification import RequestRelation
+from midstream.agents.upstream_abilities import Abilities
 from midstream.dialects import dialect_registry
 from midstream.dialects.dialect import Dialect
 from midstream.server.gateway_app import Gateway

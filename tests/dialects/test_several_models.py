@@ -25,7 +25,7 @@ from midstream.testing.scripted_model import ScriptedModel, text
 from tests.agents.scripted_peer import Orders
 from tests.cli.test_gateway import ended, key_of, started_with
 from tests.dialects.serving import WAIT_S, Served, make_gateway, say, serving
-from tests.dialects.test_passed_requests import VECTORS, whole
+from tests.dialects.test_passthrough_requests import VECTORS, whole
 from tests.forked import Forked
 from tests.house.source import ROOT
 from tests.models.chat_server import chat_server

@@ -9,7 +9,7 @@ from midstream.errors import StoreBusyError
 from midstream.history.messages import History, Response, Step, Text, UserMessage
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 ANSWER = Response((Text("hello"),))

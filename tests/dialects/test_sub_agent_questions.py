@@ -19,13 +19,13 @@ from mcp_types import ElicitResult
 from midstream.dialects.a2a_messages import A2aOptions, read_message
 from midstream.dialects.a2a_stream import A2aFold
 from midstream.dialects.langgraph_messages import interrupt_id_of
-from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.dialects.run_fold import RunFold
 from midstream.protocol.frames import secret_digest_of
-from midstream.server.api.langgraph_threads import ThreadFolds
+from midstream.server.api.run_folds import RunFolds
 from midstream.server.app import App, asgi
 from midstream.server.auth.access import Access, bearer
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
-from midstream.session.references import CallRef
 from midstream.session.session import Received
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import MemoryStore
@@ -203,7 +203,7 @@ async def test_an_answer_to_a_sub_agent_in_a_chat_is_given_once_however_often_it
         first, second = await asked_in_chat(server, "c", "two")
         if is_given:  # a server died behind the answer
             host = server.app.host
-            fold = await ThreadFolds(host, ThreadFold).now(await host.session("c"), "c")
+            fold = await RunFolds(host, RunFold).now(await host.session("c"), "c")
             question = fold.questions[0]
             child = await host.session(question.session)
             ref = CallRef(question.turn, question.response, question.call_id)
@@ -355,7 +355,7 @@ async def test_an_answer_by_a2a_goes_to_its_question_where_a_server_died_before_
         task = await post(server, message)
         runner = await host.session("c")
         message = {"messageId": "a", "role": "ROLE_USER", "parts": [{"text": "blue"}], "taskId": task["id"]}
-        second = (await ThreadFolds(host, A2aFold).now(runner, "c")).questions[1]
+        second = (await RunFolds(host, A2aFold).now(runner, "c")).questions[1]
         sent = read_message({"message": message}, A2aOptions())
         mark = f"{sent.stream} {interrupt_id_of(second)}"
         await runner.submit(Received(mark, secret_digest_of(sent.digest), 0, sent.digest, None))

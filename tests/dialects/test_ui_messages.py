@@ -30,9 +30,9 @@ from midstream.history.messages import (
     ToolSpec,
     UserMessage,
 )
+from midstream.session.call_references import CallRef
 from midstream.session.calls import CallPlan, CallState, Choice, QuestionKind, Site
 from midstream.session.records import ClientTool
-from midstream.session.references import CallRef
 from midstream.session.session import CONTINUE, Session
 from midstream.session.turn.commands import Answer, CallFinished
 from midstream.session.turn.states import RunningCalls

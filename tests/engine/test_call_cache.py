@@ -17,7 +17,7 @@ from midstream.session.session import fold
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.worlds import SETTLE_TURNS
+from midstream.testing.fake_worlds import SETTLE_TURNS
 from midstream.tools.function_tools import CallContext
 from tests.spec import spec
 

@@ -14,7 +14,7 @@ from midstream.history.messages import UserMessage
 from midstream.session.driven_turn import Begin, EndTurn, RequestModelResponse
 from midstream.session.records import EpochStarted, Record, TurnStatus, decode
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.worlds import SETTLE_TURNS, FakeWorld
+from midstream.testing.fake_worlds import SETTLE_TURNS, FakeWorld
 
 BEGIN = decision_of(Begin(UserMessage.of("go"), "loop"))
 END = decision_of(EndTurn(TurnStatus.COMPLETED, {}))

@@ -34,9 +34,9 @@ from midstream.session.records import (
     decode,
 )
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.fake_worlds import SETTLE_TURNS, Crashed, FakeWorld
 from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.store_fakes import FailingStore
-from midstream.testing.worlds import SETTLE_TURNS, Crashed, FakeWorld
 from midstream.tools.function_tools import CallContext
 from tests.spec import spec
 

@@ -25,9 +25,9 @@ from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.escrow import EscrowedStore, escrow_store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import Gate, Response, Script
 from midstream.testing.turns import records_until_end
-from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.spec import spec
 

@@ -39,9 +39,9 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import CallPlan, CallState, OnDoubt, Site, digest_of
 from midstream.session.records import ClientTool, Delta, ReuseDecision
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Session, ToolsFound
 from midstream.session.turn.commands import (
     CallFinished,
@@ -64,8 +64,8 @@ from midstream.session.turn.states import AwaitingModel, RunningCalls, Terms
 from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, calls, text
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import Pause, ScriptedStep
-from midstream.testing.worlds import FakeWorld
 from midstream.timing import StallBudgets, StalledOn
 from midstream.tools.function_tools import Tool, current_call, tool
 from tests.spec import spec

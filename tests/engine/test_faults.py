@@ -34,10 +34,10 @@ from midstream.session.records import (
 from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
 from midstream.testing.scripted_model import Response, Script, ScriptedModel, ScriptedStep, calls, text
 from midstream.testing.store_fakes import FailingStore
-from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, current_call, tool
 from tests.search import tried
 from tests.spec import spec

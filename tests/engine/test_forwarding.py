@@ -21,12 +21,12 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.history.messages import Outcome, ToolResult, UserMessage
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
-from midstream.session.references import CallRef
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import Answer, CallFinished, Cancel, Command, Resume, SendMessage
 from midstream.session.turn.states import AwaitingModel
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 COMMANDS: list[Command | Received] = [

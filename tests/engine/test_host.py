@@ -15,6 +15,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Outcome, Step, ToolResult, UserMessage
+from midstream.session.call_references import CallRef
 from midstream.session.calls import DAMAGED_CONTENT, Choice, OnDoubtName
 from midstream.session.records import (
     CallEnded,
@@ -26,7 +27,6 @@ from midstream.session.records import (
     TurnEnded,
     decode,
 )
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer, Resume, SendMessage
 from midstream.session.turn.states import SUSPECTED_CODE, SUSPECTED_MAX
 from midstream.store.contract import Batch, SessionInfo, Store, StoredRecord

@@ -19,13 +19,13 @@ from midstream.engine.mailbox import (
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.history.messages import ToolResult, UserMessage
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.records import Delta
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Received
 from midstream.session.turn.commands import CallFinished, Cancel, ModelStreamed, SendMessage
 from midstream.session.turn.pending import RunCall
 from midstream.store.contract import Attempt
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 
 FINISHED = CallFinished(1, 1, ToolResult("c1", "done"))
 

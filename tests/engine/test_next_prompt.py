@@ -34,6 +34,7 @@ from midstream.history.rendering import render
 from midstream.models.responses import Finished, ModelRequest, TextDelta, ThinkingDelta
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.testing.scripted_model import (
     Response,
     ScriptedModel,
@@ -43,7 +44,6 @@ from midstream.testing.scripted_model import (
     steps_since_user,
     text,
 )
-from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.search import tried
 from tests.spec import spec

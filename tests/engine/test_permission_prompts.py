@@ -18,6 +18,7 @@ from midstream.errors import AnswerMismatchError, MidstreamError, QuestionClosed
 from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, Working
 from midstream.protocol.server_stream import waiting_on
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import NO_DECISION_CONTENT, Choice
 from midstream.session.permissions import Allowed, Ask, Decision, Permission
 from midstream.session.questions import questions_of
@@ -32,7 +33,6 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
@@ -46,7 +46,7 @@ from midstream.session.turn.pending import AnswerAgent, CallModel
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import records_until_end
-from midstream.testing.worlds import Crashed, FakeWorld
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.timing import StallBudgets
 from tests.spec import spec
 

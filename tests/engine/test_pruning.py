@@ -19,17 +19,17 @@ from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.protocol.frames import START, EventId
 from midstream.session import retention as retention_module
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
 from midstream.session.records import JournalPruned, TurnEnded, decode
-from midstream.session.references import CallRef
 from midstream.session.retention import Retention
 from midstream.session.session import Session, fold
 from midstream.session.turn.commands import Answer, SendMessage
 from midstream.store.contract import Store, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FailingStore, ScriptedModel, calls, run_turn, text
+from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.testing.scripted_model import Gate, Response, Script, steps_since_user
-from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.spec import spec
 

@@ -50,9 +50,9 @@ from midstream.session.turn.commands import CallFinished, Cancel, SendMessage, W
 from midstream.store.contract import Batch, Immediate
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.testing.store_fakes import FailingStore, StoreInFront
-from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import tool
 
 

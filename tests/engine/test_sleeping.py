@@ -17,8 +17,8 @@ from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn, text
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedStep, Stall
-from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
 
 KIB = 1024

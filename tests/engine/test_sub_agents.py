@@ -25,6 +25,7 @@ from midstream.errors import (
 from midstream.history.messages import History, Outcome, Response, Step, Text, ToolResult, UserMessage
 from midstream.models.responses import ModelRequest, TextDelta
 from midstream.session import session as sessions
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import (
@@ -42,7 +43,6 @@ from midstream.session.records import (
     decode,
     encode,
 )
-from midstream.session.references import CallRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.engine.timers import Wait, Waits, split_work_and_waits
-from midstream.session.references import AttemptRef, CallRef
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.turn.commands import CallExpired, CancelExpired, Command, QuestionExpired, TurnExpired
 from midstream.session.turn.pending import (
     AwaitCancelled,
@@ -13,7 +13,7 @@ from midstream.session.turn.pending import (
     CallModel,
     RunCall,
 )
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 
 
 class Told:

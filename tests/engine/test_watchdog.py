@@ -19,8 +19,8 @@ from midstream.session.records import StallNoticed, TurnEnded, TurnStatus, decod
 from midstream.session.turn.commands import Resume, SendMessage, Stalled, StallFinished
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedStep
-from midstream.testing.worlds import FakeWorld
 from midstream.timing import StallBudgets, StalledOn
 from tests.spec import spec
 

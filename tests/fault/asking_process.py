@@ -16,7 +16,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.openai_responses import OpenAIResponses
 from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 
 
 async def main(path: str, url: str, point: str = "", time: str = "1") -> None:

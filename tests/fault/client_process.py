@@ -19,7 +19,7 @@ from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.environment import World
 from midstream.protocol.frames import Gone, SnapshotFrame
 from midstream.session.records import CallStarted, TurnEnded, decode, encode
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 from tests.fault.options import Options
 from tests.fault.turn import QUESTION, SESSION, Ledger, client_tools
 

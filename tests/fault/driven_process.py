@@ -17,7 +17,7 @@ from typing import Any
 
 from midstream.environment import Fault
 from midstream.session.calls import OnDoubt
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 
 ANSWER = "all done"
 SESSION = "s"

@@ -25,9 +25,9 @@ from langgraph.types import interrupt
 from midstream.engine.host import Host
 from midstream.frameworks.langgraph_served import make_agent
 from midstream.history.messages import Step
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
 from midstream.session.questions import questions_of
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 from midstream.store.sqlite import SQLiteStore
 from tests.frameworks.graph_model import asked, calling, saying

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from midstream.environment import Fault
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 
 
 class Inside(StrEnum):

@@ -12,7 +12,7 @@ from midstream.environment import Fault
 from midstream.session.retention import Retention
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, text
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 
 DONE_WITHIN_S = 60
 

@@ -18,7 +18,7 @@ from midstream.environment import Fault
 from midstream.history.messages import UserMessage
 from midstream.session.turn.commands import SendMessage
 from midstream.testing import ScriptedModel, calls, text
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 from midstream.tools.function_tools import Tool, current_call, tool, transaction
 from tests.fault.stored import make_store, name_of
 

@@ -23,8 +23,8 @@ from midstream.server.app import App, asgi
 from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite.store import LEASE_S
+from midstream.testing.fake_worlds import KillingWorld
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, steps_since_user, text
-from midstream.testing.worlds import KillingWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.fault.stored import make_store
 from tests.fault.turn import Ledger

@@ -23,10 +23,10 @@ from midstream.frameworks.langgraph_events import INTERRUPT
 from midstream.frameworks.langgraph_served import make_agent
 from midstream.history.messages import History, Step, Usage, UserMessage
 from midstream.models.responses import ModelRequest
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice, OnDoubt
 from midstream.session.questions import questions_of
 from midstream.session.records import QuestionAsked
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, calls, text

@@ -45,9 +45,9 @@ from midstream.engine.host import Host
 from midstream.errors import AgentNotFoundError, ToolsUnavailableError, UsageError
 from midstream.frameworks.openai_agents_served import make_agent
 from midstream.history.messages import Outcome
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice, OnDoubt
 from midstream.session.records import CallEnded, ChildDelta, QuestionAsked, decode
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import MemoryStore
 from midstream.tools.function_tools import Tool, current_call

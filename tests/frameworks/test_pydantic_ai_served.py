@@ -23,7 +23,7 @@ from pydantic_ai.toolsets import ExternalToolset, FunctionToolset, WrapperToolse
 
 from midstream.engine.host import Host
 from midstream.errors import ToolsUnavailableError, UsageError
-from midstream.frameworks import open_contexts
+from midstream.frameworks import tool_connections
 from midstream.frameworks.pydantic_ai_served import make_agent
 from midstream.session.calls import OnDoubt
 from midstream.store.memory import MemoryStore
@@ -282,7 +282,7 @@ async def test_a_toolset_that_cannot_be_opened_is_tried_again() -> None:
 
 
 async def test_a_call_that_is_over_does_not_wait_for_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_contexts, "GRACE_S", 0.01)
+    monkeypatch.setattr(tool_connections, "GRACE_S", 0.01)
     began, release = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

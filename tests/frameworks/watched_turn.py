@@ -10,8 +10,8 @@ from midstream.models.responses import Finished, ModelRequest
 from midstream.observability.observers import Observer
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
-from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import tool
 
 CANARY = "canary-7d1f"

@@ -20,8 +20,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import UpstreamEvent
 from midstream.history.messages import Usage
 from midstream.models.model import Model

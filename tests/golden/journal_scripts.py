@@ -26,6 +26,7 @@ from midstream.history.messages import (
 from midstream.session import applications, driven_turn
 from midstream.session import session as sessions
 from midstream.session.application_request import ApplicationRequest
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.session.model_settings import ModelSettings
 from midstream.session.records import (
@@ -39,7 +40,6 @@ from midstream.session.records import (
     TurnStatus,
     encode,
 )
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Received, Session, ToolsFound
 from midstream.session.turn.commands import (
     Answer,

@@ -11,9 +11,9 @@ from tests.house.source import PACKAGE, ROOT, in_package, nodes, python_files
 # Module below src/midstream: why it has no test file of its own.
 WITHOUT_TEST_FILE: dict[str, str] = {
     "dialects/api_callers.py": "values without rules: the tests of the gateway's limits make them",
-    "agents/abilities.py": "values without rules: every test of classification makes them",
+    "agents/upstream_abilities.py": "values without rules: every test of classification makes them",
     "session/application_request.py": "values without rules: the tests of applications make them",
-    "session/references.py": "values without rules: every test of the turn makes them",
+    "session/call_references.py": "values without rules: every test of the turn makes them",
     "session/turn/commands.py": "values without rules: every test of the turn makes them",
     "session/turn/states.py": "values without rules: every test of the turn makes them",
     "__main__.py": "two lines; the tests of the command line run it as a process",

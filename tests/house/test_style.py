@@ -36,7 +36,7 @@ ONLY_IN_WORLD = re.compile(
 MAY_TOUCH_THE_WORLD: dict[str, str] = {
     "agents/owned_processes.py": "a bare interpreter runs it: it waits for processes, and no test waits for it",
     "environment.py": "it is the door",
-    "testing/worlds.py": "it makes other worlds",
+    "testing/fake_worlds.py": "it makes other worlds",
 }
 
 # File below src/midstream: why nothing narrower can be caught there.

@@ -50,7 +50,7 @@ from midstream.models.responses import (
     is_progress,
 )
 from midstream.protocol.sse import SseDecoder
-from midstream.session.references import AttemptRef
+from midstream.session.call_references import AttemptRef
 from tests.history.codecs.messages_wire import (
     PING,
     Json,

@@ -28,7 +28,7 @@ from midstream.models import provider_http
 from midstream.models.http_limits import HttpLimits
 from midstream.models.provider_http import Provider
 from midstream.protocol.sse import EVENT_BYTES_MAX, ServerSentEvent
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.timing import StallBudgets
 from tests.certificates import certificate
 from tests.models.chat_server import WAIT_S, Answer, chat_server, delta, refusal, silence, stream

@@ -65,7 +65,7 @@ from midstream.models.responses import (
     ToolCallRequested,
     Working,
 )
-from midstream.session.references import AttemptRef
+from midstream.session.call_references import AttemptRef
 from tests.history.codecs import messages_wire as claudes
 from tests.models.chat_server import WAIT_S, Answer, call, chat_server, delta, refusal, silence, stream, usage
 from tests.spec import spec

@@ -31,8 +31,8 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     merge_deltas,
 )
+from midstream.session.call_references import AttemptRef
 from midstream.session.records import Delta, encode
-from midstream.session.references import AttemptRef
 from tests.spec import spec
 
 words = st.text(st.characters(exclude_categories=[]), max_size=5)

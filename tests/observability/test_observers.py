@@ -14,8 +14,8 @@ from midstream.observability.observers import Observers
 from midstream.session.records import Record
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, calls, text
-from midstream.testing.worlds import FakeWorld
 
 
 class Noting:

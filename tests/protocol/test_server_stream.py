@@ -52,6 +52,7 @@ from midstream.protocol.server_stream import (
     waiting_on,
 )
 from midstream.protocol.stream_settings import StreamSettings
+from midstream.session.call_references import CallRef
 from midstream.session.calls import CallPlan, Choice, Site
 from midstream.session.records import (
     AttemptStarted,
@@ -67,7 +68,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.references import CallRef
 from midstream.session.retention import Retention
 from midstream.session.session import COMMANDS_MAX, Received, Session, fold
 from midstream.session.turn.commands import (

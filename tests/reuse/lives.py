@@ -16,10 +16,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.pool_entries import POOL_NAMESPACE
 from midstream.agents.pool_turns import AgentOrigin, TurnReport
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import UpstreamEvent
 from midstream.environment import World
 from midstream.errors import ModelError

@@ -16,8 +16,8 @@ from midstream.engine.agent import Agent
 from midstream.errors import StoreDamagedError
 from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, Stall, text
-from midstream.testing.worlds import FakeWorld
 from tests.server.serving import KEYS, called, command, make_app
 
 COMMANDS = "/v1/sessions/s1/commands"

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.server.audit_log import LINE_BYTES_MAX, AuditLog
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 

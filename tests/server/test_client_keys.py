@@ -8,7 +8,7 @@ from midstream.dialects.gateway_bodies import RefusedError
 from midstream.errors import UsageError
 from midstream.server.client_keys import ClientKey
 from midstream.server.limits import CALLERS_MAX
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 KEY = "the-key-of-the-test"

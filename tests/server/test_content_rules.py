@@ -43,8 +43,8 @@ from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import ListPlace, SessionInfo
 from midstream.store.memory import MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
-from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import tool
 from tests.house.source import nodes
 from tests.server.people import ADA, BOB, guarded_app, say, told

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.agent_runs import SILENCE_MAX_S
 from midstream.agents.pool import Pooled
+from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,

@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from midstream.errors import LimitReachedError
 from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Rate, RunningTurns, address_of
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 
 
 async def test_a_rate_runs_out_and_comes_back_evenly() -> None:

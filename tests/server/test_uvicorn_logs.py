@@ -9,8 +9,8 @@ import websockets
 
 from midstream.server.api.http_endpoints import StreamCutError
 from midstream.server.uvicorn_logs import PEER_LINES_MAX, PERIOD_S, PeerNoise
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import text
-from midstream.testing.worlds import FakeWorld
 from tests.server.serving import KEYS, SECRET, Socket, command, make_app, opening, served
 
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from midstream.history.messages import Outcome, ToolResult
 from midstream.session import session as sessions
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import CallPlan, CallState, Choice, OnDoubt
 from midstream.session.records import EpochStarted, Record, ReuseDecision, TurnEnded
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.session.session import Session
 from midstream.session.turn.commands import (

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from midstream.history.compaction import next_cut
 from midstream.history.messages import Finish, Outcome, Response, Text, Thinking, ToolResult
 from midstream.session import session as sessions
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import (
     CHOICES,
     CallPlan,
@@ -19,7 +20,6 @@ from midstream.session.calls import (
     digest_of,
 )
 from midstream.session.records import EpochStarted, Record, ReuseDecision
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from midstream.history.messages import Finish, Outcome, Response, Text, ToolCall, ToolResult, UserMessage
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.session.records import ClientTool, Delta, Record
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn import deciding, folding
 from midstream.session.turn.commands import (
     Answer,

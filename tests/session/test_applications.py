@@ -22,6 +22,7 @@ from midstream.history.messages import (
 from midstream.session import session as sessions
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.applications import Beginning, EntryChain, compare, link_digests
+from midstream.session.call_references import AttemptRef
 from midstream.session.calls import CallPlan, Site, digest_of
 from midstream.session.records import (
     Delta,
@@ -31,7 +32,6 @@ from midstream.session.records import (
     TranscriptAccepted,
     TurnStatus,
 )
-from midstream.session.references import AttemptRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Cancel,

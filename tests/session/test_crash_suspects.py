@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from midstream.history.messages import Outcome, UpstreamCall
+from midstream.session.call_references import AttemptRef
 from midstream.session.crash_suspects import deaths_of, is_at_risk, is_at_work, is_untried
 from midstream.session.records import Delta, EpochStarted
-from midstream.session.references import AttemptRef
 from midstream.session.session import Session, decide, evolve
 from midstream.session.turn.commands import Command, ModelStreamed, Recover
 from midstream.session.turn.states import SUSPECTED_MAX

@@ -11,13 +11,13 @@ from midstream.errors import (
 )
 from midstream.history.messages import UserMessage
 from midstream.session.blobs import BLOB_BYTES_MIN, digests_in
+from midstream.session.call_references import CallRef
 from midstream.session.records import (
     AttemptStarted,
     MessageAccepted,
     ResultArrivedLate,
     TurnEnded,
 )
-from midstream.session.references import CallRef
 from midstream.session.session import (
     QUEUE_MAX,
     Received,

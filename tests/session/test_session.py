@@ -23,6 +23,7 @@ from midstream.history.compaction import cut_history
 from midstream.history.messages import History, Response, Step, Text, ToolResult, UserMessage
 from midstream.session import session as sessions
 from midstream.session.blobs import split_large_results
+from midstream.session.call_references import CallRef
 from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
 from midstream.session.records import (
     CallEnded,
@@ -46,7 +47,6 @@ from midstream.session.records import (
     decode,
     encode,
 )
-from midstream.session.references import CallRef
 from midstream.session.session import (
     COMMANDS_MAX,
     CONTINUE,

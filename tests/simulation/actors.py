@@ -19,6 +19,7 @@ from midstream.errors import (
 )
 from midstream.history.messages import ToolResult, UserMessage
 from midstream.protocol.frames import EventId
+from midstream.session.call_references import CallRef
 from midstream.session.calls import CHOICES, Choice, QuestionKind, Site
 from midstream.session.questions import Question, questions_of
 from midstream.session.records import (
@@ -29,7 +30,6 @@ from midstream.session.records import (
     ResponseCompleted,
     decode,
 )
-from midstream.session.references import CallRef
 from midstream.session.session import Received
 from midstream.session.turn.commands import (
     Answer,

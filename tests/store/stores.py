@@ -11,7 +11,7 @@ from midstream.environment import World
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, Store
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 
 
 class Impatient(World):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from midstream.agents.abilities import Abilities
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import Marked, MessageTaken, Setup, UpstreamEvent, UpstreamMessage
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamGoneError
 from midstream.history.messages import Usage, UserMessage

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from midstream.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from midstream.agents.abilities import Abilities as Abilities
     from midstream.agents.acp import AcpAgent as AcpAgent
     from midstream.agents.claude import Claude as Claude
     from midstream.agents.claude_sessions import KeyValueSessions as KeyValueSessions
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from midstream.agents.pool import Pooled as Pooled
     from midstream.agents.pool import PoolLimits as PoolLimits
     from midstream.agents.prefix_difference import first_difference as first_difference
+    from midstream.agents.upstream_abilities import Abilities as Abilities
     from midstream.agents.upstreams import ForkingUpstream as ForkingUpstream
     from midstream.agents.upstreams import Marked as Marked
     from midstream.agents.upstreams import MessageTaken as MessageTaken
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "agents.abilities": "Abilities",
+        "agents.upstream_abilities": "Abilities",
         "agents.acp": "AcpAgent",
         "agents.claude": "Claude",
         "agents.claude_sessions": "KeyValueSessions",

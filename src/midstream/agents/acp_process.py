@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from typing import Any, TypeVar, cast
 
 from midstream.agents.acp_programs import FailedMessage, failed_message_of
-from midstream.agents.agent_guardian import prepare_to_start
 from midstream.agents.child_processes import has_exited
 from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 from midstream.agents.permission_rules import Allowed, Decision
+from midstream.agents.process_guardian import prepare_to_start
 from midstream.agents.stopped_tools import AGENT_VARIABLE
 from midstream.agents.upstream_errors import upstream_error
 from midstream.environment import World

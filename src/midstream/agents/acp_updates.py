@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from midstream.agents.agent_values import json_text
+from midstream.agents.tool_value_json import json_text
 from midstream.extras import extra
 from midstream.history.messages import Finish, Outcome, Usage
 from midstream.models.responses import (

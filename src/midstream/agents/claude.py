@@ -24,8 +24,6 @@ from typing import Any, cast
 import msgspec
 from typing_extensions import override
 
-from midstream.agents.agent_guardian import prepare_to_start
-from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.claude_messages import ClaudeReader, exact_reason
 from midstream.agents.claude_transcripts import delete_transcript, is_whole
@@ -40,6 +38,8 @@ from midstream.agents.permission_rules import (
     Rules,
     decide_permission,
 )
+from midstream.agents.process_guardian import prepare_to_start
+from midstream.agents.tool_value_json import json_text
 from midstream.agents.upstream_errors import upstream_error
 from midstream.agents.upstreams import (
     Abilities,

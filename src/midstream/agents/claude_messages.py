@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from midstream.agents.agent_values import json_text
+from midstream.agents.tool_value_json import json_text
 from midstream.agents.upstream_errors import CHECK_ACCESS, upstream_error
 from midstream.agents.upstreams import Marked, MessageTaken, ResponseRestarted, UpstreamEvent
 from midstream.errors import ModelAccessError, ModelError, UpstreamFailedError, UpstreamGoneError

@@ -14,12 +14,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from midstream.agents.agent_guardian import prepare_to_start
-from midstream.agents.agent_values import json_text
 from midstream.agents.codex_permissions import AskingClient, CodexPermissions, OnceClient
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 from midstream.agents.permission_rules import Asking, Person, Rules
+from midstream.agents.process_guardian import prepare_to_start
+from midstream.agents.tool_value_json import json_text
 from midstream.agents.upstream_errors import kind_of
 from midstream.agents.upstreams import (
     Abilities,

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.permission_rules import Asking, Rules, decide_permission
+from midstream.agents.tool_value_json import json_text
 from midstream.environment import World
 from midstream.extras import extra
 from midstream.session.permissions import Allowed, Permission, Person

@@ -21,12 +21,12 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
-from midstream.agents.agent_guardian import prepare_to_start
-from midstream.agents.agent_values import json_text
 from midstream.agents.child_processes import has_exited
 from midstream.agents.mcp_forwarding import Forwarding
 from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
+from midstream.agents.process_guardian import prepare_to_start
 from midstream.agents.single_flight import SingleFlight
+from midstream.agents.tool_value_json import json_text
 from midstream.agents.upstreams import (
     Abilities,
     MessageTaken,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 
-from midstream.agents.abilities import Abilities
+from midstream.agents.upstream_abilities import Abilities
 from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Transport, select_forwarded
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Orphaned agents of dead processes of midstream, which are ended before another agent is started.
 
-The guardian of that process ends them first (`midstream.agents.agent_guardian`). This search is for the case that the
+The guardian of that process ends them first (`midstream.agents.process_guardian`). This search is for the case that the
 guardian was killed, too. `midstream.agents.owned_processes` finds them.
 """
 

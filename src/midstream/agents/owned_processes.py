@@ -4,7 +4,7 @@ The environment of each agent names its owner: the process that started it, by p
 because process ids are used again. The programs that the agent starts inherit this variable, in any group and with any
 parent. A program with another environment is found by its parent, or by the leader of its session.
 
-This file is also a program: the guardian of one owner, which `midstream.agents.agent_guardian` starts. It therefore
+This file is also a program: the guardian of one owner, which `midstream.agents.process_guardian` starts. It therefore
 imports only modules that a bare interpreter has loaded.
 """
 

@@ -13,7 +13,7 @@ from typing import Literal, assert_never
 
 from msgspec import Struct
 
-from midstream.agents.agent_values import DEEP_VALUE
+from midstream.agents.tool_value_json import DEEP_VALUE
 from midstream.json_depth import TOO_DEEP
 from midstream.session.permissions import Allowed, Ask, Decision, Kind, Permission, Person
 

@@ -26,6 +26,7 @@ from midstream.agents import agent_failures, pool_records
 from midstream.agents.agent_runs import AgentRun, PermissionRequests, SilenceLimits
 from midstream.agents.attachments import with_readable_files
 from midstream.agents.live_agents import LiveAgents
+from midstream.agents.own_tool_calls import OwnCalls, place_of
 from midstream.agents.pool_counters import PoolCounters
 from midstream.agents.pool_entries import STORE_FAILURES, Found, PoolEntries
 from midstream.agents.pool_records import PoolRecord
@@ -41,7 +42,6 @@ from midstream.agents.reuse_classification import (
     asides_of,
     classify,
 )
-from midstream.agents.unresent_calls import OwnCalls, place_of
 from midstream.agents.upstreams import (
     ForkingUpstream,
     Marked,

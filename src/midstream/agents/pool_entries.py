@@ -18,7 +18,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.agents.learned_retention import LearnedRetention, decode_retention, encode_retention
+from midstream.agents.own_tool_calls import AnswerCalls, decode_calls, encode_calls, with_answer
 from midstream.agents.pool_records import (
     RECORD_AGE_MAX_S,
     RECORDS_MAX,
@@ -28,7 +28,7 @@ from midstream.agents.pool_records import (
     find_expired,
     with_side_call,
 )
-from midstream.agents.unresent_calls import AnswerCalls, decode_calls, encode_calls, with_answer
+from midstream.agents.retention_estimate import LearnedRetention, decode_retention, encode_retention
 from midstream.environment import World
 from midstream.errors import EntryMovedError, StoreDamagedError, UnavailableError
 from midstream.models.fingerprint import Outline

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.agents.agent_failures import FailureSituation
+from midstream.agents.own_tool_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.pool_entries import Claim
 from midstream.agents.prior_transcript import (
     DONE,
@@ -29,7 +30,6 @@ from midstream.agents.reuse_classification import (
     RequestRelation,
     ResumeAgent,
 )
-from midstream.agents.unresent_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
 from midstream.errors import ModelError, ModelStalledError
 from midstream.history.messages import (

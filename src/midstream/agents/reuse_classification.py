@@ -12,8 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.pool_records import Aside, ForkPoint, PoolRecord, with_aside
+from midstream.agents.upstream_abilities import Abilities
 from midstream.models.fingerprint import LINK_BYTES, Fingerprint, Outline, common_users
 
 

@@ -35,7 +35,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from midstream.agents.abilities import Abilities
+from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
 from midstream.history.messages import History, ToolResult, ToolSpec, UserMessage
 from midstream.models.responses import ModelEvent

@@ -8,7 +8,7 @@ import click
 
 from midstream.cli.output import Output, json_option, one_line
 from midstream.cli.session_options import server_options
-from midstream.cli.sources import IssuedCredential, ServerSource
+from midstream.cli.session_sources import IssuedCredential, ServerSource
 from midstream.cli.times import time_of
 from midstream.cli.token_lines import add_token, read_tokens, write_tokens
 from midstream.errors import UsageError

@@ -13,7 +13,7 @@ from midstream.agents.prefix_difference import first_difference
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.output import Output, one_line
 from midstream.cli.session_options import complete, source_options
-from midstream.cli.sources import Source, resolve
+from midstream.cli.session_sources import Source, resolve
 from midstream.cli.terminal import Ink, clean, pad, shorten
 from midstream.errors import UsageError
 from midstream.session.journal_reading import JournalReader

@@ -23,7 +23,7 @@ from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.session_options import url_argument
 from midstream.cli.session_secret import read_env_secret
-from midstream.cli.sources import ServerSource, SessionNow
+from midstream.cli.session_sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns
 from midstream.cli.visible_text import escape_json
 from midstream.client import Client, Event, PlaybackLost, connect

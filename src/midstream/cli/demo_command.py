@@ -19,7 +19,7 @@ from midstream.cli import Invocation
 from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
-from midstream.cli.sources import ServerSource
+from midstream.cli.session_sources import ServerSource
 from midstream.cli.terminal import Ink
 from midstream.demo.demo_server import DemoServer
 from midstream.demo.folder import Folder

@@ -6,7 +6,7 @@ import click
 
 from midstream.cli import Invocation
 from midstream.cli.session_options import url_argument
-from midstream.cli.sources import ServerSource
+from midstream.cli.session_sources import ServerSource
 from midstream.errors import UnauthorizedError
 from midstream.local_keys import headers_for
 

@@ -8,7 +8,7 @@ import click
 
 from midstream.cli.output import Output
 from midstream.cli.session_options import source_options
-from midstream.cli.sources import Source
+from midstream.cli.session_sources import Source
 from midstream.cli.terminal import clean, columns, pad, width_of
 from midstream.cli.times import duration_of, time_of
 from midstream.store.node_reports import NodeLine

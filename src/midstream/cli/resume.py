@@ -11,9 +11,9 @@ from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
 from midstream.cli.output import Output
 from midstream.cli.session_options import complete, server_options
+from midstream.cli.session_sources import ListedSession, ServerSource
+from midstream.cli.session_sources import resolve as resolved
 from midstream.cli.sessions import session_cells
-from midstream.cli.sources import ListedSession, ServerSource
-from midstream.cli.sources import resolve as resolved
 from midstream.errors import NothingToResumeError
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import TurnStatus

@@ -12,7 +12,7 @@ from midstream.cli import Invocation
 from midstream.cli.output import Output, one_line
 from midstream.cli.prompts import answer_command, question_lines
 from midstream.cli.session_options import complete, server_options, source_options
-from midstream.cli.sources import ServerSource, Source, resolve
+from midstream.cli.session_sources import ServerSource, Source, resolve
 from midstream.cli.terminal import Ink, columns
 from midstream.cli.transcript import INDENT
 from midstream.cli.visible_text import reveal_line

@@ -15,7 +15,7 @@ from midstream.cli import Invocation
 from midstream.cli.key_option import key_file_option
 from midstream.cli.option_groups import group_options
 from midstream.cli.output import json_option
-from midstream.cli.sources import ServerSource, Source, StoreSource
+from midstream.cli.session_sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean
 from midstream.errors import MidstreamError, UsageError
 from midstream.local_keys import URL_VARIABLE

@@ -12,7 +12,7 @@ import msgspec
 from midstream.cli.output import Output, one_line
 from midstream.cli.session_actions import COMMANDS
 from midstream.cli.session_options import complete, source_options
-from midstream.cli.sources import ListedSession, SessionExportLine, Source, resolve, with_whole
+from midstream.cli.session_sources import ListedSession, SessionExportLine, Source, resolve, with_whole
 from midstream.cli.terminal import Ink, clean, columns, pad, shorten
 from midstream.cli.times import time_of
 from midstream.cli.transcript import TurnTranscript, lines, read

@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from midstream.dialects import request_digests
 from midstream.dialects.ag_ui_messages import interrupts_in
-from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.dialects.run_fold import RunFold
 from midstream.errors import (
     AnswerMismatchError,
     ConflictError,
@@ -381,7 +381,7 @@ def _file_part(part: File) -> Json:
     return {**place, "mediaType": part.media_type, **named}
 
 
-def question_parts(fold: ThreadFold) -> list[Json]:
+def question_parts(fold: RunFold) -> list[Json]:
     """Return the open questions of a task, as text for a person and as data for a program."""
     asked = interrupts_in(fold)
     words = [{"text": each["message"]} for each in asked]

@@ -20,18 +20,18 @@ from midstream.dialects.a2a_messages import (
     question_parts,
     task_id,
 )
-from midstream.dialects.langgraph_thread import (
+from midstream.dialects.record_events import RecordEvents
+from midstream.dialects.run_fold import (
     AnswerCompleted,
     AnswerVoided,
     Fact,
     Run,
     RunBegan,
     RunEnded,
-    ThreadFold,
+    RunFold,
     ToolFinished,
     WordsCame,
 )
-from midstream.dialects.record_events import RecordEvents
 from midstream.history.messages import Outcome, Step, UserMessage
 from midstream.session.records import MessageAccepted, Record, StreamOpened
 from midstream.session.session import GO_ON
@@ -52,7 +52,7 @@ STATES = (*_STATES.values(), *(f"TASK_STATE_{name}" for name in ("SUBMITTED", "R
 TERMINAL = frozenset({COMPLETED, FAILED, CANCELED})
 
 
-class A2aFold(ThreadFold):
+class A2aFold(RunFold):
     """Converts the records of a session to facts about its tasks."""
 
     @override

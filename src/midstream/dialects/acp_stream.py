@@ -13,17 +13,17 @@ from typing import Any
 from typing_extensions import override
 
 from midstream.dialects.langgraph_messages import call_id_of
-from midstream.dialects.langgraph_thread import (
+from midstream.dialects.run_fold import (
     AnswerCompleted,
     AnswerVoided,
     Fact,
-    ThreadFold,
+    RunFold,
     ToolBegan,
     ToolFinished,
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.shown_words import RepeatedWords, Words, merge, words_of
+from midstream.dialects.shown_text import RepeatedWords, Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import (
     Entry,
@@ -62,7 +62,7 @@ _CHUNKS = {"text": "agent_message_chunk", "thinking": "agent_thought_chunk"}
 _STOP_REASONS = {Finish.LENGTH: "max_tokens", Finish.FILTER: "refusal"}
 
 
-class AcpFold(ThreadFold):
+class AcpFold(RunFold):
     """The runs and messages of a session; streams of this protocol do not contain their ids."""
 
     @override

@@ -21,9 +21,9 @@ from midstream.dialects.langgraph_messages import (
     tool_message_id,
 )
 from midstream.dialects.langgraph_requests import answers_of
-from midstream.dialects.langgraph_thread import GivenAnswer, ThreadFold
 from midstream.dialects.request_digests import digest_of
-from midstream.dialects.shown_words import Words, merge, words_of
+from midstream.dialects.run_fold import GivenAnswer, RunFold
+from midstream.dialects.shown_text import Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.errors import AnswerMismatchError, MalformedFrameError
 from midstream.history.messages import (
@@ -317,7 +317,7 @@ def part_id(name: str, kinds: Sequence[str]) -> str:
     return name if kinds.count("text") == 1 else f"{name}.text-{number}"
 
 
-def snapshot_of(fold: ThreadFold) -> list[Json]:
+def snapshot_of(fold: RunFold) -> list[Json]:
     """Return all messages of the current thread, including the text of an unfinished response."""
     messages: list[Json] = []
     for entry, name in zip(fold.session.history.entries, fold.ids, strict=True):
@@ -432,12 +432,12 @@ _DECISION: Json = {
 }
 
 
-def interrupts_in(fold: ThreadFold) -> list[Json]:
+def interrupts_in(fold: RunFold) -> list[Json]:
     """Return the open questions of a thread as interrupts."""
     return [_interrupt(each, fold) for each in fold.questions]
 
 
-def _interrupt(question: Question, fold: ThreadFold) -> Json:
+def _interrupt(question: Question, fold: RunFold) -> Json:
     is_call = isinstance(fold.session.turn, RunningCalls)
     is_own = not question.session
     schema: Json = _DECISION

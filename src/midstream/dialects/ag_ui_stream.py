@@ -25,21 +25,21 @@ from midstream.dialects.ag_ui_messages import (
     upstream_message_id,
 )
 from midstream.dialects.langgraph_runs import BEGINNING
-from midstream.dialects.langgraph_thread import (
+from midstream.dialects.record_events import RecordEvents
+from midstream.dialects.run_fold import (
     AnswerCompleted,
     AnswerVoided,
     Fact,
     Run,
     RunBegan,
     RunEnded,
+    RunFold,
     StateChanged,
-    ThreadFold,
     ToolBegan,
     ToolFinished,
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import ToolCall
 from midstream.session.calls import Site
@@ -62,7 +62,7 @@ def stream_name(run_id: str, message_id: str) -> str:
     return f"{STREAM_PREFIX}{run_id} {message_id}".rstrip()
 
 
-class AgUiFold(ThreadFold):
+class AgUiFold(RunFold):
     """Converts the records of a session to runs of AG-UI. A run also ends when client tools run."""
 
     rests_on_clients = True

@@ -14,23 +14,23 @@ from msgspec import Struct
 from typing_extensions import override
 
 from midstream.dialects import langgraph_messages as messages
-from midstream.dialects.langgraph_thread import (
+from midstream.dialects.record_events import RecordEvents
+from midstream.dialects.run_fold import (
     AnswerCompleted,
     AnswerVoided,
     Fact,
     ResultsCommitted,
     RunBegan,
     RunEnded,
+    RunFold,
     RunPaused,
     StateChanged,
-    ThreadFold,
     ToolBegan,
     ToolFinished,
     ToolReported,
     WordsCame,
     is_error,
 )
-from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import Response
 from midstream.session.records import Record
@@ -91,7 +91,7 @@ class ProtocolEvents(RecordEvents):
         graph: Name of the agent.
     """
 
-    def __init__(self, fold: ThreadFold, seq: int, wanted: Subscription | None, graph: str) -> None:
+    def __init__(self, fold: RunFold, seq: int, wanted: Subscription | None, graph: str) -> None:
         self.fold = fold
         self.seq = seq
         self._wanted = wanted

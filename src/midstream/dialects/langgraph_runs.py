@@ -13,7 +13,8 @@ import msgspec
 from typing_extensions import override
 
 from midstream.dialects import langgraph_messages as messages
-from midstream.dialects.langgraph_thread import (
+from midstream.dialects.record_events import RecordEvents
+from midstream.dialects.run_fold import (
     STREAM_PREFIX,
     AnswerCompleted,
     AnswerVoided,
@@ -21,15 +22,14 @@ from midstream.dialects.langgraph_thread import (
     ResultsCommitted,
     RunBegan,
     RunEnded,
+    RunFold,
     RunPaused,
     StateChanged,
-    ThreadFold,
     ToolBegan,
     ToolFinished,
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.ui_message_stream import value_of
 from midstream.session.records import Record
 
@@ -68,7 +68,7 @@ class RunEvents(RecordEvents):
     """
 
     def __init__(
-        self, fold: ThreadFold, run_id: str, modes: Sequence[str], after: tuple[int, int], assistant: Json
+        self, fold: RunFold, run_id: str, modes: Sequence[str], after: tuple[int, int], assistant: Json
     ) -> None:
         self.fold = fold
         self._run_id = run_id
@@ -169,7 +169,7 @@ class RunEvents(RecordEvents):
 class RunOutcome(RecordEvents):
     """The state at the end of a run, as one body."""
 
-    def __init__(self, fold: ThreadFold, run_id: str) -> None:
+    def __init__(self, fold: RunFold, run_id: str) -> None:
         self._events = RunEvents(fold, run_id, (), BEGINNING, {})
 
     @override
@@ -193,7 +193,7 @@ class RunOutcome(RecordEvents):
         return [_json({**fold.state.values(), **({"__interrupt__": asked} if asked else {})})]
 
 
-def queued_number(fold: ThreadFold, run_id: str) -> int:
+def queued_number(fold: RunFold, run_id: str) -> int:
     """Return the number of a run's message in the queue; 0 if it is not queued."""
     prefix = f"{STREAM_PREFIX}{run_id}."
     return next((each.number for each in fold.session.queue if each.stream.startswith(prefix)), 0)

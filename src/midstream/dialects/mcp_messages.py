@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from midstream.dialects import request_digests
-from midstream.dialects.packed_values import pack
+from midstream.dialects.opaque_tokens import pack
 from midstream.errors import MalformedFrameError, UsageError
 from midstream.json_depth import require_shallow_text
 from midstream.session.calls import Choice, QuestionKind

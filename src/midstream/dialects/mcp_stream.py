@@ -16,18 +16,6 @@ from typing_extensions import override
 
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_runs import BEGINNING, place_of
-from midstream.dialects.langgraph_thread import (
-    AnswerCompleted,
-    AnswerVoided,
-    Fact,
-    Run,
-    RunBegan,
-    RunEnded,
-    ThreadFold,
-    ToolBegan,
-    ToolReported,
-    WordsCame,
-)
 from midstream.dialects.mcp_messages import (
     BAD_PARAMS,
     CANCELLED,
@@ -43,9 +31,21 @@ from midstream.dialects.mcp_messages import (
     elicitation,
     task_of,
 )
-from midstream.dialects.packed_values import pack, unpack
+from midstream.dialects.opaque_tokens import pack, unpack
 from midstream.dialects.record_events import RecordEvents
-from midstream.dialects.shown_words import RepeatedWords, merge
+from midstream.dialects.run_fold import (
+    AnswerCompleted,
+    AnswerVoided,
+    Fact,
+    Run,
+    RunBegan,
+    RunEnded,
+    RunFold,
+    ToolBegan,
+    ToolReported,
+    WordsCame,
+)
+from midstream.dialects.shown_text import RepeatedWords, merge
 from midstream.errors import ModelError
 from midstream.history.messages import Step
 from midstream.session.questions import Question
@@ -69,7 +69,7 @@ def stream_name(call_id: str) -> str:
     return f"{STREAM_PREFIX}{call_id}"
 
 
-class McpFold(ThreadFold):
+class McpFold(RunFold):
     """Converts the records of a session to facts about its calls."""
 
     @override

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from midstream.dialects.resting_turns import is_resting
+from midstream.dialects.waiting_turns import is_resting
 from midstream.errors import RecordUndecodableError
 from midstream.session.calls import Site
 from midstream.session.journal_reading import JournalReader

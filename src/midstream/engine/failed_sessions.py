@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from midstream.engine.defects import Defects, StoppedOnDefectError
+from midstream.engine.defect_limit import Defects, StoppedOnDefectError
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import (

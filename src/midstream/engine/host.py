@@ -14,6 +14,7 @@ from typing import Self
 from midstream.engine.agent import Agent, require_agent
 from midstream.engine.agent_resources import AgentResources
 from midstream.engine.conversation import answer_of, payload_of, turn_of
+from midstream.engine.crash_suspect_trials import Trials
 from midstream.engine.escrow_locks import Locks
 from midstream.engine.failed_sessions import FailedSessions
 from midstream.engine.followed_journals import FollowedJournals
@@ -25,7 +26,6 @@ from midstream.engine.runner import Runner, StopMode
 from midstream.engine.session_deletion import SessionDeletion
 from midstream.engine.sleeping import MemoryLimits, Sleeping
 from midstream.engine.sub_agents import children_at_work
-from midstream.engine.suspect_trials import Trials
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,

@@ -13,7 +13,7 @@ from typing import Any
 from midstream.environment import Cancellable, World
 from midstream.errors import MidstreamError
 from midstream.models.responses import merge_deltas
-from midstream.session.references import AttemptRef
+from midstream.session.call_references import AttemptRef
 from midstream.session.session import Received, ToolsFound
 from midstream.session.turn.commands import (
     Answer,

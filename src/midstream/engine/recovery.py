@@ -10,8 +10,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from midstream.engine.crash_suspect_trials import Trials
 from midstream.engine.runner import Runner
-from midstream.engine.suspect_trials import Trials
 from midstream.environment import World
 from midstream.errors import LeaseHeldError, MidstreamError, SessionLockedError, UnavailableError
 from midstream.retries import RECONNECT_BACKOFF

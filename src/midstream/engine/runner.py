@@ -21,9 +21,9 @@ from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from midstream.engine import agent_guard, session_work
+from midstream.engine import agent_mismatch, session_work
 from midstream.engine.agent import Agent
-from midstream.engine.defects import stop_error
+from midstream.engine.defect_limit import stop_error
 from midstream.engine.executors import Executor
 from midstream.engine.forwarding import GIVE_UP, Forwarder
 from midstream.engine.journal import Journal
@@ -245,7 +245,7 @@ class Runner:
     @property
     def waits_for_agent(self) -> bool:
         """Whether the open turn is held: the served agent cannot continue it, and it was not resumed on request."""
-        return self._phase is Phase.FOLLOWING and agent_guard.is_held(self.state, self._agent)
+        return self._phase is Phase.FOLLOWING and agent_mismatch.is_held(self.state, self._agent)
 
     # --- what the host uses -----------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Runner:
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         self._task.add_done_callback(self._drop_references)
         if self.waits_for_agent:
-            agent_guard.warn(self.session_id, self.state, self._agent)
+            agent_mismatch.warn(self.session_id, self.state, self._agent)
         elif self.state.needs_node and not self._family.defer_suspect(self):
             try:
                 await self._mailbox.post(await self._first_command())
@@ -568,7 +568,7 @@ class Runner:
             envelope.answer(answer)
         return True
 
-    async def _claim_if_needed(self, records: list[Record], commands: agent_guard.Commands) -> Session:
+    async def _claim_if_needed(self, records: list[Record], commands: agent_mismatch.Commands) -> Session:
         """Begin an epoch before the first append of this process, and recover the work of an older one.
 
         Raises:
@@ -585,10 +585,10 @@ class Runner:
             self._take_over(await self.journal.catch_up())
             self._refuse_other_agent(commands)
         is_handover = self.journal.is_handed_over
-        is_stopped = self.waits_for_agent and not agent_guard.adopts(commands)
+        is_stopped = self.waits_for_agent and not agent_mismatch.adopts(commands)
         suspected = 0 if is_handover else self._family.count_suspected_deaths(self)
         began = EpochStarted(epoch, self._node, at, is_handover=is_handover, suspected=suspected)
-        records.append(agent_guard.with_agent_name(began, self._agent))
+        records.append(agent_mismatch.with_agent_name(began, self._agent))
         state = self._fold(self.state, records)
         if is_stopped:
             return state  # work of the other agent must not be started only to be cancelled
@@ -600,9 +600,9 @@ class Runner:
         records.extend(recovered)
         return self._fold(state, recovered)
 
-    def _refuse_other_agent(self, commands: agent_guard.Commands) -> None:
+    def _refuse_other_agent(self, commands: agent_mismatch.Commands) -> None:
         if self.waits_for_agent:
-            agent_guard.refuse(commands, self.session_id, self.state, self._agent)
+            agent_mismatch.refuse(commands, self.session_id, self.state, self._agent)
 
     def _take_over(self, records: Sequence[tuple[int, Record]]) -> None:
         """Fold the records of other nodes.

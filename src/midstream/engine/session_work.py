@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
-from midstream.engine.defects import missing_outcome_error, stop_error
+from midstream.engine.defect_limit import missing_outcome_error, stop_error
 from midstream.engine.executors import Executor
 from midstream.engine.journal import Journal
 from midstream.engine.mailbox import Effect, Envelope, Mailbox

@@ -22,8 +22,8 @@ from midstream.engine.agent import Agent, describe
 from midstream.environment import World
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.extras import extra
-from midstream.frameworks.open_contexts import HeldContext, run_bounded
 from midstream.frameworks.openai_agents_model import OpenAIAgentsModel, spec_of
+from midstream.frameworks.tool_connections import HeldContext, run_bounded
 from midstream.history.messages import Outcome, ToolCall
 from midstream.session.calls import OnDoubt, OnDoubtName
 from midstream.tools.function_tools import TIMEOUT_S, StatedOutcome, Tool, current_call

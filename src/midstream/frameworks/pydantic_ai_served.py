@@ -23,7 +23,7 @@ from midstream.engine.agent import Agent, describe
 from midstream.environment import World
 from midstream.errors import ToolDefinitionError, ToolsUnavailableError, UsageError
 from midstream.extras import extra
-from midstream.frameworks.open_contexts import HeldContext, run_bounded
+from midstream.frameworks.tool_connections import HeldContext, run_bounded
 from midstream.history.messages import Outcome, ToolSpec
 from midstream.models.pydantic_ai import PydanticAIModel
 from midstream.session.calls import OnDoubt

@@ -28,10 +28,10 @@ from midstream.history.messages import (
     with_distinct_ids,
 )
 from midstream.history.upstream_calls import Words, close_call, end_call, start_call
+from midstream.session.call_references import AttemptRef
 from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
 from midstream.session.permissions import Person
 from midstream.session.records import Delta, ReuseDecision
-from midstream.session.references import AttemptRef
 from midstream.timing import StallBudgets
 
 RESPONSE_CHARS_MAX = 32 * 1024 * 1024

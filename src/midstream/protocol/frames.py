@@ -50,7 +50,7 @@ EVENTS_PER_FRAME_MAX = 512
 HEARTBEAT_S = 10.0
 """Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
-# `open_fields.check_word` and `EventId.parse` check these two forms; the patterns are for schemas.
+# `open_frame.check_word` and `EventId.parse` check these two forms; the patterns are for schemas.
 Word = Annotated[
     str, Meta(extra_json_schema={"maxLength": KEY_CHARS_MAX, "pattern": "^[!-~]([ -~]*[!-~])?$|^$"})
 ]

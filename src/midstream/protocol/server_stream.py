@@ -68,10 +68,10 @@ from midstream.protocol.frames import (
     encode,
     secret_digest_of,
 )
-from midstream.protocol.open_fields import check_open, merge_open_fields
+from midstream.protocol.open_frame import check_open, merge_open_fields
 from midstream.protocol.stream_settings import StreamSettings
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Site
-from midstream.session.references import CallRef
 from midstream.session.retention import Retention
 from midstream.session.session import COMMANDS_MAX, Received, Session, StreamState, fencing_error
 from midstream.session.turn.commands import (

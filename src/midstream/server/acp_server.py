@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from midstream.dialects.packed_values import pack, unpack
+from midstream.dialects.opaque_tokens import pack, unpack
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.environment import World

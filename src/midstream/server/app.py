@@ -53,8 +53,8 @@ from midstream.server.auth.access_routes import AccessRoutes
 from midstream.server.auth.cors import Cors
 from midstream.server.auth.middleware import SESSION_PATH, TRAIL, AuthMiddleware, path_of
 from midstream.server.auth.origins import origins_of
-from midstream.server.auth.unlocking import HELD, unlock_for
-from midstream.server.auth.viewer_routes import ViewerRoutes
+from midstream.server.auth.session_unlocking import HELD, unlock_for
+from midstream.server.auth.viewer_token_routes import ViewerRoutes
 from midstream.server.lifespan import live, on_end_signal
 from midstream.server.limits import Limits
 from midstream.server.node_reporting import NodeReports

@@ -33,7 +33,7 @@ from midstream.dialects.gateway_bodies import (
 )
 from midstream.dialects.kept_conversations import KeptConversations
 from midstream.dialects.live_responses import GRACE_S, LiveResponses
-from midstream.dialects.passed_requests import PASSED, PassedRequests
+from midstream.dialects.passthrough_requests import PASSED, PassedRequests
 from midstream.dialects.response_inputs import ResponseInputs
 from midstream.dialects.response_reader import ResponseReader, refuse, refuse_socket, send_whole
 from midstream.dialects.response_routes import ResponseRoutes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from midstream.session.call_references import CallRef
 from midstream.session.calls import CHOICES, CallState, Choice, QuestionKind, question_text
-from midstream.session.references import CallRef
 from midstream.session.session import Session
 from midstream.session.turn.states import AgentQuestion, AwaitingModel, RunningCalls
 

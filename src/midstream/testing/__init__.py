@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from midstream.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from midstream.testing.fake_worlds import Crashed as Crashed
+    from midstream.testing.fake_worlds import FakeWorld as FakeWorld
+    from midstream.testing.fake_worlds import KillingWorld as KillingWorld
     from midstream.testing.pool_contract import PoolContract as PoolContract
     from midstream.testing.scripted_model import Gate as Gate
     from midstream.testing.scripted_model import Pause as Pause
@@ -20,9 +23,6 @@ if TYPE_CHECKING:
     from midstream.testing.turns import records_until_end as records_until_end
     from midstream.testing.turns import run_turn as run_turn
     from midstream.testing.upstream_contract import UpstreamContract as UpstreamContract
-    from midstream.testing.worlds import Crashed as Crashed
-    from midstream.testing.worlds import FakeWorld as FakeWorld
-    from midstream.testing.worlds import KillingWorld as KillingWorld
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -34,6 +34,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "testing.store_fakes": "FailingStore",
         "testing.turns": "records_until_end run_turn",
         "testing.upstream_contract": "UpstreamContract",
-        "testing.worlds": "Crashed FakeWorld KillingWorld",
+        "testing.fake_worlds": "Crashed FakeWorld KillingWorld",
     },
 )

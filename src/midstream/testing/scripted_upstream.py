@@ -11,8 +11,8 @@ from enum import StrEnum
 from msgspec import Struct, field
 from typing_extensions import override
 
-from midstream.agents.abilities import Abilities
 from midstream.agents.prior_transcript import DONE
+from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import (
     Marked,
     MessageDropped,

@@ -39,7 +39,7 @@ from midstream.store.contract import (
     Store,
     StoredRecord,
 )
-from midstream.testing.immediate_contract import ImmediateContract
+from midstream.testing.immediate_store_contract import ImmediateContract
 from midstream.testing.key_value_contract import KeyValueContract
 from midstream.testing.link_contract import LinkContract
 from midstream.testing.listing_contract import ListingContract

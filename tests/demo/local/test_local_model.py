@@ -34,7 +34,7 @@ from midstream.models.responses import (
     TextDelta,
     ToolCallRequested,
 )
-from midstream.session.references import AttemptRef
+from midstream.session.call_references import AttemptRef
 from midstream.tools.function_tools import CallContext, Tool, plan_call, run_call, tool
 
 WAIT_S = 50.0

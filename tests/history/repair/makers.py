@@ -8,7 +8,7 @@ from typing import Any
 from midstream.history.codecs.codec_spec import MessageTurn
 from midstream.history.codecs.format_registry import find_format
 from midstream.history.profiles import profile_for
-from midstream.history.repair.shared_state import Task
+from midstream.history.repair.repair_task import Task
 
 
 def task_for(form: str = "anthropic", profile: str | None = None, **more: Any) -> Task:

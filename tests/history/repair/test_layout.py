@@ -5,7 +5,7 @@ from typing import Any
 from midstream.history.repair.layout import LayoutWriter
 from midstream.history.repair.pairing import Pairing
 from midstream.history.repair.placeholders import DENIED, NOT_STARTED, UNKNOWN
-from midstream.history.repair.shared_state import Task
+from midstream.history.repair.repair_task import Task
 from tests.history.repair.makers import codes, task_for, turns_for
 from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 

@@ -12,8 +12,8 @@ import pytest
 from midstream.models.responses import Finished, TextDelta
 from midstream.server.api.event_body import PACE_S, QUIET_S
 from midstream.server.limits import Limits
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import Gate, text
-from midstream.testing.worlds import FakeWorld
 from tests.server.people import ADA, KNOWN, guarded_app
 from tests.server.serving import WAIT_S, called, make_app, served
 from tests.server.test_kept import _until as until

@@ -15,8 +15,8 @@ from midstream.server.api.event_body import COMMENT, QUIET_S, EventBody, PieceBo
 from midstream.server.api.http_endpoints import StreamCutError
 from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.session.records import MessageAccepted, Record, TurnEnded
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import text
-from midstream.testing.worlds import FakeWorld
 from tests.server.serving import WAIT_S, called, make_app
 
 

@@ -56,7 +56,7 @@ def test_every_error_has_a_status_a_code_and_a_next_step(kind: type[MidstreamErr
     ],
 )
 def test_the_nearest_class_decides_the_status(error: MidstreamError, status: int) -> None:
-    assert status_of(error) == status
+    assert status_of(type(error)) == status
 
 
 def test_a_problem_is_exactly_this() -> None:

@@ -14,8 +14,8 @@ from midstream.server.api.waiting_poll import LONG_POLL_S, ClientLeftError, Wait
 from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.server.transports.connection import Connections
 from midstream.store.memory import MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel
-from midstream.testing.worlds import FakeWorld
 
 WAIT_S = 60.0
 

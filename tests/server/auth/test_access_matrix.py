@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 import websockets
 
-from midstream.dialects.langgraph_thread import derived_run_id
+from midstream.dialects.run_fold import derived_run_id
 from midstream.engine.agent import Agent
 from midstream.observability.prometheus import Prometheus
 from midstream.server.api.openapi import Operation

@@ -13,7 +13,7 @@ from midstream.server.auth.principals import Action, Principal, Scope
 from midstream.server.auth.revocations import Revocations
 from midstream.server.auth.tokens import AccessTokens
 from midstream.store.memory import MemoryStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 
 ADA, BOB, CAROL = (Principal(name, tenant="acme") for name in ("ada", "bob", "carol"))
 EVE = Principal("ada", tenant="other")

@@ -29,8 +29,8 @@ from midstream.server.auth.tokens import AccessTokens
 from midstream.server.limits import Limits
 from midstream.session.turn.commands import Cancel, Resume
 from midstream.store.memory import MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel
-from midstream.testing.worlds import FakeWorld
 
 
 class House:

@@ -6,7 +6,7 @@ from midstream.local_keys import prove_server, token_for
 from midstream.server.auth.local_user import START_S, LocalUser
 from midstream.server.auth.principals import Principal
 from midstream.store.memory import MemoryStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.server.auth.test_access import asking, known_by
 from tests.spec import spec
 

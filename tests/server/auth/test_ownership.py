@@ -13,7 +13,7 @@ from midstream.server.auth import ownership as rights_module
 from midstream.server.auth.ownership import READERS_MAX, Ownership, is_of_tenant, name_in_store, name_outside
 from midstream.server.auth.principals import Principal
 from midstream.store.memory import MemoryStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 
 NAMES = st.text("ab:.-_1", min_size=1, max_size=12)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.server.auth.revocations import EVERYONE, Revocations
 from midstream.store.memory import MemoryStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 

@@ -10,7 +10,7 @@ import pytest
 from midstream.errors import UsageError
 from midstream.server.auth.principals import Action
 from midstream.server.auth.token_file import TokenFile, digest_of_token, parse_line
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.server.auth.test_access import TOKEN, asking, known_by
 from tests.spec import spec
 

@@ -21,7 +21,7 @@ from midstream.server.auth.tokens import (
     key_of,
 )
 from midstream.store.memory import MemoryStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 ADA = Principal("ada", tenant="acme")

@@ -23,8 +23,8 @@ from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.transports.connection import NAMES_MAX, Connection, Connections
 from midstream.server.transports.frame_sending import SEND_S
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import Gate, ScriptedModel, ScriptedStep, Stall, text
-from midstream.testing.worlds import FakeWorld
 from tests.server.serving import WAIT_S, Json, abort, command, opening, records_of
 from tests.spec import spec
 

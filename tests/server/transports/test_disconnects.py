@@ -12,8 +12,8 @@ from midstream.server.transports.disconnects import NAMESPACE
 from midstream.server.transports.long_poll import GAP_S
 from midstream.session.records import TurnEnded
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, Stall
-from midstream.testing.worlds import FakeWorld
 from tests.server.serving import WAIT_S, command, opening
 from tests.server.transports.test_connection import Bench, Wire, bench, ended
 from tests.spec import spec

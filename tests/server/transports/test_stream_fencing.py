@@ -19,9 +19,9 @@ from midstream.server.transports.stream_fencing import Notices
 from midstream.session.records import StreamTaken, decode
 from midstream.session.session import Received
 from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, Stall
 from midstream.testing.store_fakes import FailingStore
-from midstream.testing.worlds import FakeWorld
 from midstream.timing import StallBudgets
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import WAIT_S, Socket, abort, command, opening, served

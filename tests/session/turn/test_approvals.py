@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from midstream.history.messages import Response, Text
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import NO_DECISION_CONTENT, Choice, OnDoubt, QuestionKind, digest_of
 from midstream.session.records import (
     AnswerUsed,
@@ -26,7 +27,6 @@ from midstream.session.records import (
     TurnStatus,
     sync_of,
 )
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.approvals import QUESTIONS_MAX
 from midstream.session.turn.commands import (
     Answer,

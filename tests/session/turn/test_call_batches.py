@@ -6,6 +6,7 @@ import pytest
 
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.history.messages import Outcome, ToolResult
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import (
     DAMAGED_CONTENT,
     DENIED_CONTENT,
@@ -40,7 +41,6 @@ from midstream.session.records import (
     TurnStatus,
     sync_of,
 )
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.session.turn.commands import (
     CallProbed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.retries import MODEL_ATTEMPTS_MAX
+from midstream.session.call_references import AttemptRef
 from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
@@ -15,7 +16,6 @@ from midstream.session.records import (
     StallNoticed,
     TurnEnded,
 )
-from midstream.session.references import AttemptRef
 from midstream.session.turn.commands import Cancel, Recover, Stalled, StallFinished
 from midstream.session.turn.deciding import decide, partial_response, text_so_far
 from midstream.session.turn.pending import CallModel, pending_work

@@ -19,6 +19,7 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.retries import MODEL_ATTEMPTS_MAX, RETRY_AFTER_MAX_S
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import (
     NO_ANSWER_CONTENT,
     NOT_STARTED_CONTENT,
@@ -43,7 +44,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import (
     CallExpired,
     CallFinished,

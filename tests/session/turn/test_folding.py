@@ -6,6 +6,7 @@ import pytest
 
 from midstream.errors import NothingToResumeError
 from midstream.history.messages import Outcome, UserMessage
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import Choice
 from midstream.session.records import (
     AttemptStarted,
@@ -17,7 +18,6 @@ from midstream.session.records import (
     TurnResumed,
     TurnStatus,
 )
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import (
     Cancel,
     Command,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
 from midstream.session.records import Delta
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Cancel, Command
 from midstream.session.turn.folding import evolve
 from midstream.session.turn.pending import RunCall, is_pending_for_client, pending_work

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer, Refused
 from midstream.session.turn.several_people import require_another_person
 from tests.spec import spec

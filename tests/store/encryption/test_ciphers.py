@@ -14,7 +14,7 @@ from midstream.environment import World
 from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import DataKey, FileKeys
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 HERE, THERE = b"record 1 3 s", b"record 2 3 s"

@@ -45,7 +45,7 @@ from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.encryption.escrow import EscrowedStore, escrow_store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 from tests.store.keys import keys_in
 

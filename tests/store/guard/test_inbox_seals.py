@@ -7,7 +7,7 @@ from midstream.errors import StoreDamagedError, UnavailableError
 from midstream.store.contract import ForwardedCommand
 from midstream.store.guard.chain import ChainKey, ChainKeys
 from midstream.store.guard.inbox_seals import COMMAND_AGE_MAX_S, InboxSeals
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.spec import spec
 
 KEYS = ChainKeys((ChainKey(b"k" * 32),), is_mixed=False, place="")

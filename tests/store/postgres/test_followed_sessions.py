@@ -11,7 +11,7 @@ from midstream.store.postgres.followed_sessions import (
     FollowedByOthers,
     FollowedHere,
 )
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 
 
 def test_only_ends_that_are_followed_are_sent() -> None:

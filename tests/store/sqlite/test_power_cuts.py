@@ -13,7 +13,7 @@ from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.group_commit import Durability
-from midstream.testing.worlds import FakeWorld
+from midstream.testing.fake_worlds import FakeWorld
 from tests.search import tried
 from tests.store.disk import Disk, Note, Operation, after_power_cut
 

@@ -50,7 +50,7 @@ NOT_SEEN_AT_A_SERVER = {
     ),
     **dict.fromkeys(
         (f"STREAM-{number}" for number in range(84, 96)),
-        "of sessions that only their clients can open: tests/server/auth/test_unlocking.py",
+        "of sessions that only their clients can open: tests/server/auth/test_session_unlocking.py",
     ),
     "STREAM-96": "of clients: tests/client/test_other_processes.py, tests/server/test_page_escrow.py",
     "STREAM-97": "of clients in browsers: tests/server/test_page_tabs.py",

@@ -12,7 +12,7 @@ import re
 from midstream.history.codecs.codec_spec import CodecSpec, MessageTurn, Part, as_words
 from midstream.history.codecs.openai_chat_codec import name_answer
 from midstream.history.profiles import Profile
-from midstream.history.repair.shared_state import Task
+from midstream.history.repair.repair_task import Task
 from midstream.history.repair.tool_names import takes_name
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

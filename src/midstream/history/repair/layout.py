@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role
 from midstream.history.repair.placeholders import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
-from midstream.history.repair.shared_state import Task, are_same, stands_in
+from midstream.history.repair.repair_task import Task, are_same, stands_in
 
 
 class LayoutWriter:

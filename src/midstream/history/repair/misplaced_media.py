@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, Value
 from midstream.history.repair.placeholders import ATTACHED, ATTACHED_BELOW
-from midstream.history.repair.shared_state import Task
+from midstream.history.repair.repair_task import Task
 
 
 def take_out(turn: MessageTurn, task: Task) -> list[Part]:

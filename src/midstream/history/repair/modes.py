@@ -23,10 +23,10 @@ from midstream.history.codecs.codec_spec import (
 )
 from midstream.history.profiles import Profile
 from midstream.history.repair.mixed_formats import foreign_words, read_as_foreign
+from midstream.history.repair.repair_task import is_text
 from midstream.history.repair.report import Edit, Finding, Repaired
 from midstream.history.repair.roles import with_known_role
 from midstream.history.repair.rules import REFUSALS
-from midstream.history.repair.shared_state import is_text
 from midstream.history.repair.walk import Thinking, repair_messages
 
 Mode = Literal["repair", "strict", "drop", "sanitize", "rollback"]

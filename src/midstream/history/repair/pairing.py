@@ -10,7 +10,7 @@ from collections import deque
 from functools import cached_property
 
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, Value
-from midstream.history.repair.shared_state import Task, stands_in
+from midstream.history.repair.repair_task import Task, stands_in
 
 Key = str | tuple[str, str]
 """The id of a call and its result; or the tool's name, if there is no id."""

@@ -7,8 +7,8 @@ import msgspec
 from midstream.errors import InvalidHistoryError
 from midstream.history.codecs.codec_spec import Json, MessageTurn, Role, Value, as_json
 from midstream.history.repair.mixed_formats import foreign_words, read_as_foreign
+from midstream.history.repair.repair_task import Task
 from midstream.history.repair.roles import with_known_role
-from midstream.history.repair.shared_state import Task
 from midstream.json_depth import DEPTH_MAX, TOO_DEEP, is_text_too_deep, is_too_deep
 
 

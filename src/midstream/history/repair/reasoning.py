@@ -13,7 +13,7 @@ from midstream.history.codecs.codec_spec import (
     both_words,
 )
 from midstream.history.repair.placeholders import NO_REASONING, SENTINEL
-from midstream.history.repair.shared_state import Task, is_text
+from midstream.history.repair.repair_task import Task, is_text
 
 _ITEM_ID_SIZE_MAX = 64
 """Characters of an item id (Responses)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import MessageTurn, PartKind, Role
-from midstream.history.repair.shared_state import Task, is_silent
+from midstream.history.repair.repair_task import Task, is_silent
 
 
 def without_retries(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:

@@ -16,7 +16,7 @@ from midstream.history.codecs.codec_spec import (
     both_words,
 )
 from midstream.history.repair.placeholders import SYSTEM_NOTE
-from midstream.history.repair.shared_state import Task, are_same, words_in
+from midstream.history.repair.repair_task import Task, are_same, words_in
 from midstream.history.repair.tidy import is_refused_empty
 
 

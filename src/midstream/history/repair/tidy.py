@@ -17,7 +17,7 @@ from midstream.history.repair.placeholders import (
     SENTINEL,
     UNKNOWN,
 )
-from midstream.history.repair.shared_state import Task, are_same, is_text, words_in
+from midstream.history.repair.repair_task import Task, are_same, is_text, words_in
 from midstream.history.repair.tool_names import nearest_name, takes_name
 
 _HOSTED_KINDS = frozenset({PartKind.HOSTED_CALL, PartKind.HOSTED_RESULT})

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from midstream.history.codecs.codec_spec import MessageTurn, PartKind, Role
 from midstream.history.repair.placeholders import FIRST, GO_ON, NO_RESPONSE
-from midstream.history.repair.shared_state import Task, is_silent, stands_in
+from midstream.history.repair.repair_task import Task, is_silent, stands_in
 from midstream.history.repair.system_prompts import settle_systems
 
 _SPEAKERS = (Role.USER, Role.ASSISTANT)

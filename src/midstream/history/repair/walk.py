@@ -13,9 +13,9 @@ from midstream.history.repair.layout import LayoutWriter
 from midstream.history.repair.pairing import Pairing
 from midstream.history.repair.parsing import sendable, turns_of
 from midstream.history.repair.reasoning import settle_reasoning
+from midstream.history.repair.repair_task import Task
 from midstream.history.repair.repeated_responses import without_retries
 from midstream.history.repair.report import Advice, Repaired
-from midstream.history.repair.shared_state import Task
 from midstream.history.repair.signatures import odd_signatures
 from midstream.history.repair.system_prompts import place_system_parts, place_systems
 from midstream.history.repair.tidy import tidy_turns

@@ -27,7 +27,7 @@ from midstream.dialects.a2a_stream import STATES, A2aFold, AnswerForm, TaskEvent
 from midstream.dialects.ag_ui_messages import decision_of
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_requests import answers_of
-from midstream.dialects.packed_values import pack, unpack
+from midstream.dialects.opaque_tokens import pack, unpack
 from midstream.engine.conversation import kept_records
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
@@ -36,14 +36,14 @@ from midstream.errors import AnswerMismatchError, MidstreamError, SessionNotFoun
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.event_body import PieceBody, RecordBody
 from midstream.server.api.http_endpoints import NO_STORE, json_response
-from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.request_bodies import body_of
+from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit
 from midstream.server.auth.caller import Caller, KnownCaller, visitor_of
 from midstream.server.auth.middleware import path_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, unlock_at_once
+from midstream.server.auth.session_unlocking import secrets_in, unlock_at_once
 from midstream.server.transports.connection import Connections
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import MessageAccepted, TranscriptAccepted
@@ -115,7 +115,7 @@ class A2aTasks:
         self.host = host
         self.connections = connections
         self.options = options
-        self._folds = ThreadFolds(host, A2aFold)
+        self._folds = RunFolds(host, A2aFold)
         self._methods: dict[str, Callable[[_Call, Json], Awaitable[None]]] = {
             "SendMessage": self._send,
             "SendStreamingMessage": partial(self._send, streams=True),

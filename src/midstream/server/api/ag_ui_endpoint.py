@@ -32,7 +32,7 @@ from midstream.dialects.ag_ui_stream import (
 )
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_runs import BEGINNING, place_of
-from midstream.dialects.langgraph_thread import Run
+from midstream.dialects.run_fold import Run
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.errors import (
@@ -46,9 +46,9 @@ from midstream.errors import (
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.event_body import RecordBody
 from midstream.server.api.http_endpoints import SSE_HEADERS
-from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.api.opened_sessions import opened_existing_session, opened_session
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
+from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
@@ -82,7 +82,7 @@ class AgUiEndpoint:
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
-        self._folds = ThreadFolds(host, AgUiFold)
+        self._folds = RunFolds(host, AgUiFold)
 
     async def ag_ui_run(self, request: Request, send: Send) -> None:
         """Begin a run, or read an existing run of this id."""

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from midstream.dialects.langgraph_thread import ThreadFold
+from midstream.dialects.run_fold import RunFold
 from midstream.dialects.ui_message_stream import RUN_MARK, SUB_AGENT_MARK
 from midstream.dialects.ui_messages import (
     ChatRequest,
@@ -34,9 +34,9 @@ from midstream.errors import EventGoneError, UsageError
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.chat_stream import ChatRun, ChatStream
 from midstream.server.api.http_endpoints import NO_STORE
-from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.api.opened_sessions import opened_existing_session, opened_session
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
+from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
@@ -82,7 +82,7 @@ class ChatEndpoint:
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
-        self._folds = ThreadFolds(host, ThreadFold)
+        self._folds = RunFolds(host, RunFold)
 
     async def chat(self, request: Request, send: Send) -> None:
         """Begin a turn of a chat, or send results and decisions to its open turn."""

@@ -32,7 +32,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.protocol.frames import AnswerPayload, EventId, Number, Open, decode_client, encode
-from midstream.protocol.open_fields import merge_open_fields
+from midstream.protocol.open_frame import merge_open_fields
 from midstream.protocol.server_stream import FrameEncoding, answer_of
 from midstream.protocol.sse import event_of_frame, events_of_records
 from midstream.server.api.langgraph_threads import ThreadNotes
@@ -46,7 +46,7 @@ from midstream.server.api.session_snapshot import (
 )
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, unlock_at_once, wait_for_refusal_interval
+from midstream.server.auth.session_unlocking import secrets_in, unlock_at_once, wait_for_refusal_interval
 from midstream.server.transports.connection import Connection, Connections, FrameTransport
 from midstream.server.transports.stream_headers import connection_name_of, open_of
 from midstream.session.blobs import is_digest

@@ -20,14 +20,14 @@ from midstream.dialects.langgraph_requests import (
     ThreadPatch,
     ThreadSearch,
 )
-from midstream.dialects.langgraph_thread import ThreadFold, uuid_of
+from midstream.dialects.run_fold import RunFold, uuid_of
 from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.errors import ConflictError, NotFoundError, SessionNotFoundError, WrongSecretError
 from midstream.server.api.langgraph_threads import GraphThreads, OpenThread, ThreadNote
 from midstream.server.auth.caller import visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, unlock_at_once
+from midstream.server.auth.session_unlocking import secrets_in, unlock_at_once
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import SessionStatus
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
@@ -353,7 +353,7 @@ def _of_listing(info: SessionInfo) -> ThreadStatus:
     return _LISTED.get(info.mark.status, "idle")
 
 
-def _status_of(fold: ThreadFold) -> ThreadStatus:
+def _status_of(fold: RunFold) -> ThreadStatus:
     run = fold.run
     if run is None or run.status == "success":
         return "idle"
@@ -364,12 +364,12 @@ def _status_of(fold: ThreadFold) -> ThreadStatus:
     return "interrupted" if fold.questions else "idle"
 
 
-def _task_id(fold: ThreadFold) -> str:
+def _task_id(fold: RunFold) -> str:
     run = fold.run
     return uuid_of(f"task {run.id if run else ''}".encode())
 
 
-def _tasks_of(fold: ThreadFold) -> list[Json]:
+def _tasks_of(fold: RunFold) -> list[Json]:
     """Return the next tasks of a thread: none at rest, otherwise its model or tools, with an error if one failed."""
     name = {AwaitingModel: "agent", RunningCalls: "tools", Cancelling: "tools"}.get(type(fold.session.turn))
     run = fold.run

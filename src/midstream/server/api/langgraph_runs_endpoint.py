@@ -31,7 +31,7 @@ from midstream.dialects.langgraph_runs import (
     place_of,
     queued_number,
 )
-from midstream.dialects.langgraph_thread import Run, stream_name
+from midstream.dialects.run_fold import Run, stream_name
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
 from midstream.errors import (

@@ -42,7 +42,7 @@ from midstream.dialects.mcp_stream import (
     read_question_id,
     stream_name,
 )
-from midstream.dialects.packed_values import unpack
+from midstream.dialects.opaque_tokens import unpack
 from midstream.engine.conversation import PAGE_RECORDS
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner
@@ -63,10 +63,10 @@ from midstream.history.messages import UserMessage
 from midstream.protocol.frames import secret_digest_of
 from midstream.server.api.event_body import RecordBody
 from midstream.server.api.http_endpoints import NO_STORE, json_response
-from midstream.server.api.langgraph_threads import ThreadFolds
 from midstream.server.api.mcp_sessions import McpSessions
 from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.request_bodies import body_of
+from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import STOPPING_S, submit
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
@@ -123,7 +123,7 @@ class McpCalls:
         self.connections = connections
         self.options = options
         self.sessions = McpSessions(host)
-        self._folds = ThreadFolds(host, McpFold)
+        self._folds = RunFolds(host, McpFold)
 
     async def before(self, runner: Runner, place: CallPlace) -> tuple[McpCall, int]:
         """Return a call before its records, and the position of the last record before them.

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.dialects.mcp_messages import HANDSHAKES, CallPlace, Json, McpClient, digest_of
-from midstream.dialects.packed_values import pack
+from midstream.dialects.opaque_tokens import pack
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError
 from midstream.server.auth.caller import Caller

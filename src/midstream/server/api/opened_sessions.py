@@ -13,7 +13,7 @@ from midstream.engine.runner import Runner
 from midstream.errors import SessionNotFoundError
 from midstream.server.auth.caller import visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
+from midstream.server.auth.session_unlocking import secrets_in, stream_digest_of, unlock
 
 
 @asynccontextmanager

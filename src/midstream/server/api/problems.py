@@ -156,7 +156,9 @@ def problem_of(error: MidstreamError) -> Problem:
         retry_after_s = RETRY_AFTER_S
     expected = error.expected if isinstance(error, SeqnoGapError) else None
     oldest = error.oldest if isinstance(error, EventGoneError) else None
-    problem = _problem(status_of(type(error)), error.code, error.message, error.retry, retry_after_s, expected)
+    problem = _problem(
+        status_of(type(error)), error.code, error.message, error.retry, retry_after_s, expected
+    )
     return replace(problem, oldest=oldest) if oldest else problem
 
 

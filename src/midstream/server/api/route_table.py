@@ -56,7 +56,7 @@ from midstream.server.api.subscription_endpoint import (
     WakeEndpoint,
 )
 from midstream.server.auth.access_routes import AccessRoutes, CallerDescription
-from midstream.server.auth.viewer_routes import ViewerRoutes
+from midstream.server.auth.viewer_token_routes import ViewerRoutes
 from midstream.server.transports.http_commands import CommandsEndpoint
 from midstream.server.transports.long_poll import PollAnswer, PollEndpoint, PollQuery
 from midstream.server.transports.stream_headers import FollowerHeaders, FollowQuery, FrameSender

@@ -41,7 +41,7 @@ from midstream.server.api.problems import INTERNAL
 from midstream.server.api.session_snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.auth.caller import Caller, UnauthenticatedCaller, attribute
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import secrets_in, stream_digest_of, unlock
+from midstream.server.auth.session_unlocking import secrets_in, stream_digest_of, unlock
 from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.transports.client_calls import ConnectedCalls, ConnectedClients
 from midstream.server.transports.disconnects import Presence

@@ -24,7 +24,7 @@ from midstream.protocol.server_stream import digest_of_shown_secret, read_comman
 from midstream.server.api.request_bodies import body_of, optional
 from midstream.server.auth.caller import Caller, attribute, visitor_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.unlocking import PresentedSecrets, secrets_in, stream_digest_of, unlock
+from midstream.server.auth.session_unlocking import PresentedSecrets, secrets_in, stream_digest_of, unlock
 from midstream.server.transports.connection import Connections
 from midstream.server.transports.stream_headers import FrameSender, sender_of
 from midstream.session.session import Received

@@ -24,7 +24,7 @@ from midstream.protocol.frames import (
     SnapshotWhen,
     Word,
 )
-from midstream.protocol.open_fields import check_word
+from midstream.protocol.open_frame import check_word
 from midstream.server.api.request_bodies import decode_query, optional
 
 _KEY = "x-idempotency-key"

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.json_depth import require_shallow_text
+from midstream.session.call_references import CallRef
 from midstream.session.calls import (
     CHOICES,
     Choice,
@@ -33,7 +34,6 @@ from midstream.session.records import (
     QuestionClosed,
     Record,
 )
-from midstream.session.references import CallRef
 from midstream.session.turn.commands import (
     Answer,
     PermissionRequested,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from midstream.errors import AnswerMismatchError
 from midstream.history.messages import Outcome, ToolResult
+from midstream.session.call_references import CallRef
 from midstream.session.calls import (
     CHOICES,
     DENIED_CONTENT,
@@ -46,7 +47,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.references import CallRef
 from midstream.session.rerun_policy import RERUNS_MAX, CallVerdict, judge
 from midstream.session.turn.commands import (
     Answer,

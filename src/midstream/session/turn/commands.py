@@ -10,9 +10,9 @@ from msgspec import Struct
 from midstream.errors import MidstreamError
 from midstream.history.messages import Entry, Response, ToolResult, ToolSpec, UserMessage
 from midstream.session.application_request import ApplicationRequest
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import CallPlan, Choice
 from midstream.session.records import ClientTool, Delta, Parent, PromptHead, ReuseDecision
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.states import LOOK_BACK_S
 from midstream.timing import StalledOn
 

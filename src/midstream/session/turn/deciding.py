@@ -25,6 +25,7 @@ from midstream.history.messages import (
 )
 from midstream.history.upstream_calls import Words, close_call
 from midstream.retries import MODEL_ATTEMPTS_MAX, MODEL_BACKOFF, pause_s
+from midstream.session.call_references import CallRef
 from midstream.session.calls import CallState
 from midstream.session.records import (
     AttemptContinued,
@@ -46,7 +47,6 @@ from midstream.session.records import (
     TurnResumed,
     TurnStatus,
 )
-from midstream.session.references import CallRef
 from midstream.session.turn import approvals, call_batches
 from midstream.session.turn.commands import (
     Answer,

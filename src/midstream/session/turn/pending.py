@@ -7,8 +7,8 @@ from typing import assert_never
 
 from msgspec import Struct
 
+from midstream.session.call_references import AttemptRef, CallRef
 from midstream.session.calls import CallState, Site
-from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import CallFinished
 from midstream.session.turn.deciding import open_call
 from midstream.session.turn.states import (

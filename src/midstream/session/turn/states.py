@@ -6,9 +6,9 @@ from msgspec import Struct
 
 from midstream.history.messages import Response
 from midstream.session.application_request import ApplicationRequest
+from midstream.session.call_references import AttemptRef
 from midstream.session.calls import CallState, Choice
 from midstream.session.records import ClientTool, TurnStatus
-from midstream.session.references import AttemptRef
 
 MODEL_CALLS_MAX = 1000
 """Responses in one turn: a limit for an agent that loops."""

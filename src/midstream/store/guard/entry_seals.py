@@ -3,8 +3,8 @@
     entry = mark (4) | random (16) | seal (20) | body
 
 The seal binds a body to its namespace and key under the store's key. An entry that this process replaced or deleted is
-refused if another program puts it back (`spent_entries`). An entry of an older version has no seal: it is accepted in a
-store that had entries before it had a key.
+refused if another program puts it back (`replaced_entries`). An entry of an older version has no seal: it is accepted
+in a store that had entries before it had a key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from midstream.environment import World
 from midstream.errors import StoreDamagedError
 from midstream.store.contract import KeyValueEntry
 from midstream.store.guard.chain import MAC_BYTES, SEAL_BYTES, ChainKeys
-from midstream.store.guard.spent_entries import SpentEntries
+from midstream.store.guard.replaced_entries import SpentEntries
 
 MARK = b"\x05ms1"
 RANDOM_BYTES = 16

@@ -31,7 +31,7 @@ from midstream.store.jetstream.journal_messages import (
     decode,
     join_head,
 )
-from midstream.store.jetstream.line_view import LineView
+from midstream.store.jetstream.listing_view import LineView
 from midstream.store.jetstream.stored_values import read_body, read_value
 from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjects
 

@@ -10,7 +10,7 @@ sessions and their epochs. It has `GRACE_S` for that, or `REJOIN_S` after a rest
 their connections.
 
 A stopped process still holds its lock. So each node also beats. A node without a beat for a whole lease counts as
-frozen. While the event loop is late, a thread beats instead (`late_beats.py`). No two clocks are compared: each
+frozen. While the event loop is late, a thread beats instead (`heartbeat_thread.py`). No two clocks are compared: each
 observer measures silences with its own clock. A node that is wrongly taken for dead or frozen is fenced by the epoch.
 """
 
@@ -30,7 +30,7 @@ from midstream.errors import MidstreamError, StoreBusyError
 from midstream.extras import extra
 from midstream.retries import Backoff
 from midstream.store.node_liveness import NodeSilences, next_node
-from midstream.store.postgres.late_beats import LateBeats
+from midstream.store.postgres.heartbeat_thread import LateBeats
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
 from midstream.store.postgres.postgres_errors import FAILURES, refusal_of
 

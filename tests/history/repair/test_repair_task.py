@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import Role
 from midstream.history.repair.placeholders import UNKNOWN
-from midstream.history.repair.shared_state import is_silent, is_text, stands_in
+from midstream.history.repair.repair_task import is_silent, is_text, stands_in
 from tests.history.repair.makers import task_for, turns_for
 from tests.history.repair.reported import response, result, text, use, user
 

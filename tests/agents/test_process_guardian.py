@@ -30,7 +30,7 @@ BOUND_S = 30.0
 """Seconds in which processes must have ended: far more than the milliseconds that it takes."""
 OWNER = textwrap.dedent("""
     import asyncio, os, subprocess, sys, time
-    from midstream.agents.agent_guardian import prepare_to_start
+    from midstream.agents.process_guardian import prepare_to_start
     from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 
     def start(program):

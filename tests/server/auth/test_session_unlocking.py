@@ -13,7 +13,7 @@ from midstream.engine import escrow_locks
 from midstream.environment import World
 from midstream.server.auth.access import Access, tokens
 from midstream.server.auth.principals import Principal
-from midstream.server.auth.unlocking import REFUSAL_S, PresentedSecrets
+from midstream.server.auth.session_unlocking import REFUSAL_S, PresentedSecrets
 from midstream.store.contract import SessionInfo
 from midstream.store.encryption.escrow import EscrowedStore
 from midstream.store.memory import Memory, MemoryStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.dialects.mcp_messages import CallPlace
-from midstream.dialects.packed_values import pack, unpack
+from midstream.dialects.opaque_tokens import pack, unpack
 from midstream.store.contract import ListPlace
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midstream.dialects.resting_turns import is_resting
+from midstream.dialects.waiting_turns import is_resting
 from midstream.history.messages import Response, ToolCall, ToolResult
 from midstream.session.calls import CallPlan, CallState, QuestionKind, Site
 from midstream.session.turn.states import AgentQuestion, AwaitingModel, Idle, RunningCalls

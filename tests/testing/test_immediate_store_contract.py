@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from midstream.store.contract import Batch, Store
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.immediate_contract import ImmediateContract
+from midstream.testing.immediate_store_contract import ImmediateContract
 from midstream.testing.store_fakes import Storage
 
 SUITE = ImmediateContract()

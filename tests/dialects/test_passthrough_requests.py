@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from midstream.agents import Pooled
-from midstream.dialects.passed_requests import HELD_BYTES_MAX
+from midstream.dialects.passthrough_requests import HELD_BYTES_MAX
 from midstream.dialects.usage_ledger import read_usage
 from midstream.history.messages import Usage
 from midstream.models.anthropic_messages import AnthropicMessages

@@ -9,8 +9,8 @@ from typing import Self
 import pytest
 
 from midstream.environment import World
-from midstream.frameworks import open_contexts
-from midstream.frameworks.open_contexts import HeldContext, run_bounded
+from midstream.frameworks import tool_connections
+from midstream.frameworks.tool_connections import HeldContext, run_bounded
 
 WAIT_S = 60.0
 
@@ -62,7 +62,7 @@ async def test_an_opening_is_given_up_by_closing() -> None:
 
 
 async def test_a_call_that_ignores_its_cancellation_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_contexts, "GRACE_S", 0.01)
+    monkeypatch.setattr(tool_connections, "GRACE_S", 0.01)
     began, release = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.dialects.langgraph_thread import (
+from midstream.dialects.run_fold import (
     AnswerCompleted,
     AnswerVoided,
     RunBegan,
     RunEnded,
+    RunFold,
     RunPaused,
-    ThreadFold,
     ToolBegan,
     ToolFinished,
     WordsCame,
@@ -33,7 +33,7 @@ from tests.dialects.langgraph_journal import RUN, approved, cut, delta, facts_of
 
 
 def test_a_run_ends_where_people_are_asked_and_their_answer_begins_the_next() -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     facts = facts_of(approved(), fold)
     assert [(run.number, run.status, run.id) for run in fold.runs] == [
         (0, "paused", RUN),
@@ -50,7 +50,7 @@ def test_a_run_ends_where_people_are_asked_and_their_answer_begins_the_next() ->
 
 
 def test_the_words_of_a_cut_attempt_are_void_and_the_answer_is_another_message() -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     facts = facts_of(cut(), fold)
     words = [(each.message_id, each.words) for each in facts if isinstance(each, WordsCame)]
     assert words == [("ai-1", "Hello "), ("ai-1.2", "Hello "), ("ai-1.2", "you")]
@@ -96,14 +96,14 @@ def test_tools_of_the_upstream_are_shown_and_end_with_the_attempt_that_ran_them(
     ],
 )
 def test_a_run_that_does_not_complete_has_its_reason(ending: list[Record], status: str) -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     facts_of([*opening(), *ending], fold)
     (run,) = fold.runs
     assert (run.status, bool(run.error), bool(run.message)) == (status, True, True)
 
 
 def test_a_turn_that_is_resumed_is_another_run() -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     failed = TurnEnded(1, TurnStatus.FAILED, 3.0, "model", "broken")
     facts_of([*opening(), failed, TurnResumed(1, 1, 4.0), AttemptStarted(1, 1, 1, 4.0), *whole("Yes.")], fold)
     assert [run.status for run in fold.runs] == ["error", "success"]
@@ -113,7 +113,7 @@ def test_a_turn_that_is_resumed_is_another_run() -> None:
 def test_a_fold_that_goes_on_from_a_copy_says_the_same(story: object) -> None:
     records = approved() if story is approved else cut()
     for place in range(len(records)):
-        fold = ThreadFold("t")
+        fold = RunFold("t")
         before = facts_of(records[:place], fold)
         copy = fold.copy()
         epoch = fold.session.epoch
@@ -122,9 +122,9 @@ def test_a_fold_that_goes_on_from_a_copy_says_the_same(story: object) -> None:
 
 
 def test_a_pruned_journal_keeps_its_newest_run_and_the_ids_of_messages() -> None:
-    fold = ThreadFold("t")
+    fold = RunFold("t")
     facts_of([*opening(), delta("Hello you"), *whole("Hello you")], fold)
-    pruned = ThreadFold("t", restore_session(prune_session(fold.session, at=9.0)))
+    pruned = RunFold("t", restore_session(prune_session(fold.session, at=9.0)))
     assert pruned.state.values() == fold.state.values()
     assert [(run.id, run.status) for run in pruned.runs] == [(RUN, "success")]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, transcript
-from midstream.agents.unresent_calls import (
+from midstream.agents.own_tool_calls import (
     KEPT_CHARS_MAX,
     AnswerCalls,
     OwnCalls,
@@ -13,6 +12,7 @@ from midstream.agents.unresent_calls import (
     with_answer,
     with_own_calls,
 )
+from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, transcript
 from midstream.history.messages import (
     UPSTREAM_CUT,
     Finish,

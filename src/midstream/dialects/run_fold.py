@@ -22,7 +22,7 @@ from midstream.dialects.langgraph_messages import (
     step_id,
 )
 from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
-from midstream.dialects.shown_words import Words, merge, part_of, rest_of, words_of
+from midstream.dialects.shown_text import Words, merge, part_of, rest_of, words_of
 from midstream.history.messages import (
     Finish,
     Outcome,
@@ -265,7 +265,7 @@ def ids_in(stream: str) -> tuple[str, str]:
     return run_id, message_id
 
 
-class ThreadFold:
+class RunFold:
     """Converts the records of a session to runs and facts about them, in order.
 
     Args:

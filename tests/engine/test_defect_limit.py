@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.engine.defects import DEFECTS_MAX, SESSIONS_MAX, WINDOW_S, Defects
+from midstream.engine.defect_limit import DEFECTS_MAX, SESSIONS_MAX, WINDOW_S, Defects
 from midstream.errors import InternalError
 from midstream.testing import FakeWorld
 

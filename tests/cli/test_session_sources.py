@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from midstream.cli.sources import ServerSource, StoreSource, resolve
+from midstream.cli.session_sources import ServerSource, StoreSource, resolve
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.errors import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.agents.agent_values import DEEP_VALUE, json_text
 from midstream.agents.permission_rules import EVERYTHING, Verdict, decide_permission
+from midstream.agents.tool_value_json import DEEP_VALUE, json_text
 from midstream.json_depth import DEPTH_MAX
 from midstream.models.responses import UpstreamCallEnded, UpstreamCallStarted
 from midstream.session.permissions import Permission

@@ -4,7 +4,7 @@ import pytest
 
 from midstream.errors import StoreDamagedError
 from midstream.store.contract import KeyValueEntry
-from midstream.store.guard.spent_entries import SpentEntries
+from midstream.store.guard.replaced_entries import SpentEntries
 from tests.spec import spec
 
 OLD, NEW = KeyValueEntry("k", 1, b"old", 1.0), KeyValueEntry("k", 2, b"new", 2.0)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from midstream.environment import Fault
-from midstream.testing.worlds import Crashed, FakeWorld, KillingWorld
+from midstream.testing.fake_worlds import Crashed, FakeWorld, KillingWorld
 
 
 async def test_nobody_wakes_before_the_clock_is_moved() -> None:
@@ -114,7 +114,7 @@ def test_a_world_ends_at_its_fault_point_and_stays_ended() -> None:
 
 PROGRAM = """
 import sys
-from midstream.testing.worlds import KillingWorld
+from midstream.testing.fake_worlds import KillingWorld
 from midstream.environment import Fault
 world = KillingWorld(Fault.BEFORE_TOOL, 2, report_to=1)
 world.reach(Fault.BEFORE_APPEND)

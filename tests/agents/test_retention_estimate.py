@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.agents.learned_retention import (
+from midstream.agents.retention_estimate import (
     SEEN_AGE_MAX_S,
     SEEN_MAX,
     LearnedRetention,

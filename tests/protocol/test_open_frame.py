@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from midstream.errors import MalformedFrameError
 from midstream.protocol import frames
 from midstream.protocol.frames import KEY_CHARS_MAX, NUMBER_MAX, Error, Open, SnapshotWhen
-from midstream.protocol.open_fields import check_open, merge_open_fields
+from midstream.protocol.open_frame import check_open, merge_open_fields
 from midstream.protocol.server_stream import Admit, ServerStream
 from tests.spec import spec
 

@@ -18,8 +18,8 @@ from midstream.server.auth.access_routes import Issued, owner_of
 from midstream.server.auth.caller import visit_of
 from midstream.server.auth.middleware import AuthMiddleware
 from midstream.server.auth.principals import Principal
+from midstream.server.auth.session_unlocking import HELD
 from midstream.server.auth.tokens import VIEWER_S_MAX, AccessToken, TokenKind
-from midstream.server.auth.unlocking import HELD
 from midstream.session.child_names import root_of
 
 

@@ -13,9 +13,9 @@ from midstream.engine.runner import Runner
 from midstream.errors import AgentMismatchError
 from midstream.history.messages import Outcome, UserMessage
 from midstream.models.responses import TextDelta
+from midstream.session.call_references import CallRef
 from midstream.session.calls import Choice
 from midstream.session.records import CallEnded, CallStarted, EpochStarted, TurnStatus, decode
-from midstream.session.references import CallRef
 from midstream.session.session import Session, fold
 from midstream.session.turn.commands import Answer, Cancel, Resume, SendMessage
 from midstream.store.memory import MemoryStore
