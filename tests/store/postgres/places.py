@@ -48,7 +48,7 @@ def die(store: PostgresStore) -> None:
     for task in tasks:
         if task is not None:
             task.cancel()
-    opened.lock._late_beats._is_over.set()
+    opened.lock._heartbeat_thread._is_over.set()
     links = (opened.appends._link, opened.notifier._link, opened._listener._link, opened._neighbours._link)
     connections = [opened.lock._connection, *(link._connection for link in links)]
     pids = [each.get_server_pid() for each in connections if each is not None and not each.is_closed()]

@@ -168,7 +168,7 @@ async def test_a_node_without_a_beat_for_a_lease_counts_as_frozen(
         await _until_peers(other, 1)
         assert one._opened is not None
         one._opened.lock._tasks[0].cancel()  # it beats no more, and holds its lock
-        await one._opened.lock._late_beats.close()
+        await one._opened.lock._heartbeat_thread.close()
         assert other._opened is not None
         neighbours = other._opened._neighbours
         async with asyncio.timeout(60):

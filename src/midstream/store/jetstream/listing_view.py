@@ -20,7 +20,7 @@ PAGE = 64
 """Sessions whose journals are read concurrently."""
 
 
-class LineView:
+class ListingView:
     """The lines of a store. Its memory grows with the number of sessions: some 400 bytes for each."""
 
     def __init__(self, link: JetStreamLink, subjects: StreamSubjects) -> None:

@@ -31,7 +31,7 @@ from midstream.store.jetstream.journal_messages import (
     decode,
     join_head,
 )
-from midstream.store.jetstream.listing_view import LineView
+from midstream.store.jetstream.listing_view import ListingView
 from midstream.store.jetstream.stored_values import read_body, read_value
 from midstream.store.jetstream.stream_subjects import SessionPlace, StreamSubjects
 
@@ -75,7 +75,7 @@ class SessionReader(StoreReader):
     """The reading half of a store, on one connection."""
 
     def __init__(self, link: JetStreamLink, subjects: StreamSubjects, world: World) -> None:
-        self.lines = LineView(link, subjects)
+        self.lines = ListingView(link, subjects)
         self._link = link
         self._subjects = subjects
         self._world = world

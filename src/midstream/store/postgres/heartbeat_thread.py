@@ -28,7 +28,7 @@ LATE_BEATS = 2
 _log = logging.getLogger(__name__)
 
 
-class LateBeats:
+class HeartbeatThread:
     """Beats instead of a late event loop, from `start` to `close`.
 
     Args:

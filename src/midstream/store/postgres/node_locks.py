@@ -30,7 +30,7 @@ from midstream.errors import MidstreamError, StoreBusyError
 from midstream.extras import extra
 from midstream.retries import Backoff
 from midstream.store.node_liveness import NodeSilences, next_node
-from midstream.store.postgres.heartbeat_thread import LateBeats
+from midstream.store.postgres.heartbeat_thread import HeartbeatThread
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
 from midstream.store.postgres.postgres_errors import FAILURES, refusal_of
 
@@ -139,7 +139,7 @@ class AdvisoryLock:
         self._lost = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._beaten_at = world.monotonic()
-        self._late_beats = LateBeats(
+        self._heartbeat_thread = HeartbeatThread(
             postgres,
             world,
             beat_s=beat_s,
@@ -159,7 +159,7 @@ class AdvisoryLock:
             self._world.spawn(self._beat(), name="beat"),
             self._world.spawn(self._keep(), name="node lock"),
         ]
-        self._late_beats.start()
+        self._heartbeat_thread.start()
 
     async def number(self) -> int:
         """Return the number of this node; wait some seconds if its connection was lost.
@@ -186,7 +186,7 @@ class AdvisoryLock:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-            await self._late_beats.close()
+            await self._heartbeat_thread.close()
         if self._connection is not None:
             with contextlib.suppress(*FAILURES):
                 await self._connection.execute(LEAVE, self._number, timeout=1.0)
