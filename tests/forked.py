@@ -1,11 +1,10 @@
-"""Programs of tests, forked from a server that has imported what they use: most of a short program is imports."""
+"""Programs of tests, forked from a server that has imported what they use (`tests.preloaded`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import fcntl
-import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -23,28 +22,7 @@ from typing import IO, Any, Final, NamedTuple, Self
 
 ROOT: Final = Path(__file__).parents[1]
 PROCESSES: Final = multiprocessing.get_context("forkserver")
-USUAL: Final = (
-    *(f"tests.fault.{name}_process" for name in ("pool", "person", "server", "worker", "asking")),
-    "tests.chaos.server_process",
-    "tests.chaos.client_process",
-    *(f"midstream.cli.{name}" for name in ("acp_command", "chat", "gateway", "login", "resume", "serve")),
-    "midstream.cli.sessions",
-    "midstream.testing",
-    "midstream.tools.mcp",
-    "midstream.frameworks.pydantic_ai_durable",
-    "pydantic_ai.models.function",
-    "langchain.agents.middleware",
-    "midstream.frameworks.langgraph",
-)
-"""Modules that a program of the tests imports. Those that are not installed are left out."""
-CONTRACT: Final = (
-    "agents.testing",
-    "langgraph.checkpoint.sqlite.aio",
-    "midstream.frameworks.langgraph",
-    "midstream.frameworks.openai_agents",
-)
-"""The same in the environment of `make contract`, where only the programs of test_driven.py are forked."""
-PROCESSES.set_forkserver_preload(list(CONTRACT if importlib.util.find_spec("agents") else USUAL))
+PROCESSES.set_forkserver_preload(["tests.preloaded"])
 _ONE: Final = threading.Lock()
 """One thread at a time: a start reads the exit codes of processes that have ended, and each can be read once."""
 
