@@ -240,6 +240,8 @@ def response(request):
 agent = Agent(ScriptedModel(response, delay_s=0.002), name="tested").with_tools(book)
 """
 WORDS = "".join(f"w{number} " for number in range(50))
+CLIENTS, KILLS = 6, 5
+"""`make scale` has more of both."""
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -263,7 +265,7 @@ async def test_clients_lose_and_double_nothing_while_workers_are_killed(
 
         async def kill() -> None:
             world = World()
-            for round_ in range(8):
+            for round_ in range(KILLS):
                 await world.sleep(0.6)
                 workers = _children(server._process.pid)
                 if workers:
@@ -271,12 +273,12 @@ async def test_clients_lose_and_double_nothing_while_workers_are_killed(
 
         killing = asyncio.ensure_future(kill())
         async with asyncio.timeout(3 * WAIT_S):
-            answers = await asyncio.gather(*map(talk, range(12)))
+            answers = await asyncio.gather(*map(talk, range(CLIENTS)))
         await killing
         for number, said in enumerate(answers):
             assert said[::2] == [f"{WORDS}end of {number}.{turn}" for turn in (0, 2)]
             assert said[1::2] == ["I book.\n\ndone"] * 2
         booked = (tmp_path / "ledger").read_text().splitlines()
         assert len(booked) == len(set(booked))
-        assert len(booked) <= 12 * 2 * 3
+        assert len(booked) <= CLIENTS * 2 * 3
         assert server.terminate() == 0

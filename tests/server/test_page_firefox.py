@@ -27,7 +27,7 @@ from tests.server.test_page_situations import numbered
 
 FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
 IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
-KILLS = 20 if IS_FULL else 2
+KILLS = 20 if IS_FULL else 1
 BREAKS_OF_A_TURN_MAX = 3
 
 pytestmark = [
