@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ import pytest
 
 from midstream.session.records import Delta, TurnEnded
 from tests.fault.workers import until_there
+from tests.forked import AsyncForked
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN
 from tests.guides.line import line_to
 from tests.guides.program_process import Request, Result
@@ -201,40 +203,46 @@ def _write(folder: Path, program: Program, url: str) -> list[str]:
 
 async def _run(program: Program, folder: Path, url: str, variables: dict[str, str]) -> str:
     """Run a program to its end, and return what it printed."""
-    process = await asyncio.create_subprocess_exec(
-        *_write(folder, program, url),
-        cwd=folder,
-        env=environment(folder, **variables),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(WAIT_S):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-    assert process.returncode == 0, err.decode(errors="replace")
+    command = _write(folder, program, url)
+    with tempfile.TemporaryFile() as errors:
+        process: AsyncForked | asyncio.subprocess.Process
+        if command == [sys.executable, "program.py"]:
+            process = await AsyncForked.started(
+                "program", cwd=folder, env=environment(folder, **variables), stderr=errors
+            )
+        else:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=folder,
+                env=environment(folder, **variables),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+        try:
+            async with asyncio.timeout(WAIT_S):
+                out, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+        errors.seek(0)
+        assert process.returncode == 0, errors.read().decode(errors="replace")
     return out.decode()
 
 
 @contextlib.asynccontextmanager
-async def _served(program: Program, folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _served(program: Program, folder: Path, port: int) -> AsyncIterator[AsyncForked]:
     """Serve the page's agent with `midstream serve`."""
     _write(folder, program, URL)
     command = ["serve", "tests.guides.slowly:agent", "--no-auth", "--json", "--store", "server.db"]
     with (folder / "log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "midstream", *command, "--port", str(port)),
+        process = await AsyncForked.started(
+            *("midstream", *command, "--port", port),
             cwd=folder,
             env=environment(folder, GUIDE_AGENT=program.talks_to),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
             stderr=log,
         )
-    assert process.stdout is not None
     try:
         async with asyncio.timeout(WAIT_S):
             ready: dict[str, Any] = json.loads(await process.stdout.readline())
