@@ -214,7 +214,8 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 	$(BIN)/ruff check --fix $(CODE)
 
 fault: $(VENV)/.dev  ## The full kill matrix: processes are killed at every fault point, in every way
-	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault tests/store/jetstream
+	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault tests/store/jetstream \
+		tests/dialects/test_plain_streams.py
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q tests/cli/test_conformance.py
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q $(AT_ONCE) -k Pooled tests/agents
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -q -s $(ARGS) tests/server/test_page_chaos.py \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 
 pytestmark = pytest.mark.fault
+IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 KILLS = 6
 POLL_S = 0.005
 ORDERS = 10
@@ -42,13 +44,14 @@ SHORT_COUNT = 130
 """Tests of the short form at least."""
 
 
-@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
-async def test_nothing_is_lost_or_doubled_when_servers_are_killed(count: int, tmp_path: Path) -> None:
-    told = await kill(tmp_path, KILLS // count, 1, count=count)
-    assert told["messages"] > KILLS // count
+async def test_nothing_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) -> None:
+    told = await kill(tmp_path, KILLS // 2, 1)
+    assert told["messages"] > KILLS // 2
 
 
-async def test_nothing_is_lost_or_doubled_on_postgres(tmp_path: Path, engine: Engine) -> None:
+async def test_nothing_is_lost_or_doubled_when_two_servers_on_postgres_are_killed(
+    tmp_path: Path, engine: Engine
+) -> None:
     told = await kill(tmp_path, KILLS // 2, 1, "--store", f"{engine.url}&schema=plain_kills", count=2)
     assert told["messages"] > KILLS // 2
 
@@ -141,17 +144,21 @@ async def _has_more(client: httpx2.AsyncClient, url: str, count: int) -> bool:
     return told.status_code == 200 and len(told.json()) >= count
 
 
-@pytest.mark.parametrize("count", [1, 2], ids=["one server", "two servers"])
-async def test_webhooks_deliver_each_message_when_servers_are_killed(count: int, tmp_path: Path) -> None:
-    told = await kill_subscribed(tmp_path, 3, 1, count=count)
+async def test_webhooks_deliver_each_message_when_the_server_is_killed(tmp_path: Path) -> None:
+    told = await kill_subscribed(tmp_path, 2, 1, count=1)
     assert told["wakes"] > 1
 
 
-async def test_webhooks_deliver_each_message_on_postgres(tmp_path: Path, engine: Engine) -> None:
+async def test_webhooks_deliver_each_message_when_two_servers_on_postgres_are_killed(
+    tmp_path: Path, engine: Engine
+) -> None:
     told = await kill_subscribed(tmp_path, 2, 1, "--store", f"{engine.url}&schema=plain_hooks", count=2)
     assert told["wakes"] > 1
 
 
-async def test_webhooks_deliver_each_message_on_jetstream(tmp_path: Path, nats_server: NatsCluster) -> None:
+@pytest.mark.skipif(not IS_FULL, reason="the webhooks on JetStream are in `make fault`")
+async def test_webhooks_deliver_each_message_when_two_servers_on_jetstream_are_killed(
+    tmp_path: Path, nats_server: NatsCluster
+) -> None:
     told = await kill_subscribed(tmp_path, 2, 1, "--store", nats_server.url("hooks"), count=2)
     assert told["wakes"] > 1

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tests.dialects import chat_agent
+from tests.forked import AsyncForked
 from tests.ports import held_port
 
 Json = dict[str, Any]
@@ -216,7 +218,7 @@ class ChatServer:
         self._folder = folder
         self._words = words
         self._options = options
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: AsyncForked | None = None
 
     async def start(self) -> None:
         environment = {
@@ -226,22 +228,13 @@ class ChatServer:
             "PYTHONPATH": str(HERE.parents[1]),
         }
         with (self._folder / "server.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "midstream", "serve", self.agent, "--json"),
-                *(
-                    "--no-auth",
-                    "--port",
-                    str(self.port),
-                    "--store",
-                    str(self._folder / "chat.db"),
-                    *self._options,
-                ),
-                stdout=asyncio.subprocess.PIPE,
+            self._process = await AsyncForked.started(
+                *("midstream", "serve", self.agent, "--json", "--no-auth", "--port", self.port),
+                *("--store", self._folder / "chat.db", *self._options),
                 stderr=log,
                 env=environment,
                 cwd=self._folder,
             )
-        assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), START_S)
         assert line, (self._folder / "server.log").read_text(encoding="utf-8")[-2000:]
 
@@ -253,7 +246,7 @@ class ChatServer:
     async def stop(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             await process.communicate()
 
 
