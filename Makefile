@@ -193,7 +193,7 @@ test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of
 	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks JOBS=1") -- \
 	  $(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
-check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in four minutes
+check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in a minute
 	MIDSTREAM_QUICK=1 $(BESIDE) "make --no-print-directory types" -- \
 	  $(BIN)/python -m pytest $(AT_ONCE) -q -m "$(QUICK)" $(ARGS)
 

@@ -31,81 +31,8 @@ settings.load_profile(PROFILE)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
-# Whole programs, real sockets and foreign judges: seconds a file. `make check` leaves them to `make test`.
-END_TO_END = frozenset(
-    {
-        "cli/test_demo_command.py",
-        "demo/test_demo_server.py",
-        "demo/test_story.py",
-        "cli/test_answering.py",
-        "cli/test_chat.py",
-        "cli/test_conformance.py",
-        "cli/test_gateway.py",
-        "cli/test_login.py",
-        "cli/test_network.py",
-        "cli/test_resume.py",
-        "cli/test_serve.py",
-        "cli/test_store_command.py",
-        "cli/test_session_actions.py",
-        "cli/test_session_secret.py",
-        "client/test_client.py",
-        "client/test_kept_apart.py",
-        "client/test_network_guide.py",
-        "client/test_older_copy.py",
-        "client/test_other_processes.py",
-        "client/test_network_probe.py",
-        "client/test_same_frames.py",
-        "client/test_client_settings.py",
-        "client/test_sync.py",
-        "client/test_transport_selection.py",
-        "testing/conformance/test_client_wire.py",
-        "doctor/test_hostile.py",
-        "fault/test_fencing.py",
-        "agents/test_acp.py",
-        "agents/test_acp_process.py",
-        "models/test_anthropic_messages.py",
-        "agents/test_claude.py",
-        "agents/test_codex.py",
-        "agents/test_cursor.py",
-        "tools/test_mcp.py",
-        "models/test_openai_compatible.py",
-        "agents/test_openai_conversation.py",
-        "models/test_pydantic_ai.py",
-        "server/test_browser_reach.py",
-        "store/jetstream/test_jetstream_store.py",
-        "store/postgres/test_grouped_appends.py",
-        "store/postgres/test_node_locks.py",
-        "store/postgres/test_node_signals.py",
-        "store/postgres/test_node_watcher.py",
-        "store/postgres/test_postgres_backend.py",
-        "store/postgres/test_postgres_connections.py",
-        "store/postgres/test_postgres_migrations.py",
-        "store/postgres/test_postgres_store.py",
-        "store/postgres/test_session_reads.py",
-        "store/postgres/test_session_writes.py",
-        "store/postgres/test_tool_transactions.py",
-        "oracles/test_ai_sdk.py",
-        "oracles/test_chat_templates.py",
-        "oracles/test_judgement.py",
-        "dialects/test_cut_sdks.py",
-        "dialects/test_other_clients.py",
-        "dialects/test_remembering.py",
-        "dialects/test_killed.py",
-        "dialects/test_live_responses.py",
-        "server/auth/test_access_matrix.py",
-        "server/auth/test_access_rules.py",
-        "server/test_autobahn.py",
-        "server/test_browser_client.py",
-        "server/test_deleted.py",
-        "server/test_page_login.py",
-        "server/transports/test_long_poll.py",
-        "server/api/test_probe_endpoint.py",
-        "server/test_uvicorn_protocols.py",
-        "server/test_uvicorn_server.py",
-        "server/transports/test_websocket_endpoint.py",
-        "test_examples.py",
-    }
-)
+SLOW_FILES = frozenset((HERE / "slow_files.txt").read_text(encoding="utf-8").split())
+"""Files whose tests take long; `make check` leaves them to `make test`. Written by tools/slow_files.py."""
 
 
 @pytest.fixture
@@ -179,7 +106,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if not IS_QUICK:
         return None
     where = collection_path.relative_to(HERE).as_posix()
-    if where == "fault" or where in END_TO_END:
+    if where == "fault" or where in SLOW_FILES:
         return True
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     return True if is_test and IS_ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
@@ -201,7 +128,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         where = item.path.relative_to(HERE).as_posix()
         is_program = isinstance(item, pytest.Function) and "on_terminal" in item.fixturenames
-        if where in END_TO_END or is_program:
+        if where in SLOW_FILES or is_program:
             item.add_marker(pytest.mark.slow)
         if where.startswith("house/"):
             item.add_marker(pytest.mark.timeout(READS_EVERYTHING_S))

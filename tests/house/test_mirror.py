@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.conftest import END_TO_END
+from tests.conftest import SLOW_FILES
 from tests.house.source import PACKAGE, ROOT, in_package, nodes, python_files
 
 # Module below src/midstream: why it has no test file of its own.
@@ -54,4 +54,4 @@ def _has_code(path: Path) -> bool:
 
 
 def test_what_is_left_out_of_the_quick_run_exists() -> None:
-    assert [name for name in END_TO_END if not (ROOT / "tests" / name).exists()] == []
+    assert [name for name in SLOW_FILES if not (ROOT / "tests" / name).exists()] == []
