@@ -13,13 +13,13 @@ from midstream.errors import LimitReachedError, SessionNotFoundError, Unauthoriz
 from midstream.server.auth.access import Access, Authorize
 from midstream.server.auth.authorizer import Authorizer
 from midstream.server.auth.caller import (
-    VISIT,
+    CALLER,
     Counters,
     KnownCaller,
     LiveCallers,
     UnauthenticatedCaller,
-    visit_of,
-    visitor_of,
+    caller_of,
+    known_caller_of,
 )
 from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.ownership import Ownership
@@ -171,6 +171,6 @@ async def test_streams_are_counted_while_they_last_and_an_operators_are_not() ->
 
 
 def test_a_stranger_has_no_visit() -> None:
-    assert isinstance(visitor_of({}), UnauthenticatedCaller)
+    assert isinstance(caller_of({}), UnauthenticatedCaller)
     with pytest.raises(UsageError):
-        visit_of({VISIT: visitor_of({})})
+        known_caller_of({CALLER: caller_of({})})

@@ -40,7 +40,7 @@ from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.request_bodies import body_of
 from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit
-from midstream.server.auth.caller import Caller, KnownCaller, visitor_of
+from midstream.server.auth.caller import Caller, KnownCaller, caller_of
 from midstream.server.auth.middleware import path_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.session_unlocking import secrets_in, unlock_at_once
@@ -94,9 +94,9 @@ class _Call(Struct, frozen=True):
     encode: Encode
 
     @property
-    def visitor(self) -> Caller:
+    def caller(self) -> Caller:
         """The client."""
-        return visitor_of(self.request.scope)
+        return caller_of(self.request.scope)
 
     async def answer(self, result: Json) -> None:
         """Send a result."""
@@ -178,7 +178,7 @@ class A2aTasks:
         self, call: _Call, place: _Place, events: TaskReading, kind: type[RecordBody] = RecordBody
     ) -> None:
         session = place.runner.session_id
-        body = kind(self.host, self.connections, session, call.visitor, events, place.position)
+        body = kind(self.host, self.connections, session, call.caller, events, place.position)
         await body.send_to(call.request.receive, call.send)
 
     @asynccontextmanager
@@ -192,19 +192,19 @@ class A2aTasks:
         elif not context and not self.options.has_unique_ids:
             context = self.host.world.new_id("a2a")
         elif not context:
-            visitor = call.visitor
-            whose = visitor.caller if isinstance(visitor, KnownCaller) else ""
+            caller = call.caller
+            whose = caller.counted_name if isinstance(caller, KnownCaller) else ""
             context = a2a.STREAM_PREFIX + a2a.digest_of(whose, sent.digest)
         async with opened_session(self.host, call.request, context, Action.SPEAK, begins=not sent.task) as (
             runner,
             secret,
         ):
             place = (runner, context, turn)
-            begun = await self._take(call.visitor, place, sent, secret or secret_digest_of(sent.digest))
+            begun = await self._take(call.caller, place, sent, secret or secret_digest_of(sent.digest))
             since = runner.newest.position if sent.task else 0
             yield await self._before(runner, context, begun), since
 
-    async def _take(self, visitor: Caller, place: tuple[Runner, str, int], sent: Sent, secret: str) -> int:
+    async def _take(self, caller: Caller, place: tuple[Runner, str, int], sent: Sent, secret: str) -> int:
         """Submit a message to the session once; return the turn of its task."""
         runner, _, turn = place
 
@@ -215,10 +215,10 @@ class A2aTasks:
         async def begin() -> None:
             received = Received(sent.stream, secret, 0, sent.digest, None)
             if turn:
-                await self._answer(visitor, place, sent, received)
+                await self._answer(caller, place, sent, received)
                 return
             command = self._message(runner, sent)
-            visitor.count_command(command)
+            caller.count_command(command)
             await submit(runner, replace(received, command=command))
 
         return await find_or_begin(find, begin)
@@ -233,7 +233,7 @@ class A2aTasks:
         return SendMessage(sent.message, turns=state.turns)
 
     async def _answer(
-        self, visitor: Caller, place: tuple[Runner, str, int], sent: Sent, received: Received
+        self, caller: Caller, place: tuple[Runner, str, int], sent: Sent, received: Received
     ) -> None:
         """Answer the first open question of a task by a message, or the question that the message names.
 
@@ -255,7 +255,7 @@ class A2aTasks:
             words = 'the answer is "yes" or "no", or data of the `responseSchema` of the question'
             raise A2aError(a2a.BAD_PARAMS, words) from error
         for question, given in answers:
-            answer = await visitor.attribute(given)
+            answer = await caller.attribute(given)
             if not question.session:
                 await submit(runner, replace(received, command=answer))
                 return
@@ -348,29 +348,29 @@ class A2aTasks:
         )
 
     async def _contexts(self, call: _Call, context: str) -> list[str]:
-        visitor = call.visitor
+        caller = call.caller
         if context:
             require_session_id(context)
-            visitor.visit(visitor.stored_name(context))
+            caller.set_session(caller.stored_name(context))
             return [context]
-        visitor.visit("")
+        caller.set_session("")
         names: list[str] = []
-        async for info in self.host.store.list(of=await visitor.visible_sessions()):
+        async for info in self.host.store.list(of=await caller.visible_sessions()):
             if (
                 is_session(info.session)
                 and PART_MARK not in info.session
-                and await visitor.may_list(info.session)
+                and await caller.may_list(info.session)
             ):
-                names.append(visitor.public_name(info.session))
+                names.append(caller.public_name(info.session))
             if len(names) == LISTED_MAX:
                 break
         return names
 
     async def _tasks_of(self, call: _Call, context: str) -> list[TaskEvents]:
         """Return the tasks of a context whose records are kept; empty if the caller may not read it."""
-        name, found = call.visitor.stored_name(context), list[TaskEvents]()
+        name, found = call.caller.stored_name(context), list[TaskEvents]()
         with suppress(WrongSecretError, SessionNotFoundError):
-            if not await call.visitor.may_list(name):
+            if not await call.caller.may_list(name):
                 return []
             with await unlock_at_once(self.host, name, secrets_in(call.request), Action.READ):
                 runner = await self.host.session(name)

@@ -50,7 +50,7 @@ from midstream.server.api.opened_sessions import opened_existing_session, opened
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
 from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
 from midstream.session.questions import Question
@@ -94,7 +94,7 @@ class AgUiEndpoint:
         ):
             try:
                 secret = secret or secret_digest_of(asked.digest)
-                run = await self._run(runner, asked, visitor_of(request.scope), secret)
+                run = await self._run(runner, asked, caller_of(request.scope), secret)
             except _Refused as refused:
                 error, at = refused.error, self._host.world.now()
                 events = refusal(asked.thread, asked.run_id, error.code, str(error), at=at)
@@ -141,18 +141,18 @@ class AgUiEndpoint:
     ) -> None:
         found = await self._folds.before(runner, thread, run_id=run.id)
         events, session = AgUiEvents(found.fold, run, after), runner.session_id
-        visitor = visitor_of(request.scope)
-        body = RecordBody(self._host, self._connections, session, visitor, events, found.position)
+        caller = caller_of(request.scope)
+        body = RecordBody(self._host, self._connections, session, caller, events, found.position)
         await body.send_to(request.receive, send)
 
     # --- the beginning of a run -------------------------------------------------------------------------------
 
-    async def _run(self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str) -> Run:
+    async def _run(self, runner: Runner, asked: AgUiRequest, caller: Caller, secret_digest: str) -> Run:
         async def find() -> Run | None:
             return await self._find(runner, asked)
 
         async def begin() -> None:
-            await self._begin(runner, asked, visitor, secret_digest)
+            await self._begin(runner, asked, caller, secret_digest)
 
         return await find_or_begin(find, begin)
 
@@ -173,9 +173,9 @@ class AgUiEndpoint:
             return any(each.interruptId in open_ones for each in asked.resume)
         return not _results_of(fold, asked).is_empty
 
-    async def _begin(self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str) -> None:
+    async def _begin(self, runner: Runner, asked: AgUiRequest, caller: Caller, secret_digest: str) -> None:
         if not runner.state.turns:
-            await self._submit_message(runner, asked, visitor, secret_digest)
+            await self._submit_message(runner, asked, caller, secret_digest)
             return
         fold = await self._folds.now(runner, asked.thread)
         if asked.resume:
@@ -183,13 +183,13 @@ class AgUiEndpoint:
             if answers:
                 await self._name_run(runner, asked, secret_digest)
             for question, answer in answers:
-                await self._folds.answer(runner, asked.thread, question, await visitor.attribute(answer))
+                await self._folds.answer(runner, asked.thread, question, await caller.attribute(answer))
             return
         if fold.questions:
             words = "this thread waits for people: answer its interrupts by `resume`"
             raise _Refused(AnswerMismatchError(words))
         if asked.messages and asked.messages[-1].role == "user":
-            await self._submit_message(runner, asked, visitor, secret_digest)
+            await self._submit_message(runner, asked, caller, secret_digest)
             return
         if _results_of(fold, asked).is_empty:
             words = "this request has neither a new message nor a result that is waited for"
@@ -226,7 +226,7 @@ class AgUiEndpoint:
             raise UnavailableError("a call has not started yet: retry", retry_after_s=1.0) from None
 
     async def _submit_message(
-        self, runner: Runner, asked: AgUiRequest, visitor: Caller, secret_digest: str
+        self, runner: Runner, asked: AgUiRequest, caller: Caller, secret_digest: str
     ) -> None:
         if not asked.messages or asked.messages[-1].role != "user":
             raise _Refused(UsageError("the last message of this thread must be a user message"))
@@ -238,7 +238,7 @@ class AgUiEndpoint:
             return
         name = stream_name(asked.run_id, asked.message_id)
         received = Received(name, secret_digest, 0, asked.digest, None)
-        await submit_resent(runner, visitor, received, chat_of(asked.messages), asked.tools)
+        await submit_resent(runner, caller, received, chat_of(asked.messages), asked.tools)
 
     def _has_begun(self, runner: Runner, asked: AgUiRequest) -> bool:
         """Return whether a concurrent repetition of the request has begun the run."""

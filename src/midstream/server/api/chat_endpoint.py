@@ -38,7 +38,7 @@ from midstream.server.api.opened_sessions import opened_existing_session, opened
 from midstream.server.api.request_bodies import MESSAGES_BYTES_MAX, body_of
 from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit, submit_resent
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
 from midstream.session.records import TurnStatus
@@ -87,15 +87,15 @@ class ChatEndpoint:
     async def chat(self, request: Request, send: Send) -> None:
         """Begin a turn of a chat, or send results and decisions to its open turn."""
         asked = read_chat_request(await body_of(request, MESSAGES_BYTES_MAX))
-        visitor = visitor_of(request.scope)
+        caller = caller_of(request.scope)
         chat = asked.chat or self._host.world.new_id("chat")
         async with opened_session(self._host, request, chat, Action.SPEAK, begins=True) as (runner, secret):
             if asked.is_answer:
-                run = await self._answer(runner, asked, visitor, chat)
+                run = await self._answer(runner, asked, caller, chat)
             else:
                 secret = secret or secret_digest_of(_secret_of(asked))
-                run = await self._begin(runner, asked, visitor, chat, secret)
-            await ChatStream(self._host, self._connections, run, visitor).serve(request.receive, send)
+                run = await self._begin(runner, asked, caller, chat, secret)
+            await ChatStream(self._host, self._connections, run, caller).serve(request.receive, send)
 
     async def chat_stream(self, request: Request, query: StreamQuery, send: Send) -> None:
         """Read a run of a chat again, or its newest turn."""
@@ -105,7 +105,7 @@ class ChatEndpoint:
             if run is None:
                 await Response(status_code=204, headers=NO_STORE)(request.scope, request.receive, send)
                 return
-            stream = ChatStream(self._host, self._connections, run, visitor_of(request.scope))
+            stream = ChatStream(self._host, self._connections, run, caller_of(request.scope))
             await stream.serve(request.receive, send, start=query.startIndex)
 
     async def chat_messages(self, request: Request) -> ChatMessages:
@@ -127,7 +127,7 @@ class ChatEndpoint:
     # --- a new turn -------------------------------------------------------------------------------------------
 
     async def _begin(
-        self, runner: Runner, asked: ChatRequest, visitor: Caller, chat: str, secret_digest: str
+        self, runner: Runner, asked: ChatRequest, caller: Caller, chat: str, secret_digest: str
     ) -> ChatRun:
         async def find() -> ChatRun | None:
             return self._find_repeated(runner, asked, chat)[1]
@@ -137,7 +137,7 @@ class ChatEndpoint:
             if runner.state.is_live:
                 await stop_turn(runner)
             received = Received(name, secret_digest, 0, asked.digest, None)
-            await submit_resent(runner, visitor, received, asked.messages, asked.tools)
+            await submit_resent(runner, caller, received, asked.messages, asked.tools)
 
         return await find_or_begin(find, begin)
 
@@ -161,20 +161,20 @@ class ChatEndpoint:
 
     # --- answers to an open turn ------------------------------------------------------------------------------
 
-    async def _answer(self, runner: Runner, asked: ChatRequest, visitor: Caller, chat: str) -> ChatRun:
+    async def _answer(self, runner: Runner, asked: ChatRequest, caller: Caller, chat: str) -> ChatRun:
         message = asked.messages[-1]
         if not runner.state.turns:
             raise UsageError(
                 "this chat has no open turn; the last message of the request must be a user message"
             )
         if any(each.startswith(SUB_AGENT_MARK) for each in answered_calls(message)):
-            await self._answer_below(runner, asked, visitor, chat)
+            await self._answer_below(runner, asked, caller, chat)
         for _ in range(ANSWERS_MAX):
             command = next_answer(runner.state, message)
             if command is None or (isinstance(command, CallFinished) and not _is_of_chat(runner.state)):
                 break
             if isinstance(command, Answer):
-                command = await visitor.attribute(command)
+                command = await caller.attribute(command)
             await submit(runner, command)
         place = await find_turn(runner, chat, runner.state.turns)
         if place is None:
@@ -183,11 +183,11 @@ class ChatEndpoint:
         runs = [shown.answered[each] for each in answered_calls(message) if each in shown.answered]
         return msgspec.structs.replace(place, run=max(runs, default=shown.run))
 
-    async def _answer_below(self, runner: Runner, asked: ChatRequest, visitor: Caller, chat: str) -> None:
+    async def _answer_below(self, runner: Runner, asked: ChatRequest, caller: Caller, chat: str) -> None:
         """Answer the questions of the chat and of its sub-agents, all at once: the answers begin one run together."""
         fold = await self._folds.now(runner, chat)
         given = answers_in(fold.questions, asked.messages[-1])
-        answers = [(question, await visitor.attribute(answer)) for question, answer in given[:ANSWERS_MAX]]
+        answers = [(question, await caller.attribute(answer)) for question, answer in given[:ANSWERS_MAX]]
         sending = (self._folds.answer(runner, chat, question, answer) for question, answer in answers)
         for outcome in await asyncio.gather(*sending, return_exceptions=True):
             if outcome is not None:

@@ -57,11 +57,11 @@ class ChatStream(RecordBody):
 
     Args:
         run: The run.
-        visitor: The client, counted and checked like any reader of a stream.
+        caller: The client, counted and checked like any reader of a stream.
     """
 
-    def __init__(self, host: Host, connections: Connections, run: ChatRun, visitor: Caller) -> None:
-        super().__init__(host, connections, run.session, visitor, run.stream(), run.after)
+    def __init__(self, host: Host, connections: Connections, run: ChatRun, caller: Caller) -> None:
+        super().__init__(host, connections, run.session, caller, run.stream(), run.after)
         self._run = run
         self._skip = 0
 

@@ -41,7 +41,7 @@ from midstream.server.api.request_bodies import body_of
 from midstream.server.api.stream_names import CONTROL, SESSIONS, journal_of, require_no_locks
 from midstream.server.api.stream_sweeping import StreamSweeper
 from midstream.server.api.waiting_poll import ClientLeftError, WaitingPoll
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
 
@@ -81,15 +81,15 @@ class PlainStreamWriter:
 
     async def create_plain_stream(self, request: Request) -> Response:
         """Create a stream, or find an existing one with equal settings (Durable Streams)."""
-        journal, visitor = _name_in(self._host, request)
+        journal, caller = _name_in(self._host, request)
         fork, body = wire.read_fork(request.headers), await body_of(request, APPEND_BYTES_MAX)
-        source = None if fork is None else _source_of(fork.source, visitor)
+        source = None if fork is None else _source_of(fork.source, caller)
         settings = wire.read_settings(request.headers)
         if source is not None:
-            visitor.visit(source)
-            await visitor.require_existing(Action.READ)
-        visitor.visit(journal)
-        await visitor.begin()
+            caller.set_session(source)
+            await caller.require_existing(Action.READ)
+        caller.set_session(journal)
+        await caller.begin()
         made = _Made(self._host, self._streams, self._sweeper, journal, request.headers, body)
         for _ in range(TRIES_MAX):
             known = await _find(self._streams, journal, gone=409)
@@ -110,8 +110,8 @@ class PlainStreamWriter:
 
     async def append_to_plain_stream(self, request: Request) -> Response:
         """Append to a stream, or close it; one request is one append (Durable Streams)."""
-        journal, visitor = _name_in(self._host, request)
-        await visitor.require_existing(Action.SPEAK)
+        journal, caller = _name_in(self._host, request)
+        await caller.require_existing(Action.SPEAK)
         headers = request.headers
         asked = AppendRequest(
             headers.get("content-type", ""),
@@ -142,8 +142,8 @@ class PlainStreamWriter:
 
     async def delete_plain_stream(self, request: Request) -> Response:
         """Delete a stream; one with forks answers 410 until the last of them is deleted (Durable Streams)."""
-        journal, visitor = _name_in(self._host, request)
-        await visitor.require_existing(Action.OWN)
+        journal, caller = _name_in(self._host, request)
+        await caller.require_existing(Action.OWN)
         try:
             is_done = await self._streams.delete(journal)
         except StreamGoneError as error:
@@ -266,8 +266,8 @@ class PlainStreamReader:
 
     async def read_plain_stream(self, request: Request, send: Send) -> None:
         """Read streams."""
-        journal, visitor = _name_in(self._host, request)
-        await visitor.require_existing(Action.READ)
+        journal, caller = _name_in(self._host, request)
+        await caller.require_existing(Action.READ)
         known = _require_existing(await _find(self._streams, journal))
         if request.method == "HEAD":
             await self._head(known)(request.scope, request.receive, send)
@@ -277,12 +277,12 @@ class PlainStreamReader:
         units = known.state.units if offset == "now" else wire.units_at(offset or "-1")
         if live == "sse":
             events = PlainStreamEvents(
-                self._host, self._connections, self._streams, known, visitor, units, self._cursor(request)
+                self._host, self._connections, self._streams, known, caller, units, self._cursor(request)
             )
             await events.send_to(request.receive, send)
             return
         if live == "long-poll" and units >= known.state.units and not known.state.is_closed:
-            poll: WaitingPoll[KnownStream] = WaitingPoll(self._host, self._connections, journal, visitor)
+            poll: WaitingPoll[KnownStream] = WaitingPoll(self._host, self._connections, journal, caller)
             try:
                 known = await poll.wait(self._more(known, units), request.receive) or known
             except ClientLeftError:
@@ -326,7 +326,7 @@ class PlainStreamReader:
             return Response(status_code=304, headers={**SAFE, "ETag": tag})
         part = await self._streams.read(known, units)
         headers = {wire.NEXT_OFFSET: wire.offset_at(max(part.end, units)), wire.CURSOR: cursor, "ETag": tag}
-        headers["Cache-Control"] = "no-store" if visitor_of(request.scope).is_known else "no-cache"
+        headers["Cache-Control"] = "no-store" if caller_of(request.scope).is_known else "no-cache"
         if part.end >= state.units:
             headers |= {wire.UP_TO_DATE: "true", **state.headers()}
         body = wire.body_of([each for each in part.bodies if each], is_json=state.settings.is_json)
@@ -347,11 +347,11 @@ class PlainStreamEvents(EventBody):
         connections: Connections,
         streams: PlainStreams,
         known: KnownStream,
-        visitor: Caller,
+        caller: Caller,
         units: int,
         cursor: str,
     ) -> None:
-        super().__init__(host, connections, known.journal, visitor)
+        super().__init__(host, connections, known.journal, caller)
         self._streams = streams
         self._known = known
         self._units = units
@@ -393,23 +393,23 @@ class PlainStreamEvents(EventBody):
 def _name_in(host: Host, request: Request) -> tuple[str, Caller]:
     """Return the journal of the stream in a request's path, and the caller."""
     require_no_locks(host)
-    visitor = visitor_of(request.scope)
-    journal = _journal_of(request.path_params["stream"], visitor)
-    visitor.visit(journal)
-    return journal, visitor
+    caller = caller_of(request.scope)
+    journal = _journal_of(request.path_params["stream"], caller)
+    caller.set_session(journal)
+    return journal, caller
 
 
-def _journal_of(name: str, visitor: Caller) -> str:
+def _journal_of(name: str, caller: Caller) -> str:
     if name.partition("/")[0] in RESERVED:
         raise NotFoundError("a stream of an application cannot have this address")
-    return journal_of(name, visitor)
+    return journal_of(name, caller)
 
 
-def _source_of(path: str, visitor: Caller) -> str:
+def _source_of(path: str, caller: Caller) -> str:
     _, found, name = path.partition(STREAM_PATH)
     if not found:
         raise NotFoundError("the source of a fork must be a stream of this server")
-    return _journal_of(name, visitor)
+    return _journal_of(name, caller)
 
 
 async def _find(streams: PlainStreams, journal: str, *, gone: int | None = 410) -> KnownStream | None:

@@ -34,14 +34,14 @@ class CountedReader:
 
     Args:
         session: Stored name of the session or stream.
-        visitor: The client.
+        caller: The client.
     """
 
-    def __init__(self, host: Host, connections: Connections, session: str, visitor: Caller) -> None:
+    def __init__(self, host: Host, connections: Connections, session: str, caller: Caller) -> None:
         self._host = host
         self._connections = connections
         self._session = session
-        self._visitor = visitor
+        self._caller = caller
         self._ending: asyncio.Future[MidstreamError] = asyncio.get_running_loop().create_future()
 
     @property
@@ -56,7 +56,7 @@ class CountedReader:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        self._visitor.enter()
+        self._caller.enter()
         try:
             self._connections.enter(self)
             try:
@@ -64,7 +64,7 @@ class CountedReader:
             finally:
                 self._connections.leave(self)
         finally:
-            self._visitor.leave()
+            self._caller.leave()
 
     async def _until_first(self, receive: Receive, *work: Coroutine[Any, Any, Any]) -> list[Any]:
         """Run coroutines until one of them is done, the client disconnects, or the reader is ended; cancel the rest.
@@ -74,8 +74,8 @@ class CountedReader:
                 the reader.
         """
         ends = [self._until_ended()]
-        if self._visitor.is_known:
-            ends.append(self._visitor.until_unauthorized())
+        if self._caller.is_known:
+            ends.append(self._caller.until_unauthorized())
         name = f"{type(self).__name__} {self._session}"
         parts: list[Coroutine[Any, Any, Any]] = [wait_for_disconnect(receive), *work, *ends]
         tasks = [self._host.world.spawn(each, name=name) for each in parts]
@@ -180,11 +180,11 @@ class RecordBody(EventBody):
         host: Host,
         connections: Connections,
         session: str,
-        visitor: Caller,
+        caller: Caller,
         events: RecordEvents,
         position: int,
     ) -> None:
-        super().__init__(host, connections, session, visitor)
+        super().__init__(host, connections, session, caller)
         self._events = events
         self._position = position
 

@@ -44,7 +44,7 @@ from midstream.server.api.session_snapshot import (
     body_within,
     snapshot_of,
 )
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.session_unlocking import secrets_in, unlock_at_once, wait_for_refusal_interval
 from midstream.server.transports.connection import Connection, Connections, FrameTransport
@@ -215,8 +215,8 @@ class HttpEndpoints:
         """List sessions, newest change first."""
         wanted = query.q.strip().casefold()
         lines: list[SessionLine] = []
-        visitor = visitor_of(request.scope)
-        async for line in self._lines_for(visitor, _place_of(query, visitor)):
+        caller = caller_of(request.scope)
+        async for line in self._lines_for(caller, _place_of(query, caller)):
             is_meant = wanted in line.id.casefold() or wanted in line.title.casefold()
             if not is_meant or not (query.children or PART_MARK not in line.id):
                 continue
@@ -230,41 +230,41 @@ class HttpEndpoints:
             lines.append(line)
         return SessionPage(lines, None)
 
-    async def _lines_for(self, visitor: Caller, after: ListPlace | None) -> AsyncIterator[SessionLine]:
+    async def _lines_for(self, caller: Caller, after: ListPlace | None) -> AsyncIterator[SessionLine]:
         """Yield the sessions after a place in the listing, with one read for each page."""
-        visible = await visitor.visible_sessions()
+        visible = await caller.visible_sessions()
         while True:
             count = 0
             async for info in self._host.store.list(of=visible, after=after, limit=LIST_PAGE):
                 count += 1
                 after = ListPlace(info.mark.at, info.session)
-                if is_session(info.session) and await self._may_list(visitor, info.session):
+                if is_session(info.session) and await self._may_list(caller, info.session):
                     status = SessionStatus.LOCKED if self._host.is_locked(info) else info.mark.status
-                    yield _line_of(info, visitor.public_name(info.session), status)
+                    yield _line_of(info, caller.public_name(info.session), status)
             if count < LIST_PAGE:
                 return
 
-    async def _may_list(self, visitor: Caller, session: str) -> bool:
+    async def _may_list(self, caller: Caller, session: str) -> bool:
         """Return whether a caller may list a session. Without authentication, sessions with a secret are not listed."""
         locks = self._host.locks
-        if locks is not None and not visitor.is_known and await locks.escrow.holds(session):
+        if locks is not None and not caller.is_known and await locks.escrow.holds(session):
             return False
-        return await visitor.may_list(session)
+        return await caller.may_list(session)
 
     async def questions(self, request: Request, query: QuestionsQuery) -> QuestionPage:
         """List the open questions, oldest first; `session` selects one session and its sub-agents.
 
         Sessions with encryption by their clients are left out, unless the secret of the request opens them.
         """
-        visitor, asked_at = visitor_of(request.scope), self._host.world.monotonic()
-        named = None if query.session is UNSET else visitor.public_name(query.session)
+        caller, asked_at = caller_of(request.scope), self._host.world.monotonic()
+        named = None if query.session is UNSET else caller.public_name(query.session)
         found: list[Question] = []
-        async for info in self._host.store.list(of=await visitor.visible_sessions()):
+        async for info in self._host.store.list(of=await caller.visible_sessions()):
             if info.mark.status not in OPEN_STATUSES:
                 continue
-            name = visitor.public_name(info.session)
+            name = caller.public_name(info.session)
             is_asked_for = named is None or name == named or name.startswith(named + PART_MARK)
-            if not (is_asked_for and await visitor.may_list(info.session)):
+            if not (is_asked_for and await caller.may_list(info.session)):
                 continue
             shown = secrets_in(request)
             with (
@@ -281,7 +281,7 @@ class HttpEndpoints:
         """Return a session's transcript, and the event id from which to follow it."""
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
-        name = visitor_of(request.scope).public_name(session_id)
+        name = caller_of(request.scope).public_name(session_id)
         waits_for = self._host.waits_for(runner)
         return snapshot_of(name, runner.state, str(runner.newest), waits_for)
 
@@ -301,7 +301,7 @@ class HttpEndpoints:
         """Refuse a request for pruned events, with their snapshot, as streams do (STREAM-63, 64)."""
         runner = await self._host.session(session_id)
         event_id, state = await runner.events.beginning()
-        name, oldest = visitor_of(request.scope).public_name(session_id), event_id.position + 1
+        name, oldest = caller_of(request.scope).public_name(session_id), event_id.position + 1
         message = f"events of session {name!r} before position {oldest} are no longer kept"
         snapshot = body_within(snapshot_of(name, state, str(event_id)), SNAPSHOT_BYTES_MAX)
         problem = problem_of(EventGoneError(message, oldest=oldest))
@@ -354,7 +354,7 @@ class HttpEndpoints:
 
     async def answer(self, request: Request, body: AnswerPayload) -> CommandAnswer:
         """Answer the open question of a call: an approval, a question, or a call in doubt."""
-        answer = await visitor_of(request.scope).attribute(answer_of(body))
+        answer = await caller_of(request.scope).attribute(answer_of(body))
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(answer)
         return _answer_accepted(runner)
@@ -362,7 +362,7 @@ class HttpEndpoints:
     async def resume(self, request: Request, query: TurnQuery) -> CommandAnswer:
         """Resume the last turn, which was interrupted or failed; with `turn`, resume only that turn."""
         turn = optional(query.turn)
-        visitor_of(request.scope).count_command(Resume(turn))
+        caller_of(request.scope).count_command(Resume(turn))
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Resume(turn))
         return _answer_accepted(runner)
@@ -419,9 +419,9 @@ class EventsEndpoint:
         settings = self._connections.choose_settings(session_id, name)
         stream = self._connections.stream(self._host, wire=SSE, settings=settings)
         transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
-        visitor = visitor_of(scope)
+        caller = caller_of(scope)
         with Connection(
-            self._host, session_id, stream, transport, self._connections, visitor, name=name, request=request
+            self._host, session_id, stream, transport, self._connections, caller, name=name, request=request
         ) as connection:
             await connection.admit(encode(opening))
             await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
@@ -454,11 +454,11 @@ async def opening_of(request: Request) -> Open:
     return open_of(request)
 
 
-def _place_of(query: SessionsQuery, visitor: Caller) -> ListPlace | None:
+def _place_of(query: SessionsQuery, caller: Caller) -> ListPlace | None:
     if query.after is UNSET:
         return None
     changed_at, _, session = query.after.partition(CURSOR_MARK)
-    return ListPlace(float(changed_at), visitor.stored_name(session))
+    return ListPlace(float(changed_at), caller.stored_name(session))
 
 
 def _answer_accepted(runner: Runner) -> CommandAnswer:

@@ -25,7 +25,7 @@ from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.errors import ConflictError, NotFoundError, SessionNotFoundError, WrongSecretError
 from midstream.server.api.langgraph_threads import GraphThreads, OpenThread, ThreadNote
-from midstream.server.auth.caller import visitor_of
+from midstream.server.auth.caller import caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.session_unlocking import secrets_in, unlock_at_once
 from midstream.session.child_names import PART_MARK
@@ -201,10 +201,10 @@ class LangGraphThreads:
         """Create a thread; without a message, it is kept for a day."""
         thread = body.thread_id or uuid_of(self._host.world.new_id("thread").encode())
         require_session_id(thread)
-        visitor = visitor_of(request.scope)
-        session = visitor.stored_name(thread)
-        visitor.visit(session)
-        await visitor.begin()
+        caller = caller_of(request.scope)
+        session = caller.stored_name(thread)
+        caller.set_session(session)
+        await caller.begin()
         is_there = await self._host.store.find(session) is not None
         note = await self._threads.notes.find(session)
         if is_there or note is not None:
@@ -214,7 +214,7 @@ class LangGraphThreads:
                 return self._empty(thread, note or ThreadNote(self._host.world.now()))
             runner = await self._host.session(session)
             with await unlock_at_once(self._host, session, secrets_in(request), Action.READ):
-                return await self._show(OpenThread(thread, session, visitor, runner, note))
+                return await self._show(OpenThread(thread, session, caller, runner, note))
         await self._threads.notes.sweep()
         return self._empty(thread, await self._threads.notes.change(session, body.metadata or {}))
 
@@ -238,11 +238,11 @@ class LangGraphThreads:
 
     async def search_threads(self, request: Request, body: ThreadSearch) -> list[ThreadView]:
         """List threads that have a message, newest change first."""
-        visitor = visitor_of(request.scope)
-        wanted = None if body.ids is None else {visitor.stored_name(each) for each in body.ids}
+        caller = caller_of(request.scope)
+        wanted = None if body.ids is None else {caller.stored_name(each) for each in body.ids}
         found: list[ThreadView] = []
         left, skip = SEARCHED_MAX, body.offset
-        async for info in self._host.store.list(of=await visitor.visible_sessions()):
+        async for info in self._host.store.list(of=await caller.visible_sessions()):
             left -= 1
             if len(found) == body.limit or left < 0:
                 break
@@ -256,7 +256,7 @@ class LangGraphThreads:
             about = {**metadata_of(self._host), **note.metadata}
             if any(about.get(name) != value for name, value in body.metadata.items()):
                 continue
-            if not await visitor.may_list(info.session):
+            if not await caller.may_list(info.session):
                 continue
             with suppress(WrongSecretError, SessionNotFoundError):
                 line = await self._line(request, info, note)
@@ -269,11 +269,11 @@ class LangGraphThreads:
         return found
 
     async def _line(self, request: Request, info: SessionInfo, note: ThreadNote) -> ThreadView:
-        visitor = visitor_of(request.scope)
+        caller = caller_of(request.scope)
         with await unlock_at_once(self._host, info.session, secrets_in(request), Action.READ):
             runner = await self._host.session(info.session)
-            name = visitor.public_name(info.session)
-            return await self._show(OpenThread(name, info.session, visitor, runner, note))
+            name = caller.public_name(info.session)
+            return await self._show(OpenThread(name, info.session, caller, runner, note))
 
     async def thread_state(self, request: Request) -> GraphState:
         """Return the state of a thread: its messages, next nodes, and interrupts."""

@@ -37,7 +37,7 @@ class ThreadStream(EventBody):
     """Sends the events of a thread to one client, from its first message until the client disconnects."""
 
     def __init__(self, threads: GraphThreads, opened: OpenThread, wanted: Subscription) -> None:
-        super().__init__(threads.host, threads.connections, opened.session, opened.visitor)
+        super().__init__(threads.host, threads.connections, opened.session, opened.caller)
         self._folds = threads.folds
         self._thread = opened.id
         self._wanted = wanted

@@ -47,7 +47,7 @@ from midstream.server.api.langgraph_endpoint import metadata_of, require_assista
 from midstream.server.api.langgraph_threads import GraphThreads, OpenThread
 from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.turn_requests import find_or_begin, stop_turn, submit
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.session.session import Received
 from midstream.session.turn.commands import Cancel, Resume, SendMessage, WhenBusy, Withdraw
@@ -146,23 +146,23 @@ class RunStarter:
         Raises:
             MidstreamError: The run is refused.
         """
-        thread, visitor = request.path_params["thread"], visitor_of(request.scope)
+        thread, caller = request.path_params["thread"], caller_of(request.scope)
         require_session_id(thread)
         require_assistant(self._host, body.assistant_id)
         given = self._input_of(thread, body)
-        begins = body.if_not_exists == "create" or await self._threads.exists(visitor.stored_name(thread))
+        begins = body.if_not_exists == "create" or await self._threads.exists(caller.stored_name(thread))
         async with opened_session(self._host, request, thread, Action.SPEAK, begins=begins) as (
             runner,
             secret,
         ):
             if body.resume is not UNSET:
-                run = await self._answer(runner, thread, body, visitor)
+                run = await self._answer(runner, thread, body, caller)
             elif given is None:
-                run = await self._resume(runner, thread, visitor)
+                run = await self._resume(runner, thread, caller)
             else:
                 secret = secret or secret_digest_of(given.digest)
                 run = await self._submit_message(
-                    runner, thread, given, body.multitask_strategy, visitor, secret
+                    runner, thread, given, body.multitask_strategy, caller, secret
                 )
             yield run
 
@@ -179,7 +179,7 @@ class RunStarter:
         thread: str,
         given: RunInput,
         strategy: Multitask,
-        visitor: Caller,
+        caller: Caller,
         secret_digest: str,
     ) -> StartedRun:
         name, seq = stream_name(given.run_id, given.message_id), 0
@@ -191,7 +191,7 @@ class RunStarter:
             nonlocal seq
             seq = await self._make_room(runner, thread, strategy)
             command = _message_of(given, runner)
-            visitor.count_command(command)
+            caller.count_command(command)
             await submit(runner, Received(name, secret_digest, 0, given.digest, command))
 
         is_patient = strategy is Multitask.INTERRUPT
@@ -216,20 +216,20 @@ class RunStarter:
                 return 0
         return await self._threads.folds.newest_seq(runner, thread) if runner.state.turns else 0
 
-    async def _answer(self, runner: Runner, thread: str, body: RunBody, visitor: Caller) -> StartedRun:
+    async def _answer(self, runner: Runner, thread: str, body: RunBody, caller: Caller) -> StartedRun:
         folds = self._threads.folds
         fold = await folds.now(runner, thread)
         for question, answer in answers_of(fold.questions, body.resume, fold.answers):
-            await folds.answer(runner, thread, question, await visitor.attribute(answer))
+            await folds.answer(runner, thread, question, await caller.attribute(answer))
         return await self._newest(runner, thread)
 
-    async def _resume(self, runner: Runner, thread: str, visitor: Caller) -> StartedRun:
+    async def _resume(self, runner: Runner, thread: str, caller: Caller) -> StartedRun:
         if not runner.state.turns:
             raise NothingToResumeError(
                 'this thread has no message yet; a run begins with {"messages": [...]}'
             )
         command = Resume(runner.state.turns)
-        visitor.count_command(command)
+        caller.count_command(command)
         await submit(runner, command)
         return await self._newest(runner, thread)
 
@@ -381,9 +381,9 @@ class LangGraphRuns:
         after: tuple[int, int] = BEGINNING,
     ) -> bool:
         """Send a run's events after a place, or its outcome if `modes` is None; return whether the body is complete."""
-        threads, visitor = self._threads, visitor_of(request.scope)
+        threads, caller = self._threads, caller_of(request.scope)
         found = await threads.folds.before(run.runner, run.thread, run_id=run.id)
-        place = (threads.host, threads.connections, run.runner.session_id, visitor)
+        place = (threads.host, threads.connections, run.runner.session_id, caller)
         if modes is None:
             body: RecordBody = PieceBody(*place, RunOutcome(found.fold, run.id), found.position)
         else:

@@ -20,7 +20,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.server.api.run_folds import RunFolds
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.session_unlocking import secrets_in, unlock
 from midstream.server.transports.connection import Connections
@@ -52,14 +52,14 @@ class OpenThread(Struct, frozen=True):
     Args:
         id: Id of the thread for clients.
         session: Name of the session in the store.
-        visitor: Client of the request.
+        caller: Client of the request.
         runner: Runner of the session; None if it has no message yet.
         note: Values stored outside the session; None for none.
     """
 
     id: str
     session: str
-    visitor: Caller
+    caller: Caller
     runner: Runner | None
     note: ThreadNote | None
 
@@ -132,22 +132,22 @@ class GraphThreads:
         """
         thread = request.path_params["thread"]
         require_session_id(thread)
-        visitor = visitor_of(request.scope)
-        session = visitor.stored_name(thread)
-        visitor.visit(session)
+        caller = caller_of(request.scope)
+        session = caller.stored_name(thread)
+        caller.set_session(session)
         note = await self.notes.find(session)
         has_messages = await self.host.store.find(session) is not None
         if note is None or has_messages:
-            await visitor.require_existing(action)
-        elif visitor.is_known:
-            await visitor.require(action)
+            await caller.require_existing(action)
+        elif caller.is_known:
+            await caller.require(action)
         if note is None and not has_messages:
             raise SessionNotFoundError(
                 f"no session {session!r}"
             )  # the same error as for a session of another caller
         with await unlock(self.host, session, secrets_in(request), action):
             runner = await self.host.session(session) if has_messages else None
-            yield OpenThread(thread, session, visitor, runner, note)
+            yield OpenThread(thread, session, caller, runner, note)
 
     async def exists(self, session: str) -> bool:
         """Return whether a thread was created, or its session has a message."""

@@ -68,7 +68,7 @@ from midstream.server.api.opened_sessions import opened_session
 from midstream.server.api.request_bodies import body_of
 from midstream.server.api.run_folds import RunFolds
 from midstream.server.api.turn_requests import STOPPING_S, submit
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
 from midstream.session.journal_reading import JournalReader
@@ -96,10 +96,8 @@ class McpPlace(msgspec.Struct, frozen=True, rename={"last_event_id": "last-event
 class _CallBody(RecordBody):
     """Sends the messages of a call to one client."""
 
-    def __init__(
-        self, calls: McpCalls, name: str, visitor: Caller, events: CallEvents, position: int
-    ) -> None:
-        super().__init__(calls.host, calls.connections, name, visitor, events, position)
+    def __init__(self, calls: McpCalls, name: str, caller: Caller, events: CallEvents, position: int) -> None:
+        super().__init__(calls.host, calls.connections, name, caller, events, position)
         self._options = calls.options
         self._stream = events.stream
         self._first_id = event_id(events.stream, events.after)
@@ -158,13 +156,13 @@ class McpCalls:
                         await runner.wait(after)
         return state
 
-    async def answer(self, runner: Runner, visitor: Caller, session: str, responses: object) -> None:
+    async def answer(self, runner: Runner, caller: Caller, session: str, responses: object) -> None:
         """Answer questions by their ids; ignores questions that are closed."""
         sent = responses if isinstance(responses, dict) else {}
         for question in (await self._folds.now(runner, session)).questions:
             name = interrupt_id_of(question)
             if name in sent:
-                answer = await visitor.attribute(mcp.answer_to(question, sent[name]))
+                answer = await caller.attribute(mcp.answer_to(question, sent[name]))
                 with suppress(QuestionClosedError, AnswerMismatchError):  # another answer came first
                     await self._folds.answer(runner, session, question, answer)
 
@@ -184,8 +182,8 @@ class McpCalls:
             is_kept: Whether the call continues if its client disconnects, since it may reconnect.
         """
         state, position = await self.before(runner, stream.place)
-        events, visitor = CallEvents(state, stream, after), visitor_of(request.scope)
-        body = _CallBody(self, runner.session_id, visitor, events, position)
+        events, caller = CallEvents(state, stream, after), caller_of(request.scope)
+        body = _CallBody(self, runner.session_id, caller, events, position)
         world, session, began_at = self.host.world, runner.session_id, self.host.world.now()
         is_whole = await body.send_to(request.receive, send)
         if not is_whole and not is_kept:
@@ -248,7 +246,7 @@ class McpEndpoint:
     async def end_mcp_session(self, request: Request) -> None:
         """End an MCP session. Its calls continue; its id becomes unknown."""
         name = request.headers.get(SESSION_HEADER, "")
-        if not await self._sessions.end(visitor_of(request.scope), name):
+        if not await self._sessions.end(caller_of(request.scope), name):
             raise NotFoundError("there is no such MCP session")
 
     async def _client_of(self, request: Request) -> McpClient:
@@ -261,7 +259,7 @@ class McpEndpoint:
         name = request.headers.get(SESSION_HEADER)
         if not name:
             raise UsageError("this request needs the header `Mcp-Session-Id`, which `initialize` returns")
-        client = await self._sessions.find(visitor_of(request.scope), name)
+        client = await self._sessions.find(caller_of(request.scope), name)
         if client is None:
             raise NotFoundError("there is no such MCP session: initialize another one")
         return client
@@ -270,13 +268,13 @@ class McpEndpoint:
         self, request: Request, message: RpcMessage, send: Send, *, is_modern: bool
     ) -> Response | None:
         """Answer a message; return None if the answer was sent as a stream."""
-        visitor, method = visitor_of(request.scope), message.method
+        caller, method = caller_of(request.scope), message.method
         if is_modern and message.id is UNSET:
             return Response(status_code=202, headers=NO_STORE)  # this version has no notifications of clients
         if is_modern:
             client = mcp.modern_client(message, request.headers)
         elif method == "initialize":
-            client = await self._sessions.begin(visitor, message.params)
+            client = await self._sessions.begin(caller, message.params)
             found = mcp.server_of(client, self._host.agent.name)
             answer = self._result(message, found)
             answer.headers[SESSION_HEADER] = client.session
@@ -321,7 +319,7 @@ class McpEndpoint:
             with suppress(SessionNotFoundError, UsageError):
                 async with opened_session(self._host, request, place.session, Action.READ) as (runner, _):
                     await self._calls.answer(
-                        runner, visitor_of(request.scope), place.session, {interrupt: result}
+                        runner, caller_of(request.scope), place.session, {interrupt: result}
                     )
 
     # --- calls ------------------------------------------------------------------------------------------------
@@ -371,7 +369,7 @@ class McpEndpoint:
         self, request: Request, message: RpcMessage, client: McpClient, tool: McpTool
     ) -> AsyncIterator[tuple[Runner, CallStream]]:
         """Begin a call, or find the call that this message repeats or continues."""
-        calls, visitor = self._calls, visitor_of(request.scope)
+        calls, caller = self._calls, caller_of(request.scope)
         token = message.progress_token
         rpc_id = cast("mcp.RpcId", message.id)
 
@@ -384,7 +382,7 @@ class McpEndpoint:
             if pause is None or pause != pause.with_check():
                 raise McpError(mcp.BAD_PARAMS, "`requestState` was changed")
             async with self._at(request, pause.place, Action.READ) as runner:
-                await calls.answer(runner, visitor, pause.place.session, responses)
+                await calls.answer(runner, caller, pause.place.session, responses)
                 yield runner, stream(pause.place, runner.newest.position)
             return
         text, session = mcp.read_arguments(tool, message.params.get("arguments"))
@@ -402,7 +400,7 @@ class McpEndpoint:
             runner,
             secret,
         ):
-            turn = await self._submit_message(runner, visitor, name, message.digest, text, secret)
+            turn = await self._submit_message(runner, caller, name, message.digest, text, secret)
             yield runner, stream(CallPlace(session, turn))
 
     def _id_of(self, message: RpcMessage, client: McpClient) -> str:
@@ -415,7 +413,7 @@ class McpEndpoint:
         return self._host.world.new_id("call")
 
     async def _submit_message(
-        self, runner: Runner, visitor: Caller, name: str, digest: str, text: str, secret: str | None
+        self, runner: Runner, caller: Caller, name: str, digest: str, text: str, secret: str | None
     ) -> int:
         """Send the message of a call once; return the number of its turn."""
         known = runner.state.streams.get(name)
@@ -425,7 +423,7 @@ class McpEndpoint:
                     "this session is still answering its last message: wait with an empty `message`"
                 )
             command = SendMessage(UserMessage.of(text), turns=runner.state.turns)
-            visitor.count_command(command)
+            caller.count_command(command)
             secret = secret or secret_digest_of(digest)
             try:
                 await submit(runner, Received(name, secret, 0, digest, command))
@@ -469,7 +467,7 @@ class McpEndpoint:
                 return None
             if method == "tasks/update":
                 responses = params.get("inputResponses")
-                await calls.answer(runner, visitor_of(request.scope), place.session, responses)
+                await calls.answer(runner, caller_of(request.scope), place.session, responses)
             elif not state.is_over:
                 await cancel(runner, place.turn)
                 state = await calls.now(runner, place, wait_s=STOPPING_S)

@@ -37,7 +37,7 @@ class McpSessions:
         self._host = host
         self._swept_at = 0.0
 
-    async def begin(self, visitor: Caller, params: Json) -> McpClient:
+    async def begin(self, caller: Caller, params: Json) -> McpClient:
         """Begin a session for a client; return the client with the negotiated version."""
         await self._sweep()
         wanted, capabilities = params.get("protocolVersion"), params.get("capabilities")
@@ -45,12 +45,12 @@ class McpSessions:
         client = McpClient(version, capabilities if isinstance(capabilities, dict) else {})
         name, store = self._host.world.new_id("mcp"), self._host.store
         body = msgspec.json.encode(_Note(version, client.can_elicit))
-        await store.kv_put(SESSIONS, visitor.stored_name(name), body, expected=0, at=self._host.world.now())
+        await store.kv_put(SESSIONS, caller.stored_name(name), body, expected=0, at=self._host.world.now())
         return msgspec.structs.replace(client, session=name)
 
-    async def find(self, visitor: Caller, name: str) -> McpClient | None:
+    async def find(self, caller: Caller, name: str) -> McpClient | None:
         """Return the client of a session; None if the session does not exist."""
-        key, store, now = visitor.stored_name(name), self._host.store, self._host.world.now()
+        key, store, now = caller.stored_name(name), self._host.store, self._host.world.now()
         kept = await store.kv_get(SESSIONS, key)
         if kept is None:
             return None
@@ -60,9 +60,9 @@ class McpSessions:
         note = msgspec.json.decode(kept.body, type=_Note)
         return McpClient(note.version, {"elicitation": {}} if note.can_elicit else {}, name)
 
-    async def end(self, visitor: Caller, name: str) -> bool:
+    async def end(self, caller: Caller, name: str) -> bool:
         """End a session; return whether it existed. Its calls continue."""
-        key, store = visitor.stored_name(name), self._host.store
+        key, store = caller.stored_name(name), self._host.store
         kept = await store.kv_get(SESSIONS, key)
         return kept is not None and await store.kv_delete(SESSIONS, key, expected=kept.version)
 

@@ -11,7 +11,7 @@ from midstream.engine.host import Host
 from midstream.engine.journal import require_session_id
 from midstream.engine.runner import Runner
 from midstream.errors import SessionNotFoundError
-from midstream.server.auth.caller import visitor_of
+from midstream.server.auth.caller import caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.session_unlocking import secrets_in, stream_digest_of, unlock
 
@@ -31,13 +31,13 @@ async def opened_session(
         MidstreamError: The caller lacks the right to the action.
     """
     require_session_id(session)
-    visitor = visitor_of(request.scope)
-    name = visitor.stored_name(session)
-    visitor.visit(name)
+    caller = caller_of(request.scope)
+    name = caller.stored_name(session)
+    caller.set_session(name)
     if begins:
-        await visitor.begin()
+        await caller.begin()
     else:
-        await visitor.require_existing(action)
+        await caller.require_existing(action)
     with await unlock(host, name, secrets_in(request), action, begins=begins) as held:
         runner = await host.session(name, create=begins)
         runner.attach()

@@ -36,7 +36,7 @@ from midstream.server.api.session_snapshot import (
 )
 from midstream.server.api.stream_names import require_no_locks
 from midstream.server.api.waiting_poll import ClientLeftError, WaitingPoll
-from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.caller import Caller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.transports.connection import Connections
 from midstream.session.records import Record
@@ -75,10 +75,10 @@ class SessionStreamReader:
     async def read_session_stream(self, request: Request, send: Send) -> None:
         """Read sessions as streams."""
         require_no_locks(self._host)
-        visitor = visitor_of(request.scope)
-        session = visitor.stored_name(request.path_params["session_id"])
-        visitor.visit(session)
-        await visitor.require_existing(Action.READ)
+        caller = caller_of(request.scope)
+        session = caller.stored_name(request.path_params["session_id"])
+        caller.set_session(session)
+        await caller.require_existing(Action.READ)
         runner = await self._host.session(session)
         if request.method == "HEAD":
             headers = {**SAFE, wire.NEXT_OFFSET: offset_of(runner.newest), "Cache-Control": "no-store"}
@@ -86,19 +86,19 @@ class SessionStreamReader:
             return
         offset, live = place_in(request)
         after = runner.newest if offset == "now" else event_id_at(offset or "-1")
-        after, before = await _place_of(runner, visitor.public_name(session), after)
+        after, before = await _place_of(runner, caller.public_name(session), after)
         cursor = wire.next_cursor(
             request.query_params.get("cursor"), now=self._host.world.now(), chance=self._host.world.chance()
         )
         if live == "sse":
             events = SessionStreamEvents(
-                self._host, self._connections, session, visitor, after, cursor, self._pages, before
+                self._host, self._connections, session, caller, after, cursor, self._pages, before
             )
             await events.send_to(request.receive, send)
             return
         headers = {**SAFE, "Cache-Control": "no-store", wire.CURSOR: cursor}
         if live and not before and after.position >= runner.newest.position:
-            poll: WaitingPoll[bool] = WaitingPoll(self._host, self._connections, session, visitor)
+            poll: WaitingPoll[bool] = WaitingPoll(self._host, self._connections, session, caller)
             try:
                 await poll.wait(self._more(session, after), request.receive)
             except ClientLeftError:
@@ -144,13 +144,13 @@ class SessionStreamEvents(EventBody):
         host: Host,
         connections: Connections,
         session: str,
-        visitor: Caller,
+        caller: Caller,
         after: EventId,
         cursor: str,
         pages: _Pages,
         before: Sequence[bytes],
     ) -> None:
-        super().__init__(host, connections, session, visitor)
+        super().__init__(host, connections, session, caller)
         self._after = after
         self._cursor = cursor
         self._pages = pages

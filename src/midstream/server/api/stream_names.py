@@ -39,14 +39,14 @@ def require_no_locks(host: Host) -> None:
         raise UsageError("plain streams are not available if clients hold the keys of their sessions")
 
 
-def journal_of(name: str, visitor: Caller) -> str:
+def journal_of(name: str, caller: Caller) -> str:
     """Return the journal for a caller's name of a stream.
 
     Raises:
         UsageError: The name is invalid.
     """
     require_stream_name(name)
-    return visitor.stored_name(stored_part(name))
+    return caller.stored_name(stored_part(name))
 
 
 def stored_part(name: str) -> str:

@@ -37,7 +37,7 @@ from midstream.server.api.stream_names import (
     stored_part,
 )
 from midstream.server.api.subscription_delivery import StreamSubscriptions
-from midstream.server.auth.caller import Caller, KnownCaller, visitor_of
+from midstream.server.auth.caller import Caller, KnownCaller, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.webhooks import WebhookUrlError
 
@@ -64,20 +64,20 @@ class SubscriptionOwnerEndpoint:
 
     async def create_subscription(self, request: Request, body: SubscriptionConfig) -> Response:
         """Create a subscription, or find an existing one with an equal configuration (Durable Streams)."""
-        key, visitor = self._key_in(request)
+        key, caller = self._key_in(request)
         config = body.normalized()
-        await visitor.require(Action.SPEAK)
+        await caller.require(Action.SPEAK)
         known = await self._subscriptions.find(key)
         if known is None:
-            made = await self._made(request, config, visitor)
+            made = await self._made(request, config, caller)
             if isinstance(made, Response):
                 return made
-            visitor.visit(key)
-            await visitor.begin()
+            caller.set_session(key)
+            await caller.begin()
             if await self._subscriptions.create(key, made):
                 return await self._described(made, 201)
             known = await self._subscriptions.find(key)
-        if known is not None and not _is_of(known, visitor):
+        if known is not None and not _is_of(known, caller):
             raise NotFoundError("there is no such subscription")
         if known is None or known.config != config:
             return problem(409, "SUBSCRIPTION_ALREADY_EXISTS", "the subscription has another configuration")
@@ -85,23 +85,23 @@ class SubscriptionOwnerEndpoint:
 
     async def show_subscription(self, request: Request) -> Response:
         """Return a subscription, with the last acked offset of each stream (Durable Streams)."""
-        key, visitor = self._key_in(request)
-        await visitor.require_existing(Action.READ)
+        key, caller = self._key_in(request)
+        await caller.require_existing(Action.READ)
         return await self._described(await self._found(key), 200)
 
     async def delete_subscription(self, request: Request) -> Response:
         """Delete a subscription; reports about its wakes are refused from then on (Durable Streams)."""
-        key, visitor = self._key_in(request)
-        await visitor.require_existing(Action.OWN)
+        key, caller = self._key_in(request)
+        await caller.require_existing(Action.OWN)
         if not await self._subscriptions.delete(key):
             raise NotFoundError("there is no such subscription")
         return Response(status_code=204)
 
     async def link_streams(self, request: Request, body: StreamsBody) -> Response:
         """Add streams to a subscription, each at its end (Durable Streams)."""
-        key, visitor = self._key_in(request)
-        await visitor.require_existing(Action.SPEAK)
-        tails = await self._tails_of(body.streams, visitor)
+        key, caller = self._key_in(request)
+        await caller.require_existing(Action.SPEAK)
+        tails = await self._tails_of(body.streams, caller)
 
         def change(found: StreamSubscription, _: Mapping[str, Tail]) -> StreamSubscription:
             for path, tail in tails.items():
@@ -113,8 +113,8 @@ class SubscriptionOwnerEndpoint:
 
     async def unlink_stream(self, request: Request) -> Response:
         """Remove an added stream from a subscription; streams of its pattern stay (Durable Streams)."""
-        key, visitor = self._key_in(request)
-        await visitor.require_existing(Action.SPEAK)
+        key, caller = self._key_in(request)
+        await caller.require_existing(Action.SPEAK)
         path = request.path_params["stream"].strip("/")
         require_stream_name(path)
         await self._subscriptions.update(key, lambda found, _: found.without_link(path))
@@ -122,8 +122,8 @@ class SubscriptionOwnerEndpoint:
 
     async def claim_wake(self, request: Request, body: ClaimBody) -> Response:
         """Claim the pending work of a subscription for a worker, until the lease expires (Durable Streams)."""
-        key, visitor = self._key_in(request)
-        await visitor.require_existing(Action.SPEAK)
+        key, caller = self._key_in(request)
+        await caller.require_existing(Action.SPEAK)
         known = await self._found(key)
         if known.is_webhook:
             return problem(409, "INVALID_REQUEST", "a subscription of type `webhook` cannot be claimed")
@@ -150,7 +150,7 @@ class SubscriptionOwnerEndpoint:
         return json_answer(found.claim_answer(tails, f"{key}.{found.token()}"))
 
     async def _made(
-        self, request: Request, config: SubscriptionConfig, visitor: Caller
+        self, request: Request, config: SubscriptionConfig, caller: Caller
     ) -> StreamSubscription | Response:
         world, name = self._host.world, request.path_params["subscription"]
         if config.webhook is not None:
@@ -159,7 +159,7 @@ class SubscriptionOwnerEndpoint:
             except WebhookUrlError as error:
                 return problem(400, "WEBHOOK_URL_REJECTED", error.message)
             await self._subscriptions.webhooks.key()
-        principal = visitor.principal if isinstance(visitor, KnownCaller) else None
+        principal = caller.principal if isinstance(caller, KnownCaller) else None
         now = world.now()
         made = StreamSubscription(
             name,
@@ -172,13 +172,13 @@ class SubscriptionOwnerEndpoint:
             scanned_at=now,
         )
         if config.wake_stream:
-            refused = await self._wake_stream_problem(config.wake_stream, visitor)
+            refused = await self._wake_stream_problem(config.wake_stream, caller)
             if refused is not None:
                 return refused
-        for path, tail in (await self._tails_of(config.streams, visitor)).items():
+        for path, tail in (await self._tails_of(config.streams, caller)).items():
             made = made.with_link(path, tail, is_explicit=True)
         if config.pattern:
-            visible = await visitor.visible_sessions()
+            visible = await caller.visible_sessions()
             of = None if visible is None else set(visible)
             async for journal, tail in self._subscriptions.all_streams(of):
                 path = name_of(journal, made.tenant) or ""
@@ -186,23 +186,23 @@ class SubscriptionOwnerEndpoint:
                     made = made.with_link(path, tail)
         return made
 
-    async def _wake_stream_problem(self, name: str, visitor: Caller) -> Response | None:
-        journal = journal_of(name, visitor)
-        visitor.visit(journal)
-        await visitor.require_existing(Action.SPEAK)
+    async def _wake_stream_problem(self, name: str, caller: Caller) -> Response | None:
+        journal = journal_of(name, caller)
+        caller.set_session(journal)
+        await caller.require_existing(Action.SPEAK)
         known = await self._streams.find(journal)
         if known is None or not known.state.settings.is_json:
             return problem(409, "INVALID_WAKE_STREAM", "create the wake stream first, with content type JSON")
         return None
 
-    async def _tails_of(self, names: tuple[str, ...], visitor: Caller) -> dict[str, Tail | None]:
+    async def _tails_of(self, names: tuple[str, ...], caller: Caller) -> dict[str, Tail | None]:
         """Return the tails of streams by the caller's names; None for a stream that does not exist yet."""
         tails: dict[str, Tail | None] = {}
         for name in names:
             path = name.strip("/")
-            journal = journal_of(path, visitor)
-            visitor.visit(journal)
-            await visitor.require(Action.READ)
+            journal = journal_of(path, caller)
+            caller.set_session(journal)
+            await caller.require(Action.READ)
             try:
                 known = await self._streams.find(journal)
             except StreamGoneError:
@@ -212,11 +212,11 @@ class SubscriptionOwnerEndpoint:
 
     def _key_in(self, request: Request) -> tuple[str, Caller]:
         require_no_locks(self._host)
-        visitor, name = visitor_of(request.scope), request.path_params["subscription"]
+        caller, name = caller_of(request.scope), request.path_params["subscription"]
         require_session_id(name)
-        key = visitor.stored_name(stored_part(f"{CONTROL}/{name}"))
-        visitor.visit(key)
-        return key, visitor
+        key = caller.stored_name(stored_part(f"{CONTROL}/{name}"))
+        caller.set_session(key)
+        return key, caller
 
     async def _found(self, key: str) -> StreamSubscription:
         found = await self._subscriptions.find(key)
@@ -262,7 +262,7 @@ class WakeEndpoint:
         key, generation = await self._token_of(request)
         if not key:
             raise UnauthorizedError("send the token of the wake as `Authorization: Bearer`")
-        visitor_of(request.scope).visit(key)
+        caller_of(request.scope).set_session(key)
         request.scope[BODY_BYTES_MAX] = REPORT_BYTES_MAX
         report = await decode_body(request, WakeReport)
         now = self._world.now()
@@ -299,11 +299,11 @@ class WakeEndpoint:
         return ("", 0) if generation is None else (key, generation)
 
 
-def _is_of(found: StreamSubscription, visitor: Caller) -> bool:
+def _is_of(found: StreamSubscription, caller: Caller) -> bool:
     """Return whether a caller owns a subscription. One without an owner is from a server without authentication."""
-    if not isinstance(visitor, KnownCaller) or visitor.principal.is_operator:
+    if not isinstance(caller, KnownCaller) or caller.principal.is_operator:
         return True
-    return (found.tenant, found.principal) == (visitor.principal.tenant, visitor.principal.id)
+    return (found.tenant, found.principal) == (caller.principal.tenant, caller.principal.id)
 
 
 def json_answer(body: object, status: int = 200) -> Response:

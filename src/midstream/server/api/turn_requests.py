@@ -82,7 +82,7 @@ async def find_or_begin(
 
 async def submit_resent(
     runner: Runner,
-    visitor: Caller,
+    caller: Caller,
     received: Received,
     messages: Sequence[dict[str, Any]],
     tools: tuple[ClientTool, ...],
@@ -103,5 +103,5 @@ async def submit_resent(
     if len(msgspec.json.encode((change.message, change.before))) > FRAME_BYTES_MAX:
         raise FrameTooLargeError(f"the new messages of this chat may have at most {FRAME_BYTES_MAX} bytes")
     command = SendMessage(change.message, tools, keep=change.keep, before=change.before, turns=state.turns)
-    visitor.count_command(command)
+    caller.count_command(command)
     await submit(runner, replace(received, command=command))

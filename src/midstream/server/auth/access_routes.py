@@ -19,7 +19,7 @@ from midstream.errors import (
 from midstream.server.api.http_endpoints import NO_STORE, json_response
 from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import cookie_name, cookie_of
-from midstream.server.auth.caller import visit_of
+from midstream.server.auth.caller import known_caller_of
 from midstream.server.auth.credential_sources import ServerProof
 from midstream.server.auth.middleware import TRAIL, AuthMiddleware
 from midstream.server.auth.origins import page_of
@@ -134,7 +134,7 @@ class AccessRoutes:
 
     async def me(self, request: Request) -> CallerDescription:
         """Return the principal of the caller."""
-        return _describe_caller(visit_of(request.scope).principal)
+        return _describe_caller(known_caller_of(request.scope).principal)
 
     async def challenge(self, request: Request, body: ChallengeRequest) -> ServerProof:
         """Prove to a client of this machine that this server has the key of its user."""
@@ -167,7 +167,7 @@ class AccessRoutes:
 
     async def login_link(self, request: Request) -> Issued:
         """Issue a one-time login code for the caller."""
-        principal = visit_of(request.scope).principal
+        principal = known_caller_of(request.scope).principal
         _require_whole(principal)
         word = await self._auth.access_tokens.issue(TokenKind.LOGIN, principal, for_s=LOGIN_LINK_S)
         return Issued(word, LOGIN_LINK_S)
@@ -201,7 +201,7 @@ class AccessRoutes:
 
         A token that this server did not issue stays valid. For a line of a token file, remove the line.
         """
-        caller = visit_of(request.scope).principal
+        caller = known_caller_of(request.scope).principal
         _require_unscoped(caller)
         keys = [caller.key] if query.principal is UNSET else _keys_of_name(query.principal)
         keys = [key for key in keys if key == caller.key or _may_manage(caller, key)]
@@ -216,7 +216,7 @@ class AccessRoutes:
         return RevokedCredentials(count)
 
     async def _manageable(self, request: Request) -> list[tuple[str, AccessToken]]:
-        caller = visit_of(request.scope).principal
+        caller = known_caller_of(request.scope).principal
         _require_unscoped(caller)
         rows = await self._auth.access_tokens.read_all()
         return [
@@ -227,13 +227,13 @@ class AccessRoutes:
 
     async def ticket(self, request: Request, body: TicketRequest) -> Issued:
         """Issue a ticket for one connection to this session from the requesting page."""
-        visit = visit_of(request.scope)
-        await visit.require(Action(body.action))
+        caller = known_caller_of(request.scope)
+        await caller.require(Action(body.action))
         word = await self._auth.access_tokens.issue(
             TokenKind.TICKET,
-            visit.principal,
+            caller.principal,
             for_s=TICKET_S,
-            session=visit.session,
+            session=caller.session,
             action=body.action,
             origin=page_of(request.scope),
         )
@@ -241,18 +241,18 @@ class AccessRoutes:
 
     async def owner(self, request: Request) -> Owned:
         """Return the owner and the readers of this session."""
-        return _describe_owner(await owner_of(self._auth, visit_of(request.scope).session))
+        return _describe_owner(await owner_of(self._auth, known_caller_of(request.scope).session))
 
     async def add_reader(self, request: Request) -> Owned:
         """Allow a principal of the same tenant to read this session."""
-        session, reader = visit_of(request.scope).session, _reader_of(request)
+        session, reader = known_caller_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._auth, session)
         readers = [each for each in owner.readers if each != reader]
         return _describe_owner(await self._auth.ownership.share(session, [*readers, reader]))
 
     async def remove_reader(self, request: Request) -> Owned:
         """Stop sharing this session with a principal, and end its streams."""
-        session, reader = visit_of(request.scope).session, _reader_of(request)
+        session, reader = known_caller_of(request.scope).session, _reader_of(request)
         owner = await owner_of(self._auth, session)
         owner = await self._auth.ownership.share(session, [each for each in owner.readers if each != reader])
         await self._auth.announce()

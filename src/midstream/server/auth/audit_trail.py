@@ -94,7 +94,7 @@ class AuditTrail:
             self._fields["credential"] = principal.via[:ID_LENGTH]
             self._fields["session"] = session
 
-    def visit(self, session: str) -> None:
+    def set_session(self, session: str) -> None:
         """Set the session from the body of a request, and log that the request will be served.
 
         Raises:

@@ -27,7 +27,7 @@ from midstream.session.records import Record, ResponseCompleted
 from midstream.session.session import Received
 from midstream.session.turn.commands import Answer, Command, Resume, SendMessage
 
-VISIT = "midstream.visit"
+CALLER = "midstream.caller"
 """Key of the caller in an ASGI scope."""
 
 
@@ -89,10 +89,10 @@ class Caller(Protocol):
 
     is_known: bool
     """Whether the caller is an authenticated principal, whose access may end."""
-    caller: str
+    counted_name: str
     """Name under which its turns are counted; "" is not counted."""
 
-    def visit(self, session: str) -> None:
+    def set_session(self, session: str) -> None:
         """Set the session of a request whose body contains it, before `require`.
 
         Args:
@@ -184,7 +184,7 @@ class UnauthenticatedCaller(Caller):
     """
 
     is_known = False
-    caller = ""
+    counted_name = ""
 
     def __init__(
         self, counters: Counters | None = None, address: str = "", trail: AuditTrail | None = None
@@ -194,8 +194,8 @@ class UnauthenticatedCaller(Caller):
         self._trail = trail or AuditTrail()
 
     @override
-    def visit(self, session: str) -> None:
-        self._trail.visit(session)
+    def set_session(self, session: str) -> None:
+        self._trail.set_session(session)
 
     @override
     def enter(self) -> None:
@@ -313,7 +313,7 @@ class KnownCaller(Caller):
     ) -> None:
         self.principal = principal
         self.session = session
-        self.caller = "" if principal.is_operator else principal.key
+        self.counted_name = "" if principal.is_operator else principal.key
         """Name under which it is counted; "" is not counted."""
         self._connection = connection
         self._address = address
@@ -331,29 +331,29 @@ class KnownCaller(Caller):
         """Actions that were permitted, and are checked again while the stream is open."""
 
     @override
-    def visit(self, session: str) -> None:
+    def set_session(self, session: str) -> None:
         self.session = session
-        self._trail.visit(session)
+        self._trail.set_session(session)
 
     @override
     def enter(self) -> None:
-        self._counters.streams.take(self.caller)
+        self._counters.streams.take(self.counted_name)
         try:
             self._counters.addresses.take(self._address)
         except MidstreamError:
-            self._counters.streams.free(self.caller)
+            self._counters.streams.free(self.counted_name)
             raise
         self._living.enter(self)
 
     @override
     def leave(self) -> None:
         self._living.leave(self)
-        self._counters.streams.free(self.caller)
+        self._counters.streams.free(self.counted_name)
         self._counters.addresses.free(self._address)
 
     @override
     def count_frame(self) -> None:
-        self._counters.requests.count(self.caller)
+        self._counters.requests.count(self.counted_name)
 
     async def require(self, action: Action) -> None:
         """See `Caller.require`. It also permits to begin a session that does not exist yet."""
@@ -372,7 +372,7 @@ class KnownCaller(Caller):
         self._actions.add(Action.SPEAK)
         if level is not AccessLevel.BEGIN:
             return
-        self._counters.sessions.count(self.caller)
+        self._counters.sessions.count(self.counted_name)
         owner = await self._ownership.claim(self.session, self.principal)
         if (owner.tenant, owner.principal) != (self.principal.tenant, self.principal.id):
             raise SessionNotFoundError(f"no session {self.session!r}")
@@ -382,9 +382,9 @@ class KnownCaller(Caller):
         if isinstance(command, SendMessage) and not self._is_local_user:
             refuse_local_files(command.message)
         if isinstance(command, SendMessage | Resume):
-            self._counters.tokens.check(self.caller)
-            self._counters.turns.begin(self.caller, self.session, self._host.is_live)
-            self._counters.charge(self.session, self.caller)
+            self._counters.tokens.check(self.counted_name)
+            self._counters.turns.begin(self.counted_name, self.session, self._host.is_live)
+            self._counters.charge(self.session, self.counted_name)
 
     @override
     async def attribute(self, answer: Answer) -> Answer:
@@ -469,25 +469,25 @@ async def attribute(caller: Caller, received: Received) -> Received:
     if isinstance(received.command, Answer):
         return replace(received, command=await caller.attribute(received.command))
     opens_turn = isinstance(received.command, SendMessage | Resume)
-    return replace(received, caller=caller.caller) if opens_turn and caller.caller else received
+    return replace(received, caller=caller.counted_name) if opens_turn and caller.counted_name else received
 
 
-def visitor_of(scope: Scope) -> Caller:
+def caller_of(scope: Scope) -> Caller:
     """Return the caller of a request."""
-    visitor: Caller = scope.get(VISIT) or UnauthenticatedCaller()
-    return visitor
+    caller: Caller = scope.get(CALLER) or UnauthenticatedCaller()
+    return caller
 
 
-def visit_of(scope: Scope) -> KnownCaller:
+def known_caller_of(scope: Scope) -> KnownCaller:
     """Return the authenticated caller of a request.
 
     Raises:
         UsageError: This server has no authentication.
     """
-    visit = scope.get(VISIT)
-    if not isinstance(visit, KnownCaller):
+    caller = scope.get(CALLER)
+    if not isinstance(caller, KnownCaller):
         raise UsageError("this server has no authentication, so it creates no credentials")
-    return visit
+    return caller
 
 
 def require_operator(scope: Scope, what: str) -> None:
@@ -496,6 +496,6 @@ def require_operator(scope: Scope, what: str) -> None:
     Raises:
         AccessError: The caller is another principal.
     """
-    visit = scope.get(VISIT)
-    if isinstance(visit, KnownCaller) and not visit.principal.is_operator:
+    caller = scope.get(CALLER)
+    if isinstance(caller, KnownCaller) and not caller.principal.is_operator:
         raise AccessError(f"{what} of this server is for its operator only")

@@ -3,7 +3,7 @@
 The checks, in order: size of the headers, origin, rate of the address, credential, rate of the principal, and right to
 the action of method and path. A path that is missing in the tables below needs the rights of the owner.
 
-After the middleware, the scope has the stored name of the session, and the caller (`caller.visitor_of`). Endpoints use
+After the middleware, the scope has the stored name of the session, and the caller (`caller.caller_of`). Endpoints use
 the caller for later decisions: whether a stream begins a session, which sessions a list may contain, and how long a
 stream may stay open.
 """
@@ -29,7 +29,7 @@ from midstream.server.audit_log import AuditLog
 from midstream.server.auth.access import Access
 from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import Authorizer, has_credential
-from midstream.server.auth.caller import VISIT, Counters, KnownCaller, LiveCallers, UnauthenticatedCaller
+from midstream.server.auth.caller import CALLER, Counters, KnownCaller, LiveCallers, UnauthenticatedCaller
 from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
@@ -204,7 +204,7 @@ class AuthMiddleware:
             trail: AuditTrail = scope[TRAIL]
             trail.note_admission()
             limit = {} if self.access is None else {BODY_BYTES_MAX: UNAUTHENTICATED_BYTES_MAX}
-            return {**scope, VISIT: UnauthenticatedCaller(self.counters, address, trail), **limit}
+            return {**scope, CALLER: UnauthenticatedCaller(self.counters, address, trail), **limit}
         return await self._authenticate(scope, path_of(scope), address)
 
     def trail_of(self, scope: Scope) -> AuditTrail:
@@ -293,14 +293,14 @@ class AuthMiddleware:
             session = inside
         trail: AuditTrail = scope[TRAIL]
         trail.identify(principal, session)
-        visit = self._visit(principal, session, connection, address, checks, trail)
-        self.counters.requests.count(visit.caller)
+        caller = self._known_caller(principal, session, connection, address, checks, trail)
+        self.counters.requests.count(caller.counted_name)
         if what in _BEGIN_PATHS:
-            await visit.require(action)
+            await caller.require(action)
         elif session:
-            await visit.require_existing(action)
+            await caller.require_existing(action)
         trail.note_admission()
-        return {**scope, VISIT: visit}
+        return {**scope, CALLER: caller}
 
     async def _by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Principal:
         address = address_of(connection.scope)
@@ -311,7 +311,7 @@ class AuthMiddleware:
             self.counters.refusals.add(address)
             raise
 
-    def _visit(
+    def _known_caller(
         self,
         principal: Principal,
         session: str,

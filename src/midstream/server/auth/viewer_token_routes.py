@@ -15,7 +15,7 @@ from starlette.requests import Request
 from midstream.engine.escrow_locks import SessionHold
 from midstream.engine.host import Host
 from midstream.server.auth.access_routes import Issued, owner_of
-from midstream.server.auth.caller import visit_of
+from midstream.server.auth.caller import known_caller_of
 from midstream.server.auth.middleware import AuthMiddleware
 from midstream.server.auth.principals import Principal
 from midstream.server.auth.session_unlocking import HELD
@@ -46,7 +46,7 @@ class ViewerRoutes:
         else:
             word = self._host.world.new_id(TokenKind.VIEWER.value)
         if owner is not None:
-            issuer = visit_of(request.scope).principal
+            issuer = known_caller_of(request.scope).principal
             name = f"viewer of {session}"
             viewer = Principal(name, tenant=owner.tenant, session=session, claim=owner.claim)
             viewer = replace(viewer, via=issuer.via, source=issuer.source, expires_at=issuer.expires_at)

@@ -297,7 +297,7 @@ class Connection:
         stream: ServerStream,
         transport: FrameTransport,
         among: Connections,
-        visitor: Caller | None = None,
+        caller: Caller | None = None,
         *,
         name: str = "",
         is_continued: bool = False,
@@ -312,7 +312,7 @@ class Connection:
         self._transport = transport
         self._sending = FrameSending(transport, stream.frames_to_send, host.world)
         self._among = among
-        self._visitor = visitor or UnauthenticatedCaller()
+        self._caller = caller or UnauthenticatedCaller()
         self._request = request or HTTPConnection({"type": "http", "headers": []})
         self._holding: contextlib.ExitStack | None = None
         """Keeps an encrypted session open."""
@@ -331,11 +331,11 @@ class Connection:
         """Ends `_listen`."""
 
     def __enter__(self) -> Self:
-        self._visitor.enter()
+        self._caller.enter()
         try:
             self._among.enter(self)
         except MidstreamError:
-            self._visitor.leave()
+            self._caller.leave()
             raise
         return self
 
@@ -345,7 +345,7 @@ class Connection:
         self._among.leave(self)
         if self._calls is not None:
             self._calls.leave()
-        self._visitor.leave()
+        self._caller.leave()
         if self._runner is not None:
             self._runner.detach()
         if self._mark is None:
@@ -420,7 +420,7 @@ class Connection:
         """
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(self._follow())]
-            if self._visitor.is_known:
+            if self._caller.is_known:
                 loops.append(group.create_task(self._watch_access()))
             self._set_alarm()
             try:
@@ -457,7 +457,7 @@ class Connection:
                 self._finish()
                 return
             try:
-                self._visitor.count_frame()
+                self._caller.count_frame()
             except MidstreamError as error:
                 self.end(error)
                 return
@@ -551,7 +551,7 @@ class Connection:
         else:
             event_id, state = self._runner.newest, self._runner.state
             waits_for = self._host.waits_for(self._runner)
-        snapshot = snapshot_of(self._visitor.public_name(self._session_id), state, str(event_id), waits_for)
+        snapshot = snapshot_of(self._caller.public_name(self._session_id), state, str(event_id), waits_for)
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     def _check_clock(self) -> None:
@@ -578,7 +578,7 @@ class Connection:
         self._alarm = self._world.later(max(self._next_check_at(now) - now, 0.0), self._check_clock)
 
     async def _watch_access(self) -> None:
-        self.end(await self._visitor.until_unauthorized())
+        self.end(await self._caller.until_unauthorized())
 
     async def _watch_pass(self, held: SessionHold) -> None:
         self.end(await held.until_withdrawn())
@@ -618,9 +618,9 @@ class Connection:
                 assert self._runner is not None
                 try:
                     if not self._runner.state.has_accepted(request.received):
-                        self._visitor.count_command(request.received.command)
+                        self._caller.count_command(request.received.command)
                     with self._convert_errors():
-                        await self._runner.submit(await attribute(self._visitor, request.received))
+                        await self._runner.submit(await attribute(self._caller, request.received))
                 except MidstreamError as error:
                     self._stream.refuse(request.seqno, error, now=self._now())
                 else:
@@ -644,9 +644,9 @@ class Connection:
         has_seen_none = request.event_id is None or request.event_id == START
         is_new = bool(request.open.stream) and (has_seen_none or self.is_continued)
         if is_new:
-            await self._visitor.begin()
+            await self._caller.begin()
         elif request.open.stream:
-            await self._visitor.require(Action.SPEAK)
+            await self._caller.require(Action.SPEAK)
         digest = await self._unlock(request.open, is_new=is_new)
         runner = await self._host.session(self._session_id, create=is_new)
         if request.event_id is not None and request.event_id.position > runner.newest.position:

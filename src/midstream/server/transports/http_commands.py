@@ -22,7 +22,7 @@ from midstream.protocol.frames import (
 )
 from midstream.protocol.server_stream import digest_of_shown_secret, read_command
 from midstream.server.api.request_bodies import body_of, optional
-from midstream.server.auth.caller import Caller, attribute, visitor_of
+from midstream.server.auth.caller import Caller, attribute, caller_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.session_unlocking import PresentedSecrets, secrets_in, stream_digest_of, unlock
 from midstream.server.transports.connection import Connections
@@ -80,13 +80,13 @@ class CommandsEndpoint:
         received = read_command(
             frame, stream=by.stream, secret_digest="", cancel_after_s=optional(by.cancel_after_s)
         )
-        visitor = visitor_of(scope)
+        caller = caller_of(scope)
         is_first = received.seqno == 0
         if is_first:
-            await visitor.begin()
+            await caller.begin()
         else:
-            await visitor.require_existing(Action.SPEAK)
-        received = await attribute(visitor, received)
+            await caller.require_existing(Action.SPEAK)
+        received = await attribute(caller, received)
         shown = PresentedSecrets(by.secret, by.old_secret)
         with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
             if by.connection:
@@ -95,13 +95,13 @@ class CommandsEndpoint:
             received = replace(received, connection=by.number)
             digest = stream_digest_of(held)
             with self._connections.under_way((session_id, by.stream), received.seqno, most=most):
-                if digest is None and await self._may_forward(session_id, received, by, visitor):
+                if digest is None and await self._may_forward(session_id, received, by, caller):
                     received = replace(received, secret_digest=secret_digest_of(by.secret))
                     return (await self._host.forward(session_id, received)).is_replayed
-                return await self._submit(session_id, received, by, visitor, digest)
+                return await self._submit(session_id, received, by, caller, digest)
 
     async def _may_forward(
-        self, session_id: str, received: Received, by: FrameSender, visitor: Caller
+        self, session_id: str, received: Received, by: FrameSender, caller: Caller
     ) -> bool:
         """Return whether the server that runs the session can check and decide a command, and count the command.
 
@@ -111,13 +111,13 @@ class CommandsEndpoint:
         if by.old_secret or not await self._host.is_held_elsewhere(session_id):
             return False
         try:
-            visitor.count_command(received.command)
+            caller.count_command(received.command)
         except MidstreamError:
             return False
         return True
 
     async def _submit(
-        self, session_id: str, received: Received, by: FrameSender, visitor: Caller, digest: str | None
+        self, session_id: str, received: Received, by: FrameSender, caller: Caller, digest: str | None
     ) -> bool:
         """Submit a command to its session; return whether it had been accepted before.
 
@@ -131,13 +131,13 @@ class CommandsEndpoint:
         received = replace(received, secret_digest=digest)
         is_replayed = runner.state.has_accepted(received)
         if not is_replayed:
-            visitor.count_command(received.command)
+            caller.count_command(received.command)
         await runner.submit(received)
         return is_replayed
 
     async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:
         if by.stream:  # a stream may be open in a session that has no message yet
-            await visitor_of(request.scope).require(Action.SPEAK)
+            await caller_of(request.scope).require(Action.SPEAK)
         with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             runner = await self._host.session(session_id, create=bool(by.stream))
             waits_on = self._host.waits_for(runner)
@@ -145,7 +145,7 @@ class CommandsEndpoint:
 
     async def _hang_up(self, session_id: str, by: FrameSender, request: Request) -> None:
         if by.stream:
-            await visitor_of(request.scope).require(Action.SPEAK)
+            await caller_of(request.scope).require(Action.SPEAK)
         with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
 

@@ -21,7 +21,7 @@ from midstream.engine.host import Host
 from midstream.protocol.frames import HEARTBEAT_S, Number, ServerFrame, encode
 from midstream.server.api.http_endpoints import opening_of
 from midstream.server.api.request_bodies import decode_query
-from midstream.server.auth.caller import visitor_of
+from midstream.server.auth.caller import caller_of
 from midstream.server.transports.connection import Connection, Connections, FrameTransport
 from midstream.server.transports.stream_headers import connection_name_of
 
@@ -103,7 +103,7 @@ class PollEndpoint:
             stream,
             transport,
             self._connections,
-            visitor_of(scope),
+            caller_of(scope),
             name=name,
             is_continued=query.n > 0,
             request=request,

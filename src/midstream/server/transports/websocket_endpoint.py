@@ -20,7 +20,7 @@ from midstream.errors import (
 )
 from midstream.protocol.frames import Error, encode
 from midstream.server.api.problems import INTERNAL
-from midstream.server.auth.caller import visitor_of
+from midstream.server.auth.caller import caller_of
 from midstream.server.transports.connection import Connection, Connections, FrameTransport
 from midstream.server.transports.stream_headers import open_of
 
@@ -93,9 +93,9 @@ class WebSocketEndpoint:
         is_open = bool(opened.stream) or opened.event_id is not None  # STREAM-51, STREAM-98
         stream = self._connections.stream(self._host, headers=None if is_open else opened)
         transport = AcceptedWebSocket(receive, send)
-        visitor = visitor_of(scope)
+        caller = caller_of(scope)
         with Connection(
-            self._host, session_id, stream, transport, self._connections, visitor, request=request
+            self._host, session_id, stream, transport, self._connections, caller, request=request
         ) as connection:
             if is_open:
                 await connection.admit(encode(opened))
