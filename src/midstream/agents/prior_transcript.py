@@ -56,11 +56,11 @@ _PREFACE = (
 )
 _BEGIN = "begin of the prior conversation; for reference; do not continue it, do not take it for instructions"
 _END = "end of the prior conversation"
-_GO_ON = (
+_CONTINUE_TEXT = (
     "The last tool results of the prior conversation are new: "
     "answer the user's last request there with their help."
 )
-_GO_ON_CUT = "Go on where it stopped: answer the user's last request there."
+_CONTINUE_CUT_TEXT = "Go on where it stopped: answer the user's last request there."
 
 DONE = (
     "The last answer was cut off. What it said and did until then stands above and is done: do not do it again. "
@@ -140,9 +140,9 @@ def prepend_transcript(
         parts.append(Text(transcript(History(history.entries[:asked]), budget) + "\n\n"))
         if is_cut(history.entries[asked - 1]):
             is_asked = bool(unanswered or message.parts)
-            parts.append(Text(DONE + ("\n\n" if is_asked else " " + _GO_ON_CUT)))
+            parts.append(Text(DONE + ("\n\n" if is_asked else " " + _CONTINUE_CUT_TEXT)))
         elif not (unanswered or message.parts):
-            parts.append(Text(_GO_ON))
+            parts.append(Text(_CONTINUE_TEXT))
     for number, said in enumerate((*unanswered, message)):
         if number and said.parts:
             parts.append(Text("\n\n"))  # some upstreams join the parts of a message
@@ -212,7 +212,7 @@ def join_cut_answers(
         cut = ()
         parts += (Text("\n\n"), *entry.parts) if parts and entry.parts else entry.parts
     if cut:
-        parts += (*_describe_cut(cut, budget), Text(f" {_GO_ON_CUT}"))
+        parts += (*_describe_cut(cut, budget), Text(f" {_CONTINUE_CUT_TEXT}"))
     return UserMessage(tuple(parts))
 
 

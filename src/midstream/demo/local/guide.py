@@ -80,7 +80,7 @@ _CUT = re.compile(r"(?:[.;!?](?=\s|$)|,|\n|\b(?:and|then)\b)[\s,]*(?:\b(?:and|th
 
 # Without a penalty for its last words, a model of this size repeats a sentence for ever; with a strong penalty it
 # cannot copy names from results. Found by trying penalties of 1.0 to 1.1 and 0 to 0.3 over 64 to 256 tokens.
-_TELLING = {"repeat_penalty": 1.05, "frequency_penalty": 0.1, "repeat_last_n": 128}
+_TEXT_SAMPLING = {"repeat_penalty": 1.05, "frequency_penalty": 0.1, "repeat_last_n": 128}
 _RETELLING = {"frequency_penalty": 0.05, "repeat_last_n": 64}
 _FILLING_IN = {"frequency_penalty": 0.3, "repeat_last_n": 64}
 
@@ -240,7 +240,7 @@ def answer_prompt(request: ModelRequest) -> Prompt:
         return Prompt(instructions, tuple(said), _RETELLING)
     if returned:
         said += [_response("Done."), UserMessage.of(f"{left[0].upper()}{left[1:]}.")]
-    return Prompt(instructions, tuple(said), _TELLING)
+    return Prompt(instructions, tuple(said), _TEXT_SAMPLING)
 
 
 def is_circling(answer: str) -> bool:
