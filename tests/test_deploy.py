@@ -101,6 +101,7 @@ def test_the_unit_with_workers_starts_and_reloads_what_there_is(tmp_path: Path) 
     assert unit["Service"]["KillMode"] == "mixed"
 
 
+@pytest.mark.slow
 def test_each_metric_of_an_alert_is_served(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--metrics"]) as server:
         page = httpx2.get(f"{server.url}/metrics", headers=headers_for(server.url)).text
