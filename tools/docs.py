@@ -125,7 +125,7 @@ def example(name: str) -> str:
 
 
 MANY = "500 readers deliveries/core-s"
-DELIVERY = "median time from the POST of a token to its delivery to a reader, with the append to the journal"
+DELIVERY = "median time from the request that brings a text to its delivery to a reader, with the append to the journal"
 
 
 def numbers() -> str:
