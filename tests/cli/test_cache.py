@@ -55,7 +55,7 @@ def test_each_turn_is_a_line_and_the_sum_is_told_apart(run: Run, spent: Path) ->
 
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
-        "TURN  CLASS            INPUT    CACHED  UNCACHED  WHY",
+        "TURN  KIND             INPUT    CACHED  UNCACHED  WHY",
         "1     new              2,000         0     2,000  first request",
         "2     continuation     2,100     1,920       180",
         "3     divergence       2,200         0     2,200  the system prompt changed",

@@ -60,7 +60,7 @@ def table(turns: Sequence[TurnCost], ink: Ink, width: int) -> Iterator[str]:
     if not turns:
         return
     room = max(12, *(len(turn.kind) for turn in turns))
-    yield ink.bold(f"TURN  {pad('CLASS', room)}     INPUT    CACHED  UNCACHED  WHY")
+    yield ink.bold(f"TURN  {pad('KIND', room)}     INPUT    CACHED  UNCACHED  WHY")
     for turn in turns:
         tokens = (turn.input_tokens, turn.cached_tokens, turn.uncached_tokens)
         numbers = "  ".join(f"{'-' if count < 0 else format(count, ','):>8}" for count in tokens)
