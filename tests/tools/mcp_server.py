@@ -1,7 +1,7 @@
-"""An MCP server, made with the official SDK, whose tools do what a test asks for: also what no server should.
+"""An MCP server, built with the official SDK; its tools misbehave on purpose.
 
-Without an argument it speaks over stdio; with the number of an open, listening socket, streamable HTTP. `LEDGER`
-names a file with a line for each thing that happened to it.
+Without an argument it serves stdio; with the number of an open, listening socket, streamable HTTP. `LEDGER`
+names a file with one line for each event at the server.
 """
 
 from __future__ import annotations

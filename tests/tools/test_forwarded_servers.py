@@ -1,4 +1,4 @@
-"""Which MCP servers can be forwarded, and what of them."""
+"""Selection of the MCP servers that can be forwarded, and of their fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PUBLIC = ForwardedMcpServer("public", "http", url="https://a.example/mcp", clien
 SECRET = replace(PUBLIC, name="secret", client_secret="s")
 
 
-def test_what_needs_no_credential_goes_as_it_is_in_the_order_of_names() -> None:
+def test_servers_without_credentials_are_forwarded_unchanged_and_sorted_by_name() -> None:
     assert select_forwarded([OPEN, HEADER, STDIO]) == ((STDIO, HEADER, OPEN), ())
 
 
@@ -36,7 +36,7 @@ def test_what_needs_no_credential_goes_as_it_is_in_the_order_of_names() -> None:
         (True, True, (NEEDS, PUBLIC, SECRET), ()),
     ],
 )
-def test_a_registration_goes_where_there_is_a_flow_for_it(
+def test_a_registration_is_forwarded_only_where_its_oauth_flow_is_supported(
     *,
     can_oauth: bool,
     can_secret: bool,
@@ -49,19 +49,19 @@ def test_a_registration_goes_where_there_is_a_flow_for_it(
     )
 
 
-def test_a_header_that_authorizes_keeps_the_registration_at_home() -> None:
+def test_a_server_with_an_authorization_header_is_forwarded_without_its_registration() -> None:
     server = replace(SECRET, headers={"Authorization": "Bearer t"}, needs_auth=True)
     kept = replace(server, client_id="", client_secret="", scope="")
     assert select_forwarded([server]) == ((kept,), ())
     assert select_forwarded([server], can_oauth=True, can_secret=True) == ((kept,), ())
 
 
-def test_an_empty_header_authorizes_nobody() -> None:
+def test_an_empty_authorization_header_does_not_authorize() -> None:
     server = replace(NEEDS, headers={"Authorization": ""})
     assert select_forwarded([server])[1] == (Skipped("needs", "http", Why.CREDENTIAL),)
 
 
-def test_a_server_that_cannot_be_reached_is_left_out() -> None:
+def test_a_server_with_an_unsupported_transport_is_skipped() -> None:
     assert select_forwarded([STDIO, OPEN], transports=["stdio"]) == (
         (STDIO,),
         (Skipped("open", "http", Why.TRANSPORT),),
@@ -69,7 +69,7 @@ def test_a_server_that_cannot_be_reached_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("why", Why)
-def test_the_user_is_told_which_server_and_why_and_no_secret(why: Why) -> None:
+def test_the_skip_message_names_the_server_and_the_reason_and_no_secret(why: Why) -> None:
     words = Skipped("shop", "sse", why).words
     assert words.startswith("the MCP server 'shop' is left out: ")
     assert "{" not in words
@@ -90,7 +90,7 @@ SERVERS = st.lists(
 
 
 @given(SERVERS, st.booleans(), st.booleans())
-def test_each_server_is_kept_or_told_of_and_no_secret_goes_where_it_is_not_taken(
+def test_each_server_is_forwarded_or_reported_and_secrets_are_forwarded_only_where_accepted(
     servers: list[ForwardedMcpServer],
     can_oauth: bool,  # noqa: FBT001 - given by position
     can_secret: bool,  # noqa: FBT001 - given by position

@@ -31,7 +31,7 @@ from tests.spec import spec
 
 
 @spec("SEC-76")
-async def test_arguments_that_are_nested_too_deeply_do_not_run() -> None:
+async def test_a_call_with_arguments_nested_too_deeply_does_not_run() -> None:
     seen: list[object] = []
 
     @tool
@@ -49,7 +49,7 @@ async def test_arguments_that_are_nested_too_deeply_do_not_run() -> None:
 
 @spec("SEC-78")
 @pytest.mark.parametrize("seconds", [-1.0, 1e300, float("inf"), float("nan")])
-def test_a_time_limit_out_of_bounds_is_no_tool(seconds: float) -> None:
+def test_a_time_limit_out_of_bounds_is_refused(seconds: float) -> None:
     def pay() -> str:
         """Pay."""
         return "paid"
@@ -117,13 +117,13 @@ async def test_arguments_are_converted_to_the_hinted_types() -> None:
 @pytest.mark.parametrize(
     "arguments", ['{"place":', '{"place":{}}', "[]", "{}", '{"place":{"city":"a"},"days":"x"}']
 )
-def test_arguments_that_do_not_fit_are_a_problem_the_model_reads(arguments: str) -> None:
+def test_arguments_that_do_not_fit_the_schema_are_reported_to_the_model(arguments: str) -> None:
     plan = plan_call(ToolCall("c", "weather", arguments), {"weather": weather})
     assert plan.problem is not None
     assert "'weather' do not fit its schema" in plan.problem
 
 
-def test_an_unknown_tool_is_answered_with_the_known_ones() -> None:
+def test_a_call_of_an_unknown_tool_returns_the_known_names() -> None:
     plan = plan_call(ToolCall("c", "whether", "{}"), {"weather": weather})
     assert plan.problem == "There is no tool named 'whether'. Known tools: weather."
 
@@ -137,7 +137,7 @@ async def test_a_tool_that_raises_gives_an_error_result() -> None:
 
 
 @pytest.mark.parametrize(("has_effects", "outcome"), [(True, Outcome.UNKNOWN), (False, Outcome.ERROR)])
-async def test_a_tool_that_hangs_is_given_up(has_effects: bool, outcome: Outcome) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_a_tool_that_hangs_is_abandoned_after_its_timeout(has_effects: bool, outcome: Outcome) -> None:  # noqa: FBT001 - a parameter of the test
     @tool(has_effects=has_effects, timeout_s=0.01)
     async def hang() -> str:
         await asyncio.Event().wait()
@@ -148,7 +148,7 @@ async def test_a_tool_that_hangs_is_given_up(has_effects: bool, outcome: Outcome
     assert "no answer within 0.01 s" in result.content
 
 
-async def test_a_plain_function_that_hangs_does_not_hold_the_loop() -> None:
+async def test_a_synchronous_function_that_hangs_does_not_block_the_event_loop() -> None:
     release = threading.Event()
 
     @tool(timeout_s=0.01)
@@ -180,7 +180,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_hung_functions_keep_neither_other_tools_nor_the_end_of_the_process_waiting() -> None:
+def test_hung_functions_block_neither_other_tools_nor_the_exit_of_the_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HUNG_PROGRAM], capture_output=True, check=True, text=True, timeout=30
     )
@@ -188,7 +188,7 @@ def test_hung_functions_keep_neither_other_tools_nor_the_end_of_the_process_wait
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), StopIteration(3), TimeoutError(3)], ids=repr)
-async def test_whatever_a_tool_raises_is_its_answer(raised: BaseException) -> None:
+async def test_any_exception_of_a_tool_becomes_its_result(raised: BaseException) -> None:
     @tool
     def plainly() -> str:
         raise raised
@@ -204,7 +204,7 @@ async def test_whatever_a_tool_raises_is_its_answer(raised: BaseException) -> No
 
 
 @pytest.mark.parametrize("value", [object(), {"a": {1j}}, lambda: 1])
-async def test_an_answer_without_json_form_is_told_as_such(value: object) -> None:
+async def test_a_return_value_without_json_form_is_an_error_result(value: object) -> None:
     @tool
     def odd() -> Any:  # noqa: ANN401 - the point of the test
         return value
@@ -214,7 +214,7 @@ async def test_an_answer_without_json_form_is_told_as_such(value: object) -> Non
     assert "finished, but its answer has no JSON form" in result.content
 
 
-async def test_answers_are_json_unless_they_are_words() -> None:
+async def test_return_values_are_encoded_as_json_unless_they_are_text() -> None:
     @tool
     def numbers() -> dict[str, list[int]]:
         return {"a": [1, 2]}
@@ -222,7 +222,9 @@ async def test_answers_are_json_unless_they_are_words() -> None:
     assert (await _run(numbers)).content == '{"a":[1,2]}'
 
 
-async def test_lone_surrogates_and_giant_answers_can_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lone_surrogates_and_oversized_results_are_made_storable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(function_tools, "RESULT_CHARS_MAX", 10)
 
     @tool
@@ -234,7 +236,7 @@ async def test_lone_surrogates_and_giant_answers_can_be_stored(monkeypatch: pyte
     assert result.content.encode()
 
 
-async def test_a_running_tool_knows_its_call_and_its_effect_key() -> None:
+async def test_a_running_tool_can_read_its_call_and_its_effect_key() -> None:
     @tool
     def plain() -> str:
         return current_call().effect_key
@@ -249,7 +251,7 @@ async def test_a_running_tool_knows_its_call_and_its_effect_key() -> None:
         current_call()
 
 
-async def test_a_tool_that_cancels_itself_cancels_nobody_else() -> None:
+async def test_a_tool_that_cancels_itself_cancels_no_other_task() -> None:
     @tool
     async def give_up() -> str:
         raise asyncio.CancelledError
@@ -258,7 +260,7 @@ async def test_a_tool_that_cancels_itself_cancels_nobody_else() -> None:
     assert (result.outcome, "cancelled itself" in result.content) == (Outcome.ERROR, True)
 
 
-async def test_one_hanging_function_too_many_is_refused_and_was_not_started(
+async def test_a_call_beyond_the_limit_of_hanging_functions_is_refused_and_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(function_tools, "_free_threads", threading.Semaphore(1))
@@ -283,7 +285,7 @@ async def test_one_hanging_function_too_many_is_refused_and_was_not_started(
         release.set()
 
 
-async def test_cancelling_a_call_cancels_the_tool_and_goes_on_to_the_caller() -> None:
+async def test_cancelling_a_call_cancels_the_tool_and_propagates_to_the_caller() -> None:
     stopped: list[bool] = []
     started = asyncio.Event()
 
@@ -322,7 +324,7 @@ def _unknown_name(value: "Nowhere") -> str:  # type: ignore[name-defined]  # noq
 
 
 @pytest.mark.parametrize("function", [_no_hint, _star, _no_json, _unknown_name])
-def test_functions_that_cannot_be_described_are_refused_by_name(function: Any) -> None:  # noqa: ANN401
+def test_a_function_that_cannot_be_described_is_refused_by_name(function: Any) -> None:  # noqa: ANN401
     with pytest.raises(ToolDefinitionError, match=function.__name__):
         tool(function)
 
@@ -334,7 +336,7 @@ async def _echo(**arguments: object) -> object:
 FOREIGN = Tool(ToolSpec("echo", "", {"type": "object"}), _echo, None)
 
 
-async def test_a_tool_with_a_foreign_schema_gets_any_object_as_it_is() -> None:
+async def test_a_tool_with_a_foreign_schema_receives_any_object_unchanged() -> None:
     assert await _run(FOREIGN, '{"self": 1, "odd name": [2, {}]}') == ToolResult(
         "c1", '{"self":1,"odd name":[2,{}]}'
     )
@@ -346,7 +348,7 @@ async def test_a_tool_with_a_foreign_schema_gets_any_object_as_it_is() -> None:
         assert problem.startswith("The arguments of 'echo' do not fit its schema")
 
 
-async def test_a_tool_may_say_itself_how_its_call_ended() -> None:
+async def test_a_tool_can_state_the_outcome_of_its_call() -> None:
     @tool
     def send() -> StatedOutcome:
         """Send."""
@@ -355,11 +357,12 @@ async def test_a_tool_may_say_itself_how_its_call_ended() -> None:
     assert await _run(send) == ToolResult("c1", "the line went dead", Outcome.UNKNOWN)
 
 
-# --- in a transaction -------------------------------------------------------------------------------------------
+# --- tools in a transaction
+# --------------------------------------------------------------------------------------
 
 
 @spec("TURN-67")
-def test_a_tool_in_a_transaction_is_a_plain_function_and_short() -> None:
+def test_a_tool_in_a_transaction_is_a_plain_function_with_a_short_timeout() -> None:
     def note(what: str) -> str:
         return what
 
@@ -373,7 +376,7 @@ def test_a_tool_in_a_transaction_is_a_plain_function_and_short() -> None:
         tool(on_doubt="in_transaction")(note_later)
 
 
-async def test_a_tool_without_a_transaction_is_told_how_to_get_one() -> None:
+async def test_a_tool_without_a_transaction_gets_an_error_that_names_the_option() -> None:
     def note() -> str:
         return str(transaction())
 
@@ -385,7 +388,7 @@ async def test_a_tool_without_a_transaction_is_told_how_to_get_one() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no"), StopIteration("no")])
-def test_whatever_a_tool_in_a_transaction_raises_is_its_answer(error: BaseException) -> None:
+def test_any_exception_of_a_tool_in_a_transaction_becomes_its_result(error: BaseException) -> None:
     @tool(on_doubt="in_transaction")
     def note() -> str:
         raise error
@@ -409,14 +412,14 @@ def test_arguments_that_do_not_fit_open_no_transaction() -> None:
     assert "do not fit its schema" in result.content
 
 
-def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_an_unknown_policy_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(
         ToolDefinitionError, match="`on_doubt` is 'retry'; expected one of 'unknown', 'rerun'"
     ):
         tool(on_doubt="retry")  # type: ignore[call-overload]
 
 
-async def test_a_decorated_function_is_called_as_before() -> None:
+async def test_a_decorated_function_can_still_be_called_directly() -> None:
     @tool
     def add(a: int, b: int = 1) -> int:
         """Add."""

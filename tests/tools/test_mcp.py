@@ -1,4 +1,4 @@
-"""Tools of real MCP servers: what they do, and what becomes of a turn when they do not."""
+"""Tools of real MCP servers: their results, and turns during their failures."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tests.spec import spec
 
 PROGRAM = Path(__file__).with_name("mcp_server.py")
 WAIT_S = 45.0
-"""Seconds for whatever a test waits for: a busy machine takes its time to start a server."""
+"""Seconds for each bounded wait: a busy machine is slow to start a server."""
 SILENT = "import sys; sys.stdin.read()"
-"""A program that never answers, and ends when nobody speaks to it any more."""
+"""A program that never answers, and ends when its stdin is closed."""
 
 OLD = """
 import json, os, sys
@@ -70,11 +70,12 @@ for line in sys.stdin:
     elif asked["method"] == "server/discover":
         answer(asked["id"], error={"code": -32601, "message": "Method not found"})
 """
-"""A server of the protocol before 2026, by hand: in pages, with noise on stdout, and `slow` never answers."""
+"""A hand-written server of the protocol before 2026: paged lists, noise on stdout, and `slow` never answers.
+"""
 
 
 class Ledger:
-    """What happened to the server, in its own words."""
+    """Lines that the server wrote about its events."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,7 +94,7 @@ class Ledger:
 
 
 async def _until(happened: Callable[[], bool]) -> None:
-    """Look again and again, because it is another process that does it."""
+    """Poll a condition that another process fulfils."""
     async with asyncio.timeout(WAIT_S):
         while not happened():
             await World().sleep(0.01)
@@ -109,7 +110,7 @@ class HttpProgram:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it on a socket that listens already: whoever connects waits for it."""
+        """Start it on a listening socket, so that early connections wait in the backlog."""
         with socket.create_server(("127.0.0.1", self.port)) as listening:
             self._process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(listening.fileno())],
@@ -134,7 +135,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _soon_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK gives a program two seconds to end by itself, and two more to end when asked to."""
+    """Shorten the SDK's waits at the end of a program: two seconds for its own exit, two after a request."""
     monkeypatch.setattr(mcp_stdio, "PROCESS_TERMINATION_TIMEOUT", 0.2)
     monkeypatch.setattr(mcp_stdio, "FORCE_KILL_TIMEOUT", 0.2)
 
@@ -222,7 +223,7 @@ async def _host(model: ScriptedModel, *servers: McpServer) -> AsyncIterator[Host
 
 
 @spec("TURN-44", "SEC-76")
-async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http: McpServer) -> None:
+async def test_hints_become_policies_and_tools_with_invalid_names_are_left_out(http: McpServer) -> None:
     tools = await _tools(http)
     policies = {name: (each.has_effects, each.on_doubt) for name, each in tools.items()}
     assert policies["files__add"] == (False, OnDoubt.RERUN)
@@ -236,7 +237,7 @@ async def test_hints_become_policies_and_what_no_provider_takes_is_left_out(http
 
 
 @spec("TURN-44")
-async def test_who_does_not_trust_a_server_treats_each_of_its_tools_as_one_with_effects(
+async def test_with_hints_ignored_each_tool_of_a_server_counts_as_having_effects(
     shared: HttpProgram,
 ) -> None:
     server = McpServer.http(shared.url, name="files", hints="ignored", prefix="")
@@ -246,7 +247,7 @@ async def test_who_does_not_trust_a_server_treats_each_of_its_tools_as_one_with_
     await _bounded(server.close())
 
 
-async def test_a_call_returns_what_the_server_says_and_secrets_go_nowhere(
+async def test_a_call_returns_the_result_of_the_server_and_no_secret_is_logged_or_printed(
     stdio: McpServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -264,7 +265,7 @@ async def test_a_call_returns_what_the_server_says_and_secrets_go_nowhere(
     assert capfd.readouterr() == ("", "")
 
 
-async def test_what_a_server_refuses_or_fails_at_is_an_error_for_the_model(http: McpServer) -> None:
+async def test_an_error_or_a_refusal_of_the_server_is_an_error_result(http: McpServer) -> None:
     failed = await _call(http, "fail")
     assert (failed.outcome, failed.content) == (
         Outcome.ERROR,
@@ -275,13 +276,13 @@ async def test_what_a_server_refuses_or_fails_at_is_an_error_for_the_model(http:
         assert (refused.outcome, "validation error" in refused.content) == (Outcome.ERROR, True)
 
 
-async def test_a_huge_result_is_cut_and_says_so(http: McpServer) -> None:
+async def test_an_oversized_result_is_cut_with_a_mark(http: McpServer) -> None:
     result = await _call(http, "big")
     assert (result.outcome, result.content[-20:]) == (Outcome.OK, "[+805696 characters]")
 
 
 @spec("TURN-45", "TURN-38")
-async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(
+async def test_a_server_receives_the_effect_key_and_its_progress_is_reported(
     shared: HttpProgram, http: McpServer
 ) -> None:
     heard: list[str] = []
@@ -296,7 +297,7 @@ async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(
     assert heard == ["1 of 2: half"] * 2
 
 
-def test_pictures_sounds_and_files_never_stand_in_a_result() -> None:
+def test_images_audio_and_files_are_replaced_by_a_note_in_the_result() -> None:
     result = wire.CallToolResult(
         content=[
             wire.TextContent(text="so"),
@@ -326,7 +327,7 @@ def test_pictures_sounds_and_files_never_stand_in_a_result() -> None:
 
 
 @spec("TURN-43")
-async def test_a_server_that_dies_while_it_reads_is_an_error_and_is_started_again(
+async def test_a_server_that_dies_during_a_call_gives_an_error_and_is_restarted(
     stdio: McpServer, ledger: Ledger
 ) -> None:
     died = await _call(stdio, "die_reading")
@@ -336,7 +337,7 @@ async def test_a_server_that_dies_while_it_reads_is_an_error_and_is_started_agai
 
 
 @spec("TURN-43")
-async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
+async def test_an_http_server_that_dies_during_a_call_is_left_out_until_it_is_back(
     program: HttpProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mcp, "MCP_BACKOFF", Backoff(first_s=0.0, most_s=0.0))
@@ -357,7 +358,7 @@ async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
 
 
 @spec("TURN-43", "TURN-45")
-async def test_a_call_that_hangs_is_given_up_and_cancelled_at_a_server_of_the_older_protocol_too(
+async def test_a_hanging_call_is_abandoned_and_cancelled_also_at_a_server_of_the_older_protocol(
     old: McpServer, ledger: Ledger
 ) -> None:
     assert sorted(await _tools(old)) == ["files__quick", "files__slow"]
@@ -366,10 +367,10 @@ async def test_a_call_that_hangs_is_given_up_and_cancelled_at_a_server_of_the_ol
     assert (hung.outcome, "no answer within 2 s" in hung.content) == (Outcome.UNKNOWN, True)
     await ledger.has("notifications/cancelled")
     assert await _call(old, "quick") == ToolResult("c1", "done")
-    assert len(ledger.pids) == 1  # it was not restarted for that
+    assert len(ledger.pids) == 1  # The server was not restarted for it.
 
 
-async def test_a_server_that_is_no_program_is_not_tried_again_at_once(
+async def test_a_command_that_cannot_be_started_is_retried_only_after_the_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mcp, "MCP_BACKOFF", Backoff(first_s=1000.0, most_s=1000.0))
@@ -381,7 +382,9 @@ async def test_a_server_that_is_no_program_is_not_tried_again_at_once(
     await _bounded(server.close())
 
 
-async def test_a_program_that_never_greets_is_waited_for_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_never_initializes_is_waited_for_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(mcp, "START_WAIT_S", 0.1)
     server = McpServer.stdio(sys.executable, ["-c", SILENT], name="files")
     for _ in range(2):
@@ -390,7 +393,7 @@ async def test_a_program_that_never_greets_is_waited_for_only_once(monkeypatch: 
     await _bounded(server.close())
 
 
-async def test_a_program_that_never_greets_is_given_up_also_while_nobody_waits_for_it(
+async def test_a_program_that_never_initializes_is_abandoned_also_without_a_waiting_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mcp, "CONNECT_S", 0.1)
@@ -413,7 +416,7 @@ async def test_a_program_that_never_greets_is_given_up_also_while_nobody_waits_f
 
 
 @pytest.mark.usefixtures("_soon_killed")
-async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
+async def test_a_server_that_is_busy_with_a_call_keeps_its_known_tools(
     old: McpServer, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     had = await _tools(old)
@@ -432,7 +435,7 @@ async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
 
 
 @spec("TURN-40", "TURN-42", "TURN-43")
-async def test_a_tool_that_goes_in_the_middle_of_a_turn_is_an_error_result_and_announced(
+async def test_a_tool_removed_during_a_turn_gives_an_error_result_and_the_change_is_recorded(
     stdio: McpServer,
 ) -> None:
     model = ScriptedModel(
@@ -458,9 +461,7 @@ async def test_a_tool_that_goes_in_the_middle_of_a_turn_is_an_error_result_and_a
 
 
 @spec("TURN-40", "TURN-42", "TURN-43")
-async def test_a_server_that_dies_or_is_not_there_never_holds_up_a_turn(
-    stdio: McpServer, program: HttpProgram
-) -> None:
+async def test_a_dead_or_absent_server_never_blocks_a_turn(stdio: McpServer, program: HttpProgram) -> None:
     away = McpServer.http(program.url, name="away")
     model = ScriptedModel([calls(("files__die", "{}"))])
     async with _host(model, stdio, away) as host:
@@ -484,7 +485,8 @@ async def test_a_cancelled_turn_cancels_the_call_at_the_server(stdio: McpServer,
         await ledger.has("hang was cancelled")
 
 
-# --- what stays behind ----------------------------------------------------------------------------------------
+# --- after the end
+# -----------------------------------------------------------------------------------------------
 
 
 def _is_alive(pid: int) -> bool:
@@ -495,7 +497,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-async def test_a_stopped_host_leaves_no_process_and_a_closed_server_begins_anew(
+async def test_a_stopped_host_leaves_no_process_and_a_closed_server_can_start_again(
     old: McpServer, ledger: Ledger
 ) -> None:
     async with _host(ScriptedModel([]), old) as host:
@@ -509,8 +511,8 @@ async def test_a_stopped_host_leaves_no_process_and_a_closed_server_begins_anew(
 
 
 @pytest.mark.usefixtures("_soon_killed")
-async def test_a_server_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
-    """It starts a child that ignores SIGTERM and keeps its pipes; both are gone after `close`."""
+async def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """The server starts a child that ignores SIGTERM and keeps its pipes; both are gone after `close`."""
     stubborn = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -527,7 +529,7 @@ async def test_a_server_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
     assert not _is_alive(int((tmp_path / "pid").read_text()))
 
 
-def test_an_address_is_shown_without_what_may_be_secret() -> None:
+def test_an_address_is_shown_without_its_possibly_secret_parts() -> None:
     away = McpServer.http("http://u:s3cret-value@127.0.0.1:9/mcp?key=s3cret-value", name="mail")
     assert repr(away) == "McpServer('mail', 'http://127.0.0.1')"
 
@@ -541,6 +543,6 @@ def test_an_address_is_shown_without_what_may_be_secret() -> None:
         lambda: McpServer.http("example.com/mcp", name="a"),
     ],
 )
-def test_another_name_or_address_is_refused(make: Callable[[], McpServer]) -> None:
+def test_an_invalid_name_or_address_is_refused(make: Callable[[], McpServer]) -> None:
     with pytest.raises(UsageError):
         make()
