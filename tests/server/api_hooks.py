@@ -1,4 +1,4 @@
-"""What our HTTP interface means beyond what OpenAPI can say; schemathesis loads it, in its environment."""
+"""Rules of our HTTP interface that OpenAPI cannot express; schemathesis loads them in its environment."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ schemathesis.openapi.format("event-id", st.builds("{}-{}".format, st.integers(0,
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
-    """Mend what is right by the description alone.
+    """Correct generated requests that only the description allows.
 
-    To JSON Schema 1.0 is an integer; to us it is none. A stream key stands for one first message, and comes with its
-    secret; a command comes with both, which no header can say of one kind of body.
+    To JSON Schema 1.0 is an integer; to us it is not. A stream key identifies one first message and comes
+    with its secret; a command needs both, and OpenAPI cannot require a header for one kind of body.
     """
     if case.query and str(case.query.get("wait")).isdecimal() and 1 < int(case.query["wait"]) <= WAIT_S_MAX:
-        case.query["wait"] = 1  # as good as any other, and within the patience of a search
+        case.query["wait"] = 1  # As good as any other, and short enough for a search.
     if case.query and "stream_mode" in case.query:
-        case.query["stream_mode"] = "values"  # a list as one text has no form that a schema can say
+        case.query["stream_mode"] = "values"  # A list in one string has no form that a schema can describe.
     if isinstance(case.body, dict):
         case.body = _without_point(case.body)
     if case.path == "/v1/chat" and isinstance(case.body, dict):
@@ -36,7 +36,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     if case.path == "/v1/ag-ui" and isinstance(case.body, dict):
         _begin_ag_ui(case.body)
     if case.path == "/v1/mcp" and isinstance(case.body, dict) and case.body.get("jsonrpc") == "2.0":
-        case.body |= {"id": 1, "method": "initialize"}  # all else needs the session that this begins
+        case.body |= {"id": 1, "method": "initialize"}  # All others need the session that this begins.
     if case.path.startswith("/v1/a2a"):
         _begin_task(case)
     if case.path.startswith("/v1/langgraph/") and isinstance(case.body, dict):
@@ -45,13 +45,13 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
         _begin_subscription(case.body)
     headers = case.headers
     if case.path == "/v1/stream/{stream}" and case.method == "POST":
-        headers["stream-closed"] = "true"  # without it a body is needed, which has any form
-    headers.pop("x-schemathesis-unknown-property", None)  # HTTP lets anybody send headers of their own
+        headers["stream-closed"] = "true"  # Without it a body is needed, in any form.
+    headers.pop("x-schemathesis-unknown-property", None)  # HTTP lets clients send arbitrary headers.
     for name in ("last-event-id", "x-idempotency-event-id"):
-        if headers.get(name) == "":  # stands for none, which a format cannot say
+        if headers.get(name) == "":  # Excluded values, which a format cannot express.
             del headers[name]
     if case.path == "/v1/mcp" and case.method == "GET":
-        headers.setdefault("last-event-id", "x.0")  # without one there is nothing to read
+        headers.setdefault("last-event-id", "x.0")  # Without one there is nothing to read.
     if isinstance(case.body, dict) and case.body.get("type") == "command" and not headers.get(KEY):
         headers[KEY] = "k"
     if headers.get(KEY):
@@ -62,7 +62,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
 
 
 def _begin_turn(body: dict[str, Any]) -> None:
-    """Let a chat that has the form of one end with a new message of its user, which no schema can say."""
+    """Complete a well-formed chat with a new user message at its end, which no schema can require."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(_is_message(each) for each in messages):
         return
@@ -71,7 +71,7 @@ def _begin_turn(body: dict[str, Any]) -> None:
 
 
 def _begin_subscription(body: dict[str, Any]) -> None:
-    """Let a subscription have what its type needs, which no schema can say."""
+    """Give a subscription the fields that its type needs, which no schema can require."""
     body.setdefault("pattern", "a/*")
     if body["pattern"] == "":
         body["pattern"] = "a/*"
@@ -83,14 +83,14 @@ def _begin_subscription(body: dict[str, Any]) -> None:
 
 
 def _begin_ag_ui(body: dict[str, Any]) -> None:
-    """Let a thread whose messages have their form end with a new one of its user, which no schema can say."""
+    """Complete a well-formed thread with a new user message at its end, which no schema can require."""
     messages = body.get("messages")
     if isinstance(messages, list) and messages and all(_has_role(each) for each in messages):
         body["messages"] = [{"id": f"m{next(_numbers)}", "role": "user", "content": "hi"}]
 
 
 def _begin_task(case: schemathesis.Case) -> None:
-    """Let a request be of the served version, name nothing that no schema can say, and have a message of a user."""
+    """Give a request the served version and a user's message, and remove names that no schema can exclude."""
     case.headers["a2a-version"] = "1.0"
     for name in {"status", "pageToken", "statusTimestampAfter"} & (case.query or {}).keys():
         case.query[name] = ""
@@ -116,7 +116,7 @@ def _is_content(content: object) -> bool:
 
 
 def _begin_run(body: dict[str, Any]) -> None:
-    """Let a run have a message of its user, or the answers it resumes with, which no schema can say."""
+    """Give a run a user's message, or the answers it resumes with, which no schema can require."""
     if "assistant_id" not in body:
         return
     body["input"] = {"messages": [{"id": f"m{next(_numbers)}", "role": "user", "content": "hi"}]}

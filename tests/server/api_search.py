@@ -1,6 +1,6 @@
-"""Let schemathesis look at our server for long: python -m tests.server.api_search [TIMES].
+"""Run schemathesis against our server for long: python -m tests.server.api_search [TIMES].
 
-It knows the description alone, and who to be: an operator. Every phase and every check it has is on.
+It has only the description and the identity of an operator. Every phase and every check is on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _response(request: ModelRequest) -> list[ScriptedStep]:
 
 @asynccontextmanager
 async def described() -> AsyncIterator[Served]:
-    """Serve an app with all there is, and with something in it; nothing waits for long."""
+    """Serve an app with all features and some content; no request waits for long."""
     app = asgi(
         Agent(ScriptedModel(_response), tools=[dump]),
         store=MemoryStore(),

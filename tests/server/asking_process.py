@@ -1,6 +1,6 @@
-"""A server whose agent, and whose agent's clerk, ask before they pay: `python -m ... FOLDER PORT DAYS`.
+"""A server whose agent and sub-agent ask before they pay: `python -m ... FOLDER PORT DAYS`.
 
-Its clock is `DAYS` ahead, so that a test need not wait for them.
+Its clock is `DAYS` ahead, so that tests need no waiting.
 """
 
 from __future__ import annotations

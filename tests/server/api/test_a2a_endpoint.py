@@ -1,4 +1,4 @@
-"""A2A over HTTP: tasks begun once, followed, answered, cancelled, listed and refused, in both bindings."""
+"""A2A over HTTP: tasks started once, followed, answered, cancelled, listed and refused, in both bindings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def burn(what: str) -> str:
 
 
 def answer(request: ModelRequest) -> Response:
-    """Do what the last message says, then answer."""
+    """Obey the last message, then answer."""
     if steps_since_user(request.history):
         return text("Done.")
     words = str([each for each in request.history.entries if isinstance(each, UserMessage)][-1])
@@ -64,7 +64,7 @@ def message(words: str = "hi", name: str = "m", **more: object) -> Json:
 
 
 async def rpc(server: Served, method: str, params: Json, **headers: str) -> Json:
-    """Return the answer of a method."""
+    """Return the response to a method."""
     body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
     told = await server.http.post(PATH, json=body, headers={**VERSION, **headers})
     assert (told.status_code, told.headers["content-type"]) == (200, "application/json"), told.text
@@ -98,7 +98,7 @@ async def events(server: Served, method: str, params: Json) -> list[Json]:
     return [each["result"] for each in events_of(told.text)]
 
 
-async def test_a_message_is_one_task_however_often_and_at_once_it_is_sent() -> None:
+async def test_a_repeated_or_concurrent_message_starts_one_task() -> None:
     asked = Counter[str]()
 
     def counted(request: ModelRequest) -> Response:
@@ -121,7 +121,7 @@ async def test_a_message_is_one_task_however_often_and_at_once_it_is_sent() -> N
         assert other["task"]["contextId"] != task["contextId"]
 
 
-async def test_a_context_has_one_task_after_another() -> None:
+async def test_tasks_of_one_context_run_one_after_another() -> None:
     async with served(make()) as server:
         first = (await result(server, "SendMessage", message(contextId="c")))["task"]
         second = (await result(server, "SendMessage", message(contextId="c", name="n")))["task"]
@@ -130,7 +130,7 @@ async def test_a_context_has_one_task_after_another() -> None:
         assert len((await server.http.get("/v1/sessions/c")).json()["history"]) == 4
 
 
-async def test_a_task_is_followed_from_any_moment_and_ends_every_stream() -> None:
+async def test_a_task_can_be_followed_from_any_moment_and_ends_every_stream() -> None:
     gate = asyncio.Event()
     script: Script = [[TextDelta("Hello "), Gate(gate), TextDelta("you"), Finished()]]
     async with served(make(script)) as server:
@@ -161,7 +161,7 @@ async def test_a_task_is_followed_from_any_moment_and_ends_every_stream() -> Non
         assert await error(server, "SubscribeToTask", {"id": name}) == -32004
 
 
-async def test_questions_are_answered_one_after_another_and_once() -> None:
+async def test_questions_are_answered_in_turn_and_once() -> None:
     async with served(make()) as server:
         task = (await result(server, "SendMessage", message("ask")))["task"]
         assert task["status"]["state"] == INPUT_REQUIRED
@@ -191,7 +191,7 @@ async def test_questions_are_answered_one_after_another_and_once() -> None:
     ("value", "expected"),
     [("yes", "burnt a"), ({"approved": True, "editedArgs": {"what": "b"}}, "burnt b"), ("no", "declined")],
 )
-async def test_people_decide_by_a_message(value: object, expected: str) -> None:
+async def test_a_message_decides_an_approval(value: object, expected: str) -> None:
     async with served(make()) as server:
         task = (await result(server, "SendMessage", message("burn")))["task"]
         part = {"text": value} if isinstance(value, str) else {"data": value}
@@ -203,7 +203,7 @@ async def test_people_decide_by_a_message(value: object, expected: str) -> None:
         assert expected in json.dumps(session["history"])
 
 
-async def test_a_question_is_named_by_its_id() -> None:
+async def test_a_question_can_be_addressed_by_its_id() -> None:
     async with served(make()) as server:
         task = (await result(server, "SendMessage", message("ask")))["task"]
         (asked,) = [
@@ -229,7 +229,7 @@ async def test_a_task_is_cancelled_once() -> None:
         assert await error(server, "CancelTask", {"id": name}) == -32002
 
 
-async def test_tasks_are_listed_newest_first_page_by_page() -> None:
+async def test_tasks_are_listed_newest_first_in_pages() -> None:
     async with served(make()) as server:
         names = []
         for number in range(5):
@@ -272,13 +272,13 @@ async def test_tasks_are_listed_newest_first_page_by_page() -> None:
         ("message/send", {}, -32601),
     ],
 )
-async def test_what_is_not_there_is_refused(method: str, params: Json, code: int) -> None:
+async def test_a_missing_task_or_method_is_refused(method: str, params: Json, code: int) -> None:
     async with served(make()) as server:
         assert await error(server, method, params) == code
         assert (await server.http.get("/v1/sessions")).json()["sessions"] == []
 
 
-async def test_versions_and_bodies_that_are_not_served() -> None:
+async def test_unsupported_versions_and_invalid_bodies_are_refused() -> None:
     async with served(make()) as server:
         body = {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": "c~1"}}
         for version, code in (("", -32009), ("0.3", -32009), ("99.0", -32009), ("1.0.2", -32001)):
@@ -292,7 +292,7 @@ async def test_versions_and_bodies_that_are_not_served() -> None:
         assert told.json()["error"]["code"] == -32005
 
 
-async def test_the_binding_to_http() -> None:
+async def test_the_http_binding_serves_all_operations() -> None:
     async with served(make()) as server:
         sent = await server.http.post(f"{PATH}/message:send", json=message(contextId="c"), headers=VERSION)
         task = sent.json()["task"]
@@ -326,7 +326,7 @@ async def test_the_binding_to_http() -> None:
         ]
 
 
-async def test_an_answer_may_be_a_message() -> None:
+async def test_an_answer_can_be_a_direct_message() -> None:
     app = make(is_direct=lambda sent: sent["messageId"].startswith("d"))
     async with served(app) as server:
         for name in ("d1", "d2"):
@@ -340,7 +340,7 @@ async def test_an_answer_may_be_a_message() -> None:
         assert "task" in await result(server, "SendMessage", message("ask", "d3"))
 
 
-async def test_messages_of_one_id_are_several_where_ids_are_not_unique() -> None:
+async def test_messages_with_one_id_are_distinct_where_ids_are_not_unique() -> None:
     async with served(make(has_unique_ids=False)) as server:
         tasks = [(await result(server, "SendMessage", message()))["task"]["id"] for _ in range(2)]
         assert len({*tasks}) == 2
@@ -350,7 +350,7 @@ async def test_messages_of_one_id_are_several_where_ids_are_not_unique() -> None
         assert known == ["c~1", "c~1"]
 
 
-async def test_the_card_is_open_and_says_who_may_come() -> None:
+async def test_the_agent_card_is_public_and_names_the_security_schemes() -> None:
     people = {"ada": Principal("ada"), "eve": Principal("eve")}
     app = make(access=Access(authenticate=bearer(people.get)))
     async with served(app) as server:
@@ -386,7 +386,7 @@ async def test_the_card_is_open_and_says_who_may_come() -> None:
         assert foreign.json()["tasks"] == []
 
 
-async def test_a_client_that_leaves_does_not_stop_its_task() -> None:
+async def test_a_client_that_disconnects_does_not_stop_its_task() -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
 
     def response(_: ModelRequest) -> list[ScriptedStep]:

@@ -1,4 +1,4 @@
-"""AG-UI over HTTP: runs are begun once, read again, answered, refused, and never end without their end."""
+"""AG-UI over HTTP: runs are started once, read again, answered and refused, and always end with an end event."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def messages_in(events: list[Event]) -> list[Json]:
 
 
 def answer(request: ModelRequest) -> Response:
-    """Do what the last message says, then answer."""
+    """Obey the last message, then answer."""
     if steps_since_user(request.history):
         return text("Done.")
     words = str([each for each in request.history.entries if isinstance(each, UserMessage)][-1])
@@ -64,7 +64,7 @@ def answer(request: ModelRequest) -> Response:
     return text("Hello you.")
 
 
-async def test_the_same_run_is_begun_once_however_often_and_at_once_it_is_asked_for() -> None:
+async def test_a_repeated_or_concurrent_request_starts_one_run() -> None:
     asked = Counter[str]()
 
     def counted(request: ModelRequest) -> Response:
@@ -80,7 +80,7 @@ async def test_the_same_run_is_begun_once_however_often_and_at_once_it_is_asked_
         assert asked["times"] == 1
 
 
-async def test_another_message_goes_on_with_the_thread_and_stops_what_runs() -> None:
+async def test_a_new_message_continues_the_thread_and_stops_the_running_turn() -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
 
     def slow(request: ModelRequest) -> Response:
@@ -102,7 +102,7 @@ async def test_another_message_goes_on_with_the_thread_and_stops_what_runs() -> 
 
 
 @pytest.mark.parametrize("given", [0, 1])
-async def test_results_of_a_request_whose_server_died_between_them_are_given_by_the_same_request(
+async def test_a_repeated_request_delivers_the_results_that_its_dead_server_left_undelivered(
     given: int,
 ) -> None:
     async with served(make_app(answer)) as server:
@@ -161,7 +161,7 @@ async def test_a_question_is_answered_with_a_text() -> None:
         assert "that" in [e["content"] for _, e in events if e["type"] == "TOOL_CALL_RESULT"]
 
 
-async def test_a_request_for_nothing_is_refused() -> None:
+async def test_a_request_without_new_input_is_refused() -> None:
     async with served(make_app(answer)) as server:
         path = f"{PATH}/threads/t/runs/r"
         assert (await server.http.get(path)).status_code == 404
@@ -176,7 +176,7 @@ async def test_a_request_for_nothing_is_refused() -> None:
         assert behind[-1] == first[-1]
 
 
-async def test_a_server_that_stops_leaves_the_body_open_ended() -> None:
+async def test_a_stopping_server_leaves_the_body_without_an_end_event() -> None:
     gate = asyncio.Event()
     async with served(make_app([[TextDelta("Hel"), Gate(gate), Finished()]])) as server:
         pieces: list[str] = []

@@ -1,4 +1,4 @@
-"""Chats over HTTP: a request begins a turn once, and what the client has of the conversation is the truth."""
+"""Chats over HTTP: a request starts a turn once, and the client's copy of the conversation is authoritative."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def words(answer: httpx2.Response) -> str:
 
 
 def count(request: ModelRequest) -> Response:
-    """Answer with what the model was shown: the words of the user, by number."""
+    """Answer with the conversation that the model received: the user's texts and the number of responses."""
     said = [entry.parts[0] for entry in request.history.entries if isinstance(entry, UserMessage)]
     steps = sum(isinstance(entry, Step) for entry in request.history.entries)
     return text(f"{[getattr(part, 'text', '') for part in said]} {steps}")
@@ -64,7 +64,7 @@ def model_of(app: App) -> ScriptedModel:
     return model
 
 
-async def test_a_request_that_is_repeated_joins_its_turn() -> None:
+async def test_a_repeated_request_joins_its_turn() -> None:
     app = make_app([text("Hello you")])
     async with called(app) as client:
         first, again = await post(client, user("hi")), await post(client, user("hi"))
@@ -73,7 +73,7 @@ async def test_a_request_that_is_repeated_joins_its_turn() -> None:
         assert len(model_of(app).requests) == 1
 
 
-async def test_a_repetition_while_the_turn_runs_joins_it_and_both_have_each_word() -> None:
+async def test_a_request_repeated_during_its_turn_joins_it_and_both_receive_the_whole_answer() -> None:
     gate = asyncio.Event()
     app = make_app([[TextDelta("Hello "), Gate(gate), TextDelta("you"), Finished()]])
     async with called(app) as client, asyncio.timeout(WAIT_S):
@@ -84,7 +84,7 @@ async def test_a_repetition_while_the_turn_runs_joins_it_and_both_have_each_word
         assert len(model_of(app).requests) == 1
 
 
-async def test_an_answer_is_made_anew_where_it_is_not_asked_for_twice_at_once() -> None:
+async def test_a_regeneration_runs_once_per_request_and_again_after_the_repetition_window() -> None:
     world = Later()
     app = make_app(count, world=world)
     async with called(app) as client:
@@ -96,10 +96,10 @@ async def test_an_answer_is_made_anew_where_it_is_not_asked_for_twice_at_once() 
                 runs.append(answer.headers["x-workflow-run-id"])
             world.ahead_s += REPEATED_S + 1
         assert runs == ["c~2.0", "c~2.0", "c~3.0", "c~3.0"]
-        assert words(answer) == "['hi'] 0"  # the model is not shown the answer that goes
+        assert words(answer) == "['hi'] 0"  # The model does not receive the answer that is replaced.
 
 
-async def test_what_the_client_has_is_the_truth() -> None:
+async def test_the_history_of_the_client_replaces_that_of_the_session() -> None:
     async with called(make_app(count)) as client:
         first = words(await post(client, user("one")))
         kept = [user("one"), assistant(first)]
@@ -112,12 +112,12 @@ async def test_what_the_client_has_is_the_truth() -> None:
         assert [message["id"] for message in shown] == ["c~u0", "c~4"]
 
 
-async def test_a_chat_can_be_moved_to_a_server_that_has_nothing_of_it() -> None:
+async def test_a_chat_can_move_to_a_server_without_its_history() -> None:
     async with called(make_app(count)) as client:
         assert words(await post(client, user("one"), assistant("1"), user("two"))) == "['one', 'two'] 1"
 
 
-async def test_the_next_message_stops_the_turn_before() -> None:
+async def test_the_next_message_stops_the_running_turn() -> None:
     gate = asyncio.Event()
     answers: list[Response] = [[TextDelta("Hel"), Gate(gate)], text("yes")]
     app = make_app(lambda _: answers.pop(0))
@@ -129,7 +129,7 @@ async def test_the_next_message_stops_the_turn_before() -> None:
         assert [chunk["type"] for chunk in chunks(await first)][-2:] == ["abort", "finish"]
 
 
-async def test_a_person_answers_a_question_of_the_agent_in_words() -> None:
+async def test_a_text_message_answers_a_question_of_the_agent() -> None:
     app = make_app([calls(("ask_user", '{"question": "which?"}')), text("thanks")], tools=[question()])
     async with called(app) as client, asyncio.timeout(WAIT_S):
         first = chunks(await post(client, user("hi")))
@@ -144,7 +144,7 @@ async def test_a_person_answers_a_question_of_the_agent_in_words() -> None:
         assert words(whole) == "thanks"
 
 
-async def test_a_tool_of_another_client_is_not_answered_by_a_chat() -> None:
+async def test_a_chat_cannot_answer_a_tool_call_of_another_client() -> None:
     app = make_app([calls(("look", "{}")), text("thanks")])
     spec = {"spec": {"name": "look", "description": "", "parameters": {}}}
     async with called(app) as client, asyncio.timeout(WAIT_S):
@@ -159,7 +159,7 @@ async def test_a_tool_of_another_client_is_not_answered_by_a_chat() -> None:
         assert runner.state.is_live
 
 
-async def test_a_chat_belongs_to_the_principal_that_began_it() -> None:
+async def test_a_chat_belongs_to_the_principal_that_started_it() -> None:
     async with called(guarded_app()) as client:
         assert (await post(client, user("hi"))).status_code == 401
         assert words(await post(client, user("hi"), headers=ADA)) == "Hello."
@@ -188,13 +188,13 @@ async def test_each_tenant_has_its_own_chats() -> None:
         ({"messages": [assistant("x")]}, 400),
     ],
 )
-async def test_what_cannot_be_begun_is_refused(fields: Json, status: int) -> None:
+async def test_an_invalid_chat_request_is_refused(fields: Json, status: int) -> None:
     async with called(make_app()) as client:
         body = {"id": "c", "messages": [user("hi")], **fields}
         assert (await client.post("/v1/chat", json=body)).status_code == status
 
 
-async def test_a_run_is_read_from_any_chunk_and_from_its_end() -> None:
+async def test_a_run_can_be_read_from_any_chunk_and_from_its_end() -> None:
     async with called(make_app([text("Hello you")])) as client:
         everything = chunks(await post(client, user("hi")))
         for start in range(len(everything) + 1):
@@ -206,14 +206,14 @@ async def test_a_run_is_read_from_any_chunk_and_from_its_end() -> None:
         assert (await client.get("/v1/chat/c~1.0/stream?startIndex=x")).status_code == 400
 
 
-async def test_nothing_is_read_where_nothing_is() -> None:
+async def test_reading_a_run_that_does_not_exist_returns_no_content() -> None:
     async with called(make_app([text("Hello you")])) as client:
         await post(client, user("hi"))
         for path in ("unknown", "c~2.0", "c~x.0", "c~1", "c~1.0.0", "c~0.0"):
             assert (await client.get(f"/v1/chat/{path}/stream")).status_code == 204, path
 
 
-async def test_a_tool_of_the_server_runs_once_for_two_readers() -> None:
+async def test_a_server_tool_runs_once_for_two_readers() -> None:
     ran = []
 
     @tool

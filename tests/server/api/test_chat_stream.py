@@ -1,4 +1,4 @@
-"""The body of a chat's answer: it ends where its run does, and breaks where the server ends it."""
+"""The body of a chat's answer: it ends with its run, and breaks when the server ends it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def slow(gate: asyncio.Event) -> list[list[Any]]:
 
 
 async def lines_until(answer: httpx2.Response, last: str) -> list[str]:
-    """Read the lines of a stream up to one that has these words."""
+    """Read the lines of a stream up to one that contains the text."""
     lines = []
     async for line in answer.aiter_lines():
         lines.append(line)
@@ -38,7 +38,7 @@ async def lines_until(answer: httpx2.Response, last: str) -> list[str]:
 
 
 @pytest.mark.parametrize("ends", ["drain", "withdrawn"])
-async def test_a_body_that_the_server_ends_does_not_look_whole(ends: str) -> None:
+async def test_a_body_that_the_server_ends_is_recognisably_incomplete(ends: str) -> None:
     gate, known = asyncio.Event(), dict(KNOWN)
     async with served(guarded_app(slow(gate), known=known)) as server, asyncio.timeout(WAIT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
@@ -62,7 +62,7 @@ async def test_a_body_that_the_server_ends_does_not_look_whole(ends: str) -> Non
         gate.set()
 
 
-async def test_readers_are_counted_with_all_streams() -> None:
+async def test_chat_readers_count_towards_the_limit_of_streams() -> None:
     gate = asyncio.Event()
     app = make_app(slow(gate), connections_max=1)
     async with served(app) as server, asyncio.timeout(WAIT_S):
@@ -86,20 +86,20 @@ async def test_streams_of_one_principal_are_limited() -> None:
         gate.set()
 
 
-async def test_a_turn_whose_events_are_pruned_is_not_read_again() -> None:
+async def test_a_turn_with_pruned_events_cannot_be_read_again() -> None:
     app = make_app([text("Hello")])
     async with called(app) as client:
         assert "Hello" in (await client.post("/v1/chat", json=HI)).text
         assert (await client.get("/v1/chat/c~1.0/stream")).status_code == 200
         await prune(app.host, "c")
-        assert await app.host.put_to_sleep("c")  # what is in memory can still be read
+        assert await app.host.put_to_sleep("c")  # Events in memory can still be read.
         for path in ("c/stream", "c~1.0/stream"):
             assert (await client.get(f"/v1/chat/{path}")).status_code == 204
         shown = (await client.get("/v1/chat/c/messages")).json()["messages"]
         assert [message["role"] for message in shown] == ["user", "assistant"]
 
 
-async def test_a_silent_stream_gets_comments_that_are_no_chunks() -> None:
+async def test_a_silent_stream_sends_comments() -> None:
     world, gate = FakeWorld(), asyncio.Event()
     app = make_app(slow(gate), world=world)
     async with called(app) as client, asyncio.timeout(WAIT_S):

@@ -1,4 +1,4 @@
-"""Durable Streams over HTTP: what the public suite does not look at."""
+"""Durable Streams over HTTP: cases that the public suite does not cover."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.server.serving import called, make_app, served
 TEXT = {"content-type": "text/plain"}
 
 
-async def test_a_repeated_request_of_a_producer_is_accepted_once() -> None:
+async def test_a_repeated_producer_request_is_accepted_once() -> None:
     async with called(make_app()) as client:
         assert (await client.put("/v1/stream/s", headers=TEXT)).status_code == 201
         place = {**TEXT, "producer-id": "p", "producer-epoch": "0", "producer-seq": "0"}
@@ -18,7 +18,7 @@ async def test_a_repeated_request_of_a_producer_is_accepted_once() -> None:
         assert (await client.get("/v1/stream/s")).text == "x"
 
 
-async def test_a_stream_is_no_session() -> None:
+async def test_a_stream_name_is_not_a_session_id_and_a_session_id_not_a_stream_name() -> None:
     async with called(make_app()) as client:
         assert (await client.put("/v1/stream/s", headers=TEXT)).status_code == 201
         assert "~" not in (await client.get("/v1/sessions?children=true")).text
@@ -27,7 +27,7 @@ async def test_a_stream_is_no_session() -> None:
         assert (await client.put("/v1/stream/~s", headers=TEXT)).status_code == 400
 
 
-async def test_a_server_that_stops_ends_long_polls_and_streams() -> None:
+async def test_a_stopping_server_ends_long_polls_and_streams() -> None:
     async with served(make_app()) as server:
         await server.http.put("/v1/stream/s", headers=TEXT)
         async with server.http.stream("GET", "/v1/stream/s?offset=-1&live=sse") as body:
@@ -40,7 +40,7 @@ async def test_a_server_that_stops_ends_long_polls_and_streams() -> None:
                 assert (await poll).status_code == 503
 
 
-async def test_a_stream_that_is_deleted_ends_its_readers() -> None:
+async def test_deleting_a_stream_ends_its_readers() -> None:
     async with served(make_app()) as server:
         await server.http.put("/v1/stream/s", content="x", headers=TEXT)
         async with server.http.stream("GET", "/v1/stream/s?offset=-1&live=sse") as body:

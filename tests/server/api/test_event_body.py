@@ -1,4 +1,4 @@
-"""The body of an event stream: kept alive in silence, whole at its end, and left by its client."""
+"""The body of an event stream: comments in silence, a clean end, and disconnection of the client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.server.serving import WAIT_S, called, make_app
 
 
 class Words(EventBody):
-    """Sends one word, and ends when it may."""
+    """A pump that sends one text, and ends on request."""
 
     def __init__(self, *given: Any) -> None:  # noqa: ANN401 - as the class it tests
         super().__init__(*given)
@@ -58,7 +58,7 @@ def body(world: FakeWorld | None = None) -> Words:
     return Words(app.host, app.connections, "s1", UnauthenticatedCaller())
 
 
-async def test_a_body_is_whole_where_its_pump_has_ended() -> None:
+async def test_a_body_ends_cleanly_when_its_pump_ends() -> None:
     async with asyncio.timeout(WAIT_S):
         line, words = Line(), body()
         words.may_end.set()
@@ -67,7 +67,7 @@ async def test_a_body_is_whole_where_its_pump_has_ended() -> None:
         assert line.bodies == [b"data: a\n\ndata: b\n\n", b""]
 
 
-async def test_a_body_that_its_client_leaves_or_the_server_cuts_is_not_whole() -> None:
+async def test_a_body_cut_by_its_client_or_the_server_has_no_clean_end() -> None:
     async with asyncio.timeout(WAIT_S):
         line, words = Line(), body()
         line.gone.set()
@@ -79,7 +79,7 @@ async def test_a_body_that_its_client_leaves_or_the_server_cuts_is_not_whole() -
         assert b"" not in line.bodies
 
 
-async def test_a_silent_body_has_comments() -> None:
+async def test_a_silent_body_sends_comments() -> None:
     world = FakeWorld()
     line, words = Line(), body(world)
     async with asyncio.timeout(WAIT_S):
@@ -91,7 +91,7 @@ async def test_a_silent_body_has_comments() -> None:
 
 
 class Turns(RecordEvents):
-    """Sends the ends of turns, and that none follows for now; it is over with the second turn."""
+    """A source that sends the ends of turns, with none to follow for now; it is over with the second turn."""
 
     @override
     def begin(self) -> list[bytes]:
@@ -107,7 +107,7 @@ class Turns(RecordEvents):
         return [b"rest "]
 
 
-async def test_a_body_of_records_ends_when_its_reader_has_all() -> None:
+async def test_a_body_of_records_ends_when_its_reader_has_them_all() -> None:
     app = make_app([text("Hello"), text("you")])
     async with called(app), asyncio.timeout(WAIT_S):
         await app.start()
@@ -125,7 +125,7 @@ async def test_a_body_of_records_ends_when_its_reader_has_all() -> None:
             ]
 
 
-async def test_a_body_of_records_that_is_over_before_them_reads_none() -> None:
+async def test_a_body_of_records_whose_turns_are_already_over_reads_none() -> None:
     app, turns, line = make_app(), Turns(), Line()
     turns.is_over = True
     async with asyncio.timeout(WAIT_S):

@@ -73,7 +73,7 @@ def kinds_of(events: list[ServerSentEvent]) -> list[str]:
 
 
 @spec("STREAM-27", "STREAM-112")
-async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there() -> None:
+async def test_an_event_stream_over_http_sends_the_whole_turn_and_ends_with_it() -> None:
     async with served(make_app([text("hello world")])) as server:
         acked = await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
@@ -90,7 +90,7 @@ async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there
 
 
 @pytest.mark.parametrize("how", ["last-event-id", "x-idempotency-event-id", "?after="])
-async def test_a_reader_that_comes_back_says_where_it_was(how: str) -> None:
+async def test_a_reconnecting_reader_continues_after_its_event_id(how: str) -> None:
     async with served(make_app([text("hello world")])) as server:
         await post(server.http, command())
         query, headers = (f"{how}1-3", {}) if how.startswith("?") else ("", {how: "1-3"})
@@ -99,7 +99,7 @@ async def test_a_reader_that_comes_back_says_where_it_was(how: str) -> None:
     assert (events[0].event, events[0].id, events[1].id) == ("welcome", "1-3", "1-4")
 
 
-async def test_the_header_of_a_browser_that_reconnects_counts_before_its_first_address() -> None:
+async def test_the_last_event_id_header_outranks_the_address() -> None:
     async with served(make_app([text("hello world")])) as server:
         await post(server.http, command())
         headers = {**KEYS, "last-event-id": "1-5"}
@@ -108,7 +108,7 @@ async def test_the_header_of_a_browser_that_reconnects_counts_before_its_first_a
     assert events[0].id == "1-5"
 
 
-async def test_a_reader_without_a_stream_follows_on_after_the_turn() -> None:
+async def test_a_reader_without_a_stream_key_follows_beyond_the_turn() -> None:
     async with served(make_app([text("one")])) as server:
         await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, "?after=0-0") as response:
@@ -122,7 +122,7 @@ async def test_a_reader_without_a_stream_follows_on_after_the_turn() -> None:
     assert ends == 2
 
 
-async def test_an_event_stream_may_come_before_the_message_it_will_tell_of() -> None:
+async def test_an_event_stream_can_start_before_its_message() -> None:
     async with (
         served(make_app([text("one")])) as server,
         asyncio.timeout(WAIT_S),
@@ -136,7 +136,7 @@ async def test_an_event_stream_may_come_before_the_message_it_will_tell_of() -> 
     assert kinds_of(rest)[-1] == "turn_ended"
 
 
-async def test_an_event_id_of_another_line_is_told_by_a_gone_event() -> None:
+async def test_an_event_id_of_another_epoch_gets_a_gone_event() -> None:
     async with served(make_app([text("hi")])) as server:
         await post(server.http, command())
         headers = {**KEYS, "last-event-id": "9-3"}
@@ -149,7 +149,7 @@ async def test_an_event_id_of_another_line_is_told_by_a_gone_event() -> None:
     ]
 
 
-async def test_a_browser_is_told_to_come_back_within_a_second() -> None:
+async def test_a_browser_is_instructed_to_reconnect_within_a_second() -> None:
     async with served(make_app([text("hi")])) as server:
         await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
@@ -158,7 +158,7 @@ async def test_a_browser_is_told_to_come_back_within_a_second() -> None:
     assert decoder.retry_ms == 1000
 
 
-async def test_a_refused_event_stream_gives_its_place_back() -> None:
+async def test_a_refused_event_stream_releases_its_slot() -> None:
     async with served(make_app([[Stall()]], connections_max=1)) as server:
         await post(server.http, command())
         wrong = {**KEYS, "x-idempotent-encryption-key": "t" * 43}
@@ -174,7 +174,7 @@ async def test_a_refused_event_stream_gives_its_place_back() -> None:
     assert (full.status_code, full.json()["code"], full.headers["retry-after"]) == (503, "overloaded", "5")
 
 
-async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:
+async def test_a_wrong_secret_is_refused_for_commands_and_for_events() -> None:
     wrong = {**KEYS, "x-idempotent-encryption-key": "t" * 43}
     async with served(make_app([[Stall()]])) as server:
         await post(server.http, command())
@@ -193,7 +193,7 @@ STORE_ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "status", "retry"), STORE_ERRORS)
-async def test_a_store_that_fails_is_told_as_what_it_is(
+async def test_each_failure_of_the_store_has_its_own_problem(
     error: MidstreamError, status: int, retry: str
 ) -> None:
     store = FailingStore(MemoryStore())
@@ -209,7 +209,7 @@ async def test_a_store_that_fails_is_told_as_what_it_is(
 
 
 @pytest.mark.parametrize("query", ["?after=seven", "?after=-1", "?after=1-"])
-async def test_an_event_id_of_no_form_is_refused(query: str) -> None:
+async def test_a_malformed_event_id_is_refused(query: str) -> None:
     async with served(make_app([text("hi")])) as server:
         await post(server.http, command())
         answer = await server.http.get(f"/v1/sessions/s1/events{query}")
@@ -232,7 +232,7 @@ async def test_a_head_request_opens_no_stream() -> None:
 # --- sessions ---------------------------------------------------------------------------------------------------
 
 
-async def test_health_is_always_well_and_ready_tells_of_recovery() -> None:
+async def test_health_is_always_ok_and_ready_reports_recovery_and_draining() -> None:
     app = make_app()
     async with called(app) as client:
         assert (await client.get("/health")).json()["status"] == "ok"
@@ -277,8 +277,8 @@ async def at_rest(client: httpx2.AsyncClient) -> None:
             await World().sleep(0.01)
 
 
-async def test_a_page_begins_behind_its_cursor_whatever_changed_meanwhile() -> None:
-    """A session that changes goes to the front of the list, and no other one is left out or listed twice."""
+async def test_a_page_starts_after_its_cursor_despite_changes_in_between() -> None:
+    """A session that changes moves to the front of the list; no other session is left out or listed twice."""
     async with called(make_app(lambda _: text("hi"))) as client:
         for name in ("a", "b", "c", "d"):
             await post(client, command(words=f"I am {name}"), session=name)
@@ -290,7 +290,7 @@ async def test_a_page_begins_behind_its_cursor_whatever_changed_meanwhile() -> N
     assert ([line["id"] for line in second["sessions"]], second["next"]) == (["b"], None)
 
 
-async def test_sessions_are_found_by_their_title_or_their_id_on_every_page() -> None:
+async def test_a_search_finds_sessions_by_title_or_id_on_every_page() -> None:
     async with called(make_app(lambda _: text("hi"))) as client:
         for name in ("river-1", "s2", "s3", "s4"):
             words = "Tell me of a RIVER & sea" if name in ("s2", "s4") else "hello"
@@ -305,7 +305,7 @@ async def test_sessions_are_found_by_their_title_or_their_id_on_every_page() -> 
 
 
 @spec("SEC-59")
-async def test_a_page_reads_the_store_from_its_cursor_on() -> None:
+async def test_a_page_reads_the_store_only_from_its_cursor_on() -> None:
     class Counting(StoreInFront):
         listed: list[str] = []  # noqa: RUF012 - of this test
 
@@ -342,8 +342,8 @@ class Stopped(World):
         return 1000.0
 
 
-async def test_sessions_of_one_instant_are_listed_once() -> None:
-    """Not one of them is lost between two pages."""
+async def test_sessions_created_at_the_same_instant_are_each_listed_once() -> None:
+    """No session is lost between two pages."""
     async with called(make_app(lambda _: text("hi"), world=Stopped())) as client:
         for name in ("a", "b", "c"):
             await post(client, command(words="hi"), session=name)
@@ -360,13 +360,13 @@ async def test_sessions_of_one_instant_are_listed_once() -> None:
     "query",
     ["limit=0", "limit=201", "limit=-1", "limit=x", "children=2", "after=x", "after=1.5", "after=nan~a"],
 )
-async def test_numbers_of_a_query_have_bounds(query: str) -> None:
+async def test_numeric_query_parameters_have_bounds(query: str) -> None:
     async with called(make_app()) as client:
         answer = await client.get(f"/v1/sessions?{query}")
     assert (answer.status_code, answer.json()["code"]) == (400, "usage")
 
 
-async def test_a_transcript_says_all_and_where_to_follow_from() -> None:
+async def test_a_transcript_has_the_whole_history_and_the_event_id_to_follow_from() -> None:
     script = [calls(("double", '{"number": 21}')), text("forty-two")]
     async with served(make_app(script, tools=[double])) as server:
         await post(server.http, command(words="double 21"))
@@ -387,7 +387,7 @@ async def test_a_transcript_says_all_and_where_to_follow_from() -> None:
     assert answer["response"]["parts"] == [{"type": "text", "text": "forty-two"}]
 
 
-async def test_a_transcript_of_a_running_turn_has_what_was_said_so_far() -> None:
+async def test_a_transcript_of_a_running_turn_includes_the_partial_response() -> None:
     gate = asyncio.Event()
     async with served(make_app([[*text("half of")[:2], Gate(gate)]])) as server:
         await post(server.http, command())
@@ -402,7 +402,7 @@ async def test_a_transcript_of_a_running_turn_has_what_was_said_so_far() -> None
     assert transcript["event_id"] == event.id
 
 
-async def test_records_are_exported_a_line_each() -> None:
+async def test_records_are_exported_one_per_line() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, command())
         everything = (await client.get("/v1/sessions/s1/records")).text.splitlines()
@@ -422,7 +422,7 @@ LARGE = "<script>alert(1)</script>\n" * 5000
 
 
 @spec("TURN-70", "TURN-71")
-async def test_the_whole_of_a_large_result_is_fetched_by_its_digest_and_never_as_a_page() -> None:
+async def test_a_large_result_is_fetched_by_its_digest_and_never_served_as_a_page() -> None:
     app = make_app([calls(("dump", "{}")), text("long")], tools=[dump])
     async with called(app) as client:
         await post(client, command())
@@ -448,7 +448,7 @@ async def test_the_whole_of_a_large_result_is_fetched_by_its_digest_and_never_as
 
 
 @spec("TURN-72")
-async def test_a_damaged_record_costs_an_export_one_line() -> None:
+async def test_a_damaged_record_costs_one_line_of_an_export() -> None:
     memory = Memory()
     script = [calls(("double", '{"number":2}')), text("four")]
     app = make_app(script, store=MemoryStore(memory), tools=[double])
@@ -470,7 +470,7 @@ async def test_a_damaged_record_costs_an_export_one_line() -> None:
     assert json.loads(lines[at - 1])["record"] is None
 
 
-async def test_a_session_is_deleted_only_when_no_turn_runs() -> None:
+async def test_a_session_can_be_deleted_only_when_no_turn_runs() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, command())
         busy = await client.delete("/v1/sessions/s1")
@@ -483,7 +483,7 @@ async def test_a_session_is_deleted_only_when_no_turn_runs() -> None:
     assert (again.status_code, again.json()["code"]) == (404, "session_not_found")
 
 
-async def test_a_cancel_of_another_turn_or_of_none_changes_nothing() -> None:
+async def test_cancelling_another_turn_or_none_changes_nothing() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, command())
         other = await client.post("/v1/sessions/s1/cancel?turn=2")
@@ -502,7 +502,7 @@ async def test_a_cancel_of_another_turn_or_of_none_changes_nothing() -> None:
         ("POST", "/v1/sessions/nobody/cancel"),
     ],
 )
-async def test_what_does_not_exist_is_not_found_and_not_made(method: str, path: str) -> None:
+async def test_a_missing_session_is_not_found_and_not_created(method: str, path: str) -> None:
     async with called(make_app()) as client:
         answer = await client.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
@@ -510,7 +510,7 @@ async def test_what_does_not_exist_is_not_found_and_not_made(method: str, path: 
 
 
 @pytest.mark.parametrize("session", ["no%20spaces", "a" * 129, "caf%C3%A9"])
-async def test_a_session_id_of_another_form_is_refused(session: str) -> None:
+async def test_a_malformed_session_id_is_refused(session: str) -> None:
     async with called(make_app()) as client:
         answer = await client.get(f"/v1/sessions/{session}")
     assert (answer.status_code, answer.json()["code"]) == (400, "usage")
@@ -526,7 +526,7 @@ async def test_a_session_id_of_another_form_is_refused(session: str) -> None:
         ([[ModelRejectedError("no")]], "turn_ended", "failed"),
     ],
 )
-async def test_listing_transcript_and_welcome_have_one_word_for_the_state_of_a_session(
+async def test_listing_transcript_and_welcome_agree_on_the_status_of_a_session(
     script: Script, until: str, status: str
 ) -> None:
     asking = replace(double, needs_approval=status == "waiting")

@@ -1,4 +1,4 @@
-"""What people do in a session over HTTP: answer questions, resume a failed turn, take a message back."""
+"""Human decisions over HTTP: answering questions, resuming a failed turn, taking a message back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _rests(runner: Runner) -> None:
             await runner.wait(runner.newest.position)
 
 
-async def test_a_question_is_listed_answered_once_and_gone() -> None:
+async def test_a_question_is_listed_until_it_is_answered_once() -> None:
     app = make_app([calls(("triple", '{"number": 2}')), text("ok")], tools=[triple])
     async with called(app) as client:
         assert (await client.get("/v1/questions")).json() == {"questions": [], "is_complete": True}
@@ -66,7 +66,7 @@ async def test_a_question_is_listed_answered_once_and_gone() -> None:
         assert (await client.get("/v1/questions")).json()["questions"] == []
 
 
-async def test_a_failed_turn_is_resumed_and_a_queued_message_taken_back() -> None:
+async def test_a_failed_turn_can_be_resumed_and_a_queued_message_taken_back() -> None:
     gate = asyncio.Event()
     lives: list[list[ScriptedStep]] = [[ModelRejectedError("no key")], [Gate(gate), *text("ok")]]
     app = make_app(lambda _: lives.pop(0))

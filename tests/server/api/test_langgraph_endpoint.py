@@ -28,7 +28,7 @@ async def test_the_agent_is_the_only_assistant() -> None:
             await client.assistants.get("other")
 
 
-async def test_a_thread_is_there_before_its_first_message() -> None:
+async def test_a_thread_exists_before_its_first_message() -> None:
     async with graph() as client:
         made: Any = await client.threads.create(metadata={"user": "ada"})
         thread = made["thread_id"]
@@ -44,7 +44,7 @@ async def test_a_thread_is_there_before_its_first_message() -> None:
         assert await client.threads.create(thread_id=thread, if_exists="do_nothing") == made
 
 
-async def test_a_thread_with_messages_has_one_state_and_is_found_by_its_metadata() -> None:
+async def test_a_thread_with_messages_has_one_state_and_can_be_found_by_its_metadata() -> None:
     async with graph() as client:
         thread = (await client.threads.create(metadata={"user": "ada"}))["thread_id"]
         done: Any = await client.runs.wait(thread, "agent", input=said("hi"))
@@ -77,9 +77,9 @@ async def test_a_deleted_thread_and_its_session_are_gone() -> None:
         assert fresh["metadata"] == {}
 
 
-async def test_what_a_thread_cannot_do_is_refused() -> None:
+async def test_an_unsupported_operation_on_a_thread_is_refused() -> None:
     async with graph() as client:
-        with pytest.raises(HTTPStatusError, match="supersteps"):  # as are checkpoints
+        with pytest.raises(HTTPStatusError, match="supersteps"):  # Checkpoints are refused, too.
             await client.threads.create(supersteps=[{"updates": []}])
         for name in ("nobody", "00000000-0000-4000-8000-000000000000"):
             with pytest.raises(HTTPStatusError) as refused:
@@ -87,5 +87,5 @@ async def test_what_a_thread_cannot_do_is_refused() -> None:
             assert refused.value.response.status_code == 404
 
 
-def test_instants_are_written_as_langgraph_does() -> None:
+def test_timestamps_have_the_format_of_langgraph() -> None:
     assert timestamp(0) == "1970-01-01T00:00:00.000000+00:00"

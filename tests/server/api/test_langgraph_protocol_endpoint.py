@@ -32,7 +32,7 @@ async def command(http: httpx2.AsyncClient, method: str, number: int = 1, **para
 
 
 async def events(http: httpx2.AsyncClient, last: str, **body: object) -> list[Json]:
-    """Return the events up to the lifecycle event that has this name."""
+    """Return the events up to the lifecycle event with this name."""
     found: list[Json] = []
     body = {"channels": sorted(CHANNELS), **body}
     async with http.stream("POST", f"{BASE}/stream/events", json=body) as got:
@@ -50,7 +50,7 @@ async def _events(got: httpx2.Response) -> AsyncIterator[Json]:
             yield json.loads(line[6:])
 
 
-async def test_an_interrupt_is_answered_by_a_command_and_the_thread_goes_on() -> None:
+async def test_a_command_answers_an_interrupt_and_the_thread_continues() -> None:
     async with served(app()) as server, asyncio.timeout(WAIT_S):
         http = server.http
         begun = await command(http, "run.start", assistant_id="agent", input=said("burn", id="m1"))
@@ -74,7 +74,7 @@ async def test_an_interrupt_is_answered_by_a_command_and_the_thread_goes_on() ->
         assert again["meta"]["applied_through_seq"] == rest[-1]["seq"]
 
 
-async def test_a_thread_without_a_message_can_be_followed_before_its_first_run() -> None:
+async def test_a_thread_without_messages_can_be_followed_before_its_first_run() -> None:
     async with served(app()) as server, asyncio.timeout(WAIT_S):
         http = server.http
         await http.post("/v1/langgraph/threads", json={"thread_id": "t"})
@@ -93,9 +93,7 @@ async def test_a_thread_without_a_message_can_be_followed_before_its_first_run()
         ("input.respond", {"interrupt_id": "x", "response": 1, "goto": "agent"}, "not_supported"),
     ],
 )
-async def test_commands_that_cannot_be_done_are_errors_of_the_protocol(
-    method: str, params: Json, error: str
-) -> None:
+async def test_invalid_commands_get_protocol_errors(method: str, params: Json, error: str) -> None:
     async with served(app()) as server, asyncio.timeout(WAIT_S):
         told = await command(server.http, method, **params)
         assert (told["type"], told["id"], told["error"]) == ("error", 1, error)
@@ -110,13 +108,13 @@ async def test_commands_that_cannot_be_done_are_errors_of_the_protocol(
         ({"channels": ["values"]}, 404),
     ],
 )
-async def test_streams_that_cannot_be_given_are_refused(body: Json, status: int) -> None:
+async def test_unsupported_streams_are_refused(body: Json, status: int) -> None:
     async with served(app()) as server, asyncio.timeout(WAIT_S):
         refused = await server.http.post(f"{BASE}/stream/events", json=body)
         assert refused.status_code == status
 
 
-async def test_a_thread_of_another_principal_is_not_followed() -> None:
+async def test_a_thread_of_another_principal_cannot_be_followed() -> None:
     async with served(guarded_app(answer)) as server, asyncio.timeout(WAIT_S):
         start = {"id": 1, "method": "run.start", "params": {"assistant_id": "agent", "input": said("hi")}}
         begun = await server.http.post(f"{BASE}/commands", json=start, headers=ADA)
@@ -127,7 +125,7 @@ async def test_a_thread_of_another_principal_is_not_followed() -> None:
         assert (await server.http.get(f"{BASE}/state", headers=bob)).status_code in (403, 404)
 
 
-async def test_the_stream_of_the_sdk_gives_messages_tools_and_the_output() -> None:
+async def test_the_sdk_stream_yields_messages_tools_and_the_output() -> None:
     async with graph() as client:
         async with client.threads.stream(assistant_id="agent") as thread:
             await thread.run.start(input=said("burn"))

@@ -1,4 +1,6 @@
-"""Runs of LangGraph's clients against sessions: begun, read on, joined, cancelled, interrupted and resumed."""
+"""Runs of LangGraph's clients against sessions: created, followed, joined, cancelled, interrupted and
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def burn(what: str) -> str:
 
 
 def answer(request: ModelRequest) -> Response:
-    """Ask or burn, as the last message says; then answer."""
+    """Ask a question or call `burn`, as the last message directs; then answer."""
     if steps_since_user(request.history):
         return text("Done.")
     last = [each for each in request.history.entries if isinstance(each, UserMessage)][-1]
@@ -76,7 +78,7 @@ async def last_words(client: LangGraphClient, thread: str) -> str:
     return str(state["values"]["messages"][-1]["content"])
 
 
-async def test_a_run_streams_its_modes_and_is_joined_after_any_of_its_events() -> None:
+async def test_a_run_streams_its_modes_and_can_be_joined_after_any_event() -> None:
     async with graph() as client:
         thread = (await client.threads.create())["thread_id"]
         begun: list[str] = []
@@ -104,7 +106,7 @@ async def test_a_run_streams_its_modes_and_is_joined_after_any_of_its_events() -
         assert await client.runs.join(thread, begun[0]) == parts[-1].data
 
 
-async def test_an_approval_is_an_interrupt_and_its_answer_begins_the_next_run() -> None:
+async def test_an_approval_is_an_interrupt_and_its_answer_starts_the_next_run() -> None:
     async with graph() as client:
         thread = (await client.threads.create())["thread_id"]
         paused: Any = await client.runs.wait(thread, "agent", input=said("burn it"))
@@ -137,14 +139,14 @@ async def test_an_approval_is_an_interrupt_and_its_answer_begins_the_next_run() 
         ({"decisions": [{"type": "reject", "message": "too hot"}]}, "too hot"),
     ],
 )
-async def test_decisions_are_read_in_the_forms_that_clients_send(resume: object, result: str) -> None:
+async def test_decisions_are_accepted_in_every_form_that_clients_send(resume: object, result: str) -> None:
     async with graph() as client:
         await client.runs.wait("t", "agent", input=said("burn"), if_not_exists="create")
         done: Any = await client.runs.wait("t", "agent", command={"resume": resume})
         assert result in done["messages"][2]["content"]
 
 
-async def test_a_question_is_answered_in_words_and_several_by_their_ids() -> None:
+async def test_a_text_answers_one_question_and_several_are_answered_by_id() -> None:
     async with graph() as client:
         await client.runs.wait("t", "agent", input=said("ask"), if_not_exists="create")
         done: Any = await client.runs.wait("t", "agent", command={"resume": "the small one"})
@@ -172,7 +174,7 @@ async def test_the_same_message_sent_twice_is_one_run() -> None:
         assert [each["id"] for each in done["messages"]] == ["m1", "ai-1"]
 
 
-async def test_what_another_run_does_decides_about_a_message() -> None:
+async def test_the_multitask_strategy_decides_what_a_message_does_to_the_running_run() -> None:
     gate = asyncio.Event()
     async with graph(slow(gate)) as client:
         first = await client.runs.create("t", "agent", input=said("slow"), if_not_exists="create")
@@ -192,7 +194,7 @@ async def test_what_another_run_does_decides_about_a_message() -> None:
             await client.runs.get("t", dropped["run_id"])
 
 
-async def test_a_run_is_cancelled_and_interrupted_by_the_next_one() -> None:
+async def test_a_run_can_be_cancelled_and_interrupted_by_the_next_one() -> None:
     gate = asyncio.Event()
     async with graph(slow(gate)) as client:
         first = await client.runs.create("t", "agent", input=said("slow"), if_not_exists="create")
@@ -208,7 +210,7 @@ async def test_a_run_is_cancelled_and_interrupted_by_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["cancel", "continue"])
-async def test_a_client_that_leaves_stops_its_run_where_it_wishes_so(
+async def test_a_disconnecting_client_stops_its_run_only_where_it_requested_that(
     wanted: Literal["cancel", "continue"],
 ) -> None:
     gate = asyncio.Event()
@@ -235,7 +237,7 @@ async def test_a_client_that_leaves_stops_its_run_where_it_wishes_so(
         }[wanted]
 
 
-async def test_a_failed_run_says_why_and_a_run_without_input_resumes_it() -> None:
+async def test_a_failed_run_reports_its_error_and_a_run_without_input_resumes_it() -> None:
     attempts: list[int] = []
 
     def failing(_: ModelRequest) -> Response:
@@ -272,7 +274,7 @@ async def test_a_failed_run_says_why_and_a_run_without_input_resumes_it() -> Non
         ({"input": said("")}, "no text"),
     ],
 )
-async def test_what_a_session_cannot_grant_is_refused_by_name(fields: Json, words: str) -> None:
+async def test_an_unsupported_option_is_refused_by_name(fields: Json, words: str) -> None:
     async with graph() as client, httpx.AsyncClient(base_url=str(client.http.client.base_url)) as http:
         body = {"assistant_id": "agent", "input": said("hi"), "if_not_exists": "create", **fields}
         refused = await http.post("/threads/t/runs/stream", json=body)
@@ -281,7 +283,7 @@ async def test_what_a_session_cannot_grant_is_refused_by_name(fields: Json, word
         assert (await http.get("/threads/t")).status_code == 404, "it left something behind"
 
 
-async def test_fields_without_effect_are_named_and_messages_keep_their_files() -> None:
+async def test_options_without_effect_are_named_and_messages_keep_their_files() -> None:
     async with graph() as client, httpx.AsyncClient(base_url=str(client.http.client.base_url)) as http:
         blocks = [
             {"type": "text", "text": "look"},
@@ -300,7 +302,7 @@ async def test_fields_without_effect_are_named_and_messages_keep_their_files() -
         assert human["content"][1] == {"type": "image", "mime_type": "image/png", "base64": "aGk="}
 
 
-async def test_a_thread_belongs_to_the_principal_that_made_it() -> None:
+async def test_a_thread_belongs_to_the_principal_that_created_it() -> None:
     async with served(guarded_app(answer, tools=[burn])) as server, asyncio.timeout(WAIT_S):
         url = f"{server.url}/v1/langgraph"
         ada, bob = (get_client(url=url, api_key=None, headers=each) for each in (ADA, BOB))
@@ -332,7 +334,7 @@ async def _are_apart(ada: LangGraphClient, bob: LangGraphClient) -> None:
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-async def test_the_hook_of_react_shows_an_interrupt_and_resumes_with_a_decision() -> None:
+async def test_the_react_hook_shows_an_interrupt_and_resumes_with_a_decision() -> None:
     async with served(make_app(answer, tools=[burn])) as server, asyncio.timeout(WAIT_S * 2):
         resume = {"decisions": [{"type": "approve"}]}
         told = await run_client(server.url, "decide", thread="t", text="burn", resume=resume, agent="agent")

@@ -8,7 +8,7 @@ from midstream.testing.fake_worlds import FakeWorld
 from tests.server.serving import called, make_app
 
 
-async def test_threads_without_a_message_are_deleted_after_a_day() -> None:
+async def test_threads_without_messages_are_deleted_after_a_day() -> None:
     world, store = FakeWorld(), MemoryStore()
     app = make_app(store=store, world=world)
     async with called(app):

@@ -1,4 +1,6 @@
-"""MCP over HTTP: calls by the official client and by hand, questions, tasks, cancellation, and what is refused."""
+"""MCP over HTTP: calls by the official client and by raw requests, questions, tasks, cancellation and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def burn(what: str) -> str:
 
 
 class Script:
-    """A model that does what the last message says."""
+    """A model that obeys the last message."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -74,7 +76,7 @@ async def serving(
 
 
 class Peer(Struct):
-    """A client by hand in an MCP session."""
+    """A hand-written client in an MCP session."""
 
     http: httpx2.AsyncClient
     headers: dict[str, str]
@@ -138,7 +140,7 @@ async def client_of(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_client_asks_reads_along_and_goes_on_in_a_session(mode: str) -> None:
+async def test_the_official_client_calls_follows_progress_and_continues_a_session(mode: str) -> None:
     words: list[str] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -160,7 +162,7 @@ async def test_the_client_asks_reads_along_and_goes_on_in_a_session(mode: str) -
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("words", "content"), [("burn", {"confirm": True}), ("ask", {"answer": "Both"})])
-async def test_the_client_shows_questions_to_its_user(mode: str, words: str, content: Json) -> None:
+async def test_the_official_client_shows_questions_to_its_user(mode: str, words: str, content: Json) -> None:
     async def on_form(_: object, params: ElicitRequestFormParams) -> ElicitResult:
         assert params.message
         return ElicitResult(action="accept", content=content)
@@ -175,7 +177,7 @@ async def test_the_client_shows_questions_to_its_user(mode: str, words: str, con
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_client_without_forms_reads_what_is_open_and_waits_for_it_later(mode: str) -> None:
+async def test_a_client_without_forms_reads_open_questions_and_waits_for_the_answer_later(mode: str) -> None:
     async with serving() as (server, script), client_of(server, mode) as client:
         result = await client.call_tool("ask", {"message": "burn"})
         assert result.structured_content is not None
@@ -191,10 +193,11 @@ async def test_a_client_without_forms_reads_what_is_open_and_waits_for_it_later(
         assert (waited.structured_content, script.calls) == ({"answer": "Done.", "session": session}, 1)
 
 
-# --- by hand: one call, its streams and its end -----------------------------------------------------------------------
+# --- raw requests: one call, its streams and its end
+# ------------------------------------------------------------------
 
 
-async def test_a_repeated_request_joins_its_call_and_another_one_may_not_have_its_id() -> None:
+async def test_a_repeated_request_joins_its_call_and_another_request_cannot_reuse_its_id() -> None:
     async with serving() as (server, script):
         peer = await initialized(server)
         at_once = await asyncio.gather(*(peer.call("hi", 5) for _ in range(3)))
@@ -209,7 +212,7 @@ async def test_a_repeated_request_joins_its_call_and_another_one_may_not_have_it
         assert script.calls == 2
 
 
-async def test_a_stream_is_read_on_behind_its_last_event() -> None:
+async def test_a_stream_can_be_resumed_after_its_last_event() -> None:
     async with serving() as (server, _):
         peer = await initialized(server)
         params = {"name": "ask", "arguments": {"message": "hi"}, "_meta": {"progressToken": 1}}
@@ -227,7 +230,7 @@ async def test_a_stream_is_read_on_behind_its_last_event() -> None:
             assert (await server.http.get("/v1/mcp", headers=headers)).status_code == status
 
 
-async def test_a_long_stream_is_closed_and_read_on_with_another_request() -> None:
+async def test_a_long_stream_is_closed_and_resumed_by_another_request() -> None:
     async with serving(options=McpOptions(stream_s=0.05)) as (server, script):
         peer = await initialized(server)
         params = {"name": "ask", "arguments": {"message": "wait"}, "_meta": {"progressToken": 1}}
@@ -260,7 +263,7 @@ async def test_a_cancelled_call_stops_its_turn(session: str, more: Json) -> None
 
 
 class Hasty(World):
-    """The real world, whose timers of a client that left are due at once, and counted."""
+    """The real world, where the timers of disconnected clients are due at once and counted."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -271,7 +274,7 @@ class Hasty(World):
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-async def test_a_modern_client_cancels_by_leaving_unless_its_call_has_an_id(*, chosen: bool) -> None:
+async def test_a_modern_client_cancels_by_disconnecting_unless_its_call_has_an_id(*, chosen: bool) -> None:
     async with serving(Hasty()) as (server, script):
         meta = {"midstream/call": "mine"} if chosen else {}
         params = {"name": "ask", "arguments": {"message": "wait", "session": "s"}, "_meta": meta}
@@ -291,7 +294,7 @@ async def test_a_modern_client_cancels_by_leaving_unless_its_call_has_an_id(*, c
         assert runner.state.last_turn.status.value == ("completed" if chosen else "cancelled")
 
 
-async def test_a_modern_client_that_comes_back_cancels_nothing() -> None:
+async def test_a_modern_client_that_reconnects_cancels_nothing() -> None:
     async with serving(Hasty()) as (server, script):
         params = {
             "name": "ask",
@@ -308,13 +311,15 @@ async def test_a_modern_client_that_comes_back_cancels_nothing() -> None:
                     break
             last = last_id(text.rpartition("\n\n")[0])
             back = server.http.build_request("GET", "/v1/mcp", headers={**reading, "last-event-id": last})
-            rest = await server.http.send(back, stream=True)  # the line of the first one breaks later
+            rest = await server.http.send(
+                back, stream=True
+            )  # The connection of the first request breaks later.
         script.gate.set()
         messages = messages_of((await rest.aread()).decode())
         assert messages[-1]["result"]["structuredContent"]["answer"] == "So far. And on."
 
 
-async def test_a_modern_client_that_only_waits_cancels_nothing_by_leaving() -> None:
+async def test_a_modern_client_that_only_waits_cancels_nothing_by_disconnecting() -> None:
     world = Hasty()
     async with serving(world) as (server, script):
         peer = await initialized(server)
@@ -328,7 +333,7 @@ async def test_a_modern_client_that_only_waits_cancels_nothing_by_leaving() -> N
         assert world.left == 0
 
 
-async def test_a_session_that_still_answers_is_not_disturbed() -> None:
+async def test_a_call_on_a_busy_session_is_refused_and_does_not_disturb_it() -> None:
     async with serving() as (server, script):
         peer = await initialized(server)
         arguments = {"message": "wait", "session": "s"}
@@ -345,7 +350,7 @@ async def test_a_session_that_still_answers_is_not_disturbed() -> None:
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_of_a_handshake_client_is_polled_and_its_result_waited_for() -> None:
+async def test_a_task_of_a_handshake_client_can_be_polled_and_waited_for() -> None:
     async with serving() as (server, script):
         peer = await initialized(server)
         params: Json = {"name": "ask", "arguments": {"message": "wait"}, "task": {"ttl": 60000}}
@@ -364,7 +369,7 @@ async def test_a_task_of_a_handshake_client_is_polled_and_its_result_waited_for(
         assert script.calls == 1
 
 
-async def test_a_task_of_a_handshake_client_asks_and_is_cancelled() -> None:
+async def test_a_task_of_a_handshake_client_asks_questions_and_can_be_cancelled() -> None:
     async with serving() as (server, _):
         peer = await initialized(server, elicitation={})
         params: Json = {"name": "ask", "arguments": {"message": "burn"}, "task": {}}
@@ -413,7 +418,7 @@ async def test_a_long_call_of_a_modern_client_becomes_a_task_and_a_short_one_doe
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-async def test_a_tool_is_called_in_the_ways_that_it_permits() -> None:
+async def test_a_tool_can_be_called_only_in_its_permitted_task_modes() -> None:
     tools = (McpTool("never", task="forbidden"), McpTool("always", task="required"))
     async with serving(options=McpOptions(tools)) as (server, script):
         peer = await initialized(server)
@@ -430,7 +435,7 @@ async def test_a_tool_is_called_in_the_ways_that_it_permits() -> None:
         assert script.calls == 2
 
 
-async def test_a_session_is_needed_and_ends_with_its_deletion() -> None:
+async def test_an_mcp_session_is_required_and_ends_with_its_deletion() -> None:
     async with serving() as (server, _):
         peer = await initialized(server)
         nobody = Peer(server.http, HEADERS)
@@ -442,7 +447,7 @@ async def test_a_session_is_needed_and_ends_with_its_deletion() -> None:
             assert told.status_code == 404
 
 
-async def test_calls_of_others_are_not_there() -> None:
+async def test_calls_of_other_principals_are_not_found() -> None:
     app = guarded_app([text("Secret")], store=MemoryStore())
     async with served(app) as server:
         ada, eve = await initialized(server, headers=ADA), await initialized(server, headers=EVE)

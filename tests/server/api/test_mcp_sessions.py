@@ -1,4 +1,4 @@
-"""MCP sessions in the store: known to any server of it, used, ended, and removed when they are old."""
+"""MCP sessions in the store: visible to any server, kept while used, ended, and removed when old."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.people import Later
 WHO = UnauthenticatedCaller()
 
 
-async def test_a_session_is_known_to_another_server_until_it_ends() -> None:
+async def test_a_session_is_visible_to_another_server_until_it_ends() -> None:
     store = MemoryStore()
     first, second = (McpSessions(Host(Agent(ScriptedModel([])), store)) for _ in range(2))
     await store.open()
@@ -30,7 +30,7 @@ async def test_a_session_is_known_to_another_server_until_it_ends() -> None:
     assert await first.find(WHO, client.session) is None
 
 
-async def test_a_client_that_came_back_is_known_to_another_server() -> None:
+async def test_the_return_of_a_client_is_visible_to_another_server() -> None:
     store, world, place = MemoryStore(), Later(), CallPlace("s", 1)
     first, second = (McpSessions(Host(Agent(ScriptedModel([])), store, world=world)) for _ in range(2))
     await store.open()
@@ -51,7 +51,7 @@ async def test_an_unknown_version_is_answered_with_the_newest_of_its_kind() -> N
         assert (client.version, client.can_elicit) == ("2025-11-25", False)
 
 
-async def test_a_session_that_is_used_is_kept_and_an_old_one_is_removed() -> None:
+async def test_a_used_session_is_kept_and_an_old_one_is_removed() -> None:
     store, world = MemoryStore(), Later()
     await store.open()
     sessions = McpSessions(Host(Agent(ScriptedModel([])), store, world=world))

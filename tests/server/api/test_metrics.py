@@ -1,4 +1,4 @@
-"""`/metrics`: there where it was asked for, and for an operator alone where people are asked who they are."""
+"""`/metrics`: served where it is enabled, and to an operator only where callers are authenticated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.server.people import ADA, KNOWN, OPERATOR, say, told
 from tests.server.serving import called, make_app
 
 
-async def test_figures_are_for_the_operator() -> None:
+async def test_metrics_are_served_to_the_operator_only() -> None:
     app = asgi(
         Agent(ScriptedModel(lambda _: text("Hello."))),
         store=MemoryStore(),
@@ -31,6 +31,6 @@ async def test_figures_are_for_the_operator() -> None:
         }
 
 
-async def test_without_an_observer_that_counts_there_is_no_page() -> None:
+async def test_without_a_counting_observer_there_is_no_metrics_page() -> None:
     async with called(make_app()) as client:
         assert told(await client.get("/metrics")) == (404, "not_found")

@@ -17,7 +17,7 @@ DIALECTS = r"^/v1/(a2a|ag-ui|chat|langgraph|mcp|stream)\b"
 """Paths that other suites test: those of A2A, MCP and Durable Streams, and the clients of the others."""
 
 
-def test_every_reference_within_it_leads_somewhere() -> None:
+def test_every_reference_within_the_description_resolves() -> None:
     told = json.dumps(document())
     names = set(document()["components"]["schemas"])
     assert {each.partition('"')[0] for each in told.split("#/components/schemas/")[1:]} <= names
@@ -36,7 +36,7 @@ async def test_a_frame_that_is_no_command_needs_no_stream_as_described() -> None
     assert not any(headers.values())
 
 
-async def test_it_is_served() -> None:
+async def test_the_description_is_served() -> None:
     async with served(make_app()) as server:
         answer = await server.http.get("/v1/openapi.json")
     assert (answer.status_code, answer.json()) == (200, json.loads(json.dumps(document())))

@@ -1,4 +1,4 @@
-"""A session is opened by the name that its client has, for as long as the request needs it."""
+"""Opening of a session by the client's name for it, for the duration of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def request() -> Request:
     return Request({"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""})
 
 
-async def test_a_session_that_is_begun_is_awake_and_attached_for_the_length_of_the_block() -> None:
+async def test_a_created_session_is_awake_and_attached_for_the_length_of_the_block() -> None:
     async with Host(Agent(ScriptedModel([text("yes")])), "memory:") as host:
         async with opened_session(host, request(), "s", Action.SPEAK, begins=True) as (runner, secret):
             assert (runner.session_id, runner.readers, secret) == ("s", 1, None)
@@ -34,7 +34,7 @@ async def test_a_session_that_is_begun_is_awake_and_attached_for_the_length_of_t
         assert again.readers == 0
 
 
-async def test_a_session_that_is_not_there_is_not_begun_by_reading_it() -> None:
+async def test_reading_a_missing_session_does_not_create_it() -> None:
     async with Host(Agent(ScriptedModel([])), "memory:") as host:
         with pytest.raises(SessionNotFoundError):
             async with opened_session(host, request(), "s", Action.READ):
@@ -45,7 +45,7 @@ async def test_a_session_that_is_not_there_is_not_begun_by_reading_it() -> None:
         assert [info async for info in host.store.list()] == []
 
 
-async def test_a_session_that_is_not_there_is_none_to_a_reader_that_may_do_without() -> None:
+async def test_a_missing_session_is_none_for_an_optional_reader() -> None:
     async with Host(Agent(ScriptedModel([text("yes")])), "memory:") as host:
         async with opened_existing_session(host, request(), "s") as runner:
             assert runner is None

@@ -1,4 +1,4 @@
-"""Plain streams as journals: writers of several nodes, forks that were not made, and lifetimes."""
+"""Plain streams as journals: writers on several nodes, unfinished forks, and lifetimes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _host(store: MemoryStore | Path) -> Host:
     return Host(Agent(ScriptedModel(())), store)
 
 
-async def test_writers_of_two_nodes_append_each_record_once(tmp_path: Path) -> None:
+async def test_writers_on_two_nodes_append_each_record_once(tmp_path: Path) -> None:
     async with _host(tmp_path / "s.db") as one, _host(tmp_path / "s.db") as two:
         nodes = [PlainStreams(one), PlainStreams(two)]
         await _make(nodes[0], "~s", created=Created(TEXT))
@@ -57,7 +57,7 @@ async def test_writers_of_two_nodes_append_each_record_once(tmp_path: Path) -> N
             assert sorted(map(int, found)) == list(range(40))
 
 
-async def test_a_reader_of_another_node_is_woken(tmp_path: Path) -> None:
+async def test_an_append_wakes_a_reader_on_another_node(tmp_path: Path) -> None:
     async with _host(tmp_path / "s.db") as one, _host(tmp_path / "s.db") as two:
         writer, reader = PlainStreams(one), PlainStreams(two)
         await _make(writer, "~s", created=Created(TEXT))
@@ -69,7 +69,7 @@ async def test_a_reader_of_another_node_is_woken(tmp_path: Path) -> None:
         assert await _text_of(reader, "~s") == b"x"
 
 
-async def test_a_fork_reads_its_source_which_goes_with_it() -> None:
+async def test_a_fork_reads_its_source_and_deletion_of_the_last_fork_deletes_the_source() -> None:
     async with _host(MemoryStore()) as host:
         streams = PlainStreams(host)
         now = host.world.now()
@@ -88,7 +88,7 @@ async def test_a_fork_reads_its_source_which_goes_with_it() -> None:
         assert [await host.store.find(name) for name in ("~a", "~b", "~c")] == [None, None, None]
 
 
-async def test_a_fork_whose_maker_died_keeps_its_source_for_a_while() -> None:
+async def test_an_unfinished_fork_keeps_its_source_only_for_a_while() -> None:
     async with _host(MemoryStore()) as host:
         streams, now = PlainStreams(host), host.world.now()
         for name, asked_at in (("~new", now), ("~old", now - FORK_S)):
@@ -99,7 +99,7 @@ async def test_a_fork_whose_maker_died_keeps_its_source_for_a_while() -> None:
         assert await host.store.find("~old") is None
 
 
-async def test_a_stream_that_has_expired_is_removed_and_a_read_extends_it() -> None:
+async def test_an_expired_stream_is_removed_and_a_read_extends_its_lifetime() -> None:
     async with _host(MemoryStore()) as host:
         streams, now = PlainStreams(host), host.world.now()
         for name in ("~read", "~unread"):

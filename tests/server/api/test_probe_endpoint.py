@@ -1,4 +1,4 @@
-"""What a probe is told: numbered chunks, paced, over each transport, and never too many at once."""
+"""Responses of the probe: numbered chunks, paced, over each transport, within a limit of concurrent probes."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ async def test_chunks_are_numbered_over_every_transport() -> None:
 
 
 @pytest.mark.parametrize("query", ["every_ms=0", "every_ms=1001", "every_ms=long"])
-async def test_nobody_is_told_chunks_for_long(query: str) -> None:
+async def test_long_probes_are_refused(query: str) -> None:
     async with called(make_app()) as client:
         assert (await client.get(f"/v1/probe/events?{query}")).status_code == 400
         assert (await client.get("/v1/probe/poll?n=5")).status_code == 400
 
 
-async def test_only_so_many_probes_are_under_way_and_those_that_hang_up_count_no_more() -> None:
+async def test_concurrent_probes_are_limited_and_disconnected_ones_release_their_slot() -> None:
     async with served(make_app()) as server, asyncio.timeout(WAIT_S):
         sockets = [_socket(server.url, "every_ms=1000") for _ in range(PROBES_MAX)]
         made = [await socket for socket in sockets]

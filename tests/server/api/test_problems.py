@@ -1,4 +1,4 @@
-"""Each error has one status, a stable code and a next step, and says nothing else."""
+"""Each error has one status, a stable code and a next step, and exposes nothing else."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_every_error_has_a_status_a_code_and_a_next_step(kind: type[MidstreamErr
         (DrainingError(""), 503),
     ],
 )
-def test_the_nearest_class_decides_the_status(error: MidstreamError, status: int) -> None:
+def test_the_nearest_class_in_the_hierarchy_decides_the_status(error: MidstreamError, status: int) -> None:
     assert status_of(type(error)) == status
 
 
-def test_a_problem_is_exactly_this() -> None:
+def test_a_problem_has_exactly_these_fields() -> None:
     error = SeqnoGapError("command 5 came before command 3", expected=3)
     assert msgspec.to_builtins(problem_of(error)) == {
         "type": "urn:midstream:error:seqno_gap",
@@ -72,17 +72,17 @@ def test_a_problem_is_exactly_this() -> None:
     }
 
 
-def test_who_knows_when_to_come_back_is_asked_to() -> None:
+def test_a_problem_with_a_known_delay_has_a_retry_after_header() -> None:
     response = response_of(problem_of(DrainingError("soon", retry_after_s=7.4)))
     assert (response.headers["retry-after"], response.media_type) == ("7", "application/problem+json")
 
 
-def test_a_bug_is_told_as_nothing_but_a_bug() -> None:
+def test_an_internal_error_exposes_no_detail() -> None:
     problem = internal_problem()
     assert (problem.status, problem.code, problem.retry) == (500, "internal", "never")
 
 
-def test_a_request_that_meets_no_endpoint_gets_a_problem_too() -> None:
+def test_a_request_without_endpoint_gets_a_problem_too() -> None:
     assert problem_of_http(HTTPException(404)).code == "not_found"
     assert problem_of_http(HTTPException(405)).code == "method_not_allowed"
 
@@ -94,7 +94,7 @@ def test_a_request_that_meets_no_endpoint_gets_a_problem_too() -> None:
         ({}, ["websocket.close"]),
     ],
 )
-async def test_a_handshake_is_refused_as_well_as_its_server_can(
+async def test_a_handshake_is_refused_with_a_response_where_the_server_supports_it(
     extensions: Scope, expected: list[str]
 ) -> None:
     sent: list[Message] = []

@@ -1,4 +1,4 @@
-"""Bodies that are too large, too late, cut off or compressed."""
+"""Request bodies that are too large, too late, cut off or compressed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.testing.scripted_model import text
 from tests.server.serving import KEYS, WAIT_S, called, command, make_app, post
 
 
-async def test_a_client_that_goes_before_its_command_is_whole_changes_nothing() -> None:
+async def test_a_client_that_disconnects_before_its_command_is_complete_changes_nothing() -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -47,7 +47,7 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_read_whole() -> No
     assert (answer.status_code, answer.json()["code"]) == (413, "frame_too_large")
 
 
-async def test_a_body_that_says_it_is_above_the_limit_is_not_waited_for() -> None:
+async def test_a_body_with_a_declared_length_above_the_limit_is_refused_unread() -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -75,7 +75,7 @@ async def test_a_body_that_says_it_is_above_the_limit_is_not_waited_for() -> Non
 
 
 @pytest.mark.parametrize("path", ["commands", "answer", "events", "poll"])
-async def test_a_body_that_is_compressed_is_refused_with_what_is_taken(path: str) -> None:
+async def test_a_compressed_body_is_refused_with_the_accepted_encodings(path: str) -> None:
     async with called(make_app([text("hi")])) as client:
         assert (await post(client, command())).status_code == 200
         body = gzip.compress(json.dumps(command()).encode())
@@ -89,7 +89,7 @@ async def test_a_body_that_is_compressed_is_refused_with_what_is_taken(path: str
         assert (plain.status_code, plain.headers["x-midstream-replayed"]) == (200, "true")
 
 
-async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(
+async def test_the_wait_for_a_body_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(request_bodies, "BODY_S", 0.05)

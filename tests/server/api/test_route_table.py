@@ -13,7 +13,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 
 NOT_OF_PROGRAMS = {"/"}
-"""The page; WebSockets are no part of OpenAPI."""
+"""Routes outside the description: the page; WebSockets are no part of OpenAPI."""
 
 
 def test_every_route_is_an_operation_and_every_operation_has_a_route() -> None:

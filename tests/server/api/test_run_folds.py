@@ -1,4 +1,4 @@
-"""Folded runs of sessions: from the records that are kept of a journal, and from its beginning."""
+"""Folds of a session's runs: from the stored fold of a journal, and from its beginning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def read_on(host: Host, found: FoldedRuns[RunFold], wanted: Subscription) 
     return events
 
 
-async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_one_of_the_whole_thread() -> None:
+async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_a_reader_of_the_whole_thread() -> None:
     app = make_app([text("Hello you.")])
     async with called(app) as http:
         for words in ("one", "two", "three"):
@@ -53,7 +53,7 @@ async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_one_of_the_wh
         assert 0 < places[2] <= runs[2].after
 
 
-async def test_a_thread_whose_journal_was_pruned_or_deleted_is_read_anew() -> None:
+async def test_a_thread_with_a_pruned_or_deleted_journal_is_folded_again() -> None:
     app = make_app([text("Hello you.")])
     async with called(app) as http:
         await say(http, "one")
@@ -72,7 +72,7 @@ async def test_a_thread_whose_journal_was_pruned_or_deleted_is_read_anew() -> No
         assert [each["content"] for each in fresh] == ["four", "Hello you."]
 
 
-async def test_a_reader_misses_nothing_where_the_journal_was_pruned_behind_it() -> None:
+async def test_a_reader_misses_no_event_where_the_journal_is_pruned_behind_it() -> None:
     app = make_app([text("Hello you.")])
     async with called(app) as http:
         await say(http, "one")
@@ -88,7 +88,7 @@ async def test_a_reader_misses_nothing_where_the_journal_was_pruned_behind_it() 
             assert sum(b'"event":"running"' in each for each in events) == 1, since
 
 
-async def test_a_reader_that_is_ahead_of_the_journal_gets_the_newest_turn() -> None:
+async def test_a_reader_ahead_of_the_journal_gets_the_newest_turn() -> None:
     app = make_app([text("Hello you.")])
     async with called(app) as http:
         await say(http, "one")

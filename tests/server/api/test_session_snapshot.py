@@ -1,4 +1,4 @@
-"""A snapshot shows what is known, and nothing that is not yet true."""
+"""A snapshot shows the recorded state, and no more."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def test_a_session_at_rest() -> None:
     )
 
 
-def test_words_of_a_response_that_is_being_made_stand_beside_the_history() -> None:
+def test_a_partial_response_is_shown_beside_the_history() -> None:
     snapshot = shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
     said = Response((Text("hello"),), Finish.INTERRUPTED)
     assert snapshot.history == (HI,)
     assert snapshot.running == RunningTurn(1, 1, attempt=1, said=said)
 
 
-def test_words_of_an_attempt_that_was_given_up_are_gone() -> None:
+def test_the_text_of_an_abandoned_attempt_is_dropped() -> None:
     again = AttemptStarted(1, 1, 2, 3.0)
     assert shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), again).running == RunningTurn(1, 1, attempt=2)
 
 
-def test_calls_are_shown_as_far_as_they_have_come() -> None:
+def test_each_call_is_shown_with_its_status() -> None:
     result = ToolResult("a", "contents")
     snapshot = shown(*RUNNING, CallEnded(1, 1, result, 4.5))
     assert (snapshot.status, snapshot.waiting_on, snapshot.history) == ("running", "tool", (HI,))
@@ -88,14 +88,14 @@ def test_calls_are_shown_as_far_as_they_have_come() -> None:
     )
 
 
-def test_a_cancel_is_seen_before_its_turn_has_ended() -> None:
+def test_a_requested_cancellation_is_shown_before_the_turn_has_ended() -> None:
     snapshot = shown(*RUNNING, CancelRequested(1, 5.0, 10.0))
     assert snapshot.status == "running"
     assert snapshot.running is not None
     assert [call.status for call in snapshot.running.calls] == ["running", "running", "waiting"]
 
 
-def test_what_an_upstreams_agent_wants_leave_for_stands_beside_its_words() -> None:
+def test_an_approval_that_an_upstream_agent_requests_is_shown_with_its_response() -> None:
     asked = QuestionAsked(
         1,
         1,

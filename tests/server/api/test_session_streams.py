@@ -35,7 +35,7 @@ async def events_of(body: httpx2.Response) -> AsyncIterator[tuple[str, Json]]:
             yield name, json.loads(line[5:])
 
 
-async def test_a_session_is_read_from_each_offset_as_its_records_are() -> None:
+async def test_a_session_can_be_read_from_each_offset_as_its_records() -> None:
     async with called(make_app([text("One."), text("Two.")])) as client:
         await say(client, "hi", "k1")
         lines = (await client.get("/v1/sessions/s1/records")).text.splitlines()
@@ -57,7 +57,7 @@ async def test_a_session_is_read_from_each_offset_as_its_records_are() -> None:
         assert (now.json(), now.headers["stream-next-offset"]) == ([], more.headers["stream-next-offset"])
 
 
-async def test_it_is_only_read() -> None:
+async def test_the_stream_of_a_session_is_read_only() -> None:
     async with called(make_app([text("One.")])) as client:
         await say(client, "hi", "k1")
         for method in ("PUT", "POST", "DELETE"):
@@ -71,7 +71,7 @@ async def test_it_is_only_read() -> None:
             assert (await client.get(PATH, params={"offset": offset})).status_code == 410
 
 
-async def test_live_readers_get_what_comes_and_the_end_when_it_is_deleted() -> None:
+async def test_live_readers_receive_new_records_and_the_end_when_the_session_is_deleted() -> None:
     async with served(make_app([text("One."), text("Two.")])) as server:
         await say(server.http, "hi", "k1")
         whole = await server.http.get(PATH)
@@ -101,7 +101,7 @@ async def test_live_readers_get_what_comes_and_the_end_when_it_is_deleted() -> N
         assert (await server.http.get(PATH)).status_code == 404
 
 
-async def test_what_was_pruned_is_a_snapshot() -> None:
+async def test_pruned_records_are_replaced_by_a_snapshot() -> None:
     async with kept() as (server, pruned_to):
         whole = await server.http.get(PATH)
         first, *rest = whole.json()

@@ -1,4 +1,4 @@
-"""Names of plain streams: which there are, and the names of their journals."""
+"""Names of plain streams, and the names of their journals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.store.contract import is_session
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "a.b/c:d/e_f-g", "x" * 128])
-def test_a_name_and_its_journal_lead_to_each_other(name: str) -> None:
+def test_a_stream_name_and_its_journal_name_map_to_each_other(name: str) -> None:
     journal = journal_of(name, UnauthenticatedCaller())
     assert "/" not in journal
     assert not is_session(journal)
@@ -20,12 +20,12 @@ def test_a_name_and_its_journal_lead_to_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/", "a/", "/a", "a//b", "a~b", "a b", "ä", "x" * 129, "a/\n"])
-def test_other_names_are_refused(name: str) -> None:
+def test_an_invalid_stream_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
         require_stream_name(name)
 
 
-def test_journals_of_others_have_no_name() -> None:
+def test_a_journal_of_another_tenant_or_kind_has_no_stream_name() -> None:
     assert name_of("acme:~a", "") is None
     assert name_of("~a", "acme") is None
     assert name_of("session", "") is None

@@ -1,4 +1,4 @@
-"""Expired plain streams are removed though nobody requests them, and those in use are kept."""
+"""Expired plain streams are removed without a request, and those in use are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def journals(store: MemoryStore) -> set[str]:
     return {line.session async for line in store.list()}
 
 
-async def test_what_nobody_reads_is_removed_when_it_has_expired() -> None:
+async def test_an_expired_stream_without_readers_is_removed() -> None:
     store, world = MemoryStore(), Later()
     app = make_app(store=store, world=world)
     async with called(app) as client:
@@ -47,7 +47,7 @@ async def test_what_nobody_reads_is_removed_when_it_has_expired() -> None:
         assert not [each for each in await store.kv_namespaces() if "-ends-" in each], "no entry is left"
 
 
-async def test_a_source_goes_with_its_last_fork() -> None:
+async def test_a_source_is_removed_with_its_last_fork() -> None:
     store, world = MemoryStore(), Later()
     app = make_app(store=store, world=world)
     async with called(app) as client:
@@ -65,7 +65,7 @@ async def test_a_source_goes_with_its_last_fork() -> None:
         assert await journals(store) == set()
 
 
-async def test_a_sweep_is_bounded_and_the_next_one_goes_on() -> None:
+async def test_a_sweep_is_bounded_and_the_next_one_continues() -> None:
     store, world = MemoryStore(), Later()
     app = make_app(store=store, world=world)
     async with called(app) as client:

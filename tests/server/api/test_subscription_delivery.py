@@ -1,4 +1,4 @@
-"""Subscriptions at work: another server goes on where one has died, and each wake is announced once."""
+"""Delivery of subscriptions: another server takes over after a death, and each wake is announced once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_S = 60.0
 
 
 async def wakes_of(client: httpx2.AsyncClient, count: int) -> list[Json]:
-    """Wait until the wake stream has so many messages, and return them."""
+    """Wait until the wake stream has this many messages, and return them."""
     async with asyncio.timeout(WAIT_S):
         while True:
             wakes: list[Json] = (await client.get("/v1/stream/pool")).json()
@@ -39,7 +39,9 @@ async def subscribed(client: httpx2.AsyncClient) -> None:
     assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 201
 
 
-async def test_what_one_server_appends_wakes_and_another_one_knows_it(tmp_path: Path) -> None:
+async def test_an_append_on_one_server_wakes_a_subscription_that_another_server_can_claim(
+    tmp_path: Path,
+) -> None:
     stores = [SQLiteStore(tmp_path / "s.db") for _ in range(2)]
     async with served(make_app(store=stores[0])) as one, served(make_app(store=stores[1])) as two:
         await subscribed(one.http)
@@ -50,13 +52,13 @@ async def test_what_one_server_appends_wakes_and_another_one_knows_it(tmp_path: 
         assert told.json()["generation"] == wake["generation"]
 
 
-async def test_a_wake_that_was_stored_and_not_announced_is_announced_once() -> None:
+async def test_a_stored_but_unannounced_wake_is_announced_once() -> None:
     store = MemoryStore()
     async with served(make_app(store=store)) as server:
         await subscribed(server.http)
         await server.http.put("/v1/stream/events/a", headers=JSON, content='["a"]')
         [wake] = await wakes_of(server.http, 1)
-        for _ in range(2):  # as after a death between the append and the note of it, and before the append
+        for _ in range(2):  # As after a death between the append and its note, and before the append.
             async with asyncio.timeout(WAIT_S):
                 while not (found := await _stored(store))[1].is_announced:  # noqa: ASYNC110 - in the store
                     await asyncio.sleep(0)
@@ -75,7 +77,7 @@ async def _stored(store: MemoryStore) -> tuple[int, StreamSubscription]:
     return entry.version, decode_subscription(entry.body)
 
 
-async def test_a_subscription_that_cannot_be_read_stops_no_other() -> None:
+async def test_an_unreadable_subscription_stops_no_other() -> None:
     store = MemoryStore()
     async with served(make_app(store=store)) as server:
         await store.kv_put(SUBSCRIPTIONS, "~__ds~broken", b"{", expected=0, at=1.0)

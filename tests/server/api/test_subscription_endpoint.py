@@ -1,4 +1,4 @@
-"""Subscriptions over HTTP: what the public suite does not look at."""
+"""Subscriptions over HTTP: cases that the public suite does not cover."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def report(wake: Json, **more: object) -> Json:
     return {"wake_id": wake["wake_id"], "generation": wake["generation"], **more}
 
 
-async def test_what_was_there_is_not_delivered_and_what_is_made_later_is_from_its_beginning() -> None:
+async def test_existing_records_are_not_delivered_and_new_streams_are_delivered_from_their_beginning() -> (
+    None
+):
     async with called(make_app()) as client:
         await client.put("/v1/stream/events/old", headers=JSON, content='["a"]')
         await subscribed(client)
@@ -59,7 +61,7 @@ async def test_a_report_that_acks_too_much_changes_nothing() -> None:
         assert told.json() == {"ok": True, "next_wake": False}
 
 
-async def test_a_token_is_of_its_subscription_as_long_as_that_is_there() -> None:
+async def test_a_token_is_valid_for_its_subscription_while_that_exists() -> None:
     async with called(make_app()) as client:
         await subscribed(client)
         await client.put("/v1/stream/events/a", headers=JSON, content='["a"]')
@@ -77,7 +79,7 @@ async def test_a_token_is_of_its_subscription_as_long_as_that_is_there() -> None
             assert told.status_code == 401
 
 
-async def test_a_config_is_compared_as_a_whole_and_a_wake_stream_is_made_first() -> None:
+async def test_a_subscription_config_is_compared_as_a_whole_and_needs_its_wake_stream() -> None:
     async with called(make_app()) as client:
         assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 409, "no wake stream"
         await subscribed(client)

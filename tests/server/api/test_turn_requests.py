@@ -1,4 +1,4 @@
-"""Commands of a request: sent once however often it comes, and a turn that is stopped for the next message."""
+"""Commands of a request: sent once per request, and a turn is stopped for the next message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.testing.scripted_model import Gate, text
 from tests.server.serving import WAIT_S, called, make_app
 
 
-async def test_a_turn_has_ended_when_its_stop_returns() -> None:
+async def test_stopping_a_turn_returns_after_the_turn_has_ended() -> None:
     gate = asyncio.Event()
     app = make_app([[TextDelta("Hello "), Gate(gate), TextDelta("you"), Finished()]])
     async with called(app), asyncio.timeout(WAIT_S):
@@ -36,7 +36,7 @@ async def test_a_turn_has_ended_when_its_stop_returns() -> None:
         assert ended.status is TurnStatus.CANCELLED
 
 
-async def test_what_others_have_begun_is_found_and_not_begun_again() -> None:
+async def test_a_turn_that_another_request_began_is_found_and_not_begun_again() -> None:
     found: list[str] = []
 
     async def find() -> str | None:
@@ -53,7 +53,7 @@ async def test_what_others_have_begun_is_found_and_not_begun_again() -> None:
     assert await find_or_begin(find, begin) == "theirs"
 
 
-async def test_a_request_gives_up_where_others_are_always_first_or_it_is_refused() -> None:
+async def test_a_request_gives_up_after_repeated_conflicts_or_a_refusal() -> None:
     tries: list[int] = []
 
     async def find() -> str | None:
@@ -71,7 +71,7 @@ async def test_a_request_gives_up_where_others_are_always_first_or_it_is_refused
     assert len(tries) == BEGINS_MAX + 1
 
 
-async def test_only_what_is_new_of_a_chat_is_sent_and_it_has_a_limit() -> None:
+async def test_only_new_messages_of_a_chat_are_sent_within_a_limit() -> None:
     app = make_app([text("Hello"), text("you")])
     async with called(app), asyncio.timeout(WAIT_S):
         await app.start()

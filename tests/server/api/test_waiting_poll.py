@@ -1,4 +1,4 @@
-"""A long poll ends with what it waits for, with its time, its client, or its server."""
+"""A long poll ends with its value, its timeout, its client or its server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 
 class Case:
-    """A poll in a world whose clock stands still."""
+    """A poll in a world whose clock is frozen."""
 
     def __init__(self) -> None:
         self.world = FakeWorld(1)
@@ -53,14 +53,14 @@ class Case:
                 assert len(self.connections) == 0
 
 
-async def test_it_returns_what_it_waits_for() -> None:
+async def test_a_poll_returns_the_value_it_waits_for() -> None:
     case = Case()
     await case.begun()
     case.more.set_result("more")
     assert await case.end() == "more"
 
 
-async def test_it_raises_what_its_wait_raises() -> None:
+async def test_a_poll_raises_the_exception_of_its_wait() -> None:
     case = Case()
     await case.begun()
     case.more.set_exception(NotFoundError("deleted"))
@@ -68,14 +68,14 @@ async def test_it_raises_what_its_wait_raises() -> None:
         await case.end()
 
 
-async def test_it_returns_nothing_once_its_time_is_over() -> None:
+async def test_a_poll_returns_nothing_after_its_timeout() -> None:
     case = Case()
     await case.begun()
     await case.world.advance(LONG_POLL_S)
     assert await case.end() is None
 
 
-async def test_it_ends_with_its_client() -> None:
+async def test_a_poll_ends_when_its_client_disconnects() -> None:
     case = Case()
     await case.begun()
     case.gone.set()
@@ -83,7 +83,7 @@ async def test_it_ends_with_its_client() -> None:
         await case.end()
 
 
-async def test_it_ends_with_its_server() -> None:
+async def test_a_poll_ends_when_its_server_drains() -> None:
     case = Case()
     await case.begun()
     case.poll.end(DrainingError("bye"))

@@ -1,4 +1,4 @@
-"""The ready-made ways to know who asks."""
+"""The built-in authentication methods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def known_by(way: Authenticate, *headers: tuple[str, str], client: str = "
     return principal.id if principal else None
 
 
-async def test_tokens_know_who_shows_them_and_are_not_kept() -> None:
+async def test_tokens_identify_their_principal_and_are_not_stored() -> None:
     way = tokens({TOKEN: Principal("ada")})
     assert await known_by(way, ("authorization", f"Bearer {TOKEN}")) == "ada"
     assert await known_by(way, ("authorization", f"Bearer {TOKEN}x")) is None
@@ -44,7 +44,7 @@ async def test_tokens_know_who_shows_them_and_are_not_kept() -> None:
         tokens({"short": Principal("ada")})
 
 
-async def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+async def test_a_changed_token_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"# people\n{TOKEN} ada acme\n\n")
     path.chmod(0o600)
@@ -60,7 +60,7 @@ async def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["short ada", TOKEN, f"{TOKEN} a b c"])
-def test_a_token_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_malformed_token_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens"
     path.write_text(text)
     path.chmod(0o600)
@@ -68,7 +68,7 @@ def test_a_token_file_of_another_form_is_refused(tmp_path: Path, text: str) -> N
         token_file(path)
 
 
-async def test_a_cookie_a_proxy_and_several_ways_in_turn() -> None:
+async def test_a_cookie_a_proxy_header_and_several_methods_in_order_authenticate() -> None:
     by_cookie = cookie("__Host-app", lambda value: Principal("ada") if value == "good" else None)
     by_proxy = proxy_user("x-user")
     way = first_of(by_cookie, by_proxy)
@@ -79,5 +79,5 @@ async def test_a_cookie_a_proxy_and_several_ways_in_turn() -> None:
     assert await known_by(way, ("x-user", "bob"), ("x-user", "eve")) is None
 
 
-def test_how_people_are_known_is_not_shown() -> None:
+def test_the_repr_of_access_shows_no_credentials() -> None:
     assert repr(Access(authenticate=tokens({TOKEN: Principal("ada")}), login="login-1")) == "Access(...)"

@@ -1,7 +1,7 @@
-"""Every endpoint that is described, asked by everybody: its owner, a reader, a neighbour, a stranger, a guesser.
+"""Every described endpoint, requested by each kind of caller: owner, reader, neighbour, stranger, guesser.
 
-New routes come in by themselves: a route without a description fails `test_openapi.py`, and what the tables below do
-not name is for the owner alone.
+New routes are included automatically: a route without a description fails `test_openapi.py`, and an operation
+outside the tables below is for the owner alone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DIGEST = blob_of(LARGE).digest
 PEOPLE = {**KNOWN, "the-token-of-eve": Principal("eve")}
 GUESSER = {"authorization": "Bearer a-guess-of-somebody"}
 LOOKS = {"show", "records", "blob", "read_session_stream"}
-"""What a reader gets as an owner does."""
+"""Operations that a reader may use as an owner does."""
 FOLLOWS = {"events", "open_events", "poll", "open_poll"}
-"""What a reader gets without a stream of its own."""
+"""Operations that a reader may use without a stream of its own."""
 ASKED_FOR_MORE = {"commands", "ticket"}
-"""What depends on what it is about: a reader may have a ticket for looking."""
+"""Operations that depend on their subject: a reader may have a ticket for reading."""
 OF_NO_SESSION = {
     *("openapi", "questions", "sessions", "me", "login_link", "logout"),
     *("credentials", "revoke", "revoke_all"),
@@ -44,7 +44,7 @@ OF_NO_SESSION = {
     *("graph_info", "search_assistants", "assistant", "assistant_schemas", "assistant_graph"),
     *("create_thread", "search_threads"),
 }
-"""For whoever is known."""
+"""Operations for every authenticated caller."""
 OF_OPERATORS = {"metrics", "nodes"}
 CHATS = {
     "chat": {"neighbour": (404, "session_not_found"), "reader": (403, "access")},
@@ -54,23 +54,27 @@ CHATS = {
     "ag_ui_connect": {"neighbour": (200, ""), "reader": (200, "")},
     "ag_ui_read": {"neighbour": (404, "not_found"), "reader": (200, "")},
 }
-"""What names its session in its body, or as a chat: an unknown one looks as one of another principal does."""
+"""Operations that name their session in the body, or as a chat: an unknown one looks like one of another
+principal.
+"""
 PLAIN = {"create_plain_stream", "append_to_plain_stream", "delete_plain_stream", "read_plain_stream"}
-"""What names a plain stream, whose rules are those of sessions."""
+"""Operations that name a plain stream, whose rules are those of sessions."""
 MCP = {"mcp", "mcp_read", "end_mcp_session"}
-"""What names its session in its body: tests/server/api/test_mcp_endpoint.py has what others get."""
+"""Operations that name their session in the body: tests/server/api/test_mcp_endpoint.py covers other callers.
+"""
 A2A = {
     *("a2a", "a2a_send", "a2a_stream", "a2a_list", "a2a_get"),
     *("a2a_cancel", "a2a_subscribe", "a2a_follow"),
 }
-"""What names its session in a task: tests/server/api/test_a2a_endpoint.py has what others get."""
+"""Operations that name their session in a task: tests/server/api/test_a2a_endpoint.py covers other callers.
+"""
 SUBSCRIPTIONS = {
     *("create_subscription", "show_subscription", "delete_subscription"),
     *("link_streams", "unlink_stream", "claim_wake"),
 }
-"""What names a subscription, which is its owner's."""
+"""Operations on a subscription, which belongs to its owner."""
 WAKES = {"report_callback", "report_ack", "release_wake"}
-"""What workers may do who show the token of their wake, and nobody else."""
+"""Operations that only a worker with the token of its wake may use."""
 _RUN: dict[str, object] = {"assistant_id": "agent", "input": {"messages": "hi"}}
 THREADS: dict[str, tuple[dict[str, object], bool]] = {
     **{name: ({}, True) for name in ("thread", "thread_state", "thread_history", "search_history")},
@@ -80,7 +84,7 @@ THREADS: dict[str, tuple[dict[str, object], bool]] = {
     "graph_command": ({"id": 1, "method": "run.start", "params": _RUN}, False),
     **{name: ({}, False) for name in ("change_thread", "delete_thread", "cancel_graph_run")},
 }
-"""What names its session as a thread: its body, and whether a reader may do it."""
+"""Operations that name their session as a thread: the body, and whether a reader may use it."""
 OPEN = {"health", "ready", "login", "challenge", "agent_card", "webhook_keys"}
 OF_SESSIONS = [each for each in OPERATIONS if "{session_id}" in each.path]
 
@@ -93,7 +97,7 @@ def dump() -> str:
 
 @asynccontextmanager
 async def _shared() -> AsyncIterator[Served]:
-    """Serve a session of Ada's, with all there is in it, which Bob may look at."""
+    """Serve a session of Ada's with full content, which Bob may read."""
     app = asgi(
         Agent(ScriptedModel([calls(("dump", "{}")), text("Hello.")]), tools=[dump]),
         store=MemoryStore(),
@@ -112,7 +116,7 @@ async def _shared() -> AsyncIterator[Served]:
 async def _asked(
     server: Served, operation: Operation, who: dict[str, str], *, with_stream: bool = True
 ) -> tuple[int, str]:
-    """Ask once; return the status, and the code of a problem."""
+    """Send one request; return the status, and the code of a problem."""
     path = operation.path.format(
         **dict.fromkeys(("session_id", "chat", "run", "thread", "stream", "subscription"), "s1"),
         digest=DIGEST,
@@ -161,7 +165,7 @@ async def _asked(
 
 
 async def _state_of(server: Served) -> list[object]:
-    """Return all that somebody without rights must leave as it is."""
+    """Return all state that a caller without rights must not change."""
     told = [
         await server.http.get(f"/v1/sessions/s1{what}", headers=ADA) for what in ("", "/owner", "/records")
     ]
@@ -191,7 +195,7 @@ def test_the_tables_name_every_operation() -> None:
 
 
 @pytest.mark.parametrize("who", [{}, GUESSER], ids=["stranger", "guesser"])
-async def test_who_is_not_known_is_let_in_nowhere(who: dict[str, str]) -> None:
+async def test_an_unauthenticated_caller_is_refused_on_every_endpoint(who: dict[str, str]) -> None:
     async with _shared() as server:
         before = await _state_of(server)
         for operation in OPERATIONS:
@@ -228,7 +232,7 @@ async def test_a_neighbour_finds_no_session_on_any_endpoint() -> None:
         assert await _state_of(server) == before
 
 
-async def test_a_reader_looks_and_does_nothing_on_any_endpoint() -> None:
+async def test_a_reader_can_read_and_change_nothing_on_any_endpoint() -> None:
     async with _shared() as server:
         before = await _state_of(server)
         for operation in OF_SESSIONS:
@@ -251,7 +255,7 @@ async def test_a_reader_looks_and_does_nothing_on_any_endpoint() -> None:
 
 
 @pytest.mark.parametrize(("who", "token"), [("neighbour", EVE), ("reader", BOB)])
-async def test_a_chat_is_what_its_session_is(who: str, token: dict[str, str]) -> None:
+async def test_a_chat_has_the_access_rules_of_its_session(who: str, token: dict[str, str]) -> None:
     async with _shared() as server:
         before = await _state_of(server)
         for name, expected in CHATS.items():
@@ -261,7 +265,7 @@ async def test_a_chat_is_what_its_session_is(who: str, token: dict[str, str]) ->
         assert await _state_of(server) == before
 
 
-async def test_a_thread_is_what_its_session_is() -> None:
+async def test_a_thread_has_the_access_rules_of_its_session() -> None:
     async with _shared() as server:
         before = await _state_of(server)
         for name, (_, may_read) in THREADS.items():
@@ -277,13 +281,13 @@ async def test_a_thread_is_what_its_session_is() -> None:
 
 
 @pytest.mark.parametrize("who", [ADA, OPERATOR], ids=["owner", "operator"])
-async def test_an_owner_and_an_operator_get_all_there_is(who: dict[str, str]) -> None:
+async def test_an_owner_and_an_operator_may_use_every_endpoint(who: dict[str, str]) -> None:
     async with _shared() as server:
         assert (await server.http.put("/v1/stream/s1", headers=ADA)).status_code == 201
         await _subscribed(server)
         last = {"delete", "delete_plain_stream", "delete_subscription", "logout", "revoke_all"}
         for operation in sorted(OPERATIONS, key=lambda each: each.name in last):
-            if operation.name == "delete_thread":  # nothing would be left for the others
+            if operation.name == "delete_thread":  # It would leave nothing for the other operations.
                 continue
             if operation.name in WAKES:
                 assert await _asked(server, operation, who) == (401, "unauthorized"), operation.name
@@ -298,7 +302,7 @@ async def test_an_owner_and_an_operator_get_all_there_is(who: dict[str, str]) ->
 
 
 async def _subscribed(server: Served) -> None:
-    """Let Ada make a subscription to a stream of hers."""
+    """Let Ada create a subscription to a stream of hers."""
     made = await server.http.put(
         "/v1/stream/pool", headers={**ADA, "content-type": "application/json"}, content="[]"
     )
@@ -312,7 +316,7 @@ def _named(name: str) -> Operation:
     return next(each for each in OPERATIONS if each.name == name)
 
 
-async def test_a_plain_stream_is_its_owners() -> None:
+async def test_a_plain_stream_belongs_to_its_owner() -> None:
     async with _shared() as server:
         path, text = "/v1/stream/s9", {"content-type": "text/plain"}
         made = await server.http.put(path, content="one", headers={**ADA, **text})
@@ -328,7 +332,7 @@ async def test_a_plain_stream_is_its_owners() -> None:
         assert (await server.http.put(path, content="two", headers={**EVE, **text})).status_code == 201
 
 
-async def test_a_subscription_is_its_owners_and_sees_only_its_owners_streams() -> None:
+async def test_a_subscription_belongs_to_its_owner_and_sees_only_the_streams_of_its_owner() -> None:
     async with _shared() as server:
         text = {"content-type": "text/plain"}
         await _subscribed(server)

@@ -1,4 +1,4 @@
-"""What is handed out to those who are known."""
+"""Tickets, passes and links that are issued to authenticated principals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.server.serving import KEYS, called, make_app
 from tests.spec import spec
 
 
-async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
+async def test_a_reader_has_access_until_the_owner_revokes_it() -> None:
     async with called(guarded_app()) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
         assert (await client.get("/v1/sessions/s1/owner", headers=ADA)).json() == {
@@ -22,7 +22,7 @@ async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
         assert (await client.get("/v1/sessions/s1", headers=BOB)).status_code == 200
         commands = "/v1/sessions/s1/commands"
         ping = await client.post(commands, json={"type": "ping"}, headers=BOB)
-        assert ping.json()["type"] == "heartbeat"  # a reader over plain HTTP asks for a sign of life so
+        assert ping.json()["type"] == "heartbeat"  # A reader over plain HTTP requests a heartbeat this way.
         assert told(await say(client, "s1", BOB)) == (403, "access")
         close = await client.post(commands, json={"type": "close"}, headers={**KEYS, **BOB})
         assert told(close) == (403, "access")
@@ -38,7 +38,7 @@ async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
         assert told(await client.get("/v1/sessions/s1", headers=BOB)) == (404, "session_not_found")
 
 
-async def test_a_session_has_so_many_readers_and_what_is_deleted_is_nobodys() -> None:
+async def test_readers_of_a_session_are_limited_and_a_deleted_session_has_no_owner() -> None:
     async with called(guarded_app()) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
         await client.get("/v1/sessions/s1/events", headers={**ADA, "x-idempotency-key": "k1", **_SECRET})
@@ -51,7 +51,7 @@ async def test_a_session_has_so_many_readers_and_what_is_deleted_is_nobodys() ->
         assert told(await client.get("/v1/sessions/s1", headers=ADA)) == (404, "session_not_found")
 
 
-async def test_a_link_logs_in_as_whoever_asked_for_it() -> None:
+async def test_a_login_link_logs_in_as_the_principal_that_requested_it() -> None:
     async with called(guarded_app()) as client:
         link = (await client.post("/v1/login-links", headers=BOB)).json()
         assert link["for_s"] == 3600
@@ -80,7 +80,7 @@ async def test_over_https_the_cookie_is_bound_to_its_host() -> None:
     assert "Domain" not in cookie
 
 
-async def test_where_nobody_is_asked_nothing_is_handed_out() -> None:
+async def test_without_authentication_no_credentials_are_issued() -> None:
     async with called(make_app()) as client:
         for path in ("/v1/login", "/v1/login-links", "/v1/sessions/s1/tickets", "/v1/sessions/s1/viewers"):
             assert told(await client.post(path, json={})) == (404, "not_found")
@@ -90,7 +90,7 @@ _SECRET = {"x-idempotent-encryption-key": "s" * 43}
 
 
 @spec("SEC-6", "SEC-8")
-async def test_a_name_with_a_colon_is_a_tenant_or_a_part_of_an_id() -> None:
+async def test_a_principal_with_a_colon_is_a_tenant_or_a_part_of_an_id() -> None:
     known = {
         "the-token-of-ada": Principal("github:7"),
         "the-token-of-bob": Principal("bob"),

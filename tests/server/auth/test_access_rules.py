@@ -1,4 +1,4 @@
-"""The 19 rules of access, one test each at least: what a stranger, a neighbour or a foreign page does not get.
+"""The 19 rules of access, at least one test each: limits for strangers, neighbours and foreign pages.
 
 The numbers are those of `docs/guides/security.md`.
 """
@@ -37,7 +37,7 @@ EVENTS = "/v1/sessions/s1/events"
 
 
 def session_routes(app: App) -> list[tuple[str, str]]:
-    """Return every method and path below a session that this app has, as the router knows them."""
+    """Return every method and path below a session of this app, from its router."""
     found = []
     for route in app._router.routes:
         if isinstance(route, Route) and "{session_id}" in route.path:
@@ -54,7 +54,7 @@ def session_routes(app: App) -> list[tuple[str, str]]:
 
 
 @spec("STREAM-69")
-async def test_rule_1_who_knows_every_id_of_somebody_else_finds_nothing_on_any_route() -> None:
+async def test_rule_1_knowledge_of_every_foreign_id_gives_access_on_no_route() -> None:
     app = guarded_app()
     async with called(app) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
@@ -64,7 +64,7 @@ async def test_rule_1_who_knows_every_id_of_somebody_else_finds_nothing_on_any_r
             foreign = await client.request(method, path, headers={**KEYS, **BOB}, json=command())
             assert told(foreign) == (404, "session_not_found"), (method, path)
             if path.rpartition("/")[2] in {"commands", "events", "poll", "tickets"}:
-                continue  # with these a session is begun
+                continue  # A session begins with these.
             missing = await client.request(method, path.replace("s1", "s2"), headers={**KEYS, **BOB})
             assert told(missing) == (404, "session_not_found"), (method, path)
         listed = [
@@ -74,7 +74,7 @@ async def test_rule_1_who_knows_every_id_of_somebody_else_finds_nothing_on_any_r
 
 
 @spec("STREAM-69")
-async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_says_that_it_exists() -> None:
+async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_reveals_that_it_exists() -> None:
     async with served(guarded_app()) as server:
         assert (await say(server.http, "s1", ADA)).status_code == 200
         shown = await server.http.get(EVENTS, headers={**KEYS, **ADA, "last-event-id": "0-0"})
@@ -91,7 +91,7 @@ async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_says_tha
 
 
 @pytest.mark.parametrize("end", ["%0A", "%0a%0a", "%00", "%0D", "/", "//", "%2F", "%20", "%E2%80%A8"])
-async def test_rule_1_no_way_of_writing_a_path_leads_around_the_door(end: str) -> None:
+async def test_rule_1_no_spelling_of_a_path_bypasses_authentication(end: str) -> None:
     async with called(guarded_app()) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
         for what in ("", "/records", "/events", "/owner", "/cancel"):
@@ -107,7 +107,7 @@ async def test_rule_1_no_way_of_writing_a_path_leads_around_the_door(end: str) -
 
 
 class Watched(MemoryStore):
-    """Remembers every session it was asked for."""
+    """A store that records every requested session."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Watched(MemoryStore):
         return await super().blob(session, digest)
 
 
-async def test_rule_2_a_tenant_gets_no_row_of_another_whatever_it_asks_for() -> None:
+async def test_rule_2_a_tenant_gets_no_row_of_another_for_any_request() -> None:
     store = Watched()
     app = guarded_app(known=TENANTS, store=store)
     async with called(app) as client:
@@ -148,7 +148,7 @@ async def test_rule_2_a_tenant_gets_no_row_of_another_whatever_it_asks_for() -> 
         assert [name for name in store.asked if not name.startswith("other:")] == []
         assert (await client.get("/v1/sessions", headers=EVE)).json()["sessions"] == []
 
-        # Each tenant has names of its own, and is told them without the tenant's.
+        # Each tenant has its own names, and receives them without the tenant's prefix.
         assert (await say(client, "s1", EVE)).status_code == 200
         for who, names in ((EVE, ["s1"]), (ADA, ["s1", "s2", "s3"]), (BOB, [])):
             lines = (await client.get("/v1/sessions", headers=who)).json()["sessions"]
@@ -159,7 +159,7 @@ async def test_rule_2_a_tenant_gets_no_row_of_another_whatever_it_asks_for() -> 
         assert snapshot["session"]["session"] == "s1"
 
 
-async def test_rule_2_no_hook_lets_anybody_across_tenants() -> None:
+async def test_rule_2_no_hook_grants_access_across_tenants() -> None:
     app = guarded_app(known=TENANTS, authorize=lambda *_: True)
     async with called(app) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
@@ -168,7 +168,7 @@ async def test_rule_2_no_hook_lets_anybody_across_tenants() -> None:
             assert told(await client.get(f"/v1/sessions/{name}", headers=EVE)) == (404, "session_not_found")
 
 
-# --- 3. permission that has ended -----------------------------------------------------------------
+# --- 3. ended permission --------------------------------------------------------------------------
 
 
 async def _unwelcome(socket: Socket) -> tuple[str, int]:
@@ -205,7 +205,7 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
 
 
 @spec("STREAM-70")
-async def test_rule_3_events_by_http_end_too_and_are_no_end_of_the_turn() -> None:
+async def test_rule_3_http_events_end_with_the_permission_and_not_as_an_end_of_the_turn() -> None:
     app = guarded_app([[Stall()]])
     async with served(app) as server:
         assert (await say(server.http, "s1", ADA)).status_code == 200
@@ -214,7 +214,9 @@ async def test_rule_3_events_by_http_end_too_and_are_no_end_of_the_turn() -> Non
             assert [await anext(lines), await anext(lines)] == ["retry: 1000", ""]
             await app.auth.lock_out(Principal("ada"))
             heard: list[str] = []
-            with pytest.raises(httpx2.RemoteProtocolError):  # cut: a clean end would be the turn's
+            with pytest.raises(
+                httpx2.RemoteProtocolError
+            ):  # Cut: a clean end would mean the end of the turn.
                 await _hear(lines, heard)
         assert any('"unauthorized"' in line for line in heard)
 
@@ -251,7 +253,7 @@ async def _ticket(client: httpx2.AsyncClient, session: str = "s1", action: str =
 
 
 async def _opens(client: httpx2.AsyncClient, path: str, **headers: str) -> tuple[int, str]:
-    """Ask for the events of a turn that has ended, as a browser does."""
+    """Request the events of an ended turn, as a browser does."""
     answer = await client.get(path, headers={**PAGE, **KEYS, "last-event-id": "0-0", **headers})
     return (200, "") if answer.status_code == 200 else told(answer)
 
@@ -269,7 +271,10 @@ async def test_rule_4_a_ticket_opens_one_stream_of_its_session_once_and_soon() -
         page = {"origin": "http://testserver"}
         assert await _opens(client, f"{EVENTS}?ticket={foreign}", **page) == refused  # of another page
         look = await _ticket(client, action="read")
-        assert await _opens(client, f"{EVENTS}?ticket={look}") == (403, "access")  # a stream speaks
+        assert await _opens(client, f"{EVENTS}?ticket={look}") == (
+            403,
+            "access",
+        )  # A stream can send commands.
         late = await _ticket(client, action="speak")
         world.ahead_s = 30.0
         assert await _opens(client, f"{EVENTS}?ticket={late}") == refused
@@ -278,7 +283,7 @@ async def test_rule_4_a_ticket_opens_one_stream_of_its_session_once_and_soon() -
 
 
 @pytest.mark.parametrize("name", ["token", "access_token", "ticket", "authorization", "api_key"])
-async def test_rule_4_no_long_lived_token_is_taken_from_an_address(name: str) -> None:
+async def test_rule_4_no_long_lived_token_is_accepted_in_an_address(name: str) -> None:
     async with _ticketing() as (_, _, client):
         path = f"{EVENTS}?{name}=the-token-of-ada"
         assert await _opens(client, path) == (401, "unauthorized")
@@ -305,7 +310,7 @@ async def test_rule_4_a_ticket_of_a_cookie_ends_with_the_cookie() -> None:
 
 
 @spec("STREAM-72")
-async def test_rule_4_a_viewers_pass_is_for_looking_at_one_session_until_it_ends() -> None:
+async def test_rule_4_a_viewers_pass_permits_reading_one_session_until_it_expires() -> None:
     world = Later()
     async with called(guarded_app(world=world)) as client:
         for session in ("s1", "s2"):
@@ -324,7 +329,7 @@ async def test_rule_4_a_viewers_pass_is_for_looking_at_one_session_until_it_ends
             (await client.post("/v1/login", headers=viewer, json={})).headers["set-cookie"].partition(";")[0]
         )
         by_cookie = {"cookie": kept, "x-midstream": "page"}
-        # A cookie makes nobody more than they were.
+        # A cookie adds no rights.
         assert told(await say(client, "s1", by_cookie)) == (
             403,
             "access",
@@ -335,7 +340,7 @@ async def test_rule_4_a_viewers_pass_is_for_looking_at_one_session_until_it_ends
 
 
 @spec("STREAM-70", "STREAM-106")
-async def test_rule_3_with_a_viewers_pass_goes_all_that_was_issued_for_it() -> None:
+async def test_rule_3_revoking_a_viewers_pass_revokes_all_that_was_issued_for_it() -> None:
     app = guarded_app()
     async with served(app) as server:
         assert (await say(server.http, "s1", ADA)).status_code == 200
@@ -364,7 +369,7 @@ async def test_rule_3_with_a_viewers_pass_goes_all_that_was_issued_for_it() -> N
 
 
 @spec("STREAM-106")
-async def test_rule_3_a_pass_for_looking_shows_no_later_session_of_the_same_name() -> None:
+async def test_rule_3_a_viewers_pass_shows_no_later_session_of_the_same_name() -> None:
     async with called(guarded_app()) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
         await client.get(EVENTS, headers={**ADA, **KEYS})
@@ -404,7 +409,7 @@ async def _viewer_of_s1(client: httpx2.AsyncClient) -> dict[str, str]:
 # --- 5. foreign pages -----------------------------------------------------------------------------
 
 
-async def test_rule_5_a_page_of_another_site_is_refused_on_every_route_whatever_it_shows() -> None:
+async def test_rule_5_a_page_of_another_site_is_refused_on_every_route_with_any_credentials() -> None:
     app = guarded_app()
     async with called(app) as client:
         for method, path in [
@@ -421,7 +426,7 @@ async def test_rule_5_a_page_of_another_site_is_refused_on_every_route_whatever_
 
 
 @spec("STREAM-73")
-async def test_rule_5_what_browsers_add_by_themselves_is_not_enough_for_a_change_or_a_stream() -> None:
+async def test_rule_5_credentials_that_browsers_send_automatically_permit_no_change_and_no_stream() -> None:
     app = guarded_app()
     async with called(app) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
@@ -440,20 +445,20 @@ async def test_rule_5_what_browsers_add_by_themselves_is_not_enough_for_a_change
         assert (await client.get("/v1/sessions/s1", headers=browser)).status_code == 200
 
 
-async def test_rule_5_where_nobody_is_asked_a_form_of_any_page_changes_nothing() -> None:
+async def test_rule_5_without_authentication_a_form_of_a_foreign_page_changes_nothing() -> None:
     async with called(make_app([text("Hello.")])) as client:
         assert (await say(client, "s1", {})).status_code == 200
         form = {"origin": "http://testserver", "content-type": "text/plain"}
         assert told(await client.post("/v1/sessions/s1/cancel", headers=form)) == (403, "foreign_origin")
         simple = {"sec-fetch-site": "cross-site"}
         assert told(await client.post("/v1/sessions/s1/cancel", headers=simple)) == (403, "foreign_origin")
-        assert (await client.post("/v1/sessions/s1/cancel")).status_code == 202  # a program
+        assert (await client.post("/v1/sessions/s1/cancel")).status_code == 202  # A program.
 
 
 # --- 6. a local server ----------------------------------------------------------------------------
 
 
-async def test_rule_6_another_host_name_or_no_token_is_refused_by_a_local_server() -> None:
+async def test_rule_6_a_local_server_refuses_another_host_name_or_a_missing_token() -> None:
     async with served(guarded_app()) as server:
         evil = await server.http.get("/v1/sessions", headers={**ADA, "host": "evil.example"})
         assert told(evil) == (403, "foreign_origin")
@@ -481,7 +486,8 @@ async def test_rule_7_a_key_has_four_answers_and_never_a_second_run() -> None:
         unknown = {**KEYS, **ADA, "x-idempotency-key": "never-seen"}
         late = await client.post("/v1/sessions/s1/commands", json=abort(3), headers=unknown)
         assert told(late)[0] in {404, 409}
-        # The same key of somebody else is another key: it is scoped to the session, which is its owner's.
+        # The same key of another principal is another key: it is scoped to the session, which belongs to its
+        # owner.
         assert (await say(client, "s2", BOB)).headers.get("x-midstream-replayed") is None
         assert (await client.get("/v1/sessions/s1", headers=ADA)).json()["turns"] == 1
 
@@ -489,7 +495,7 @@ async def test_rule_7_a_key_has_four_answers_and_never_a_second_run() -> None:
 # --- 8. frames out of order -----------------------------------------------------------------------
 
 
-async def test_rule_8_commands_in_any_order_and_number_are_taken_once_each_in_order() -> None:
+async def test_rule_8_commands_in_any_order_and_number_are_accepted_once_each_in_order() -> None:
     seed = 20261122
     chance = random.Random(seed)
     async with called(guarded_app(lambda _: text("Hello."))) as client:
@@ -510,7 +516,7 @@ async def test_rule_8_commands_in_any_order_and_number_are_taken_once_each_in_or
                     taken = max(taken, seqno + 1)
                 else:
                     problem = answer.json()
-                    known = taken > 0  # what nobody has begun is told as what is somebody else's
+                    known = taken > 0  # An unknown session gets the same response as a foreign one.
                     expected = (409, "seqno_gap") if known else (404, "session_not_found")
                     assert told(answer) == expected, (seed, story, seqno, taken)
                     assert not known or problem["expected"] == taken
@@ -523,7 +529,7 @@ async def test_rule_8_commands_in_any_order_and_number_are_taken_once_each_in_or
 
 
 @spec("STREAM-57", "STREAM-69")
-async def test_rule_8_a_command_before_its_time_is_told_so_where_a_connection_has_begun_the_session() -> None:
+async def test_rule_8_an_early_command_is_refused_as_a_gap_where_the_session_exists() -> None:
     early = {"type": "command", "seqno": 3, "payload": {"type": "cancel"}}
     async with called(guarded_app(lambda _: text("Hello."))) as client:
         url = "/v1/sessions/s1"
@@ -554,7 +560,7 @@ async def test_rule_8_a_command_before_its_time_is_told_so_where_a_connection_ha
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
-async def test_rule_9_each_limit_is_told_in_a_problem(
+async def test_rule_9_each_limit_is_reported_in_a_problem(
     limits: Limits, what: str, expected: tuple[int, str]
 ) -> None:
     async with served(guarded_app([[Stall()], [Stall()], [Stall()]], limits=limits)) as server:
@@ -583,7 +589,7 @@ async def test_rule_9_each_limit_is_told_in_a_problem(
         assert expected[0] == 431 or expected[0] == 413 or int(answer.headers["retry-after"]) >= 1
 
 
-async def test_rule_9_an_address_has_limits_of_its_own_and_this_machine_has_none() -> None:
+async def test_rule_9_an_address_has_its_own_limits_and_the_local_machine_has_none() -> None:
     limits = Limits(connections_per_address_max=1, refusals_per_minute=3, requests_per_minute=100)
     app = guarded_app(limits=limits)
     far = httpx2.ASGITransport(app=app, client=("198.51.100.7", 4711), raise_app_exceptions=False)
@@ -594,14 +600,14 @@ async def test_rule_9_an_address_has_limits_of_its_own_and_this_machine_has_none
         wrong = {"authorization": "Bearer a-guess-of-somebody"}
         answers = [told(await guesser.get("/v1/sessions", headers=wrong)) for _ in range(4)]
         assert answers == [*3 * [(401, "unauthorized")], (429, "limit_reached")]
-        # Whoever guesses locks out nobody but their own address.
+        # Guessing locks out only the guesser's own address.
         assert told(await guesser.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
         for _ in range(10):
             assert told(await client.get("/v1/sessions", headers=wrong)) == (401, "unauthorized")
 
 
 @spec("STREAM-74")
-async def test_rule_9_an_address_has_so_many_streams_and_its_neighbour_has_its_own() -> None:
+async def test_rule_9_streams_are_limited_for_each_address() -> None:
     app = guarded_app([[Stall()]], limits=Limits(connections_per_address_max=1))
     async with served(app, trusted_proxies=["127.0.0.1"]) as server:
         assert (await say(server.http, "s1", ADA)).status_code == 200
@@ -618,7 +624,7 @@ async def test_rule_9_an_address_has_so_many_streams_and_its_neighbour_has_its_o
 
 
 @spec("STREAM-75")
-async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> None:
+async def test_rule_9_frames_over_a_websocket_are_counted_like_requests() -> None:
     app = guarded_app(limits=Limits(requests_per_minute=8))
     async with served(app) as server:
         async with Socket(server.socket(headers=ADA)) as socket:
@@ -633,7 +639,7 @@ async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> N
                 True,
             )
             assert (await socket.hear_close())[0] == 1013
-        async with Socket(server.socket("s2", headers=BOB)) as other:  # another one's budget
+        async with Socket(server.socket("s2", headers=BOB)) as other:  # The budget of another principal.
             await other.say(opening())
             assert (await other.hear())["type"] == "welcome"
         assert told(await server.http.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
@@ -643,7 +649,7 @@ async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> N
 
 
 @spec("STREAM-74")
-async def test_rule_10_who_has_spent_their_tokens_opens_no_further_turn_for_a_while() -> None:
+async def test_rule_10_a_principal_without_token_budget_opens_no_further_turn_for_a_while() -> None:
     world = Later()
     response = [*text("Hello.")[:-1], Finished(usage=Usage(900, 200))]
     app = guarded_app(lambda _: response, limits=Limits(tokens_per_principal_hour_max=1000), world=world)
@@ -651,13 +657,13 @@ async def test_rule_10_who_has_spent_their_tokens_opens_no_further_turn_for_a_wh
         assert (await say(client, "s1", ADA)).status_code == 200
         assert "turn_ended" in (await client.get(EVENTS, headers={**KEYS, **ADA})).text
         assert told(await say(client, "s2", ADA)) == (429, "limit_reached")
-        assert (await say(client, "s1", ADA)).status_code == 200  # was accepted before: costs nothing
-        assert (await say(client, "s3", BOB)).status_code == 200  # another one's budget
+        assert (await say(client, "s1", ADA)).status_code == 200  # Accepted before: no cost.
+        assert (await say(client, "s3", BOB)).status_code == 200  # The budget of another principal.
         world.ahead_s = 3600.0
         assert (await say(client, "s2", ADA)).status_code == 200
 
 
-async def test_rule_10_a_tool_that_kills_its_server_is_not_started_for_ever(tmp_path: Path) -> None:
+async def test_rule_10_a_tool_that_kills_its_server_is_restarted_only_a_few_times(tmp_path: Path) -> None:
     store = tmp_path / "sessions.db"
     world = Later()
     started = 0
@@ -682,7 +688,7 @@ async def test_rule_10_a_tool_that_kills_its_server_is_not_started_for_ever(tmp_
         if runner.state.is_live:
             async with asyncio.timeout(60):
                 await begun.wait()
-        # As a kill: the store is gone from one moment to the next, and nothing is handed on.
+        # As a kill: the store is gone at once, and nothing is handed over.
         await app.host.store.close()
         await app.stop(grace_s=0)
     assert started <= 4

@@ -1,4 +1,4 @@
-"""Which requests are written down, as which event, and what is refused where they cannot be."""
+"""The audited requests, their events, and refusal of acts that cannot be audited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_WRITTEN |= {"webhook_keys"}
 
 
 @spec("SEC-24")
-def test_every_operation_is_an_event_or_no_act() -> None:
+def test_every_operation_is_an_audit_event_or_listed_as_none() -> None:
     found = {
         each.name: event_of(
             {"type": "http", "method": each.method},
@@ -41,7 +41,7 @@ def test_every_operation_is_an_event_or_no_act() -> None:
     }
 
 
-def test_a_poll_is_written_once_for_its_connection() -> None:
+def test_a_poll_is_audited_once_for_its_connection() -> None:
     scope = {"type": "http", "method": "GET", "query_string": b"wait=1&n=0"}
     path = "/v1/sessions/s1/poll"
     assert event_of(scope, path) == "read"
@@ -50,7 +50,7 @@ def test_a_poll_is_written_once_for_its_connection() -> None:
 
 @spec("SEC-24")
 @pytest.mark.skipif(os.name != "posix", reason="a folder without write permission")
-async def test_nothing_is_done_that_cannot_be_written_down(tmp_path: Path) -> None:
+async def test_an_act_that_cannot_be_audited_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path)
     app = guarded_app(store=MemoryStore(), audit=log)
@@ -71,7 +71,7 @@ async def test_nothing_is_done_that_cannot_be_written_down(tmp_path: Path) -> No
 
 
 @spec("SEC-24")
-async def test_the_acts_of_a_chat_are_written_with_its_session(tmp_path: Path) -> None:
+async def test_acts_on_a_chat_are_audited_with_its_session(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     message = {"role": "user", "parts": [{"type": "text", "text": "hi"}]}
@@ -93,7 +93,7 @@ async def test_the_acts_of_a_chat_are_written_with_its_session(tmp_path: Path) -
 
 
 @spec("SEC-24")
-async def test_the_acts_of_a_thread_are_written_with_its_session(tmp_path: Path) -> None:
+async def test_acts_on_a_thread_are_audited_with_its_session(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     base = "/v1/langgraph/threads"
@@ -114,7 +114,7 @@ async def test_the_acts_of_a_thread_are_written_with_its_session(tmp_path: Path)
 
 
 @spec("SEC-24")
-async def test_the_acts_of_an_ag_ui_thread_are_written_with_its_session(tmp_path: Path) -> None:
+async def test_acts_on_an_ag_ui_thread_are_audited_with_its_session(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     run = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "hi"}]}
@@ -131,7 +131,7 @@ async def test_the_acts_of_an_ag_ui_thread_are_written_with_its_session(tmp_path
 
 
 @spec("SEC-24")
-async def test_the_acts_of_an_mcp_client_are_written_with_the_session_of_the_call(tmp_path: Path) -> None:
+async def test_acts_of_an_mcp_client_are_audited_with_the_session_of_the_call(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     async with called(app) as client:
@@ -152,7 +152,7 @@ async def test_the_acts_of_an_mcp_client_are_written_with_the_session_of_the_cal
     ]
 
 
-async def test_the_acts_of_streams_and_subscriptions_are_written_with_their_journals(tmp_path: Path) -> None:
+async def test_acts_on_streams_and_subscriptions_are_audited_with_their_journals(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     json_type = {"content-type": "application/json"}

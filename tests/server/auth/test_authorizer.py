@@ -1,4 +1,4 @@
-"""The verdicts: owner, reader, neighbour, operator, and an application that decides itself."""
+"""The access levels: owner, reader, neighbour, operator, and an application with its own decision."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _authorizer(authorize: Authorize | None = None) -> Authorizer:
         (Principal("ada"), "acme:s1", AccessLevel.NONE),
         (ADA, "acme:new", AccessLevel.BEGIN),
         (EVE, "acme:new", AccessLevel.NONE),
-        (ADA, "acme:old", AccessLevel.NONE),  # begun before anybody was asked: the operator's
+        (ADA, "acme:old", AccessLevel.NONE),  # Begun before authentication was configured: the operator's.
         (ROOT, "acme:old", AccessLevel.FULL),
         (Principal("v", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.READ),
         (Principal("v", tenant="acme", session="acme:s1"), "acme:new", AccessLevel.NONE),
@@ -62,11 +62,13 @@ async def _authorizer(authorize: Authorize | None = None) -> Authorizer:
         (Principal("root", is_operator=True, scope=Scope(sessions="t*")), "acme:s1", AccessLevel.NONE),
     ],
 )
-async def test_who_may_do_what(principal: Principal, session: str, verdict: AccessLevel) -> None:
+async def test_each_principal_has_its_access_level_for_each_session(
+    principal: Principal, session: str, verdict: AccessLevel
+) -> None:
     assert await (await _authorizer()).level_of(principal, session, Action.READ) is verdict
 
 
-async def test_what_is_not_allowed_is_said_only_to_those_who_may_look() -> None:
+async def test_a_refusal_is_explained_only_to_callers_that_may_read() -> None:
     authorizer = await _authorizer()
     with pytest.raises(AccessError):
         await authorizer.require(BOB, "acme:s1", Action.SPEAK)

@@ -19,5 +19,5 @@ from tests.server.auth.test_access import TOKEN, asking
         ([], ""),
     ],
 )
-def test_a_bearer_token_is_one_or_none(headers: list[tuple[str, str]], expected: str) -> None:
+def test_a_request_has_one_bearer_token_or_none(headers: list[tuple[str, str]], expected: str) -> None:
     assert bearer_token(asking(*headers)) == expected

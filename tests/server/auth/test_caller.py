@@ -1,4 +1,4 @@
-"""A visit: begun once, counted while it lasts, and over when it is no longer welcome."""
+"""A caller's use of a session: begun once, counted while it lasts, and ended with its permission."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from midstream.testing.scripted_model import ScriptedModel
 
 
 class House:
-    """What stands behind a door."""
+    """The services behind the middleware."""
 
     def __init__(self, limits: Limits | None = None, authorize: Authorize | None = None) -> None:
         self.world = FakeWorld()
@@ -66,13 +66,13 @@ class House:
         )
 
 
-async def test_a_list_is_made_of_what_a_caller_may_see_and_not_of_everything() -> None:
+async def test_a_list_is_computed_from_the_visible_sessions_of_a_caller_and_not_from_all() -> None:
     house = House()
     await house.store.open()
     for name, session in (("ada", "s1"), ("bob", "s2")):
         await house.visit(Principal(name), session).begin()
     assert await house.visit(Principal("ada")).visible_sessions() == ["s1"]
-    # By a viewer's pass.
+    # With a viewer's pass.
     assert await house.visit(Principal("ada", session="s2")).visible_sessions() == ["s2"]
     assert await house.visit(Principal("root", is_operator=True)).visible_sessions() is None
     assert await UnauthenticatedCaller().visible_sessions() is None
@@ -83,7 +83,7 @@ async def test_a_list_is_made_of_what_a_caller_may_see_and_not_of_everything() -
     )
 
 
-async def test_who_begins_a_session_owns_it_and_others_find_nothing() -> None:
+async def test_the_principal_that_begins_a_session_owns_it_and_others_find_nothing() -> None:
     house = House(Limits(sessions_begun_per_minute=1))
     await house.store.open()
     ada, bob = house.visit(Principal("ada")), house.visit(Principal("bob"))
