@@ -1,4 +1,4 @@
-"""Firefox spoken to by WebDriver BiDi alone: it needs no driver program beside it, and its hidden tabs are hidden."""
+"""Firefox controlled by WebDriver BiDi alone: it needs no driver program, and its hidden tabs are hidden."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import websockets
 from midstream.environment import World
 
 WAIT_S = 90.0
-"""A browser that starts on a busy machine takes a while."""
+"""A browser takes long to start on a busy machine."""
 LISTENING = re.compile(rb"WebDriver BiDi listening on (ws://\S+)")
 MESSAGE_BYTES_MAX = 64 * 2**20
 ENTER = "\ue007"
@@ -33,7 +33,7 @@ user_pref("browser.shell.checkDefaultBrowser", false);
 
 
 class FirefoxRefusedError(Exception):
-    """What the browser answered to a command that it did not carry out."""
+    """The browser's error response to a command."""
 
 
 class Firefox:
@@ -45,7 +45,7 @@ class Firefox:
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def listen(self) -> None:
-        """Take answers until the browser has gone."""
+        """Receive responses until the browser has gone."""
         async for message in self._socket:
             answer = json.loads(message)
             if asked := self._asked.pop(answer.get("id") or 0, None):
@@ -55,7 +55,7 @@ class Firefox:
         """Run one command.
 
         Raises:
-            FirefoxRefusedError: It was not carried out.
+            FirefoxRefusedError: The browser refused it.
         """
         number = next(self._numbers)
         answered = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ class Firefox:
         return result
 
     async def open(self, url: str, *, is_hidden: bool = False) -> FirefoxTab:
-        """Open a tab, in the background where it is to be hidden, and wait until its page is loaded."""
+        """Open a tab, in the background for a hidden one, and wait until its page is loaded."""
         created = await self.send("browsingContext.create", type="tab", background=is_hidden)
         tab = FirefoxTab(self, created["context"])
         await self.send("browsingContext.navigate", context=created["context"], url=url, wait="complete")
@@ -82,7 +82,7 @@ class FirefoxTab:
         self._context = context
 
     async def evaluate(self, expression: str) -> Any:  # noqa: ANN401 - JSON
-        """Return what an expression, or its promise, gives."""
+        """Return the value of an expression, or of its promise."""
         answer = await self._browser.send(
             "script.evaluate",
             expression=f"(async () => JSON.stringify((await ({expression})) ?? null))()",
@@ -96,7 +96,9 @@ class FirefoxTab:
         """Wait until an expression is true."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                with contextlib.suppress(FirefoxRefusedError):  # one page goes, and the next is not there yet
+                with contextlib.suppress(
+                    FirefoxRefusedError
+                ):  # The old page is gone, and the next one is not there yet.
                     if await self.evaluate(expression):
                         return
                 await World().sleep(0.05)
@@ -109,7 +111,7 @@ class FirefoxTab:
         return found
 
     async def click(self, selector: str, *, times: int = 1) -> None:
-        """Click into the middle of an element with the mouse, as often in a row as asked for."""
+        """Click the middle of an element with the mouse, `times` times in a row."""
         await self.until(f"document.querySelector({json.dumps(selector)})?.checkVisibility()")
         box = await self.evaluate(
             f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().toJSON()"
@@ -128,14 +130,14 @@ class FirefoxTab:
         await self._browser.send("input.performActions", context=self._context, actions=[source])
 
     async def reload(self) -> None:
-        """Load the page anew, and wait until it is there."""
+        """Load the page again, and wait until it is there."""
         await self._browser.send("browsingContext.reload", context=self._context, wait="complete")
 
     async def close(self) -> None:
         await self._browser.send("browsingContext.close", context=self._context)
 
     async def screenshot(self) -> bytes:
-        """Return what the tab shows, as a PNG."""
+        """Return a PNG of the tab."""
         taken = await self._browser.send("browsingContext.captureScreenshot", context=self._context)
         return base64.b64decode(taken["data"])
 

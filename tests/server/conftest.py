@@ -1,7 +1,7 @@
-"""The browsers of the page's tests: each is started once in a process of tests, and has no page of an earlier test.
+"""The browsers of the page's tests: each starts once per test process, and keeps no page of an earlier test.
 
-A page that is left open reconnects to a server that has ended, and its lights pulse: each one costs the tests after it
-as much time as a test.
+An open page reconnects to a server that has ended, and its lights pulse: each one costs the tests after it as
+much time as a test.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from playwright.async_api import Browser, async_playwright, expect
 
 from tests.server.devtools import CHROMIUM, FLAGS, WAIT_S, DevTools, devtools
 
-# A busy machine may draw a page later than the five seconds of Playwright. What is there at once is seen at once.
+# A busy machine may draw a page later than the five seconds of Playwright. A page that is ready is seen at
+# once.
 expect.set_options(timeout=1000 * WAIT_S)
 
 THROTTLED = "--enable-features=IntensiveWakeUpThrottling:grace_period_seconds/1"
-"""A tab in the background has its timers once a minute, a second after it went there and not after five minutes."""
+"""Run the timers of a background tab once a minute, from its first second on and not after five minutes."""
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -33,7 +34,7 @@ async def _playwright_browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def browser(_playwright_browser: Browser) -> AsyncIterator[Browser]:
-    """Chromium, driven by Playwright; each test has profiles of its own in it."""
+    """Chromium, driven by Playwright; each test has its own profiles in it."""
     yield _playwright_browser
     for context in _playwright_browser.contexts:
         await context.close()

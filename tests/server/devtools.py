@@ -1,4 +1,4 @@
-"""Chromium spoken to by its DevTools protocol alone.
+"""Chromium controlled by its DevTools protocol alone.
 
 Playwright keeps every page visible and focused, and such a page cannot be frozen.
 """
@@ -29,18 +29,18 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # A page that the test answers counts as one from far away, which may not connect to this machine.
+    # A page that the test serves counts as remote, and may not connect to this machine.
     "--disable-features=LocalNetworkAccessChecks",
 ]
 WAIT_S = 60.0
 CRASH_S = 0.2
-"""A page that crashed does not say so."""
+"""Seconds to wait for a crash: a crashed page sends no event."""
 LISTENING = re.compile(rb"DevTools listening on (ws://\S+)")
 MESSAGE_BYTES_MAX = 64 * 2**20
 
 
 class BrowserRefusedError(Exception):
-    """What the browser said to a request."""
+    """The browser's error response to a command."""
 
 
 class DevTools:
@@ -53,14 +53,14 @@ class DevTools:
         self._targets: list[str] = []
 
     async def listen(self) -> None:
-        """Take answers until the browser has gone."""
+        """Receive responses until the browser has gone."""
         async for message in self._socket:
             answer = json.loads(message)
             if asked := self._asked.pop(answer.get("id", 0), None):
                 asked.set_result(answer)
 
     async def send(self, method: str, *, session: str = "", **params: object) -> dict[str, Any]:
-        """Ask for one thing.
+        """Send one command.
 
         Raises:
             BrowserRefusedError: It was not done.
@@ -76,7 +76,7 @@ class DevTools:
         return result
 
     async def open(self, url: str) -> Tab:
-        """Open a tab, and wait until its page is there."""
+        """Open a tab, and wait until its page is loaded."""
         target = await self.send("Target.createTarget", url=url)
         self._targets.append(target["targetId"])
         attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
@@ -85,7 +85,7 @@ class DevTools:
         return tab
 
     async def close_tabs(self) -> None:
-        """Close all tabs that were opened; some may have gone."""
+        """Close all opened tabs; some may have gone."""
         while self._targets:
             with contextlib.suppress(BrowserRefusedError):
                 await self.send("Target.closeTarget", targetId=self._targets.pop())
@@ -99,7 +99,7 @@ class Tab:
         self._session = session
 
     async def evaluate(self, expression: str) -> Any:  # noqa: ANN401 - JSON
-        """Return what an expression, or its promise, gives."""
+        """Return the value of an expression, or of its promise."""
         answer = await self._browser.send(
             "Runtime.evaluate",
             session=self._session,
@@ -111,7 +111,7 @@ class Tab:
         return answer["result"].get("value")
 
     async def call(self, function: str, *arguments: object) -> Any:  # noqa: ANN401 - JSON
-        """Return what a function gives for these arguments."""
+        """Return the value of a function for these arguments."""
         return await self.evaluate(f"({function})({', '.join(map(json.dumps, arguments))})")
 
     async def until(self, expression: str) -> None:
@@ -125,7 +125,7 @@ class Tab:
                 await World().sleep(0.02)
 
     async def reload(self) -> None:
-        """Let the page die, and wait for the next one."""
+        """Reload the page, and wait for the next one."""
         await self.evaluate("globalThis.isOld = true")
         await self._browser.send("Page.reload", session=self._session)
         async with asyncio.timeout(WAIT_S):
@@ -137,24 +137,24 @@ class Tab:
                 await World().sleep(0.01)
 
     async def crash(self) -> None:
-        """Let the page's process die, as where its memory runs out; nobody answers for it any more."""
+        """Kill the page's process, as when its memory runs out; after that the page sends no response."""
         with contextlib.suppress(BrowserRefusedError, TimeoutError):
             await asyncio.wait_for(self._browser.send("Page.crash", session=self._session), CRASH_S)
 
     async def clear_site_data(self, origin: str) -> None:
-        """Forget all that a site keeps, as its user can say."""
+        """Clear all data of a site, as its user can."""
         await self._browser.send(
             "Storage.clearDataForOrigin", session=self._session, origin=origin, storageTypes="all"
         )
 
     async def leave_for(self, url: str) -> None:
-        """Go to another page, as by a link: the one before may be put aside for the back button."""
+        """Follow a link to another page: the one before may be kept for the back button."""
         at, _ = await self._history()
         await self._browser.send("Page.navigate", session=self._session, url=url)
         await self._arrives(at + 1)
 
     async def back(self) -> None:
-        """Push the back button."""
+        """Press the back button."""
         at, entries = await self._history()
         former = entries[at - 1]["id"]
         await self._browser.send("Page.navigateToHistoryEntry", session=self._session, entryId=former)
@@ -165,7 +165,7 @@ class Tab:
             while True:
                 # One page goes, and the other is not there yet.
                 with contextlib.suppress(BrowserRefusedError):
-                    # A page that goes may leave a question unanswered: the browser itself is asked first.
+                    # A closing page may leave a request unanswered: the browser itself is asked first.
                     is_there = (await self._history())[0] == at
                     if is_there and await self.evaluate("document.readyState === 'complete'"):
                         return

@@ -1,4 +1,4 @@
-"""What the tests of escrowed sessions share: an app whose clients hold the keys."""
+"""Shared parts of the tests of escrowed sessions: an app whose clients hold the keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def escrowed_app(
     access: Access | None = None,
     world: World = World(),
 ) -> App:
-    """Make an app with a scripted model, whose sessions only their clients can open."""
+    """Make an app with a scripted model and sessions that only their clients can open."""
     path = folder / "keys"
     if not path.exists():
         FileKeys.make(path)
@@ -47,13 +47,13 @@ def escrowed_app(
 async def say(
     http: httpx2.AsyncClient, session: str = "s1", *, key: str = "k1", secret: str = SECRET, words: str = "hi"
 ) -> httpx2.Response:
-    """Say something over plain HTTP."""
+    """Send a message over plain HTTP."""
     headers = {"x-idempotency-key": key, "x-idempotent-encryption-key": secret}
     return await http.post(f"/v1/sessions/{session}/commands", json=command(words=words), headers=headers)
 
 
 async def follow_to_end(http: httpx2.AsyncClient, session: str = "s1", *, key: str = "k1") -> str:
-    """Return all that comes of a turn, to its end."""
+    """Return the whole event stream of a turn."""
     headers = {"x-idempotency-key": key, **SHOWN}
     answer = await http.get(f"/v1/sessions/{session}/events", headers=headers)
     assert answer.status_code == 200, answer.text
@@ -61,7 +61,7 @@ async def follow_to_end(http: httpx2.AsyncClient, session: str = "s1", *, key: s
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Look until something is so, for ten seconds at most."""
+    """Poll a condition, for ten seconds at most."""
     async with asyncio.timeout(60):
         while not await is_so():  # noqa: ASYNC110 - what is waited for rings no bell
             await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""A server whose answers differ in each of its lives: `python -m tests.server.lives_process FOLDER PORT`.
+"""A server with different answers in each of its lives: `python -m tests.server.lives_process FOLDER PORT`.
 
-It says 60 words slowly, each with the number of the life that says it; to "fail" it says some, and its model refuses.
-While there is a file `hold` in its folder, no answer goes on behind its first half.
+It streams 60 words slowly, each with the number of the life that sent it; for "fail" it sends some, and its
+model refuses. While its folder has a file `hold`, no answer continues beyond its first half.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""An agent mounted in a Starlette app under plain uvicorn: `python -m tests.server.mounted_process FOLDER [OPTIONS]`.
+"""An agent mounted in a Starlette app under plain uvicorn: `python -m tests.server.mounted_process FOLDER
+[OPTIONS]`.
 
-What its model says last waits until the file `go` is in the folder.
+The last text of its model waits until the file `go` is in the folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.fault.worker_process import Go, Model, WorkerWorld
 
 
 class Printing(uvicorn.Server):
-    """uvicorn, which prints the address of the agent once it accepts connections."""
+    """A uvicorn server that prints the address of the agent once it accepts connections."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

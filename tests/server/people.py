@@ -1,4 +1,4 @@
-"""What the tests of access share: an app that asks who comes, and three people it knows."""
+"""Shared parts of the tests of access: an app with authentication, and three users."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TENANTS = {
 
 
 class Later(World):
-    """The real world, with clocks that a test may put forward."""
+    """The real world, with clocks that a test may advance."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -62,7 +62,7 @@ def guarded_app(
     tools: Sequence[Tool] = (),
     audit: AuditLog | None = None,
 ) -> App:
-    """Make an app that knows people by their tokens; a mapping may be changed while it runs."""
+    """Make an app that authenticates people by their tokens; a mapping may be changed while it runs."""
     verify = known if callable(known) else known.get
     access = Access(authenticate=bearer(verify), authorize=authorize, recheck_s=recheck_s)
     model = ScriptedModel(script or (lambda _: text("Hello.")))
@@ -80,7 +80,7 @@ def guarded_app(
 async def say(
     client: httpx2.AsyncClient, session: str, headers: Mapping[str, str], **more: str
 ) -> httpx2.Response:
-    """Say something by POST, as command 0 of a stream."""
+    """Send a message by POST, as command 0 of a stream."""
     sent = {**KEYS, **headers, **more}
     return await client.post(f"/v1/sessions/{session}/commands", json=command(), headers=sent)
 

@@ -1,4 +1,4 @@
-"""What the server's tests share: a served app, and clients of it."""
+"""Shared parts of the server's tests: a served app, and its clients."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def served(
 
 
 class Socket:
-    """A raw WebSocket peer: it says frames as JSON and hears frames as JSON."""
+    """A raw WebSocket peer: it sends and receives frames as JSON."""
 
     def __init__(self, connecting: websockets.connect) -> None:
         self._connecting = connecting
@@ -142,7 +142,9 @@ class Socket:
         return frame
 
     async def hear_until(self, kind: str) -> list[Json]:
-        """Hear frames up to and with the first one that is a `kind`, or that carries a record of this kind."""
+        """Receive frames up to and with the first one that is a `kind`, or that carries a record of this
+        kind.
+        """
         heard: list[Json] = []
         while True:
             frame = await self.hear()
@@ -151,7 +153,7 @@ class Socket:
                 return heard
 
     async def hear_close(self) -> tuple[int, str]:
-        """Hear nothing more but the close."""
+        """Receive the close, and fail on any other frame."""
         await asyncio.wait_for(self._socket.wait_closed(), WAIT_S)
         return self._socket.close_code or 0, self._socket.close_reason or ""
 
@@ -185,5 +187,5 @@ def records_of(frames: Sequence[Json]) -> list[Json]:
 
 
 def words_of(events: Sequence[Json]) -> str:
-    """Return the words a model has said in these records."""
+    """Return the text that a model streamed in these records."""
     return "".join(event["record"]["text"] for event in events if event["record"]["type"] == "delta")

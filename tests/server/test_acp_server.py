@@ -1,4 +1,6 @@
-"""What an editor can do with sessions: begin, load, resume, list, close and delete them, and bring MCP servers."""
+"""An editor's operations on sessions: begin, load, resume, list, close and delete them, and bring MCP
+servers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ async def editor(tmp_path: Path) -> AsyncIterator[Editor]:
         yield started
 
 
-async def test_the_greeting_names_what_it_can_do(editor: Editor) -> None:
+async def test_the_initialize_response_names_the_capabilities(editor: Editor) -> None:
     greeting = editor.greeting.model_dump(mode="json", by_alias=True, exclude_none=True)
     can = greeting["agentCapabilities"]
     assert can["loadSession"]
@@ -49,7 +51,7 @@ async def test_a_session_without_a_message_can_be_loaded_after_a_kill(editor: Ed
     assert (await editor.prompt(session, "hello")).stop_reason == "end_turn"
 
 
-async def test_a_session_that_is_not_there_is_refused(editor: Editor) -> None:
+async def test_a_missing_session_is_refused(editor: Editor) -> None:
     with pytest.raises(RequestError, match="no session") as refused:
         await editor.load("acp-nothing")
     assert refused.value.code == -32002
@@ -57,7 +59,7 @@ async def test_a_session_that_is_not_there_is_refused(editor: Editor) -> None:
         await editor.prompt("acp-nothing", "hello")
 
 
-async def test_a_resumed_session_shows_nothing_of_before_and_goes_on(editor: Editor) -> None:
+async def test_a_resumed_session_replays_nothing_and_continues(editor: Editor) -> None:
     session = await editor.new()
     await editor.prompt(session, "hello")
     await editor.kill()
@@ -70,7 +72,7 @@ async def test_a_resumed_session_shows_nothing_of_before_and_goes_on(editor: Edi
     assert editor.text() == "You sent Text: helloYou sent Text: again"
 
 
-async def test_sessions_are_listed_by_folder_and_page(editor: Editor) -> None:
+async def test_sessions_are_listed_by_folder_in_pages(editor: Editor) -> None:
     sessions = [await editor.new() for _ in range(53)]
     for session in sessions[:52]:
         await editor.prompt(session, f"hello {session}")
@@ -85,7 +87,7 @@ async def test_sessions_are_listed_by_folder_and_page(editor: Editor) -> None:
         await editor.connection.list_sessions(cursor="nonsense")
 
 
-async def test_a_session_is_closed_and_deleted(editor: Editor) -> None:
+async def test_a_session_can_be_closed_and_deleted(editor: Editor) -> None:
     session = await editor.new()
     await editor.prompt(session, "hello")
     await editor.connection.close_session(session)
@@ -93,13 +95,13 @@ async def test_a_session_is_closed_and_deleted(editor: Editor) -> None:
         await editor.prompt(session, "hello")
     await editor.load(session)
     assert editor.text() == "You sent Text: hello"
-    for _ in range(2):  # once more is no error
+    for _ in range(2):  # A second deletion is no error.
         await editor.connection._conn.send_request("session/delete", {"sessionId": session})
     with pytest.raises(RequestError, match="no session"):
         await editor.load(session)
 
 
-async def test_tools_of_the_editors_mcp_servers_are_the_sessions(editor: Editor, tmp_path: Path) -> None:
+async def test_tools_of_the_editors_mcp_servers_belong_to_its_session(editor: Editor, tmp_path: Path) -> None:
     values = {"PYTHONPATH": str(ROOT), "LEDGER": str(tmp_path / "mcp.txt")}
     server = McpServerStdio(
         name="My tools!",
@@ -110,7 +112,7 @@ async def test_tools_of_the_editors_mcp_servers_are_the_sessions(editor: Editor,
     begun = (await editor.connection.new_session(cwd="/", mcp_servers=[server])).session_id
     await editor.prompt(begun, "add")
     assert editor.text() == "It came to: 5"
-    await editor.prompt(await editor.new(), "tools")  # of another session
+    await editor.prompt(await editor.new(), "tools")  # Of another session.
     assert editor.text().endswith("I have ask burn helper look")
     await editor.kill()
     await editor.start()

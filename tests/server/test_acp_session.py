@@ -1,4 +1,4 @@
-"""A session as an editor has it: prompts, permissions, questions, stops, and loads that show the same again."""
+"""A session in an editor: prompts, permissions, questions, stops, and loads that show the same updates again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def editor(tmp_path: Path) -> AsyncIterator[Editor]:
         yield started
 
 
-async def test_a_load_shows_what_was_shown_in_the_same_updates_and_order(editor: Editor) -> None:
+async def test_a_load_replays_the_same_updates_in_the_same_order(editor: Editor) -> None:
     session = await editor.new()
     await editor.prompt(session, "hello")
     await editor.prompt(session, "look")
@@ -50,7 +50,7 @@ async def test_a_load_shows_what_was_shown_in_the_same_updates_and_order(editor:
     assert editor.text() == "You sent Text: helloIt came to: nothing at here, and stdin has ''"
 
 
-async def test_what_a_tool_prints_and_reads_is_not_the_protocols(editor: Editor) -> None:
+async def test_stdin_and_stdout_of_a_tool_are_separate_from_the_protocol(editor: Editor) -> None:
     session = await editor.new()
     answer = await editor.prompt(session, "look")
     assert answer.stop_reason == "end_turn"
@@ -66,7 +66,7 @@ async def test_what_a_tool_prints_and_reads_is_not_the_protocols(editor: Editor)
 
 
 @pytest.mark.parametrize(("choice", "result"), [("allow", "burnt tree"), ("deny", "declined")])
-async def test_a_person_decides_about_a_call(editor: Editor, choice: str, result: str) -> None:
+async def test_a_person_decides_whether_a_call_runs(editor: Editor, choice: str, result: str) -> None:
     session = await editor.new()
     editor.choices = [choice]
     assert (await editor.prompt(session, "burn")).stop_reason == "end_turn"
@@ -77,7 +77,7 @@ async def test_a_person_decides_about_a_call(editor: Editor, choice: str, result
     assert result in editor.results()[0]
 
 
-async def test_a_permission_of_a_sub_agent_is_asked_for(editor: Editor) -> None:
+async def test_a_permission_of_a_sub_agent_is_requested(editor: Editor) -> None:
     session = await editor.new()
     editor.choices = ["allow"]
     await editor.prompt(session, "help")
@@ -85,7 +85,7 @@ async def test_a_permission_of_a_sub_agent_is_asked_for(editor: Editor) -> None:
     assert editor.results() == ["helped"]
 
 
-async def test_a_permission_that_was_open_at_a_kill_is_asked_for_again(editor: Editor) -> None:
+async def test_a_permission_open_at_a_kill_is_requested_again(editor: Editor) -> None:
     session = await editor.new()
     asking = asyncio.create_task(editor.prompt(session, "burn", **{"midstream/key": "k"}))
     await editor.wait_until(lambda: bool(editor.permissions))
@@ -101,13 +101,13 @@ async def test_a_permission_that_was_open_at_a_kill_is_asked_for_again(editor: E
     assert editor.text() == "It came to: burnt tree"
 
 
-async def test_a_client_that_cancels_a_permission_stops_the_turn(editor: Editor) -> None:
+async def test_a_cancelled_permission_stops_the_turn(editor: Editor) -> None:
     session = await editor.new()
     editor.choices = ["cancelled"]
     assert (await editor.prompt(session, "burn")).stop_reason == "cancelled"
 
 
-async def test_a_question_in_words_is_answered_by_the_next_prompt(editor: Editor) -> None:
+async def test_the_next_prompt_answers_a_text_question(editor: Editor) -> None:
     session = await editor.new()
     assert (await editor.prompt(session, "ask")).stop_reason == "end_turn"
     assert editor.text() == "Which one?"
@@ -118,20 +118,20 @@ async def test_a_question_in_words_is_answered_by_the_next_prompt(editor: Editor
     assert editor.text() == "Which one?It came to: The red one"
 
 
-async def test_a_cancel_stops_the_turn_and_keeps_its_words(editor: Editor) -> None:
+async def test_a_cancel_stops_the_turn_and_keeps_its_text(editor: Editor) -> None:
     session = await editor.new()
     asking = asyncio.create_task(editor.prompt(session, "wait"))
     await editor.wait_until(lambda: editor.text() == "Waiting")
     words = TextContentBlock(type="text", text="behind")
     behind = asyncio.create_task(editor.connection.prompt(session_id=session, prompt=[words]))
-    await asyncio.create_task(editor.connection.cancel(session))  # behind that one on the line
+    await asyncio.create_task(editor.connection.cancel(session))  # It follows that one on the connection.
     assert (await asking).stop_reason == "cancelled"
     assert (await behind).stop_reason == "cancelled"
     await editor.load(session)
     assert editor.text() == "Waiting"
 
 
-async def test_an_answer_that_was_too_long_says_so(editor: Editor) -> None:
+async def test_an_answer_cut_by_the_length_limit_has_its_stop_reason(editor: Editor) -> None:
     assert (await editor.prompt(await editor.new(), "long")).stop_reason == "max_tokens"
 
 
@@ -145,7 +145,7 @@ async def test_the_same_key_is_the_same_prompt_and_another_text_under_it_is_refu
         await editor.prompt(session, "another", **meta)
 
 
-async def test_every_kind_of_content_reaches_the_agent_and_is_shown_again(editor: Editor) -> None:
+async def test_every_kind_of_content_reaches_the_agent_and_is_replayed(editor: Editor) -> None:
     session = await editor.new()
     blocks = [
         TextContentBlock(type="text", text="See "),
@@ -183,14 +183,14 @@ async def test_two_windows_of_one_session_show_the_same_and_take_turns(
         assert other.text() == editor.text() == "You sent Text: hello"
         await other.prompt(session, "look")
         await editor.wait_until(lambda: editor.text().endswith("stdin has ''"))
-        assert editor.text("user_message_chunk") == "look"  # its own first message it has itself
+        assert editor.text("user_message_chunk") == "look"  # The client has its own first message already.
         assert editor.text() == other.text()
-        await editor.kill()  # the one whose process runs the session
+        await editor.kill()  # The window whose process runs the session.
         await other.prompt(session, "again")
         assert other.text().endswith("You sent Text: again")
 
 
-async def test_a_turn_of_another_agent_is_not_gone_on_with(tmp_path: Path) -> None:
+async def test_a_turn_of_another_agent_is_not_continued(tmp_path: Path) -> None:
     async with make_editor(tmp_path) as noting:
         session = await noting.new()
         asking = asyncio.create_task(noting.prompt(session, "turn 0;"))
@@ -204,9 +204,7 @@ async def test_a_turn_of_another_agent_is_not_gone_on_with(tmp_path: Path) -> No
             await talking.prompt(session, "hello")
 
 
-async def test_a_session_that_is_deleted_by_another_window_takes_no_prompt(
-    editor: Editor, tmp_path: Path
-) -> None:
+async def test_a_session_deleted_by_another_window_accepts_no_prompt(editor: Editor, tmp_path: Path) -> None:
     session = await editor.new()
     await editor.prompt(session, "hello")
     async with make_editor(tmp_path, agent=TALKING) as other:

@@ -1,4 +1,4 @@
-"""The app runs alone or mounted, starts once, and answers every failure with a problem."""
+"""The app runs alone or mounted, starts once, and responds to every failure with a problem."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UnopenedStore(MemoryStore):
 
 
 async def live(app: App, script: list[str]) -> list[Message]:
-    """Let an ASGI server tell the app about its life."""
+    """Send lifespan messages to the app, as an ASGI server does."""
     told = iter([{"type": f"lifespan.{event}"} for event in script])
     said: list[Message] = []
 
@@ -50,7 +50,7 @@ async def live(app: App, script: list[str]) -> list[Message]:
     return said
 
 
-async def test_its_own_lifespan_starts_and_stops_the_host() -> None:
+async def test_the_lifespan_of_the_app_starts_and_stops_the_host() -> None:
     app = make_app()
     assert await live(app, ["startup", "shutdown"]) == [
         {"type": "lifespan.startup.complete"},
@@ -59,13 +59,13 @@ async def test_its_own_lifespan_starts_and_stops_the_host() -> None:
     assert app.host.is_draining
 
 
-async def test_a_store_that_cannot_be_opened_fails_the_start_and_says_why() -> None:
+async def test_a_store_that_cannot_be_opened_fails_the_start_with_its_reason() -> None:
     assert await live(make_app(store=UnopenedStore()), ["startup"]) == [
         {"type": "lifespan.startup.failed", "message": "store_damaged: this file is no database"}
     ]
 
 
-async def test_a_start_that_failed_is_tried_again_by_the_next_request() -> None:
+async def test_a_failed_start_is_retried_by_the_next_request() -> None:
     store = UnopenedStore()
     async with called(make_app([text("hi")], store=store)) as client:
         refused = await client.post(COMMANDS, json=command(), headers=KEYS)
@@ -75,7 +75,7 @@ async def test_a_start_that_failed_is_tried_again_by_the_next_request() -> None:
     assert taken.status_code == 200
 
 
-async def test_mounted_in_another_app_it_starts_with_the_first_requests_once() -> None:
+async def test_a_mounted_app_starts_once_with_its_first_requests() -> None:
     app = make_app(lambda _: text("hi"))
     outer = Starlette(routes=[Mount("/agent", app)])
     async with httpx2.AsyncClient(
@@ -99,8 +99,8 @@ async def test_mounted_in_another_app_it_starts_with_the_first_requests_once() -
     assert wrong.headers["allow"]
 
 
-async def test_errors_of_a_mounted_app_are_its_own_answers() -> None:
-    """The handlers of the outer app must not turn our problems into something else."""
+async def test_a_mounted_app_responds_to_its_own_errors() -> None:
+    """The handlers of the outer app must not replace our problems."""
 
     async def swallow(*_: object) -> None:
         raise AssertionError("the outer app was asked")
@@ -115,7 +115,7 @@ async def test_errors_of_a_mounted_app_are_its_own_answers() -> None:
     assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
 
 
-async def test_a_bug_is_answered_as_a_bug_and_raised_for_the_log() -> None:
+async def test_a_bug_is_answered_as_internal_and_raised_for_the_log() -> None:
     store = MemoryStore()
     app = make_app(store=store)
     await app.start()
@@ -132,7 +132,7 @@ async def test_a_bug_is_answered_as_a_bug_and_raised_for_the_log() -> None:
     await app.stop()
 
 
-async def test_a_path_names_a_database(tmp_path: Path) -> None:
+async def test_a_store_can_be_given_as_a_path(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     for _ in range(2):
         app = asgi(Agent(ScriptedModel([text("hi")])), store=path)
@@ -141,7 +141,7 @@ async def test_a_path_names_a_database(tmp_path: Path) -> None:
     assert (answer.status_code, answer.headers["x-midstream-replayed"]) == (200, "true")
 
 
-async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at() -> None:
+async def test_a_draining_app_refuses_new_work_and_serves_reads() -> None:
     app = make_app([[Stall()]])
     async with called(app) as client:
         await client.post(COMMANDS, json=command(), headers=KEYS)
@@ -159,7 +159,7 @@ async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at(
     assert shown.json()["status"] == "running"
 
 
-async def test_who_meets_a_store_that_was_closed_at_the_end_is_told_to_come_back() -> None:
+async def test_a_request_to_an_already_closed_store_gets_a_draining_problem() -> None:
     app = make_app()
     async with called(app) as client:
         assert (await client.get("/v1/sessions")).status_code == 200
@@ -168,7 +168,7 @@ async def test_who_meets_a_store_that_was_closed_at_the_end_is_told_to_come_back
     assert (late.status_code, late.json()["code"], late.headers["retry-after"]) == (503, "draining", "1")
 
 
-async def test_an_app_that_was_stopped_is_not_started_by_a_late_request() -> None:
+async def test_a_late_request_does_not_start_a_stopped_app() -> None:
     store = MemoryStore()
     app = make_app(store=store)
     async with called(app) as client:
@@ -190,6 +190,6 @@ def routes_of(app: App) -> list[BaseRoute]:
     return app._router.routes
 
 
-async def test_the_given_world_is_the_only_one() -> None:
+async def test_the_app_uses_only_the_given_world() -> None:
     app = make_app(world=FakeWorld(at=7.0))
     assert app.host.world.monotonic() == 7.0

@@ -49,7 +49,7 @@ def test_a_line_is_bounded_and_stays_one_object(tmp_path: Path, words: str) -> N
 
 
 @spec("SEC-25")
-def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_moved_away_is_created_again(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path)
     log.write("read", "admitted")
@@ -59,7 +59,7 @@ def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
 
 
 @spec("SEC-14")
-def test_no_link_and_no_file_that_others_may_write_is_taken(tmp_path: Path) -> None:
+def test_a_link_or_a_file_writable_by_others_is_refused(tmp_path: Path) -> None:
     path, link = tmp_path / "audit.jsonl", tmp_path / "link"
     link.symlink_to(path)
     with pytest.raises(UsageError):

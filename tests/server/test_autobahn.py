@@ -1,8 +1,8 @@
-"""The cases of the Autobahn test suite, by a runner of today (`kosoku`), against what carries our WebSockets.
+"""The cases of the Autobahn test suite, run by a current runner (`kosoku`) against our WebSocket stack.
 
-The suite itself runs on Python 2 only. Most of its cases want their messages back: so an echo stands where our endpoint
-stands, under the same server with the same limits. Then all of them meet the endpoint itself, which must refuse what
-is no frame of ours, and go on.
+The suite itself runs on Python 2 only. Most of its cases expect an echo: so an echo replaces our endpoint,
+under the same server with the same limits. Then all of them run against the endpoint itself, which must
+refuse invalid frames and continue.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BEYOND_OUR_LIMITS = [
 ]
 """Messages above 1 MiB, and compression, which is switched off."""
 MEASURES = ["9.5.*", "9.6.*", "9.7.*", "9.8.*"]
-"""A thousand messages each, and long ones in small pieces: they measure the time, and show no rule."""
+"""A thousand messages each, and long ones in small pieces: they measure time, and test no rule."""
 
 FRAMING = ("3.", "4.", "7.1.5", "7.3.", "7.5.", "7.7.", "7.9.")
 WANTS_AN_ECHO = {"3.4"}
 
 
 class Echo:
-    """A server that sends back what it is sent."""
+    """A server that echoes its messages."""
 
     world = World()
     open_streams = 0
@@ -67,7 +67,7 @@ async def echoing() -> AsyncIterator[str]:
 
 
 async def failures(address: str) -> list[str]:
-    """Run the suite; return the cases that did not go as it wants."""
+    """Run the suite; return the failed cases."""
     trial = run_fuzzingclient(address, exclude_cases=[*BEYOND_OUR_LIMITS, *MEASURES], concurrency=4)
     try:
         results = await asyncio.wait_for(trial, WITHIN_S)
@@ -77,19 +77,19 @@ async def failures(address: str) -> list[str]:
     return []
 
 
-async def test_the_websockets_below_us_keep_the_suite() -> None:
+async def test_the_websocket_stack_passes_the_suite() -> None:
     async with echoing() as url:
         assert await failures(url.removeprefix("http://")) == []
 
 
-async def test_our_endpoint_meets_the_suite_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_our_endpoint_survives_the_suite(caplog: pytest.LogCaptureFixture) -> None:
     async with served(make_app()) as server:
         address = f"{server.url.removeprefix('http://')}/v1/sessions/s1/stream"
         unlike_an_echo = await failures(address)
         async with Socket(server.socket()) as socket:
             await socket.say(opening())
             assert (await socket.hear())["type"] == "welcome"
-    # Broken framing is refused as the suite wants, before any message of ours is looked at.
+    # Broken framing is refused as the suite expects, before our endpoint receives a message.
     assert [case for case in unlike_an_echo if case.startswith(FRAMING) and case not in WANTS_AN_ECHO] == []
     assert server.app.open_streams == 0
     told = {record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR}

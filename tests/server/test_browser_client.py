@@ -42,7 +42,7 @@ RUN_S = 50.0
         "transcript",
     ],
 )
-async def test_the_browser_client_keeps_its_promises(suite: str) -> None:
+async def test_the_tests_of_the_browser_client_pass(suite: str) -> None:
     assert NODE is not None
     process = await asyncio.create_subprocess_exec(
         NODE,
@@ -72,8 +72,8 @@ client.close();
 
 
 @pytest.mark.skipif(NPM is None, reason="no npm here")
-async def test_the_folder_is_what_npm_packs_and_a_program_imports(tmp_path: Path) -> None:
-    """The folder that the guide names; npm unpacks a file that was packed, and no more, since it needs nothing else."""
+async def test_a_program_can_import_the_npm_package_of_the_client_folder(tmp_path: Path) -> None:
+    """npm packs the folder that the guide names; unpacking is enough, since the package has no dependencies."""
     found = INSTALL.search(GUIDE.read_text(encoding="utf-8"))
     assert found is not None
     folder = (await ran(sys.executable, *shlex.split(found["where"]), at=tmp_path)).strip()
@@ -97,7 +97,7 @@ def _names(folder: Path) -> set[str]:
 
 
 async def ran(*command: str, at: Path) -> str:
-    """Return what a program says; it ends well and in time."""
+    """Return the output of a program that ends with success and in time."""
     process = await asyncio.create_subprocess_exec(
         *command, cwd=at, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

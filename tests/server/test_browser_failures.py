@@ -65,7 +65,7 @@ async def _played(body: str, tmp_path: Path) -> Json:
         return found
 
 
-async def test_a_loop_over_a_turn_that_fails_throws_after_its_last_event(tmp_path: Path) -> None:
+async def test_a_loop_over_a_failing_turn_throws_after_its_last_event(tmp_path: Path) -> None:
     body = """
   const stream = client.send("s1", "fail");
   const looped = await shown(stream);
@@ -92,7 +92,7 @@ async def test_a_loop_over_a_turn_that_fails_throws_after_its_last_event(tmp_pat
     assert found["next"] == {"transcript": "well", "last": "turn_ended", "error": None}
 
 
-async def test_a_loop_over_a_turn_that_is_stopped_and_one_over_a_withdrawn_message_throw(
+async def test_a_loop_over_a_stopped_turn_or_a_withdrawn_message_throws(
     tmp_path: Path,
 ) -> None:
     body = """
@@ -118,7 +118,7 @@ async def test_a_loop_over_a_turn_that_is_stopped_and_one_over_a_withdrawn_messa
     assert (queued["name"], queued["status"], queued["turn"]) == ("TurnFailedError", "withdrawn", 0)
 
 
-async def test_a_loop_that_is_left_or_let_go_and_a_follower_throw_nothing(tmp_path: Path) -> None:
+async def test_a_loop_that_is_left_or_closed_and_a_follower_throw_nothing(tmp_path: Path) -> None:
     body = """
   const failed = await shown(client.send("s1", "fail"));
   const follower = client.follow("s1", "0-0");

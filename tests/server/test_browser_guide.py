@@ -1,4 +1,4 @@
-"""The programs of the browser guide, as they are printed, in a real browser: also while their server is killed."""
+"""The programs of the browser guide, as printed, in a real browser: also while their server is killed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CHAT = next(program for program in PROGRAMS if "oninterrupted" in program)
 ASK = next(program for program in PROGRAMS if "client.ask" in program)
 RECORDS = "fetch('/v1/sessions/my-session/records').then((answer) => answer.text())"
 A_FRAME = "new Promise(requestAnimationFrame)"
-"""Let the page run before it is looked at again."""
+"""Let the page run before it is checked again."""
 KILLED_SEEDS, KILLS = (range(1, 7), 25) if os.environ.get("MIDSTREAM_FAULT_FULL") == "1" else (range(1, 2), 3)
 KILLS_OF_A_TURN_MAX = 4
 START_S = 90.0
-"""For a server to start, beside browsers and on a busy machine."""
+"""Seconds for the start of a server, beside browsers and on a busy machine."""
 END_S = 6 * WAIT_S
 """Seconds for the end of a turn after its last kill: the client is back after twice its server's absence."""
 
@@ -46,7 +46,7 @@ pytestmark = [
 
 
 class Lives:
-    """A server that is killed and lives again, at the same address."""
+    """A server that is killed and started again, at the same address."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -62,11 +62,11 @@ class Lives:
         return self
 
     def hold(self) -> None:
-        """Let no answer of a server that begins go on behind its half: what is done meanwhile is in its middle."""
+        """Stop the answers of a starting server at their half, so that the test acts in the middle of one."""
         self._hold.touch()
 
     def release(self) -> None:
-        """Let the answers go on."""
+        """Release the stopped answers."""
         self._hold.unlink()
 
     async def kill(self) -> None:
@@ -78,7 +78,7 @@ class Lives:
 
 @asynccontextmanager
 async def lives(folder: Path, *, is_held: bool = False) -> AsyncIterator[Lives]:
-    """Run a server, whose answers stop at their half until `release` where it `is_held`."""
+    """Run a server whose answers stop at their half until `release` if `is_held`."""
     server = Lives(folder)
     if is_held:
         server.hold()
@@ -90,7 +90,7 @@ async def lives(folder: Path, *, is_held: bool = False) -> AsyncIterator[Lives]:
 
 
 async def running(browser: Browser, server: Lives, program: str) -> tuple[Page, list[str]]:
-    """Open a page that is this program and nothing else; return it with what it writes to its console."""
+    """Open a page with only this program; return it with its console output."""
 
     async def answer(route: Route) -> None:
         body = f'<!doctype html><html><body><script type="module">\n{program}</script></body></html>'
@@ -131,7 +131,7 @@ async def test_the_chat_of_the_guide_shows_each_word_once_while_its_server_is_ki
 
 
 async def answers(page: Page) -> list[str]:
-    """Return the text of each answer that ended, as the journal has it."""
+    """Return the text of each completed answer, as the journal has it."""
     records = [json.loads(line)["record"] for line in (await page.evaluate(RECORDS)).splitlines()]
     ended = sum(record["type"] == "turn_ended" for record in records)
     return [
@@ -143,7 +143,7 @@ async def answers(page: Page) -> list[str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", KILLED_SEEDS)
-async def test_the_chat_of_the_guide_shows_each_word_once_whenever_its_server_is_killed(
+async def test_the_chat_of_the_guide_shows_each_word_once_over_kills_at_random_moments(
     browser: Browser, tmp_path: Path, seed: int
 ) -> None:
     random, kills = Random(seed), 0
@@ -156,7 +156,7 @@ async def test_the_chat_of_the_guide_shows_each_word_once_whenever_its_server_is
             for _ in range(random.randint(1, KILLS_OF_A_TURN_MAX)):
                 await page.wait_for_timeout(
                     2000 * random.random()
-                )  # a moment by chance: nothing is waited for
+                )  # A random moment: no condition is waited for.
                 await server.kill()
                 await server.begin()
                 kills += 1
@@ -170,7 +170,7 @@ async def test_the_chat_of_the_guide_shows_each_word_once_whenever_its_server_is
         await page.context.close()
 
 
-async def test_the_chat_of_the_guide_goes_on_after_a_reload_with_the_whole_answer(
+async def test_the_chat_of_the_guide_continues_after_a_reload_with_the_whole_answer(
     browser: Browser, tmp_path: Path
 ) -> None:
     async with lives(tmp_path, is_held=True) as server:

@@ -1,4 +1,4 @@
-"""The JavaScript client at servers that it cannot reach, and on pages of another origin: in node, and in Chromium."""
+"""The JavaScript client with unreachable servers, and on pages of another origin: in node, and in Chromium."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.server.test_page import WAIT_S
 from tests.spec import spec
 
 PAGE = "http://localhost:5173"
-"""Nothing listens there: the test answers."""
+"""An address without a listener: the test serves it."""
 ASK = """
 import {{ connect }} from "{client}/midstream.js";
 const client = await connect({{ url: "{url}", transport: "{transport}", settings: {{ reachWithinS: {within} }} }});
@@ -53,9 +53,11 @@ async def _asked(url: str, folder: Path, *, within: float = 1) -> str:
 
 
 @needs_node
-async def test_a_server_that_is_not_there_is_reported(tmp_path: Path) -> None:
+async def test_an_absent_server_is_reported(tmp_path: Path) -> None:
     with held_port() as port:
-        said = await _asked(f"http://127.0.0.1:{port}", tmp_path, within=4)  # a first try is over by then
+        said = await _asked(
+            f"http://127.0.0.1:{port}", tmp_path, within=4
+        )  # The first attempt is over by then.
     said_of_last = "(last: the connection to the server broke (ECONNREFUSED))"
     assert said.startswith(f"connection_lost no connection to the server within 4 s {said_of_last}")
 
@@ -69,7 +71,7 @@ async def test_a_wrong_scheme_is_reported(tmp_path: Path) -> None:
 
 
 @needs_node
-async def test_a_text_that_cannot_be_sent_reaches_no_server(tmp_path: Path) -> None:
+async def test_a_text_that_cannot_be_encoded_is_refused_before_sending(tmp_path: Path) -> None:
     file = tmp_path / "ask.mjs"
     async with served(make_app([text("hi")])) as server:
         program = _program(server.url)
@@ -80,7 +82,7 @@ async def test_a_text_that_cannot_be_sent_reaches_no_server(tmp_path: Path) -> N
 
 
 @needs_node
-async def test_a_failed_turn_throws_an_error_that_names_it(tmp_path: Path) -> None:
+async def test_a_failed_turn_throws_an_error_with_its_details(tmp_path: Path) -> None:
     members = "error.name, error.code, error.cause, error.turn, error.isResumable,"
     with Serving(tmp_path, options=["--no-auth"]) as server:
         program = _program(server.url).replace('"hello"', '"fail"').replace("error.code,", members)
@@ -90,7 +92,7 @@ async def test_a_failed_turn_throws_an_error_that_names_it(tmp_path: Path) -> No
 
 
 @needs_node
-async def test_the_client_of_the_examples_shows_a_token(tmp_path: Path) -> None:
+async def test_the_example_client_sends_its_token(tmp_path: Path) -> None:
     client = ROOT / "examples" / "minimal_client" / "ask.mjs"
     async with served(guarded_app()) as server:
 
@@ -120,7 +122,7 @@ async def test_the_client_of_the_examples_shows_a_token(tmp_path: Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @spec("SEC-87", "STREAM-73")
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_page_of_another_origin_is_served_where_it_is_allowed_and_else_gets_an_error(
+async def test_a_page_of_an_allowed_origin_is_served_and_any_other_gets_an_error(
     browser: Browser, tmp_path: Path
 ) -> None:
     options = ["--no-auth", "--allow-origin"]
@@ -138,7 +140,7 @@ async def test_a_page_of_another_origin_is_served_where_it_is_allowed_and_else_g
 
 
 async def _said_by_page(browser: Browser, program: str) -> str:
-    """Return the last line that a page, which is this program, writes to its console by itself."""
+    """Return the last line that a page of only this program writes to its console."""
     said: list[str] = []
     page = await (await browser.new_context()).new_page()
     page.on("console", lambda message: said.append(message.text) if message.type == "log" else None)

@@ -1,4 +1,4 @@
-"""The key of a gateway: long enough, and not found by trying."""
+"""The key of a gateway: long enough, and protected from guessing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_wrong_keys_are_limited_for_each_address_and_the_right_one_passes(
 
 
 @spec("SEC-15")
-def test_only_so_many_addresses_are_counted() -> None:
+def test_the_number_of_counted_addresses_is_bounded() -> None:
     key = ClientKey(KEY, FakeWorld())
     for number in range(CALLERS_MAX + 10):
         _status(key, "wrong", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
@@ -45,6 +45,6 @@ def test_only_so_many_addresses_are_counted() -> None:
 
 
 @spec("SEC-14")
-def test_a_key_that_can_be_guessed_is_refused() -> None:
+def test_a_guessable_key_is_refused() -> None:
     with pytest.raises(UsageError, match="16 characters"):
         ClientKey("x" * 15, FakeWorld())

@@ -1,4 +1,4 @@
-"""The rules of access that are about content, errors, defaults and what we stand on (11 to 19).
+"""The rules of access about content, errors, defaults and dependencies (11 to 19).
 
 The numbers are those of `docs/guides/security.md`.
 """
@@ -58,7 +58,7 @@ EVENTS = "/v1/sessions/s1/events"
 
 
 class Stuck:
-    """A transport whose client has stopped reading: its first write never returns."""
+    """A transport with a client that has stopped reading: its first write never returns."""
 
     ends_with_turn = False
     gap_s = 0.0
@@ -76,7 +76,7 @@ class Stuck:
         await asyncio.Event().wait()
 
 
-async def test_rule_11_a_reader_that_stopped_reading_holds_nothing_and_is_dropped() -> None:
+async def test_rule_11_a_stalled_reader_holds_no_resources_and_is_dropped() -> None:
     world = FakeWorld()
     host = Host(Agent(ScriptedModel(lambda _: text("w " * 400))), MemoryStore(), world=world)
     await host.start()
@@ -87,8 +87,8 @@ async def test_rule_11_a_reader_that_stopped_reading_holds_nothing_and_is_droppe
     with Connection(host, "s1", stream, stuck, connections) as connection:
         running = asyncio.create_task(connection.run())
         await world.settle()
-        assert stuck.sent == 1  # the welcome, which it never took
-        held = stream.cursor  # what the next write will be, one page at most
+        assert stuck.sent == 1  # The welcome, which the client never read.
+        held = stream.cursor  # The next write, one page at most.
         await runner.submit(SendMessage(UserMessage.of("more")))
         await world.advance(1.0)
         assert (stuck.sent, stream.cursor) == (1, held)
@@ -103,7 +103,7 @@ async def test_rule_11_a_reader_that_stopped_reading_holds_nothing_and_is_droppe
 # --- 12. logs -------------------------------------------------------------------------------------
 
 
-async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_repr(
+async def test_rule_12_no_content_and_no_credential_is_in_a_log_an_error_or_a_repr(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -162,11 +162,11 @@ async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_
     }
     found = [(where, name) for where, text in seen.items() for name, word in canaries.items() if word in text]
     assert found == []
-    assert logged  # something was logged, and looked at
+    assert logged  # Something was logged, and it was examined.
 
 
 def _of_server(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """The lines of this side: those of the test's own clients name what they send."""
+    """Return the lines of the server: those of the test's own clients contain what they send."""
     clients = ("httpcore", "httpx", "websockets.client", "asyncio", "hpack")
     return [record for record in caplog.records if not record.name.startswith(clients)]
 
@@ -174,7 +174,7 @@ def _of_server(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 # --- 13. content in the page ----------------------------------------------------------------------
 
 
-async def test_rule_13_the_page_runs_nothing_from_its_content_and_holds_no_credential() -> None:
+async def test_rule_13_the_page_executes_nothing_of_its_content_and_stores_no_credential() -> None:
     async with called(guarded_app()) as client:
         for path in ("/", "/static/app.js"):
             headers = (await client.get(path)).headers
@@ -210,7 +210,7 @@ async def test_rule_13_the_page_runs_nothing_from_its_content_and_holds_no_crede
 
 
 @given(st.text(alphabet=st.characters(), max_size=40))
-def test_rule_14_what_could_act_on_a_terminal_does_not_reach_it(words: str) -> None:
+def test_rule_14_control_sequences_do_not_reach_the_terminal(words: str) -> None:
     hostile = "\x1b]0;title\x07\x1b[31m\x9b2J\u202e\u2066\x08\r"
     shown = clean(f"{hostile}{words}{hostile}")
     bidi = {*map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C))}
@@ -221,7 +221,7 @@ def test_rule_14_what_could_act_on_a_terminal_does_not_reach_it(words: str) -> N
 # --- 15. unsafe reading ---------------------------------------------------------------------------
 
 
-async def test_rule_15_nothing_is_unpickled_or_evaluated_and_depth_is_no_way_in() -> None:
+async def test_rule_15_nothing_is_unpickled_or_evaluated_and_depth_is_limited() -> None:
     forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml"}
     found = []
     for path in SRC.rglob("*.py"):
@@ -258,7 +258,7 @@ async def _until(events: httpx2.Response, word: str) -> AsyncIterator[str]:
             return
 
 
-async def test_rule_16_an_approval_is_good_for_the_arguments_it_was_given_for() -> None:
+async def test_rule_16_an_approval_is_valid_only_for_its_arguments() -> None:
     @tool(needs_approval=True)
     def pay(amount: int) -> str:
         """Pay."""
@@ -303,7 +303,7 @@ def test_rule_17_every_error_is_a_problem_with_a_stable_code_and_a_next_step() -
         assert problem["next"]
 
 
-async def test_rule_17_a_bug_says_nothing_of_itself_and_a_foreign_thing_is_as_a_missing_one() -> None:
+async def test_rule_17_a_bug_exposes_no_detail_and_a_foreign_session_looks_missing() -> None:
     class Broken(MemoryStore):
         def list(
             self,
@@ -344,7 +344,7 @@ async def test_rule_17_a_bug_says_nothing_of_itself_and_a_foreign_thing_is_as_a_
         ("0.0.0.0", "asks", ("agents.example",), "plain"),
     ],
 )
-async def test_rule_18_no_door_stands_open_by_default(
+async def test_rule_18_no_server_is_open_to_the_network_by_default(
     host: str, asks: str, names: tuple[str, ...], starts: str
 ) -> None:
     stop = asyncio.Event()
@@ -361,7 +361,7 @@ async def test_rule_18_no_door_stands_open_by_default(
 
 
 @pytest.mark.parametrize("proxies", [[], ["127.0.0.1"]])
-async def test_rule_18_a_proxy_is_believed_only_where_it_is_named(proxies: list[str]) -> None:
+async def test_rule_18_proxy_headers_are_trusted_only_from_named_proxies(proxies: list[str]) -> None:
     seen: list[tuple[str, str]] = []
 
     def note(connection: HTTPConnection) -> None:
@@ -375,7 +375,7 @@ async def test_rule_18_a_proxy_is_believed_only_where_it_is_named(proxies: list[
     assert seen == [("198.51.100.7", "https") if proxies else ("127.0.0.1", "http")]
 
 
-async def test_rule_18_a_users_header_is_believed_only_from_its_proxy() -> None:
+async def test_rule_18_a_user_header_is_trusted_only_from_its_proxy() -> None:
     way = proxy_user("x-forwarded-user", proxies=["192.0.2.1"])
     for address, expected in (("192.0.2.1", 200), ("192.0.2.2", 401)):
         app = make_app(access=Access(authenticate=way))
@@ -389,7 +389,7 @@ async def test_rule_18_a_users_header_is_believed_only_from_its_proxy() -> None:
 # --- 19. supply chain -----------------------------------------------------------------------------
 
 
-def test_rule_19_what_a_server_loads_is_what_it_says_and_nothing_hooks_the_interpreter() -> None:
+def test_rule_19_a_server_loads_only_its_declared_dependencies_and_none_hooks_the_interpreter() -> None:
     program = (
         "import json, sys; import midstream.server.app, midstream.server.uvicorn_server;"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
@@ -407,7 +407,7 @@ def test_rule_19_what_a_server_loads_is_what_it_says_and_nothing_hooks_the_inter
         "click",
         "h11",
         "httptools",
-        "cython_runtime",  # made by every extension that Cython compiled, httptools for one
+        "cython_runtime",  # Created by every extension that Cython compiled, httptools for one.
         "uvloop",
         "anyio",
     }

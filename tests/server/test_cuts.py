@@ -1,4 +1,4 @@
-"""A body never ends well before the turn does, whoever or whatever ends it."""
+"""A body never ends cleanly before its turn, whatever ends it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def following(server: Served, **headers: str) -> AsyncIterator[httpx2.Resp
 
 
 @spec("STREAM-27", "STREAM-39")
-async def test_a_body_that_its_client_closes_elsewhere_is_cut_and_nobody_else_can_close_it() -> None:
+async def test_a_body_is_cut_when_its_own_client_closes_it_elsewhere_and_only_then() -> None:
     gate = asyncio.Event()
     async with served(make_app([[*text("hello")[:-1], Gate(gate)]])) as server:
         await post(server.http, command())
@@ -82,7 +82,7 @@ async def test_a_body_is_cut_under_a_middleware_that_hides_exceptions() -> None:
 
 
 class LosingStore(MemoryStore):
-    """Lose something of a session after so many pages of it were read."""
+    """A store that loses something of a session after some pages were read."""
 
     pages_left = -1
     lose: Callable[[], object]
@@ -96,7 +96,7 @@ class LosingStore(MemoryStore):
 
 @spec("STREAM-27")
 @pytest.mark.parametrize("is_deleted", [True, False], ids=["deleted", "pruned"])
-async def test_an_export_that_loses_its_session_on_the_way_is_cut(
+async def test_an_export_that_loses_its_session_midway_is_cut(
     is_deleted: bool,  # noqa: FBT001 - a case
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

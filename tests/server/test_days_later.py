@@ -1,4 +1,6 @@
-"""A question outlives the server that asked it: it is killed, days go by, and the answer of somebody else counts."""
+"""A question outlives the server that asked it: after a kill and some days, the answer of another client
+counts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A session that is deleted: whoever reads it is told, wherever they are connected, and nothing of it is left."""
+"""A deleted session: its readers receive the deletion wherever they are connected, and none of its data is
+left.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ async def _ended(server: Served, session: str = "s1") -> None:
 
 
 async def _say(server: Served) -> None:
-    """Let a whole turn happen in `s1`."""
+    """Run a whole turn in `s1`."""
     assert (
         await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
     ).status_code == 200
@@ -41,7 +43,7 @@ async def _say(server: Served) -> None:
 
 @asynccontextmanager
 async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list[ServerSentEvent]]:
-    """Follow by server-sent events; yield what was heard, which is whole after the block."""
+    """Follow by server-sent events; yield the list of events, which is complete after the block."""
     heard: list[ServerSentEvent] = []
     is_welcome = asyncio.Event()
 
@@ -52,7 +54,7 @@ async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list
                 async for piece in answer.aiter_raw():
                     heard.extend(decoder.feed(piece))
                     is_welcome.set()
-            except httpx2.RemoteProtocolError:  # cut
+            except httpx2.RemoteProtocolError:  # Cut.
                 return
             raise AssertionError("a clean end would be the turn's")
 
@@ -63,7 +65,7 @@ async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list
 
 
 @spec("STREAM-68")
-async def test_readers_of_each_transport_are_told() -> None:
+async def test_readers_over_each_transport_receive_the_deletion() -> None:
     async with served(make_app([text("hello")] * 2)) as server:
         await _say(server)
         newest = (await server.http.get("/v1/sessions/s1")).json()["event_id"]
@@ -85,7 +87,7 @@ async def test_readers_of_each_transport_are_told() -> None:
             assert await socket.hear_close() == (1008, GONE)
             answer = await asyncio.wait_for(poll, WAIT_S)
             polled = answer.json()
-            # A poll that had not been let in yet is refused; one that waits is answered.
+            # A poll that was not admitted yet is refused; a waiting one is answered.
             told = (
                 [polled["code"]] if answer.status_code == 404 else [each["code"] for each in polled["frames"]]
             )
@@ -96,7 +98,7 @@ async def test_readers_of_each_transport_are_told() -> None:
 
 
 @spec("STREAM-68")
-async def test_a_reader_at_another_process_is_told() -> None:
+async def test_a_reader_at_another_process_receives_the_deletion() -> None:
     memory = Memory()
     async with served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as owner:
         await _say(owner)
@@ -112,7 +114,7 @@ async def test_a_reader_at_another_process_is_told() -> None:
 
 
 @spec("STREAM-68")
-async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None:
+async def test_a_deletion_during_a_turn_is_refused_without_effect() -> None:
     async with served(guarded_app([[Stall()]])) as server:
         assert (await say(server.http, "s1", ADA)).status_code == 200
         assert (await server.http.put("/v1/sessions/s1/readers/bob", headers=ADA)).status_code == 200
@@ -127,7 +129,7 @@ async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None
             await reader.hear_until("turn_ended")
             assert (await server.http.delete("/v1/sessions/s1", headers=ADA)).status_code == 204
             assert (await reader.hear())["code"] == GONE
-        # Its name is free, with nothing of what was there: no transcript, no reader, no owner.
+        # Its name is free, and nothing of it is left: no transcript, no reader, no owner.
         assert (await say(server.http, "s1", BOB)).status_code == 200
         owner = (await server.http.get("/v1/sessions/s1/owner", headers=BOB)).json()
         assert (owner["principal"], owner["readers"]) == ("bob", [])
@@ -135,7 +137,7 @@ async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None
 
 
 @spec("STREAM-68")
-async def test_a_client_whose_session_was_deleted_does_not_come_back_for_it() -> None:
+async def test_a_client_of_a_deleted_session_does_not_reconnect() -> None:
     async with served(make_app([text("hello")])) as server:
         await _say(server)
         assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
@@ -146,7 +148,7 @@ async def test_a_client_whose_session_was_deleted_does_not_come_back_for_it() ->
 
 
 @spec("STREAM-68")
-async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_otherwise() -> None:
+async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -> None:
     store = Refusing(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
         await _say(server)
@@ -174,7 +176,7 @@ async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_other
 
 
 @spec("STREAM-68")
-async def test_of_two_deletions_at_once_one_is_refused_and_lets_nothing_begin_meanwhile() -> None:
+async def test_one_of_two_concurrent_deletions_is_refused_and_no_turn_begins_meanwhile() -> None:
     store = Refusing(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
         await _say(server)
@@ -193,7 +195,7 @@ async def test_of_two_deletions_at_once_one_is_refused_and_lets_nothing_begin_me
 
 
 @spec("STREAM-68")
-async def test_readers_of_the_owner_are_told_once_another_process_has_deleted(tmp_path: Path) -> None:
+async def test_readers_at_the_running_node_receive_the_deletion_by_another_process(tmp_path: Path) -> None:
     store = RefusingWhatIsFree(SQLiteStore(tmp_path / "m.db"))
     async with (
         served(make_app([text("hello")] * 2, store=SQLiteStore(tmp_path / "m.db"))) as owner,
@@ -217,7 +219,7 @@ async def test_readers_of_the_owner_are_told_once_another_process_has_deleted(tm
 
 
 @spec("STREAM-68", "TURN-76")
-async def test_an_owner_that_is_slow_to_say_that_it_let_go_is_answered_for_by_the_one_who_asked() -> None:
+async def test_a_deletion_proceeds_when_the_running_node_is_slow_to_confirm_its_release() -> None:
     memory = Memory()
     slow = NeverAnswering(MemoryStore(memory))
     store = RefusingWhatIsFree(MemoryStore(memory))
@@ -235,7 +237,7 @@ async def test_an_owner_that_is_slow_to_say_that_it_let_go_is_answered_for_by_th
 
 
 class NeverAnswering(StoreInFront):
-    """A store that stands still when its owner answers what another process asked."""
+    """A store that blocks when its node answers a command of another process."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -249,7 +251,7 @@ class NeverAnswering(StoreInFront):
 
 
 class Refusing(StoreInFront):
-    """A store that is busy when something is to be deleted, while it is told to."""
+    """A store that is busy on deletions, while a test requires it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -265,7 +267,7 @@ class Refusing(StoreInFront):
 
 
 class RefusingWhatIsFree(StoreInFront):
-    """A store that is busy when its owner has let go of what is to be deleted, until that is over."""
+    """A store that is busy when its node has released the session to delete, until that is over."""
 
     is_over = False
 

@@ -1,4 +1,4 @@
-"""Clients that come back after the end of their turn, and outcomes of calls that were not started."""
+"""Clients that return after the end of their turn, and outcomes of calls that were not started."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _ended(subject: CoreSubject) -> ClientView:
 
 @spec("STREAM-26", "STREAM-54")
 @pytest.mark.parametrize("way", TransportKind)
-async def test_a_client_that_stored_a_cursor_behind_the_end_of_its_turn_ends(way: TransportKind) -> None:
+async def test_a_client_with_a_cursor_behind_the_end_of_its_turn_ends(way: TransportKind) -> None:
     async with served(make_app([text("one two")])) as server:
         subject = _Returning(server.url, World())
         await subject.begin("s1", way)
@@ -51,7 +51,7 @@ async def test_a_client_that_stored_a_cursor_behind_the_end_of_its_turn_ends(way
 
 
 @spec("TURN-15")
-async def test_an_outcome_before_the_start_of_its_call_is_refused_and_taken_after_it() -> None:
+async def test_an_outcome_before_the_start_of_its_call_is_refused_and_accepted_after_it() -> None:
     tool: Json = {"spec": {"name": "look"}, "needs_approval": True}
     early: Json = {
         "type": "result",

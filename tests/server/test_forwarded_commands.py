@@ -1,4 +1,6 @@
-"""Commands that come to a server for sessions that another one runs: that one checks them, this one reads nothing."""
+"""Commands that arrive at a server for sessions on another node: that node checks them, this one reads
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SPENT: list[ScriptedStep] = [TextDelta("Hello."), Finished(usage=Usage(60, 50))]
 
 
 class CountedStore(StoreInFront):
-    """Any store, and what was asked of it about sessions."""
+    """A store that counts its operations on sessions."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -47,7 +49,9 @@ class CountedStore(StoreInFront):
 
 
 class Pair(Struct):
-    """Two servers on one store that know each other: `node` runs the sessions, commands come to `other`."""
+    """Two servers on one store that have found each other: `node` runs the sessions, commands arrive at
+    `other`.
+    """
 
     node: App
     other: App
@@ -73,7 +77,7 @@ StoreMaker = Callable[[], Store]
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store_of(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
-    """Makes stores of one place."""
+    """Function that makes stores of one place."""
     if request.param == "sqlite":
         return lambda: SQLiteStore(tmp_path / "server.db")
     memory = Memory()
@@ -84,7 +88,7 @@ def store_of(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
 async def pair_of(
     store_of: StoreMaker, script: Script = (), *, limits: Limits | None = None, is_guarded: bool = False
 ) -> AsyncIterator[Pair]:
-    """Start two servers, and wait until they know each other."""
+    """Start two servers, and wait until they have found each other."""
     front = CountedStore(store_of())
     if is_guarded:
         node = guarded_app(script or None, store=store_of(), limits=limits)
@@ -105,7 +109,7 @@ def _key(number: int) -> dict[str, str]:
 
 
 @spec("TURN-56")
-async def test_a_forwarded_command_reads_no_session_at_the_sender(store_of: StoreMaker) -> None:
+async def test_forwarding_a_command_reads_no_session_at_the_sender(store_of: StoreMaker) -> None:
     async with pair_of(store_of, lambda _: text("Hello.")) as pair:
         for number in range(5):
             assert (await post(pair.node_http, command(), **_key(number))).status_code == 200
@@ -123,7 +127,7 @@ async def test_a_forwarded_command_reads_no_session_at_the_sender(store_of: Stor
 
 
 @spec("TURN-56")
-async def test_a_command_for_a_session_that_no_node_has_is_decided_where_it_comes(
+async def test_a_command_for_a_session_without_a_node_is_decided_where_it_arrives(
     store_of: StoreMaker,
 ) -> None:
     async with pair_of(store_of, lambda _: text("Hello.")) as pair:
@@ -163,7 +167,9 @@ CASES: dict[str, Case] = {
 @spec("TURN-56")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "ended"])
-async def test_a_forwarded_command_is_answered_as_at_its_node(name: str, *, is_running: bool) -> None:
+async def test_a_forwarded_command_gets_the_same_response_as_at_its_node(
+    name: str, *, is_running: bool
+) -> None:
     answers: list[tuple[int, Json, str | None]] = []
     for is_forwarded in (False, True):
         memory = Memory()
@@ -208,7 +214,7 @@ async def test_a_forwarded_turn_counts_as_running_where_it_runs() -> None:
     script: Script = lambda _: [Stall()]  # noqa: E731 - one line
     async with pair_of(lambda: MemoryStore(memory), script, limits=limits, is_guarded=True) as pair:
         world = pair.node.host.world
-        for session in ("s1", "s3"):  # the second one takes the place of the first in the counter
+        for session in ("s1", "s3"):  # The second one takes the place of the first in the counter.
             assert (await say(pair.node_http, session, ADA)).status_code == 200
             await (await pair.node.host.session(session)).submit(Cancel())
             world.monotonic = _later(world.monotonic)
@@ -218,7 +224,7 @@ async def test_a_forwarded_turn_counts_as_running_where_it_runs() -> None:
 
 
 def _later(clock: Callable[[], float]) -> Callable[[], float]:
-    """Return a clock that is an hour ahead: what was asked for before does not count as starting any more."""
+    """Return a clock that is an hour ahead: earlier requests no longer count as starting."""
     return lambda: clock() + 3600.0
 
 
@@ -237,7 +243,7 @@ async def test_a_caller_at_its_limit_repeats_an_accepted_command_at_any_server()
         assert (again.status_code, again.headers["x-midstream-replayed"]) == (200, "true")
 
 
-async def test_a_command_of_a_stranger_is_refused_before_it_is_forwarded() -> None:
+async def test_a_command_of_an_unauthorized_caller_is_refused_before_it_is_forwarded() -> None:
     memory = Memory()
     async with pair_of(lambda: MemoryStore(memory), is_guarded=True) as pair:
         assert (await say(pair.node_http, "s1", ADA)).status_code == 200
@@ -247,7 +253,7 @@ async def test_a_command_of_a_stranger_is_refused_before_it_is_forwarded() -> No
         assert "forward" not in pair.other_store.of("s1")
 
 
-async def test_a_server_that_drains_forwards_nothing(store_of: StoreMaker) -> None:
+async def test_a_draining_server_forwards_nothing(store_of: StoreMaker) -> None:
     async with pair_of(store_of, lambda _: text("Hello.")) as pair:
         assert (await post(pair.node_http, command())).status_code == 200
         pair.other.host.drain()

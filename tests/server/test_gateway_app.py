@@ -1,4 +1,4 @@
-"""The gateway before clients that nobody here wrote: OpenAI's and Anthropic's own."""
+"""The gateway with independent clients: the SDKs of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ASK: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @spec("REUSE-66")
-async def test_openais_client_is_answered_with_chat_completions() -> None:
+async def test_the_openai_client_receives_chat_completions() -> None:
     async with served([HELLO]) as gateway, gateway.openai() as client:
         whole = await client.chat.completions.create(model="m", messages=ASK)
         assert whole.choices[0].message.content == "Hello you"
@@ -88,7 +88,7 @@ async def test_openais_client_is_answered_with_chat_completions() -> None:
 
 
 @spec("REUSE-66")
-async def test_openais_client_calls_a_tool_and_brings_its_result() -> None:
+async def test_the_openai_client_calls_a_tool_and_sends_its_result() -> None:
     asks: list[ModelEvent] = [
         TextDelta("I look."),
         ToolCallRequested("call_7", "look", '{"at": "it"}'),
@@ -122,7 +122,7 @@ async def test_openais_client_calls_a_tool_and_brings_its_result() -> None:
 
 
 @spec("REUSE-66")
-async def test_openais_client_is_answered_with_responses() -> None:
+async def test_the_openai_client_receives_responses() -> None:
     asks: list[ModelEvent] = [
         *HELLO[:-1],
         ToolCallRequested("call_7", "look", '{"at":1}'),
@@ -154,7 +154,7 @@ async def test_openais_client_is_answered_with_responses() -> None:
 
 
 @spec("REUSE-66")
-async def test_anthropics_client_is_answered_with_messages() -> None:
+async def test_the_anthropic_client_receives_messages() -> None:
     asks: list[ModelEvent] = [
         ThinkingDelta("hm", "signed"),
         TextDelta("I look."),
@@ -187,14 +187,14 @@ async def test_anthropics_client_is_answered_with_messages() -> None:
         assert (await client.messages.count_tokens(model="m", messages=ASK)).input_tokens > 0
 
 
-async def test_thinking_is_shown_to_anthropics_hosts_that_asked_for_it_and_no_others() -> None:
+async def test_thinking_is_shown_to_anthropic_clients_only_where_they_request_it() -> None:
     async with served([HELLO]) as gateway, gateway.anthropic() as client:
         message = await client.messages.create(model="m", max_tokens=9, messages=ASK)
         assert [block.type for block in message.content] == ["text"]
 
 
 @spec("REUSE-67")
-async def test_what_the_upstream_runs_itself_never_looks_like_a_call_of_the_host() -> None:
+async def test_a_tool_run_by_the_upstream_never_looks_like_a_call_for_the_client() -> None:
     script: list[ModelEvent] = [
         UpstreamCallStarted("u1", "Bash", '{"command": "ls"}'),
         UpstreamCallEnded("u1", "README.md"),
@@ -216,7 +216,7 @@ async def test_what_the_upstream_runs_itself_never_looks_like_a_call_of_the_host
 
 
 @spec("REUSE-67")
-async def test_a_host_without_tools_gets_no_calls() -> None:
+async def test_a_client_without_tools_receives_no_calls() -> None:
     script: list[ModelEvent] = [
         ToolCallRequested("c1", "look", "{}"),
         TextDelta("Done."),
@@ -248,7 +248,7 @@ REFUSALS: list[tuple[ModelError, int, str]] = [
 
 @pytest.mark.parametrize(("error", "status", "kind"), REFUSALS)
 @spec("REUSE-68")
-async def test_an_error_before_the_first_word_has_its_status_in_every_api(
+async def test_an_error_before_the_first_token_has_its_status_in_every_api(
     error: ModelError, status: int, kind: str
 ) -> None:
     async with served([[error]]) as gateway:
@@ -268,7 +268,7 @@ async def test_an_error_before_the_first_word_has_its_status_in_every_api(
                 await other.responses.create(model="m", input="hi")
 
 
-async def test_hosts_know_a_conversation_that_is_too_long_by_code_and_by_words() -> None:
+async def test_a_context_overflow_is_recognisable_by_code_and_by_text() -> None:
     async with served([[ContextOverflowError("too long")]]) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
         assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -276,7 +276,7 @@ async def test_hosts_know_a_conversation_that_is_too_long_by_code_and_by_words()
         assert answer.json()["error"]["message"].startswith("prompt is too long")
 
 
-async def test_who_should_wait_is_told_how_long_and_who_should_not_repeat_is_told_so() -> None:
+async def test_errors_carry_a_retry_delay_or_a_request_not_to_retry() -> None:
     async with served([[ModelUnavailableError("slow down", retry_after_s=7.0)]]) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
         assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("7", "true")
@@ -286,7 +286,7 @@ async def test_who_should_wait_is_told_how_long_and_who_should_not_repeat_is_tol
 
 
 @spec("REUSE-68")
-async def test_an_error_after_the_first_word_stands_in_the_stream() -> None:
+async def test_an_error_after_the_first_token_is_in_the_stream() -> None:
     async with served([[TextDelta("Hel"), ModelUnavailableError("gone")]]) as gateway:
         async with gateway.openai(max_retries=0) as client:
             stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
@@ -302,7 +302,7 @@ async def test_an_error_after_the_first_word_stands_in_the_stream() -> None:
                 _ = [event async for event in told]
 
 
-async def test_a_bug_of_an_upstream_is_told_without_a_word_about_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_of_an_upstream_is_reported_without_detail(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         name = "broken"
 
@@ -318,11 +318,12 @@ async def test_a_bug_of_an_upstream_is_told_without_a_word_about_it(caplog: pyte
     assert "ZeroDivisionError" in caplog.text
 
 
-# --- who may ask, and how ---------------------------------------------------------------------------------------
+# --- authorization and request forms
+# ----------------------------------------------------------------------------
 
 
 @spec("REUSE-69")
-async def test_nobody_is_answered_without_the_key() -> None:
+async def test_a_request_without_the_key_is_refused() -> None:
     async with served([HELLO]) as gateway:
         for shown in ({}, {"authorization": "Bearer other"}, {"x-api-key": ""}, {"authorization": TOKEN}):
             answer = await gateway.http.post(
@@ -335,7 +336,7 @@ async def test_nobody_is_answered_without_the_key() -> None:
         assert gateway.model.requests == []
 
 
-async def test_without_a_key_no_page_of_another_site_may_ask() -> None:
+async def test_without_a_key_a_page_of_another_site_is_refused() -> None:
     async with served([HELLO], token=None) as gateway:
         foreign = {"origin": "https://elsewhere.example"}
         assert (
@@ -361,7 +362,7 @@ async def test_without_a_key_no_page_of_another_site_may_ask() -> None:
         ("/v1/elsewhere", b"{}", 404),
     ],
 )
-async def test_a_request_of_another_form_is_refused(path: str, body: bytes, status: int) -> None:
+async def test_a_malformed_request_is_refused(path: str, body: bytes, status: int) -> None:
     async with served([HELLO]) as gateway:
         answer = await gateway.http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == status
@@ -380,7 +381,7 @@ async def test_an_unknown_model_is_refused_only_where_names_were_given() -> None
             assert [model.id for model in (await other.models.list()).data] == ["ours"]
 
 
-async def test_what_a_model_grants_reaches_it_and_the_rest_is_named() -> None:
+async def test_settings_that_a_model_supports_reach_it_and_the_rest_is_named() -> None:
     async with served([HELLO]) as gateway:
         body = say("hi", temperature=0, logprobs=True, max_tokens=9, seed=None)
         answer = await gateway.http.post("/v1/chat/completions", json=body)
@@ -388,7 +389,7 @@ async def test_what_a_model_grants_reaches_it_and_the_rest_is_named() -> None:
         assert gateway.model.requests[0].settings == ModelSettings(temperature=0, tokens_max=9)
 
 
-async def test_what_nobody_grants_is_named() -> None:
+async def test_unsupported_settings_are_named() -> None:
     model = ScriptedModel([HELLO])
     model.grants = frozenset({"stop"})
     async with serving(make_gateway(model), model) as gateway:
@@ -398,7 +399,7 @@ async def test_what_nobody_grants_is_named() -> None:
         assert model.requests[0].settings == ModelSettings(stop=("END",))
 
 
-async def test_a_pooled_upstream_is_told_what_it_grants() -> None:
+async def test_a_pooled_upstream_receives_the_settings_it_supports() -> None:
     upstream, store = ScriptedUpstream(abilities=Abilities(grants=frozenset({"top_p"}))), MemoryStore()
     model = ScriptedModel([])
     async with serving(make_gateway(Pooled(upstream, store), store=store), model) as gateway:
@@ -415,7 +416,7 @@ async def test_a_draining_gateway_refuses_new_work() -> None:
         assert (await gateway.http.get("/ready")).status_code == 503
 
 
-async def test_answers_that_the_end_of_the_gateway_stops_are_told_so_in_their_apis(
+async def test_answers_stopped_by_the_shutdown_end_with_an_error_of_their_api(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serve_module, "GOODBYE_S", 0.05)
@@ -444,7 +445,7 @@ async def test_answers_that_the_end_of_the_gateway_stops_are_told_so_in_their_ap
     assert refused.json()["error"]["code"] == "draining"
 
 
-async def test_a_gateway_that_was_stopped_is_not_started_by_a_late_request() -> None:
+async def test_a_late_request_does_not_start_a_stopped_gateway() -> None:
     store = MemoryStore()
     app = make_gateway(ScriptedModel([HELLO]), store=store)
     async with called(app) as client:
@@ -455,7 +456,7 @@ async def test_a_gateway_that_was_stopped_is_not_started_by_a_late_request() -> 
     assert store.node == "", "it was not opened again"
 
 
-async def test_it_lives_as_long_as_the_server_it_is_mounted_in() -> None:
+async def test_the_gateway_starts_and_stops_with_the_server_it_is_mounted_in() -> None:
     app = make_gateway(ScriptedModel([]))
     heard: list[str] = []
     said = iter(("lifespan.startup", "lifespan.shutdown"))
@@ -483,8 +484,8 @@ async def test_a_model_is_closed_with_the_gateway() -> None:
     assert model.closed == 1
 
 
-async def test_the_silence_of_an_agent_is_judged_by_its_pool_alone() -> None:
-    """A gateway with `--silence 600` waits so long: no other limit stands in front of it."""
+async def test_only_the_pool_limits_the_silence_of_an_agent() -> None:
+    """A gateway with `--silence 600` waits so long: no other limit is shorter."""
     async with served([HELLO]) as gateway:
         assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).is_success
         budgets = gateway.gateway._durable.host.agent.stalls
@@ -534,7 +535,7 @@ JUNK = st.recursive(
 
 @given(st.lists(JUNK, min_size=1, max_size=6), st.sampled_from(["chat/completions", "responses", "messages"]))
 @settings(max_examples=tried(120), suppress_health_check=[HealthCheck.too_slow])
-async def test_no_transcript_is_so_broken_that_it_is_a_fault_of_ours(messages: list[Any], path: str) -> None:
+async def test_no_malformed_transcript_causes_an_internal_error(messages: list[Any], path: str) -> None:
     from midstream.testing.scripted_model import ScriptedModel
 
     model = ScriptedModel([HELLO])

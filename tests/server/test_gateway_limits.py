@@ -28,7 +28,7 @@ async def ask(gateway: UserGateway, key: str, words: str = "hi", model: str = "m
 
 
 async def refused(gateway: UserGateway, key: str) -> openai.RateLimitError:
-    for number in range(LOOKS):  # what another process has counted is known a little later
+    for number in range(LOOKS):  # Counts of another process arrive a little later.
         try:
             await ask(gateway, key, f"more {number}")
         except openai.RateLimitError as error:
@@ -37,7 +37,7 @@ async def refused(gateway: UserGateway, key: str) -> openai.RateLimitError:
     raise AssertionError("no request was refused")
 
 
-async def test_requests_of_a_minute_are_limited_in_the_words_of_each_api(tmp_path: Path) -> None:
+async def test_requests_per_minute_are_limited_with_the_error_of_each_api(tmp_path: Path) -> None:
     async with usage_upstream() as upstream, user_gateway(tmp_path, upstream) as [gateway]:
         ada = await key_of(gateway, "ada", "--requests-per-minute", 2)
         eve = await key_of(gateway, "eve")
@@ -62,7 +62,7 @@ async def test_requests_of_a_minute_are_limited_in_the_words_of_each_api(tmp_pat
         assert upstream.requests == 3
 
 
-async def test_a_repetition_joins_its_answer_although_the_limit_is_reached(tmp_path: Path) -> None:
+async def test_a_repeated_request_joins_its_answer_although_the_limit_is_reached(tmp_path: Path) -> None:
     async with usage_upstream() as upstream, user_gateway(tmp_path, upstream) as [gateway]:
         ada = await key_of(gateway, "ada", "--requests-per-minute", 1)
         async with gateway.openai(ada) as client:
@@ -74,7 +74,7 @@ async def test_a_repetition_joins_its_answer_although_the_limit_is_reached(tmp_p
         assert upstream.requests == 1
 
 
-async def test_answers_at_once_are_limited_also_in_the_background_and_by_the_sdk_waited_for(
+async def test_concurrent_answers_are_limited_also_in_the_background_and_the_sdk_waits_for_them(
     tmp_path: Path,
 ) -> None:
     async with usage_upstream() as upstream, user_gateway(tmp_path, upstream) as [gateway]:
@@ -95,14 +95,14 @@ async def test_answers_at_once_are_limited_also_in_the_background_and_by_the_sdk
             assert "".join(words) == TEXT
             following = await client.responses.retrieve(begun.id, stream=True)
             assert [event.type async for event in following][-1] == "response.completed"
-            for number in range(3):  # those that have ended count no more
+            for number in range(3):  # Those that have ended count no more.
                 await client.responses.create(model="m", input=f"again {number}")
 
 
-async def test_tokens_of_a_day_and_of_a_month_and_a_budget_are_limits_that_survive_a_kill(
+async def test_daily_and_monthly_tokens_and_a_budget_are_limits_that_survive_a_kill(
     tmp_path: Path,
 ) -> None:
-    prices = ("--input-price", "1000", "--output-price", "10000")  # 0.2 for an answer
+    prices = ("--input-price", "1000", "--output-price", "10000")  # 0.2 for an answer.
     one = PROMPT + COMPLETION
     async with usage_upstream() as upstream, user_gateway(tmp_path, upstream, *prices) as [gateway]:
         of_day = await key_of(gateway, "day", "--tokens-per-day", 2 * one - 1)
@@ -146,16 +146,16 @@ async def test_limits_hold_for_two_workers_together(tmp_path: Path) -> None:
             for number in range(2):
                 await client.responses.create(model="m", input=f"later {number}", background=True)
             async with asyncio.timeout(WAIT_S):
-                while upstream.requests < before:  # both are at the upstream, and count as its requests
+                while upstream.requests < before:  # Both are at the upstream, and count as its requests.
                     await World().sleep(PAUSE_S)
-            for _ in range(20):  # each is a connection of its own, to either worker
+            for _ in range(20):  # Each is a connection of its own, to either worker.
                 await World().sleep(PAUSE_S)
                 async with gateway.openai(at_once) as other:
                     try:
                         await other.responses.create(model="m", input="more", background=True)
                     except openai.RateLimitError:
                         continue
-            assert upstream.requests - before <= 2  # what passed before the workers knew of one another
+            assert upstream.requests - before <= 2  # Passed before the workers exchanged their counts.
         upstream.gate.set()
 
 

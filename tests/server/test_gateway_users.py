@@ -1,4 +1,4 @@
-"""Users of the gateway: a key each, revoked at once; nothing of one is there for another."""
+"""Users of the gateway: a key each, revoked at once; the data of one is invisible to the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def file_with(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_key_is_found_as_either_api_shows_it_until_it_is_revoked_or_ends(tmp_path: Path) -> None:
+def test_a_key_is_accepted_in_the_header_of_either_api_until_it_is_revoked_or_expires(tmp_path: Path) -> None:
     path = tmp_path / "users"
     users = GatewayUsers(path, World())
     shown = {"authorization": f"Bearer {KEY}"}
@@ -51,9 +51,7 @@ def test_a_key_is_found_as_either_api_shows_it_until_it_is_revoked_or_ends(tmp_p
     "line",
     [f"{KEY} ada scope=read", f"{KEY} ada *", f"{KEY} ada role=operator", f"{KEY} ada tokens-per-day=0", KEY],
 )
-def test_a_line_that_is_none_of_a_user_is_refused_at_the_start_and_admits_nobody_later(
-    tmp_path: Path, line: str
-) -> None:
+def test_an_invalid_line_fails_the_start_and_admits_no_user_later(tmp_path: Path, line: str) -> None:
     path = file_with(tmp_path, f"{KEY} ada")
     users = GatewayUsers(path, World())
     assert users.find({"x-api-key": KEY}) is not None
@@ -64,7 +62,7 @@ def test_a_line_that_is_none_of_a_user_is_refused_at_the_start_and_admits_nobody
 
 
 @spec("REUSE-89")
-async def test_nothing_of_one_user_is_there_for_another(tmp_path: Path) -> None:
+async def test_the_data_of_one_user_is_invisible_to_another(tmp_path: Path) -> None:
     async with usage_upstream() as upstream, user_gateway(tmp_path, upstream) as [gateway]:
         keys = [await asyncio.to_thread(gateway.command, "keys", "add", name) for name in ("ada", "eve")]
         clients = [gateway.openai(key) for key in (*keys, gateway.own_key)]
@@ -92,7 +90,7 @@ async def test_nothing_of_one_user_is_there_for_another(tmp_path: Path) -> None:
             before = upstream.requests
             same = await other.responses.create(model="m", input="hi", extra_headers=named)
             assert same.id != first.id
-            assert upstream.requests == before + 1  # it joined no answer of ada's
+            assert upstream.requests == before + 1  # It joined no answer of Ada's.
         retrieved = await ada.responses.retrieve(first.id)
         assert retrieved.output_text == TEXT
         more = await ada.responses.create(model="m", input="more", previous_response_id=first.id)

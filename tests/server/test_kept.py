@@ -1,4 +1,4 @@
-"""What a client meets where events are no longer kept, or are not wanted one by one."""
+"""Reads of pruned events, and of events that a client takes in batches."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ANSWER = [text("one two three four", tokens=9)]
 
 
 async def prune(host: Host, session: str = "s1", *, back: int = 0) -> EventId:
-    """Prune a journal as far as it goes; `back` places less."""
+    """Prune a journal as far as possible; `back` positions less."""
     store = host.store
     state, places = Session(), list[Session]()
     for epoch, record in await Journal(store, session, host.world).load():
@@ -73,7 +73,7 @@ async def _until(is_true: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def kept(script: Script = ANSWER, *, turns: int = 2) -> AsyncIterator[tuple[Served, EventId]]:
-    """Serve a session of some turns, all but the last of which were pruned; in memory is nothing."""
+    """Serve a session of some turns, all but the last of which were pruned; memory holds none of them."""
     memory = Memory()
     async with served(make_app(ANSWER, store=MemoryStore(memory))) as before:
         for number in range(turns - 1):
@@ -91,7 +91,7 @@ async def _begin(server: Served, **fields: object) -> list[Json]:
 
 
 @spec("STREAM-62", "STREAM-63", "STREAM-64")
-async def test_a_reader_behind_what_is_kept_gets_a_snapshot_and_every_event_after_it() -> None:
+async def test_a_reader_behind_the_pruned_events_gets_a_snapshot_and_every_event_after_it() -> None:
     async with kept(turns=3) as (server, at):
         heard = await _begin(server, event_id="0-0", snapshots="gone")
         welcome, gone, snapshot, *rest = heard
@@ -123,7 +123,7 @@ async def test_a_reader_at_the_last_pruned_event_misses_nothing_and_gets_no_snap
 
 
 @spec("STREAM-64")
-async def test_a_client_that_takes_no_snapshot_goes_on_where_events_are() -> None:
+async def test_a_client_that_accepts_no_snapshot_continues_at_the_oldest_event() -> None:
     async with kept() as (server, at):
         heard = await _begin(server, event_id="1-1", snapshots="never")
         assert [frame["type"] for frame in heard[:3]] == ["welcome", "gone", "events"]
@@ -131,7 +131,7 @@ async def test_a_client_that_takes_no_snapshot_goes_on_where_events_are() -> Non
 
 
 @spec("STREAM-65")
-async def test_a_late_reader_gets_the_turn_that_runs_so_far_and_then_the_rest() -> None:
+async def test_a_late_reader_gets_the_running_turn_so_far_and_then_the_rest() -> None:
     go = asyncio.Event()
     script = [[TextDelta("so far, "), Gate(go), *text("so good")]]
     async with (
@@ -153,7 +153,7 @@ async def test_a_late_reader_gets_the_turn_that_runs_so_far_and_then_the_rest() 
 
 
 @spec("STREAM-63")
-async def test_by_server_sent_events_it_is_the_same() -> None:
+async def test_server_sent_events_carry_the_same_snapshot() -> None:
     async with kept() as (server, at):
         url = "/v1/sessions/s1/events?after=1-1"
         async with server.http.stream("GET", url) as answer:
@@ -171,7 +171,7 @@ async def test_by_server_sent_events_it_is_the_same() -> None:
 
 
 @spec("STREAM-63")
-async def test_a_poll_brings_the_snapshot_together_with_the_word_that_events_are_gone() -> None:
+async def test_a_poll_returns_the_gone_frame_and_the_snapshot_together() -> None:
     async with kept() as (server, at):
         first = await server.http.get("/v1/sessions/s1/poll?n=0&after=1-1")
         frames = first.json()["frames"]
@@ -182,7 +182,7 @@ async def test_a_poll_brings_the_snapshot_together_with_the_word_that_events_are
 
 
 @spec("STREAM-63")
-async def test_records_before_what_is_kept_are_gone_with_the_oldest_position() -> None:
+async def test_pruned_records_are_gone_with_the_oldest_position() -> None:
     async with kept() as (server, at):
         gone = await server.http.get("/v1/sessions/s1/records?after=1")
         assert (gone.status_code, gone.json()["code"]) == (410, "event_gone")
@@ -264,7 +264,7 @@ async def _followed(server: Served, after: str | None, snapshots: SnapshotWhen) 
 
 
 @spec("STREAM-64", "STREAM-65")
-async def test_the_python_client_hands_the_snapshot_to_its_application() -> None:
+async def test_the_python_client_passes_the_snapshot_to_its_application() -> None:
     async with kept() as (server, at):
         gone, snapshot, *rest = await _followed(server, "0-0", SnapshotWhen.GONE)
         assert isinstance(gone.record, Gone)
@@ -278,7 +278,7 @@ async def test_the_python_client_hands_the_snapshot_to_its_application() -> None
 
 
 @spec("STREAM-64")
-async def test_a_client_that_comes_back_after_its_turn_was_pruned_sees_how_it_ended(
+async def test_a_client_that_returns_after_its_turn_was_pruned_receives_its_end(
     tmp_path: Path, port: int
 ) -> None:
     memory, state = Memory(), tmp_path / "client.db"
@@ -318,7 +318,7 @@ class _Holding(World):
 
 
 @spec("STREAM-67")
-async def test_what_comes_while_events_are_held_back_comes_in_one_frame() -> None:
+async def test_events_that_arrive_during_batching_come_in_one_frame() -> None:
     world = _Holding()
     async with served(make_app(ANSWER, world=world)) as server:
         await run_turn(server.app.host, "s1", "the first one")
@@ -333,7 +333,7 @@ async def test_what_comes_while_events_are_held_back_comes_in_one_frame() -> Non
 
 
 @spec("STREAM-66")
-def test_a_snapshot_that_is_too_large_comes_without_its_oldest_entries() -> None:
+def test_a_snapshot_above_the_size_limit_omits_its_oldest_entries() -> None:
     said = [(UserMessage.of(f"question {each}"), Step(Response((Text("x" * 900),)))) for each in range(20)]
     state = Session(turns=20)
     for message, step in said:

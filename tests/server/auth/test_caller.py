@@ -99,7 +99,7 @@ async def test_the_principal_that_begins_a_session_owns_it_and_others_find_nothi
     await bob.require(Action.OWN)
 
 
-async def test_a_stream_is_looked_at_again_and_ends_when_it_is_no_longer_welcome() -> None:
+async def test_a_stream_is_rechecked_and_ends_when_its_permission_has_ended() -> None:
     house = House()
     await house.store.open()
     visit = house.visit(Principal("ada"))
@@ -125,7 +125,7 @@ async def test_a_stream_ends_at_the_second_its_credential_does() -> None:
     assert isinstance(await waiting, UnauthorizedError)
 
 
-async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
+async def test_a_stream_that_sent_commands_ends_when_only_reading_is_permitted() -> None:
     house = House()
     await house.store.open()
     owner = house.visit(Principal("ada"))
@@ -151,7 +151,7 @@ async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
     assert isinstance(await asyncio.wait_for(speaking, 60), UnauthorizedError)
 
 
-async def test_streams_are_counted_while_they_last_and_an_operators_are_not() -> None:
+async def test_streams_count_towards_the_limit_while_they_last_except_an_operators() -> None:
     house = House(Limits(streams_per_principal_max=1, turns_per_principal_max=1))
     first, second = house.visit(Principal("ada")), house.visit(Principal("ada"), "s2")
     first.enter()
@@ -170,7 +170,7 @@ async def test_streams_are_counted_while_they_last_and_an_operators_are_not() ->
         each.count_command(Resume())
 
 
-def test_a_stranger_has_no_visit() -> None:
+def test_a_request_without_credentials_has_no_authenticated_caller() -> None:
     assert isinstance(caller_of({}), UnauthenticatedCaller)
     with pytest.raises(UsageError):
         known_caller_of({CALLER: caller_of({})})

@@ -1,4 +1,4 @@
-"""Pages of an origin that was named may read what they are told, errors as well; nobody else's page may."""
+"""Pages of an allowed origin may read responses, errors included; pages of other origins may not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READABLE = {
 
 
 @pytest.mark.parametrize("origin", ALLOWED)
-async def test_a_page_may_send_what_the_protocol_needs_and_is_told_so_before(origin: str) -> None:
+async def test_a_preflight_allows_the_headers_that_the_protocol_needs(origin: str) -> None:
     async with called(make_app(allowed_origins=ALLOWED)) as client:
         asked = await client.options(
             "/v1/sessions/s1/commands",
@@ -72,7 +72,7 @@ async def test_a_page_may_send_what_the_protocol_needs_and_is_told_so_before(ori
         ("OPTIONS", "/v1/sessions", ADA, 405),
     ],
 )
-async def test_a_page_may_read_answers_and_errors(
+async def test_an_allowed_page_may_read_responses_and_errors(
     method: str, path: str, more: Mapping[str, str], status: int
 ) -> None:
     app = guarded_app(allowed_origins=ALLOWED, limits=Limits(header_bytes_max=4000))
@@ -81,7 +81,7 @@ async def test_a_page_may_read_answers_and_errors(
     assert (answer.status_code, _cors(answer)) == (status, READABLE)
 
 
-async def test_a_page_may_read_a_stream_of_events() -> None:
+async def test_an_allowed_page_may_read_a_stream_of_events() -> None:
     async with called(make_app([text("hi")], allowed_origins=ALLOWED)) as client:
         said = await client.post("/v1/sessions/s1/commands", json=command(), headers={**KEYS, **PAGE})
         assert (said.status_code, _cors(said)) == (200, READABLE)
@@ -89,7 +89,7 @@ async def test_a_page_may_read_a_stream_of_events() -> None:
     assert (followed.status_code, _cors(followed)) == (200, READABLE)
 
 
-async def test_a_page_of_another_origin_learns_nothing_by_asking_first() -> None:
+async def test_a_preflight_of_another_origin_reveals_nothing() -> None:
     async with called(make_app(allowed_origins=ALLOWED)) as client:
         for method in ("OPTIONS", "GET"):
             answer = await client.request(
@@ -102,7 +102,7 @@ async def test_a_page_of_another_origin_learns_nothing_by_asking_first() -> None
             assert _cors(answer) == {"vary": "Origin"}
 
 
-async def test_where_no_origin_was_named_no_answer_speaks_of_them() -> None:
+async def test_without_allowed_origins_no_response_has_cors_headers() -> None:
     async with called(make_app()) as client:
         own = await client.get("/v1/sessions", headers={"origin": "http://testserver"})
         first = await client.options(

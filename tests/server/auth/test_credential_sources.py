@@ -1,4 +1,4 @@
-"""Ways to authenticate, and whether what they accepted is still good."""
+"""Authentication methods, and rechecks of the credentials they accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = ("authorization", f"Bearer {TOKEN}")
 
 
 @spec("SEC-9")
-async def test_an_application_decides_about_what_was_issued_for_its_own() -> None:
+async def test_an_application_decides_whether_its_issued_credentials_are_current() -> None:
     valid = {"ada"}
     source = source_of(bearer(lambda _: Principal("ada")), lambda principal: principal.id in valid)
     assert await source.is_current(Principal("ada"))
@@ -27,7 +27,7 @@ async def test_an_application_decides_about_what_was_issued_for_its_own() -> Non
 
 
 @spec("SEC-2")
-async def test_a_source_that_the_server_does_not_have_is_not_current() -> None:
+async def test_a_credential_of_another_source_is_not_current() -> None:
     known = source_of(tokens({TOKEN: Principal("ada")}))
     ada = await known(asking(SHOWN))
     assert ada is not None
@@ -42,7 +42,7 @@ async def test_a_source_that_the_server_does_not_have_is_not_current() -> None:
     assert not await known.is_current(Principal("ada"))
 
 
-async def test_of_several_ways_each_knows_its_own(tmp_path: Path) -> None:
+async def test_each_of_several_sources_recognises_its_own_credentials(tmp_path: Path) -> None:
     path = _file(tmp_path, f"{HASHED} ada\n")
     local = LocalUser("key")
     source = source_of(first_of(TokenFile(path), local, bearer(lambda _: Principal("eve"))), lambda _: False)

@@ -1,4 +1,6 @@
-"""The user of this machine: known by a proof under their key, for one start of the server at one address."""
+"""The user of this machine: authenticated by a proof under their key, for one start of the server at one
+address.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ async def test_a_token_is_for_one_key_one_address_and_one_start() -> None:
 
 
 @spec("SEC-4")
-async def test_what_was_issued_under_another_key_is_not_current() -> None:
+async def test_a_credential_issued_under_another_key_is_not_current() -> None:
     source = LocalUser("key")
     assert await source.is_current(LocalUser("key").principal)
     assert not await source.is_current(LocalUser("other").principal)

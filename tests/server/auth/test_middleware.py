@@ -1,4 +1,4 @@
-"""What a request wants with its session, and how a stranger is kept out."""
+"""The action of a request on its session, and refusal of unauthenticated callers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.server.serving import called
         ("GET", "/blobs/a/b", Action.OWN),
     ],
 )
-def test_what_is_not_known_is_for_the_owner_alone(method: str, what: str, action: Action) -> None:
+def test_an_unknown_operation_is_for_the_owner_alone(method: str, what: str, action: Action) -> None:
     assert action_of(method, what) is action
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/questions", "/v1/me", "/v1/logout", "/v2", "/metrics"])
-async def test_a_stranger_is_told_nothing_but_how_to_become_known(path: str) -> None:
+async def test_an_unauthenticated_caller_receives_only_the_way_to_authenticate(path: str) -> None:
     async with called(guarded_app()) as client:
         for method in ("GET", "POST", "OPTIONS"):
             answer = await client.request(method, path, headers={"x-midstream": "test"})
@@ -43,7 +43,7 @@ async def test_a_stranger_is_told_nothing_but_how_to_become_known(path: str) -> 
             assert (await client.get(open_to_all)).status_code in {200, 503}
 
 
-async def test_below_the_path_of_another_app_it_is_the_same_door() -> None:
+async def test_a_mounted_app_has_the_same_middleware() -> None:
     app = guarded_app()
     outer = Starlette(routes=[Mount("/agents/v1", app)])
     transport = httpx2.ASGITransport(app=outer)

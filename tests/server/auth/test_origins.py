@@ -1,4 +1,4 @@
-"""Foreign pages and foreign host names are kept out, everywhere."""
+"""Foreign pages and foreign host names are refused on every route."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_page_of_another_site_is_refused_on_every_route(method: str, pat
 
 
 @pytest.mark.parametrize("origin", ["http://testserver", "https://testserver", "http://TESTSERVER"])
-async def test_our_own_page_may_ask(origin: str) -> None:
+async def test_our_own_page_may_send_requests(origin: str) -> None:
     async with called(make_app()) as client:
         answer = await client.post(
             "/v1/sessions/s1/commands", json=command(), headers={**KEYS, "origin": origin}
@@ -63,12 +63,12 @@ async def test_our_own_page_may_ask(origin: str) -> None:
         "https://a b",
     ],
 )
-def test_what_is_no_origin_is_refused_at_the_start(name: str) -> None:
+def test_an_invalid_origin_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(UsageError):
         make_app(allowed_origins=[name])
 
 
-def test_origins_are_compared_as_browsers_write_them() -> None:
+def test_origins_are_normalised_as_browsers_write_them() -> None:
     named = ["https://App.Example", "http://localhost:5173", "http://[::1]:8080", "tauri://localhost"]
     assert origins_of(named) == {name.lower() for name in named}
     usual = ["https://App.Example:443", "http://[::1]:80", "http://a.example:443", "https://a.example:8443"]
@@ -80,7 +80,7 @@ def test_origins_are_compared_as_browsers_write_them() -> None:
     }
 
 
-async def test_a_page_of_plain_http_is_foreign_to_a_server_that_knows_it_has_tls() -> None:
+async def test_a_plain_http_page_is_foreign_to_a_server_with_tls() -> None:
     transport = httpx2.ASGITransport(app=make_app())
     async with httpx2.AsyncClient(transport=transport, base_url="https://testserver") as client:
         asked = [
@@ -94,7 +94,7 @@ async def test_a_page_of_plain_http_is_foreign_to_a_server_that_knows_it_has_tls
     st.one_of(st.text(st.characters(max_codepoint=255)), st.sampled_from(["http://[::1", "://", "http://"]))
 )
 @example("http://[::1")
-def test_whatever_stands_in_the_place_of_an_origin_is_foreign_and_no_error(origin: str) -> None:
+def test_any_malformed_origin_is_foreign_and_raises_no_other_error(origin: str) -> None:
     for host in ("testserver", ""):
         headers = [(b"origin", origin.encode("latin-1")), (b"host", host.encode())]
         scope = {"type": "http", "method": "GET", "headers": headers, "scheme": "http"}
@@ -104,7 +104,7 @@ def test_whatever_stands_in_the_place_of_an_origin_is_foreign_and_no_error(origi
                 check_origin(scope, ())
 
 
-async def test_a_foreign_page_cannot_open_a_websocket_and_a_named_one_can() -> None:
+async def test_a_foreign_page_cannot_open_a_websocket_and_an_allowed_one_can() -> None:
     app = make_app([text("hi")], allowed_origins=["https://app.example"])
     async with served(app) as server:
         with pytest.raises(websockets.InvalidStatus) as refused:
@@ -118,12 +118,12 @@ async def test_a_foreign_page_cannot_open_a_websocket_and_a_named_one_can() -> N
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:80", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"])
-async def test_a_local_server_answers_to_its_names(host: str) -> None:
+async def test_a_local_server_accepts_its_own_host_names(host: str) -> None:
     assert (await ask_by_name(host)).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "", "[::2]"])
-async def test_a_name_that_was_pointed_at_this_machine_gets_nothing(host: str) -> None:
+async def test_a_foreign_host_name_for_this_machine_is_refused(host: str) -> None:
     answer = await ask_by_name(host)
     assert (answer.status_code, answer.json()["code"]) == (403, "foreign_origin")
 
@@ -138,7 +138,7 @@ async def ask_by_name(host: str) -> httpx2.Response:
     return answer
 
 
-async def test_who_was_let_in_lets_nobody_else_in() -> None:
+async def test_one_accepted_host_name_does_not_admit_another() -> None:
     async with served(make_app()) as server:
         for host, status in (
             ("localhost", 200),
@@ -150,13 +150,13 @@ async def test_who_was_let_in_lets_nobody_else_in() -> None:
             assert (host, answer.status_code) == (host, status)
 
 
-async def test_any_name_is_a_choice() -> None:
+async def test_a_wildcard_accepts_any_host_name() -> None:
     async with served(make_app(), allowed_hosts=["*"]) as server:
         answer = await server.http.get("/health", headers={"host": "anything.example"})
     assert answer.status_code == 200
 
 
-async def test_a_served_app_is_guarded_on_its_websockets_too() -> None:
+async def test_the_websockets_of_a_served_app_check_the_host_too() -> None:
     async with served(make_app()) as server:
         answer = await server.http.get("/health", headers={"host": "evil.example"})
         # This client sends its own `Host` first, so that there are two of them.
@@ -184,7 +184,7 @@ async def test_a_served_app_is_guarded_on_its_websockets_too() -> None:
         ("198.51.100.7", {"x-forwarded-for": "127.0.0.1"}, "198.51.100.7"),
     ],
 )
-def test_a_client_of_another_machine_is_known_by_the_server_and_by_a_proxy(
+def test_a_remote_client_is_recognised_by_its_address_and_by_a_proxys_header(
     client: str | None, headers: dict[str, str], expected: str
 ) -> None:
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]

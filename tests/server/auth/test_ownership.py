@@ -1,4 +1,4 @@
-"""Owners' rows: one for each session, first come, and none across tenants."""
+"""Rows of owners: one for each session, first come, and none across tenants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _ownership(store: MemoryStore | None = None) -> Ownership:
     return Ownership(store, FakeWorld())
 
 
-async def test_of_two_who_begin_a_session_one_owns_it_as_long_as_it_is_there() -> None:
+async def test_one_of_two_concurrent_callers_owns_a_session_until_it_is_deleted() -> None:
     store = MemoryStore()
     ownership = await _ownership(store)
     ada, bob = Principal("ada"), Principal("bob")
@@ -36,7 +36,7 @@ async def test_of_two_who_begin_a_session_one_owns_it_as_long_as_it_is_there() -
     assert (await ownership.claim("s1", bob)).principal == "bob"
 
 
-async def test_a_session_is_shared_with_so_many() -> None:
+async def test_readers_of_a_session_are_limited() -> None:
     ownership = await _ownership()
     with pytest.raises(SessionNotFoundError):
         await ownership.share("s1", ["bob"])
@@ -49,7 +49,7 @@ async def test_a_session_is_shared_with_so_many() -> None:
     assert found.readers == ("bob",)
 
 
-async def test_principals_with_and_without_a_tenant_begin_no_sessions_in_one_store() -> None:
+async def test_principals_with_and_without_a_tenant_cannot_share_a_store() -> None:
     ownership = await _ownership()
     await ownership.claim("acme:s1", Principal("ada", tenant="acme"))
     await ownership.claim("other:s1", Principal("eve", tenant="other"))
@@ -60,7 +60,7 @@ async def test_principals_with_and_without_a_tenant_begin_no_sessions_in_one_sto
 
 
 @given(NAMES, st.sampled_from(["a", "b", "a-b"]), st.sampled_from(["a", "b", "a-b"]))
-def test_no_name_of_one_tenant_is_anothers(name: str, tenant: str, other: str) -> None:
+def test_names_of_different_tenants_never_collide(name: str, tenant: str, other: str) -> None:
     inside = name_in_store(name, tenant)
     assert name_in_store(inside, tenant) == inside
     assert name_in_store(name_outside(inside, tenant), tenant) == inside
@@ -69,20 +69,20 @@ def test_no_name_of_one_tenant_is_anothers(name: str, tenant: str, other: str) -
         assert name_in_store(inside, other) != inside
 
 
-async def test_what_a_subject_may_see_is_noted_with_it() -> None:
+async def test_the_visible_sessions_of_a_principal_are_indexed() -> None:
     store = MemoryStore()
     ownership = await _ownership(store)
     ada, bob, eve = Principal("ada"), Principal("bob"), Principal("ada", tenant="acme")
     for session in ("s1", "s2"):
         await ownership.claim(session, ada)
-    await ownership.claim("s1", bob)  # too late
+    await ownership.claim("s1", bob)  # Too late.
     await ownership.share("s2", ["bob"])
     assert sorted(await ownership.sessions_of(ada)) == ["s1", "s2"]
     assert sorted(await ownership.sessions_of(bob)) == ["s1", "s2"], "it may be just about to be theirs"
     assert await ownership.sessions_of(eve) == []
 
 
-async def test_what_is_gone_does_not_stay_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_sessions_leave_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rights_module, "LOOKED_AT", 2)
     world, store = FakeWorld(), MemoryStore()
     await store.open()
@@ -100,7 +100,7 @@ async def test_what_is_gone_does_not_stay_noted(monkeypatch: pytest.MonkeyPatch)
     assert await ownership.sessions_of(ada) == ["s0"]
 
 
-async def test_a_name_that_is_begun_anew_is_not_taken_for_an_old_one() -> None:
+async def test_a_session_id_that_is_claimed_again_gets_a_fresh_index_entry() -> None:
     world, store = FakeWorld(), MemoryStore()
     await store.open()
     ownership, ada = Ownership(store, world), Principal("ada")
@@ -108,7 +108,7 @@ async def test_a_name_that_is_begun_anew_is_not_taken_for_an_old_one() -> None:
     await store.claim("s1", at=1.0)
     await store.delete("s1")
     await world.advance(rights_module.BEGINNING_S + 1)
-    await ownership._note("s1", "", "ada")  # somebody dies, or is overtaken, before the row is written
+    await ownership._note("s1", "", "ada")  # A crash, or another claim, comes before the row is written.
     assert await ownership.sessions_of(ada) == ["s1"]
     await ownership.claim("s1", ada)
     assert await ownership.sessions_of(ada) == ["s1"]

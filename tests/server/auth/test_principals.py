@@ -1,4 +1,4 @@
-"""Principals have names of a form that cannot be mistaken for another's."""
+"""Names of principals have a form that excludes confusion with another's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.server.auth.principals import Principal
 @pytest.mark.parametrize(
     ("name", "tenant"), [("", ""), ("x" * 257, ""), ("a", "t" * 65), ("a", "a:b"), ("a", "ä")]
 )
-def test_what_is_no_name_is_refused(name: str, tenant: str) -> None:
+def test_an_invalid_principal_name_is_refused(name: str, tenant: str) -> None:
     with pytest.raises(UsageError):
         Principal(name, tenant=tenant)
 

@@ -1,4 +1,4 @@
-"""Revocations: times that only rise, for one principal or for all, and a number that others watch."""
+"""Revocations: times that only rise, for one principal or for all, and a number for watchers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.spec import spec
 
 
 @spec("SEC-6")
-async def test_a_lock_out_is_kept_with_its_time_and_announced() -> None:
+async def test_a_lock_out_is_stored_with_its_time_and_announced() -> None:
     store, world = MemoryStore(), FakeWorld()
     await store.open()
     revocations = Revocations(store, world)

@@ -1,4 +1,4 @@
-"""Who may open an encrypted session, on every route and over every transport."""
+"""Opening of an encrypted session, on every route and over every transport."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ PING = {"type": "ping"}
 SHOWS = [{}, WRONG, {"x-idempotent-encryption-key": "short"}, {"authorization": "Bearer viewer-" + "0" * 32}]
 
 
-def test_what_is_shown_is_not_written_anywhere() -> None:
+def test_presented_secrets_are_not_in_their_repr() -> None:
     assert SECRET not in repr(PresentedSecrets(SECRET, SECRET))
 
 
 @spec("STREAM-85")
 @pytest.mark.parametrize(("method", "what"), ROUTES)
-async def test_without_the_secret_every_route_says_the_same_as_where_there_is_no_session(
+async def test_without_the_secret_every_route_responds_as_for_a_missing_session(
     tmp_path: Path, method: str, what: str
 ) -> None:
     async with called(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
@@ -56,7 +56,7 @@ async def test_without_the_secret_every_route_says_the_same_as_where_there_is_no
         await follow_to_end(http)
         said = []
         for session in ("s1", "none"):
-            for headers in SHOWS:  # also while another connection has the session open
+            for headers in SHOWS:  # Also while another connection has the session open.
                 answer = await http.request(method, f"/v1/sessions/{session}{what}", headers=headers)
                 seen = {name: value for name, value in answer.headers.items() if name != "date"}
                 said.append((answer.status_code, answer.content, seen))
@@ -66,7 +66,7 @@ async def test_without_the_secret_every_route_says_the_same_as_where_there_is_no
 
 
 class Ticking(World):
-    """A clock that stands still, but for what a refusal waits, and for the work of the store."""
+    """A frozen clock, advanced only by the delay of a refusal and by the work of the store."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -75,13 +75,13 @@ class Ticking(World):
         return self.time
 
     async def sleep(self, seconds: float) -> None:
-        is_refusal = seconds <= REFUSAL_S  # the rest looks after sessions, now and then
+        is_refusal = seconds <= REFUSAL_S  # All other sleeps belong to periodic tasks.
         self.time += seconds if is_refusal else 0.0
         await super().sleep(0.0 if is_refusal else seconds)
 
 
 class Slow(MemoryStore):
-    """A store that takes the longer the more it finds."""
+    """A store whose lookups take longer the more they find."""
 
     def __init__(self, memory: Memory, world: Ticking) -> None:
         super().__init__(memory, world=world)
@@ -94,8 +94,8 @@ class Slow(MemoryStore):
 
 
 @spec("STREAM-85")
-async def test_neither_does_the_time_of_a_refusal(tmp_path: Path) -> None:
-    """On every route that asks for the secret: a clock is put forward by the work, and by nothing else."""
+async def test_the_time_of_a_refusal_does_not_reveal_whether_a_session_exists(tmp_path: Path) -> None:
+    """Checked on every route that needs the secret: only work advances the clock."""
     world = Ticking()
     app = escrowed_app(tmp_path, [text("a canary")], inner=Slow(Memory(), world), world=world)
     async with called(app) as http:
@@ -111,13 +111,13 @@ async def test_neither_does_the_time_of_a_refusal(tmp_path: Path) -> None:
 
 
 @spec("STREAM-85")
-async def test_neither_does_what_is_said_on_a_stream(tmp_path: Path) -> None:
+async def test_a_refused_stream_does_not_reveal_whether_a_session_exists(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
         await say(http)
         await follow_to_end(http)
         said = []
         for session in ("s1", "none"):
-            for key in ("k1", "k2"):  # whether there is such a stream is not told either
+            for key in ("k1", "k2"):  # Nor is the existence of the stream revealed.
                 for frame in (abort(1), PING, {"type": "close"}):
                     headers = {"x-idempotency-key": key, **WRONG}
                     answer = await http.post(f"/v1/sessions/{session}/commands", json=frame, headers=headers)
@@ -138,7 +138,7 @@ async def _refused(server: Served, session: str, **fields: object) -> tuple[list
 
 
 @spec("STREAM-85")
-async def test_neither_does_a_websocket(tmp_path: Path) -> None:
+async def test_a_refused_websocket_does_not_reveal_whether_a_session_exists(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("a canary")])) as server:
         await say(server.http)
         await follow_to_end(server.http)
@@ -164,20 +164,22 @@ async def test_neither_does_a_websocket(tmp_path: Path) -> None:
 
 
 @spec("STREAM-85")
-async def test_what_may_begin_a_session_is_refused_where_it_belongs_to_another_secret(tmp_path: Path) -> None:
+async def test_a_request_that_may_begin_a_session_is_refused_where_another_secret_owns_it(
+    tmp_path: Path,
+) -> None:
     async with called(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
         assert (await say(http)).status_code == 200
         await follow_to_end(http)
         answer = await say(http, key="k2", secret=OTHER)
         assert (answer.status_code, answer.json()["code"]) == (403, "wrong_secret")
         assert (await say(http, "s2", key="k2", secret=OTHER)).status_code == 200
-        for session in ("s1", "new"):  # what is no secret of 32 bytes is refused before anything is looked up
+        for session in ("s1", "new"):  # A value that is no secret of 32 bytes is refused before any lookup.
             answer = await say(http, session, key="k3", secret="guess")
             assert (answer.status_code, answer.json()["code"]) == (400, "usage")
 
 
 @spec("STREAM-84")
-async def test_with_the_secret_all_is_as_ever(tmp_path: Path) -> None:
+async def test_with_the_secret_every_route_works_as_usual(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
         await say(http)
         assert "turn_ended" in await follow_to_end(http)
@@ -194,7 +196,7 @@ async def test_with_the_secret_all_is_as_ever(tmp_path: Path) -> None:
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 403
 
 
-async def test_lists_say_nothing_of_what_was_said(tmp_path: Path) -> None:
+async def test_lists_contain_no_content_of_encrypted_sessions(tmp_path: Path) -> None:
     @tool(needs_approval=True)
     async def ask() -> str:
         """Ask."""
@@ -217,10 +219,10 @@ async def test_lists_say_nothing_of_what_was_said(tmp_path: Path) -> None:
         assert [info async for info in app.host.store.list()] != []
         assert (await http.get("/v1/sessions", headers=SHOWN)).json()[
             "sessions"
-        ] == []  # nobody was asked for a name
+        ] == []  # No caller is authenticated.
 
 
-async def test_whoever_is_known_lists_names_and_no_titles(tmp_path: Path) -> None:
+async def test_an_authenticated_caller_lists_ids_without_titles(tmp_path: Path) -> None:
     access = Access(authenticate=tokens({"t" * 20: Principal("ann")}))
     async with called(escrowed_app(tmp_path, [text("one")], access=access)) as http:
         http.headers["authorization"] = f"Bearer {'t' * 20}"
@@ -232,11 +234,11 @@ async def test_whoever_is_known_lists_names_and_no_titles(tmp_path: Path) -> Non
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
 
-# --- the secret is changed
+# --- a change of the secret
 
 
 @spec("STREAM-88")
-async def test_who_shows_the_old_and_a_new_secret_has_changed_it(tmp_path: Path) -> None:
+async def test_presenting_the_old_and_a_new_secret_changes_it(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("one")])) as http:
         await say(http)
         await follow_to_end(http)
@@ -245,7 +247,7 @@ async def test_who_shows_the_old_and_a_new_secret_has_changed_it(tmp_path: Path)
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 403
         assert (await http.get("/v1/sessions/s1", headers=WRONG)).status_code == 200
         assert (await http.get("/v1/sessions/s1", headers=both)).status_code == 200
-        resumed = {"x-idempotency-key": "k1", **both}  # a stream that began under the old one
+        resumed = {"x-idempotency-key": "k1", **both}  # A stream that began under the old secret.
         answer = await http.get("/v1/sessions/s1/events", headers=resumed)
         assert "turn_ended" in answer.text
         late = await http.post(
@@ -254,11 +256,11 @@ async def test_who_shows_the_old_and_a_new_secret_has_changed_it(tmp_path: Path)
         assert late.headers["x-midstream-replayed"] == "true"
 
 
-# --- the client is gone
+# --- after the client has left
 
 
 @spec("STREAM-92")
-async def test_keys_are_forgotten_when_the_last_one_has_left_a_session_at_rest(
+async def test_keys_are_dropped_when_the_last_client_has_left_an_idle_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(escrow_locks, "LINGER_S", 0.0)
@@ -277,7 +279,7 @@ async def test_keys_are_forgotten_when_the_last_one_has_left_a_session_at_rest(
 
 
 @spec("STREAM-89")
-async def test_a_viewer_follows_until_its_word_is_withdrawn(tmp_path: Path) -> None:
+async def test_a_viewer_follows_until_its_token_is_revoked(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("one")])) as server:
         await say(server.http)
         await follow_to_end(server.http)
@@ -295,7 +297,7 @@ async def test_a_viewer_follows_until_its_word_is_withdrawn(tmp_path: Path) -> N
 
 
 @spec("STREAM-89")
-async def test_a_viewer_says_nothing(tmp_path: Path) -> None:
+async def test_a_viewer_cannot_send(tmp_path: Path) -> None:
     async with called(escrowed_app(tmp_path, [text("one")])) as http:
         await say(http)
         await follow_to_end(http)
@@ -319,7 +321,7 @@ async def test_a_viewer_says_nothing(tmp_path: Path) -> None:
 
 
 @spec("STREAM-93")
-async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: Path) -> None:
+async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: Path) -> None:
     memory = Memory()
     began = asyncio.Event()
 
@@ -354,7 +356,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         assert runner is not None
 
         async def is_followed() -> bool:
-            return runner.is_following  # as if another server worked on it
+            return runner.is_following  # As if another server worked on it.
 
         await until(is_followed)
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
@@ -366,7 +368,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
 
 
 @spec("STREAM-87")
-async def test_two_servers_share_a_session_that_both_were_shown_the_secret_of(tmp_path: Path) -> None:
+async def test_two_servers_share_a_session_after_both_received_its_secret(tmp_path: Path) -> None:
     memory = Memory()
     one = escrowed_app(tmp_path, [text("one")], memory=memory)
     other = escrowed_app(tmp_path, [text("two")], memory=memory)

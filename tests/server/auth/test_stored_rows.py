@@ -1,4 +1,6 @@
-"""Rows of access that another program damaged in the database: each costs itself, and revocations hold."""
+"""Rows of access that another program damaged in the database: each damages only itself, and revocations
+hold.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ async def test_a_damaged_login_is_refused_and_the_others_are_listed_and_revoked(
 
 
 @spec("SEC-2", "SEC-6")
-async def test_a_damaged_revocation_stays_one_and_can_be_written_again(store: Store, tmp_path: Path) -> None:
+async def test_a_damaged_revocation_still_holds_and_can_be_written_again(
+    store: Store, tmp_path: Path
+) -> None:
     async with _served(store) as (_, client):
         before = await _cookie_of(client, ADA)
         revoked = await client.delete("/v1/access?principal=ada", headers=OPERATOR)
@@ -96,7 +100,7 @@ async def test_a_damaged_revocation_stays_one_and_can_be_written_again(store: St
 
 
 @spec("SEC-6")
-async def test_a_server_starts_with_damaged_rows_and_a_change_of_the_stores_times_revokes_nothing(
+async def test_a_server_starts_with_damaged_rows_and_a_changed_store_time_revokes_nothing(
     store: Store, tmp_path: Path
 ) -> None:
     async with _served(store) as (_, client):
@@ -110,7 +114,7 @@ async def test_a_server_starts_with_damaged_rows_and_a_change_of_the_stores_time
 
 
 @spec("SEC-2", "SEC-42")
-async def test_a_damaged_owner_costs_its_session_and_no_list(store: Store, tmp_path: Path) -> None:
+async def test_a_damaged_owner_row_hides_only_its_session(store: Store, tmp_path: Path) -> None:
     async with _served(store) as (_, client):
         for session in ("s1", "s2"):
             assert (await say(client, session, ADA)).status_code == 200
@@ -128,7 +132,7 @@ async def test_a_damaged_owner_costs_its_session_and_no_list(store: Store, tmp_p
 
 
 @spec("SEC-19")
-async def test_without_the_row_of_tenancy_the_owners_show_it(store: Store, tmp_path: Path) -> None:
+async def test_without_the_row_of_tenancy_the_owner_rows_decide_it(store: Store, tmp_path: Path) -> None:
     async with _served(store, known=TENANTS) as (_, client):
         assert (await say(client, "s1", ADA)).status_code == 200
         _damage(tmp_path, TENANCY_NAMESPACE)

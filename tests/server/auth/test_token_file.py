@@ -1,4 +1,4 @@
-"""The token file: lines with digests, scopes and ends, and what is no such line."""
+"""The token file: lines with digests, scopes and expiry times, and invalid lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _file(folder: Path, text: str) -> Path:
 
 
 @spec("SEC-20", "SEC-21", "SEC-22")
-def test_a_line_has_a_principal_and_what_its_token_permits() -> None:
+def test_a_line_has_a_principal_and_the_permissions_of_its_token() -> None:
     found = parse_line(
         f"{HASHED} ada acme scope=read,approve sessions=a-* expires=2027-01-31 role=approver added=x # laptop"
     )
@@ -39,7 +39,7 @@ def test_a_line_has_a_principal_and_what_its_token_permits() -> None:
 
 
 @spec("SEC-3")
-def test_a_digest_or_another_comment_is_the_same_source_and_another_right_is_another_one() -> None:
+def test_a_digest_or_a_comment_leaves_the_source_the_same_and_other_permissions_change_it() -> None:
     lines = [
         f"{TOKEN} ada",
         f"{HASHED} ada # words",
@@ -66,7 +66,7 @@ def test_a_digest_or_another_comment_is_the_same_source_and_another_right_is_ano
         (f"{TOKEN} ada ac.me", "a tenant of"),
     ],
 )
-def test_what_is_no_line_is_refused_without_its_token(line: str, words: str) -> None:
+def test_an_invalid_line_is_refused_without_showing_its_token(line: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
         parse_line(line)
     assert TOKEN not in refused.value.message
@@ -85,7 +85,7 @@ async def test_a_plain_token_is_accepted_with_a_warning(
 
 
 @spec("SEC-7", "SEC-20")
-async def test_a_token_ends_at_its_time_with_what_was_issued_for_it(tmp_path: Path) -> None:
+async def test_a_token_expires_with_all_credentials_issued_for_it(tmp_path: Path) -> None:
     world = FakeWorld()
     source = TokenFile(_file(tmp_path, f"{HASHED} ada expires=2025-06-01T00:00:00Z\n"), world)
     principal = await source(asking(SHOWN))
@@ -134,6 +134,6 @@ def test_tokens_with_and_without_a_tenant_do_not_mix(
         TokenFile(path)
 
 
-def test_a_token_twice_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_token_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains a token twice"):
         TokenFile(_file(tmp_path, f"{TOKEN} ada\n{HASHED} bob\n"))

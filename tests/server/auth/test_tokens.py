@@ -1,4 +1,4 @@
-"""Passes: good for what they were issued for, once or until they end, and not to be read from the store."""
+"""Access tokens: valid for their purpose, once or until they expire, and not readable from the store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _accept(principal: Principal) -> bool:
     return principal.source != "removed"
 
 
-async def test_a_pass_is_taken_once_however_many_try() -> None:
+async def test_a_one_time_token_is_redeemed_once_by_concurrent_attempts() -> None:
     access_tokens, _, _ = await _access_tokens()
     word = await access_tokens.issue(
         TokenKind.TICKET, ADA, for_s=30, session="s1", action="read", origin="app.example"
@@ -52,7 +52,7 @@ async def test_a_pass_is_taken_once_however_many_try() -> None:
     assert sum(isinstance(each, UnauthorizedError) for each in tries) == 4
 
 
-async def test_a_pass_of_one_kind_is_none_of_another_and_ends_in_time() -> None:
+async def test_a_token_of_one_kind_is_invalid_as_another_and_expires() -> None:
     access_tokens, _, world = await _access_tokens()
     word = await access_tokens.issue(TokenKind.COOKIE, ADA, for_s=10)
     for kind in TokenKind:
@@ -65,7 +65,7 @@ async def test_a_pass_of_one_kind_is_none_of_another_and_ends_in_time() -> None:
         await access_tokens.show(TokenKind.COOKIE, word)
 
 
-async def test_a_pass_does_not_outlive_the_credential_it_was_issued_for() -> None:
+async def test_a_token_does_not_outlive_the_credential_it_was_issued_for() -> None:
     access_tokens, _, world = await _access_tokens()
     word = await access_tokens.issue(
         TokenKind.COOKIE, Principal("ada", expires_at=world.now() + 5), for_s=1000
@@ -75,7 +75,7 @@ async def test_a_pass_does_not_outlive_the_credential_it_was_issued_for() -> Non
         await access_tokens.show(TokenKind.COOKIE, word)
 
 
-async def test_the_store_has_no_word_that_opens_anything_and_forgets_what_has_ended() -> None:
+async def test_the_store_contains_no_usable_token_and_removes_expired_ones() -> None:
     access_tokens, store, world = await _access_tokens()
     words = [await access_tokens.issue(kind, ADA, for_s=10) for kind in TokenKind]
     kept = await store.kv_list(NAMESPACE)
@@ -86,7 +86,7 @@ async def test_the_store_has_no_word_that_opens_anything_and_forgets_what_has_en
     assert [each.key for each in await store.kv_list(NAMESPACE)] == [key_of(last)]
 
 
-async def test_viewers_passes_are_withdrawn_by_session() -> None:
+async def test_viewer_tokens_are_revoked_by_session() -> None:
     access_tokens, _, _ = await _access_tokens()
     words = {
         name: await access_tokens.issue(TokenKind.VIEWER, replace(ADA, session=name), for_s=10)
@@ -127,7 +127,7 @@ async def _good(tokens: AccessTokens, words: list[str]) -> list[bool]:
 
 
 @spec("SEC-1", "SEC-2", "SEC-5")
-async def test_a_credential_is_good_as_long_as_all_above_it_are() -> None:
+async def test_a_credential_is_valid_while_all_above_it_are() -> None:
     tokens, store, _ = await _access_tokens()
     words = await _line(tokens, 4)
     assert await _good(tokens, words) == 4 * [True]
@@ -144,7 +144,7 @@ async def test_a_credential_is_good_as_long_as_all_above_it_are() -> None:
 
 
 @spec("SEC-2")
-async def test_a_row_that_cannot_be_read_refuses_its_own_credential_and_those_below_it() -> None:
+async def test_an_unreadable_row_refuses_its_own_credential_and_those_below_it() -> None:
     tokens, store, world = await _access_tokens()
     words = await _line(tokens, 2)
     row = await store.kv_get(NAMESPACE, key_of(words[0]))
@@ -171,7 +171,7 @@ async def test_a_chain_ends_with_its_source_and_with_a_lock_out_of_its_principal
     assert await _good(tokens, await _line(tokens, 1)) == [True]
 
 
-async def test_a_chain_is_only_so_long() -> None:
+async def test_the_length_of_a_chain_is_limited() -> None:
     tokens, _, _ = await _access_tokens()
     words = await _line(tokens, CHAIN_MAX)
     assert await _good(tokens, words) == CHAIN_MAX * [True]
@@ -180,7 +180,7 @@ async def test_a_chain_is_only_so_long() -> None:
 
 
 @spec("SEC-7")
-async def test_a_login_ends_when_it_is_not_used_and_at_the_latest_at_its_own_end() -> None:
+async def test_a_login_expires_when_unused_and_at_the_latest_at_its_own_end() -> None:
     tokens, _, world = await _access_tokens()
 
     async def log_in(via: str = "") -> str:
@@ -192,7 +192,7 @@ async def test_a_login_ends_when_it_is_not_used_and_at_the_latest_at_its_own_end
     below = await log_in(via=key_of(used))
     uses = 0
     while world.now() < begun + COOKIE_S - COOKIE_IDLE_S / 2:
-        assert await _good(tokens, [below]) == [True]  # which is a use of the one above, too
+        assert await _good(tokens, [below]) == [True]  # Use of it is use of the credential above, too.
         uses += 1
         await world.advance(COOKIE_IDLE_S * 0.9)
     assert uses >= 4

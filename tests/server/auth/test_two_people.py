@@ -1,4 +1,4 @@
-"""A tool that several people must allow: each of them, and nobody twice."""
+"""A tool that several people must allow: each one once, and all of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ledger() -> list[int]:
 
 @asynccontextmanager
 async def _asked(folder: Path) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
-    """Serve a session of Ada's whose turn waits for approvals."""
+    """Serve a session of Ada's with a turn that waits for approvals."""
     app = guarded_app(SCRIPT, known=KNOWN, store=SQLiteStore(folder / "sessions.db"), tools=[pay])
     async with called(app) as client:
         if (await client.get("/v1/sessions/s1", headers=ADA)).status_code != 200:
@@ -116,7 +116,7 @@ async def test_one_denial_is_enough(tmp_path: Path) -> None:
 
 
 @spec("SEC-27")
-async def test_an_approval_of_other_arguments_is_none_of_these(tmp_path: Path) -> None:
+async def test_an_approval_of_other_arguments_does_not_count(tmp_path: Path) -> None:
     async with _asked(tmp_path) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, arguments='{"amount": 9}')).status_code == 202
@@ -129,7 +129,7 @@ async def test_an_approval_of_other_arguments_is_none_of_these(tmp_path: Path) -
 
 
 @spec("SEC-27")
-async def test_a_server_that_authenticates_nobody_runs_no_such_call() -> None:
+async def test_a_server_without_authentication_runs_no_call_that_needs_two_people() -> None:
     app = make_app(SCRIPT, tools=[pay])
     async with called(app) as client:
         assert (
@@ -142,13 +142,13 @@ async def test_a_server_that_authenticates_nobody_runs_no_such_call() -> None:
 
 
 @pytest.mark.parametrize(("needs_approval", "approvers"), [(False, 2), (True, 0), (True, 11)])
-def test_a_rule_that_cannot_hold_is_refused(needs_approval: bool, approvers: int) -> None:  # noqa: FBT001
+def test_an_approval_rule_that_cannot_be_met_is_refused(needs_approval: bool, approvers: int) -> None:  # noqa: FBT001
     with pytest.raises(ToolDefinitionError, match="approvers"):
         tool(needs_approval=needs_approval, approvers=approvers)(len)
 
 
 class Coder:
-    """A model whose agent requests a permission in the middle of its answer."""
+    """A model with an agent that requests a permission in the middle of its answer."""
 
     name = "coder"
 
@@ -169,7 +169,7 @@ class Coder:
 async def _asking(
     agent: Agent, *, tools: Sequence[Json] = ()
 ) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
-    """Serve a session of Ada's with this agent; her client has these tools."""
+    """Serve a session of Ada's with this agent and these client tools."""
     access = Access(authenticate=bearer(KNOWN.get))
     app = asgi(agent, store=MemoryStore(), access=access)
     async with called(app) as client:
@@ -193,9 +193,7 @@ async def test_a_permission_of_an_upstream_agent_needs_two_people() -> None:
 
 
 @spec("SEC-27")
-async def test_arguments_that_one_person_changed_are_what_the_others_see_and_what_the_agent_runs_with() -> (
-    None
-):
+async def test_arguments_changed_by_one_person_are_shown_to_the_others_and_used_by_the_agent() -> None:
     async with _asking(Agent(Coder(Ask(approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, arguments='{"amount": 9}')).status_code == 202
@@ -234,7 +232,7 @@ async def _is_started(client: httpx2.AsyncClient) -> bool:
 async def test_a_call_reaches_a_client_after_two_people_have_allowed_it(
     approval: Approval | None, declared: Json
 ) -> None:
-    """The client declares it, or the server's own rule requires it of every client."""
+    """The client declares the rule, or the server's own rule requires it of every client."""
     agent = Agent(ScriptedModel(SCRIPT), approval=approval)
     async with _asking(agent, tools=[{**LOCAL, **declared}]) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
@@ -249,7 +247,7 @@ async def test_a_call_reaches_a_client_after_two_people_have_allowed_it(
 @pytest.mark.parametrize(
     "declared", [{"approvers": 2}, *({"needs_approval": True, "approvers": n} for n in (0, 11))]
 )
-async def test_a_client_cannot_declare_a_rule_that_cannot_hold(declared: Json) -> None:
+async def test_a_client_cannot_declare_a_rule_that_cannot_be_met(declared: Json) -> None:
     async with called(make_app(SCRIPT)) as client:
         body = command(tools=[{**LOCAL, **declared}])
         refused = await client.post("/v1/sessions/s1/commands", json=body, headers=KEYS)
@@ -257,6 +255,6 @@ async def test_a_client_cannot_declare_a_rule_that_cannot_hold(declared: Json) -
 
 
 @pytest.mark.parametrize("approvers", [0, 11])
-def test_terms_that_cannot_hold_are_refused(approvers: int) -> None:
+def test_terms_that_cannot_be_met_are_refused(approvers: int) -> None:
     with pytest.raises(UsageError, match="approvers"):
         Ask(approvers=approvers)

@@ -1,4 +1,6 @@
-"""Words for looking: of a server that asks who comes, of one whose clients hold the keys, and of one that is both."""
+"""Viewer tokens: of a server with authentication, of one with clients that hold the keys, and of one with
+both.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def _access() -> Access:
 
 @asynccontextmanager
 async def _escrowed(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """An app that asks who comes, with a session of Ann's that is encrypted under her secret."""
+    """Make an app with authentication and a session of Ann's that is encrypted under her secret."""
     async with called(escrowed_app(folder, [text("one")], access=_access())) as http:
         http.headers.update(ANN)
         assert (await say(http)).status_code == 200
@@ -35,7 +37,7 @@ async def _escrowed(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @spec("STREAM-89")
-async def test_one_word_is_the_pass_and_the_key(tmp_path: Path) -> None:
+async def test_one_token_gives_access_and_the_key(tmp_path: Path) -> None:
     async with _escrowed(tmp_path) as http:
         issued = await http.post("/v1/sessions/s1/viewers", json={"for_s": 60}, headers=SHOWN)
         assert (issued.status_code, issued.json()["for_s"]) == (201, 60)
@@ -49,7 +51,7 @@ async def test_one_word_is_the_pass_and_the_key(tmp_path: Path) -> None:
 
 
 @spec("STREAM-85", "STREAM-89")
-async def test_the_key_alone_and_the_right_alone_show_nothing(tmp_path: Path) -> None:
+async def test_the_key_alone_and_the_permission_alone_show_nothing(tmp_path: Path) -> None:
     async with _escrowed(tmp_path) as http:
         stolen = await http.get("/v1/sessions/s1", headers={**BEN, **SHOWN})
         missing = await http.get("/v1/sessions/none", headers={**BEN, **SHOWN})
@@ -62,12 +64,12 @@ async def test_the_key_alone_and_the_right_alone_show_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("for_s", [0, -1, 1e9, "long"])
-async def test_a_time_out_of_bounds_is_refused(tmp_path: Path, for_s: object) -> None:
+async def test_an_expiry_out_of_bounds_is_refused(tmp_path: Path, for_s: object) -> None:
     async with _escrowed(tmp_path) as http:
         answer = await http.post("/v1/sessions/s1/viewers", json={"for_s": for_s}, headers=SHOWN)
         assert (answer.status_code, answer.json()["code"]) == (400, "malformed_frame")
 
 
-async def test_where_nobody_is_asked_and_nothing_is_encrypted_there_are_none() -> None:
+async def test_without_authentication_and_encryption_there_are_no_viewer_tokens() -> None:
     async with called(make_app([text("one")])) as http:
         assert (await http.post("/v1/sessions/s1/viewers")).status_code == 404
