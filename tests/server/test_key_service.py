@@ -53,7 +53,7 @@ async def test_a_key_is_wrapped_and_unwrapped_by_the_keys_of_the_application(tmp
         (BEARER, json.dumps(_message(*[b"?"] * 65)).encode(), 400, "malformed"),
     ],
 )
-async def test_a_request_that_is_not_accepted_gets_a_reason(
+async def test_a_refused_request_gets_a_reason(
     tmp_path: Path, headers: dict[str, str], body: bytes, status: int, code: str
 ) -> None:
     async with _client(keys_in(tmp_path)) as client:
@@ -62,7 +62,7 @@ async def test_a_request_that_is_not_accepted_gets_a_reason(
 
 
 @spec("SEC-61")
-async def test_a_key_that_cannot_be_unwrapped_costs_no_other_one(tmp_path: Path) -> None:
+async def test_a_key_that_cannot_be_unwrapped_affects_no_other_one(tmp_path: Path) -> None:
     keys = keys_in(tmp_path)
     wrapped = await keys.wrap(b"k" * 32, context=b"c")
     async with _client(keys) as client:
@@ -73,7 +73,7 @@ async def test_a_key_that_cannot_be_unwrapped_costs_no_other_one(tmp_path: Path)
 
 
 @spec("SEC-62")
-async def test_keys_that_cannot_be_had_are_a_reason_to_try_again(tmp_path: Path) -> None:
+async def test_unavailable_keys_get_a_retryable_refusal(tmp_path: Path) -> None:
     class Away(FileKeys):
         async def wrap(self, key: bytes, *, context: bytes) -> bytes:
             raise StoreBusyError(f"no {len(key)} bytes for {len(context)} now")

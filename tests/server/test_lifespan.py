@@ -1,4 +1,4 @@
-"""An app starts and stops with the server that runs it, and says why it could not."""
+"""An app starts and stops with its server, and reports why it could not start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.server.lifespan import live, on_end_signal
 
 
 class Server:
-    """Tells an app about its life; what happens is written down in its order."""
+    """A server that sends lifespan messages to an app, and records the events in their order."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.events: list[str] = []
@@ -39,7 +39,7 @@ class Server:
         self.events.append("stopped")
 
 
-async def test_the_server_hears_only_of_what_is_done() -> None:
+async def test_the_server_receives_each_completion_after_the_work() -> None:
     server = Server()
     await live(server.start, server.stop, server.receive, server.send)
     assert server.events == [
@@ -48,7 +48,7 @@ async def test_the_server_hears_only_of_what_is_done() -> None:
     ]
 
 
-async def test_a_start_that_fails_is_told_with_its_reason_and_nothing_is_stopped() -> None:
+async def test_a_failed_start_is_reported_with_its_reason_and_nothing_is_stopped() -> None:
     server = Server(StoreDamagedError("this file is no database"))
     await live(server.start, server.stop, server.receive, server.send)
     assert server.said == [
@@ -57,14 +57,14 @@ async def test_a_start_that_fails_is_told_with_its_reason_and_nothing_is_stopped
     assert server.events == ["startup", "started", "lifespan.startup.failed"]
 
 
-async def test_a_bug_in_a_start_is_not_taken_for_a_refusal() -> None:
+async def test_a_bug_during_the_start_is_raised_and_not_reported_as_a_refusal() -> None:
     server = Server(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         await live(server.start, server.stop, server.receive, server.send)
     assert server.events == ["startup", "started"]
 
 
-async def test_the_signal_that_ends_a_server_is_seen_before_its_handler_and_handed_on() -> None:
+async def test_an_end_signal_is_noticed_before_the_servers_handler_and_passed_on() -> None:
     seen: list[str] = []
     former = signal.signal(signal.SIGTERM, lambda _number, _frame: seen.append("server"))
     try:

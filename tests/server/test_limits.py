@@ -1,4 +1,4 @@
-"""Counters: how much one caller may do, and that others do not pay for it."""
+"""Counters: limits for one caller, and their independence of other callers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Rate, Runn
 from midstream.testing.fake_worlds import FakeWorld
 
 
-async def test_a_rate_runs_out_and_comes_back_evenly() -> None:
+async def test_a_rate_is_used_up_and_recovers_evenly() -> None:
     world = FakeWorld()
     rate = Rate(60, "requests", world)
     for _ in range(60):
@@ -29,11 +29,11 @@ async def test_a_rate_runs_out_and_comes_back_evenly() -> None:
         rate.count("ada")
 
 
-async def test_a_rate_holds_for_all_servers_of_a_store_also_where_a_caller_is_spread_over_them() -> None:
+async def test_a_rate_holds_across_all_servers_of_a_store() -> None:
     world = FakeWorld()
     servers = [Rate(60, "requests", world) for _ in range(10)]
     passed = 0
-    for second in range(600):  # ten requests a second, one at each server: one a second is allowed
+    for second in range(600):  # Ten requests a second, one at each server: one a second is allowed.
         for server in servers:
             with contextlib.suppress(LimitReachedError):
                 server.count("ada")
@@ -49,11 +49,11 @@ async def test_a_rate_holds_for_all_servers_of_a_store_also_where_a_caller_is_sp
                 }
                 server.set_other_counts(sums)
         await world.advance(1.0)
-    most = 60 + 600 + 9 * 3  # what nine servers let pass before they know of each other
+    most = 60 + 600 + 9 * 3  # Requests that nine servers accept before they have exchanged their counts.
     assert 600 <= passed <= most
 
 
-async def test_a_caller_that_rests_may_go_on_at_all_servers_as_soon_as_at_one() -> None:
+async def test_a_caller_that_pauses_may_continue_at_all_servers_at_the_same_time() -> None:
     world = FakeWorld()
     here, there = Rate(60, "requests", world), Rate(60, "requests", world)
     here.add("ada", 20)
@@ -68,7 +68,7 @@ async def test_a_caller_that_rests_may_go_on_at_all_servers_as_soon_as_at_one() 
         here.check("ada", 32)
 
 
-async def test_what_is_added_without_asking_is_paid_for_later() -> None:
+async def test_usage_added_without_a_check_counts_later() -> None:
     world = FakeWorld()
     tokens = Rate(1000, "tokens", world, within_s=HOUR_S)
     tokens.add("ada", 3000)
@@ -83,12 +83,12 @@ def test_rates_of_any_number_of_callers_take_bounded_memory() -> None:
     for number in range(CALLERS_MAX + 10):
         rate.count(str(number))
     assert len(rate._levels) == CALLERS_MAX
-    rate.count("0")  # forgotten, and no harm done
+    rate.count("0")  # Dropped without harm.
     with pytest.raises(LimitReachedError):
         rate.count(str(CALLERS_MAX))
 
 
-def test_a_place_is_given_back() -> None:
+def test_a_released_slot_can_be_taken_again() -> None:
     places = CallerSlots(1, "streams")
     places.take("ada")
     places.take("bob")
@@ -111,7 +111,7 @@ async def test_turns_are_counted_while_they_run() -> None:
     turns.begin("bob", "s3", live.__contains__)
     live.remove("s1")
     turns.begin("ada", "s3", live.__contains__)
-    # One that was just asked for counts before it runs.
+    # A turn that was just requested counts before it runs.
     with pytest.raises(LimitReachedError):
         turns.begin("ada", "s4", live.__contains__)
 
@@ -128,7 +128,7 @@ async def test_turns_are_counted_while_they_run() -> None:
         (None, ""),
     ],
 )
-def test_an_address_is_one_caller_and_this_machine_is_none(
+def test_an_address_is_one_caller_and_the_local_machine_is_none(
     client: tuple[str, int] | None, address: str
 ) -> None:
     scope: Scope = {"type": "http", "client": client}
@@ -137,6 +137,6 @@ def test_an_address_is_one_caller_and_this_machine_is_none(
     assert address_of({**scope, "client": client and (client[0], 2)}) == found
 
 
-def test_neighbours_in_one_network_are_one_caller() -> None:
+def test_addresses_of_one_network_are_one_caller() -> None:
     first, second = ({"client": (f"2001:db8::{number}", 1)} for number in (1, 2))
     assert address_of(first) == address_of(second) != ""

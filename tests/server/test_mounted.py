@@ -1,4 +1,4 @@
-"""An agent in a Starlette app, served by plain uvicorn in a process that is killed and told to end."""
+"""An agent in a Starlette app, served by plain uvicorn in a process that receives SIGKILL and SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Mounted(Worker):
 
 
 async def _half(folder: Path, server: Worker) -> None:
-    """Let a turn be in the middle of its answer."""
+    """Run a turn to the middle of its answer."""
     assert (await server.say("s", "think")).status_code == HTTPStatus.OK
     await until_there(folder, "s", Delta)
 
 
-async def test_a_killed_turn_goes_on_at_the_next_start_and_nobody_asks_for_it(tmp_path: Path) -> None:
+async def test_a_killed_turn_continues_at_the_next_start_without_a_request(tmp_path: Path) -> None:
     async with Mounted(tmp_path) as server:
         await _half(tmp_path, server)
         await server.kill()
@@ -41,7 +41,7 @@ async def test_a_killed_turn_goes_on_at_the_next_start_and_nobody_asks_for_it(tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_a_server_that_is_told_to_end_drains_its_streams_and_ends(
+async def test_a_terminating_server_drains_its_streams_and_ends(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     async with Mounted(tmp_path) as server:
@@ -51,10 +51,10 @@ async def test_a_server_that_is_told_to_end_drains_its_streams_and_ends(
                 if "half" in line:
                     break
             server.signal(number)
-            with pytest.raises(httpx2.RemoteProtocolError):  # reset: the client reconnects
+            with pytest.raises(httpx2.RemoteProtocolError):  # Reset: the client reconnects.
                 async for _ in lines:
                     pass
-        assert await server.ended() == -number  # as uvicorn ends
+        assert await server.ended() == -number  # As uvicorn ends.
     assert (tmp_path / "ended").exists()
     (tmp_path / "go").touch()
     async with Mounted(tmp_path):
@@ -62,7 +62,7 @@ async def test_a_server_that_is_told_to_end_drains_its_streams_and_ends(
     assert ends(tmp_path, "s") == ["completed"]
 
 
-async def test_without_the_lifespan_the_log_says_what_is_missing(tmp_path: Path) -> None:
+async def test_without_the_lifespan_the_log_names_the_missing_argument(tmp_path: Path) -> None:
     async with Mounted(tmp_path, "--without-lifespan") as server:
         for _ in range(2):
             assert (await server.get("/v1/sessions")).status_code == HTTPStatus.OK
@@ -72,14 +72,16 @@ async def test_without_the_lifespan_the_log_says_what_is_missing(tmp_path: Path)
 
 
 async def _asked(server: Worker, **headers: str) -> Any:  # noqa: ANN401 - a status, and a status with a code
-    """Ask as a client of this machine; a header of a proxy names another one."""
+    """Send a request as a client of this machine; a proxy header names another one."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with httpx2.AsyncClient(base_url=server.url, timeout=WAIT_S) as client:
         answer = await client.get("/v1/sessions", headers=named)
     return told(answer) if answer.is_error else answer.status_code
 
 
-async def test_without_authentication_other_machines_are_refused_and_the_log_says_so(tmp_path: Path) -> None:
+async def test_without_authentication_remote_clients_are_refused_with_a_warning_in_the_log(
+    tmp_path: Path,
+) -> None:
     async with Mounted(tmp_path) as server:
         assert "no authentication is configured" in (tmp_path / "log").read_text()
         assert await _asked(server) == HTTPStatus.OK
@@ -89,7 +91,7 @@ async def test_without_authentication_other_machines_are_refused_and_the_log_say
         assert await _asked(server, forwarded='for="[2001:db8::7]:4711";proto=https') == (403, "access")
 
 
-async def test_other_machines_are_served_where_that_was_asked_for(tmp_path: Path) -> None:
+async def test_remote_clients_are_served_where_that_is_enabled(tmp_path: Path) -> None:
     async with Mounted(tmp_path, "--allow-unauthenticated") as server:
         assert "every client of every machine" in (tmp_path / "log").read_text()
         assert await _asked(server, x_forwarded_for="198.51.100.7") == HTTPStatus.OK

@@ -63,7 +63,7 @@ async def _wait_until_refused(server: Server, *callers: str) -> None:
             await server.world.sleep(0.02)
 
 
-async def test_a_limit_that_was_used_up_at_one_server_is_used_up_at_the_other(tmp_path: Path) -> None:
+async def test_a_limit_used_up_at_one_server_is_used_up_at_the_other(tmp_path: Path) -> None:
     async with _servers(tmp_path / "s.db") as (one, other):
         one.slots.take("ada")
         one.slots.take("ada")
@@ -77,7 +77,7 @@ async def test_a_limit_that_was_used_up_at_one_server_is_used_up_at_the_other(tm
             other.slots.take("ada")
         with pytest.raises(LimitReachedError, match="turns run in 2 sessions"):
             other.turns.begin("ada", "s3", lambda _: True)
-        other.turns.begin("ada", "s2", lambda _: True)  # the same session counts once
+        other.turns.begin("ada", "s2", lambda _: True)  # The same session counts once.
         other.rate.check("bob")
         other.slots.take("bob")
         lines = await other.reports.lines()

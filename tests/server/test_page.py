@@ -1,4 +1,4 @@
-"""The chat page in a real browser, against a real server: what breaks is repaired before the reader's eyes."""
+"""The chat page in a real browser, against a real server: failures are repaired in view of the reader."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ KEPT = """() => new Promise((resolve) => {
     streams.onsuccess = () => resolve(streams.result);
   };
 })"""
-"""How many streams a page's database keeps for a later page."""
+"""Number of streams that a page's database keeps for a later page."""
 NOT_YET_KEPT = "Being kept here"
-"""What the page says of a message that a reload would lose."""
+"""The page's note beside a message that a reload would lose."""
 BIDI = "safe\u202egnp.exe\u2066 end"
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.asyncio(loop_scope="session"),  # one browser for all; each test has its own profile in it
+    pytest.mark.asyncio(loop_scope="session"),  # One browser for all; each test has its own profile in it.
     pytest.mark.skipif(
         CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
@@ -80,7 +80,7 @@ pytestmark = [
 
 
 class Chat(Struct):
-    """The page as a reader sees it."""
+    """The page as its reader sees it."""
 
     page: Page
     problems: list[str]
@@ -140,13 +140,13 @@ async def records_of(server: Served, session: str) -> list[Json]:
 
 
 async def types_of(server: Served, session: str) -> list[str]:
-    """Return what kinds of records a session has; none where there is no such session yet."""
+    """Return the kinds of records in a session; none where the session does not exist yet."""
     records = await records_of(server, session)
     return [event["record"]["type"] for event in records if "record" in event]
 
 
 def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[ScriptedStep]]:
-    """Say the first half, wait for the gate, say the rest. Every attempt does the same."""
+    """Stream the first half, wait for the gate, stream the rest. Every attempt does the same."""
 
     def response(_: ModelRequest) -> Sequence[ScriptedStep]:
         first = [TextDelta(word) for word in WORDS[:HALF]]
@@ -157,7 +157,7 @@ def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[Scripte
 
 
 def without_news(*kept_back: str) -> Callable[[WebSocketRoute], None]:
-    """Keep frames with such words from a page's first socket: it does not hear what happened."""
+    """Withhold frames with such text from a page's first socket: it receives no change."""
     routes: list[WebSocketRoute] = []
 
     def route(socket: WebSocketRoute) -> None:
@@ -198,7 +198,7 @@ def dying_after(
 
 
 def lives_of_lines(random: Random) -> Callable[[], int]:
-    """Draw how many messages each line carries; never two in a row that bring nothing: a page would wait long."""
+    """Draw the number of messages of each connection; never two empty ones in a row: a page would wait long."""
     before = 12
 
     def draw() -> int:
@@ -210,7 +210,7 @@ def lives_of_lines(random: Random) -> Callable[[], int]:
 
 
 async def no_line_until(context: BrowserContext, is_up: asyncio.Event, *, but: int = 0) -> None:
-    """Let no transport of a page through until the event; its first socket after `but` messages."""
+    """Block all transports of a page until the event; its first socket after `but` messages."""
 
     routes: list[WebSocketRoute] = []
 
@@ -232,7 +232,7 @@ async def no_line_until(context: BrowserContext, is_up: asyncio.Event, *, but: i
 
 
 def held_until(gate: asyncio.Event) -> Callable[[Route], Awaitable[None]]:
-    """Keep requests waiting until the event."""
+    """Hold requests until the event."""
 
     async def route(request: Route) -> None:
         await gate.wait()
@@ -241,7 +241,7 @@ def held_until(gate: asyncio.Event) -> Callable[[Route], Awaitable[None]]:
     return route
 
 
-async def test_words_appear_as_they_come_and_equal_the_journal(browser: Browser) -> None:
+async def test_text_appears_as_it_streams_and_equals_the_journal(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await opened(browser, server.url)
@@ -259,7 +259,7 @@ async def test_words_appear_as_they_come_and_equal_the_journal(browser: Browser)
         assert chat.problems == []
 
 
-async def test_a_cut_connection_comes_back_with_every_word_once(browser: Browser) -> None:
+async def test_a_page_reconnects_after_a_cut_with_every_word_once(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await opened(browser, server.url)
@@ -268,7 +268,7 @@ async def test_a_cut_connection_comes_back_with_every_word_once(browser: Browser
         await chat.page.click("#cut")
         await chat.sees_light("reconnecting")
         await expect(chat.page.locator("#light-text")).to_have_text(re.compile(r"Reconnecting in \d s"))
-        gate.set()  # the model goes on while nobody listens
+        gate.set()  # The model continues without a connected reader.
         await chat.sees_light("live")
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
@@ -276,7 +276,7 @@ async def test_a_cut_connection_comes_back_with_every_word_once(browser: Browser
         assert await chat.page.locator(".turn").count() == 1
 
 
-async def test_a_reload_in_the_middle_of_the_answer_goes_on(browser: Browser) -> None:
+async def test_an_answer_continues_after_a_reload(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await opened(browser, server.url)
@@ -293,10 +293,10 @@ async def test_a_reload_in_the_middle_of_the_answer_goes_on(browser: Browser) ->
 
 
 async def test_a_message_written_without_a_server_is_sent_after_a_reload(browser: Browser) -> None:
-    """The message is in the browser's database before anything is sent, so a page that dies loses nothing."""
+    """The message is in the browser's database before it is sent, so a page that dies loses nothing."""
     async with served(make_app([text("heard")])) as server:
         chat = await opened(browser, server.url)
-        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
         await chat.say("are you there?")
         await chat.sees_kept("are you there?")
         await chat.page.reload()
@@ -305,7 +305,7 @@ async def test_a_message_written_without_a_server_is_sent_after_a_reload(browser
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
-async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser: Browser) -> None:
+async def test_tool_calls_are_rows_that_change_from_running_to_their_outcome(browser: Browser) -> None:
     gate = asyncio.Event()
 
     @tool(has_effects=False)
@@ -344,7 +344,7 @@ async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser
 
 
 @spec("REUSE-54")
-async def test_a_tool_that_the_upstream_runs_stands_among_the_words(browser: Browser) -> None:
+async def test_a_tool_that_the_upstream_runs_is_shown_within_the_text(browser: Browser) -> None:
     gate = asyncio.Event()
     start, end = UpstreamCallStarted("u", "grep", '{"for": "x"}'), UpstreamCallEnded("u", "line 1")
     script: list[list[ScriptedStep]] = [
@@ -373,7 +373,7 @@ async def test_a_tool_that_the_upstream_runs_stands_among_the_words(browser: Bro
 
 
 @pytest.mark.parametrize("way", ["button", "escape"])
-async def test_stop_ends_the_turn_and_keeps_what_was_said(browser: Browser, way: str) -> None:
+async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
         chat = await opened(browser, server.url)
         await chat.say("go on")
@@ -405,7 +405,7 @@ async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, pla
         await chat.sees_end("cancelled")
 
 
-async def test_a_failed_attempt_is_announced_and_its_words_are_gone(browser: Browser) -> None:
+async def test_a_failed_attempt_is_announced_and_its_text_removed(browser: Browser) -> None:
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         if request.attempt == 1:
             return [TextDelta("half of a sen"), ModelUnavailableError("cut off")]
@@ -420,7 +420,7 @@ async def test_a_failed_attempt_is_announced_and_its_words_are_gone(browser: Bro
         await expect(chat.turn).not_to_contain_text("half of a sen")
 
 
-async def test_a_server_that_is_stopped_and_started_again_goes_on(
+async def test_a_turn_continues_after_a_restart_of_the_server(
     browser: Browser, tmp_path: Path, port: int
 ) -> None:
     gate = asyncio.Event()
@@ -442,7 +442,7 @@ async def test_a_server_that_is_stopped_and_started_again_goes_on(
         await expect(chat.turn.locator(".how")).to_contain_text("1 server restart survived")
 
 
-async def test_after_an_older_copy_was_put_back_the_page_shows_what_the_server_has(
+async def test_after_an_older_copy_was_restored_the_page_shows_the_state_of_the_server(
     browser: Browser, tmp_path: Path, port: int
 ) -> None:
     def make(folder: str) -> App:
@@ -468,7 +468,7 @@ async def test_after_an_older_copy_was_put_back_the_page_shows_what_the_server_h
         await chat.sees_end("completed")
 
 
-async def test_a_server_that_lost_the_session_is_told_and_what_was_seen_stays(
+async def test_a_session_that_the_server_lost_is_reported_and_its_transcript_stays(
     browser: Browser, port: int
 ) -> None:
     async with served(make_app([text("hello")]), port=port) as first:
@@ -484,7 +484,7 @@ async def test_a_server_that_lost_the_session_is_told_and_what_was_seen_stays(
         await expect(chat.page.locator("#text")).to_be_enabled()
 
 
-async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothing(browser: Browser) -> None:
+async def test_connections_that_die_after_a_few_messages_lose_and_repeat_nothing(browser: Browser) -> None:
     sockets: list[WebSocketRoute] = []
     context = await browser.new_context()
     await context.route_web_socket("**/stream", dying_after(lambda: 2, sockets))
@@ -496,10 +496,10 @@ async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothi
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
         assert words_of(await records_of(server, chat.session)) == WHOLE
-        assert len(sockets) >= 3  # the first can carry no more than the welcome and the ack
+        assert len(sockets) >= 3  # The first can carry no more than the welcome and the ack.
 
 
-async def test_a_message_whose_ack_was_lost_is_shown_once_after_a_reload(browser: Browser) -> None:
+async def test_a_message_with_a_lost_ack_is_shown_once_after_a_reload(browser: Browser) -> None:
     gate, is_asked = asyncio.Event(), asyncio.Event()
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
@@ -523,8 +523,8 @@ async def test_a_message_whose_ack_was_lost_is_shown_once_after_a_reload(browser
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
-async def test_nobody_can_speak_before_the_page_listens(browser: Browser) -> None:
-    """A key pressed while the page's scripts are on their way would be heard by nobody."""
+async def test_input_is_disabled_until_the_page_is_ready(browser: Browser) -> None:
+    """A key pressed while the page's scripts are loading would have no handler."""
     gate = asyncio.Event()
     context = await browser.new_context()
     await context.route("**/static/client/storage.js", held_until(gate))
@@ -539,7 +539,7 @@ async def test_nobody_can_speak_before_the_page_listens(browser: Browser) -> Non
         await chat.sees("heard")
 
 
-async def test_after_a_reload_an_unsent_message_is_shown_while_neither_socket_nor_server_answers(
+async def test_an_unsent_message_is_shown_after_a_reload_without_socket_and_server(
     browser: Browser,
 ) -> None:
     is_up, gate = asyncio.Event(), asyncio.Event()
@@ -562,7 +562,7 @@ async def test_after_a_reload_an_unsent_message_is_shown_while_neither_socket_no
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
-async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_its_events(
+async def test_a_message_stays_visible_when_the_connection_dies_between_its_ack_and_its_events(
     browser: Browser,
 ) -> None:
     is_up = asyncio.Event()
@@ -570,12 +570,12 @@ async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_i
     chat = Chat(await context.new_page(), [])
     async with served(make_app([text("heard")])) as server:
         await chat.page.goto(server.url)
-        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
         await chat.say("are you there?")
         await chat.sees_kept("are you there?")
         await no_line_until(context, is_up, but=2)
         await chat.page.reload()
-        async with asyncio.timeout(WAIT_S):  # the light is amber before anything was said, too
+        async with asyncio.timeout(WAIT_S):  # The light is amber before the first message, too.
             while "message_accepted" not in await types_of(server, chat.session):
                 await World().sleep(0.02)
         await chat.sees_light("reconnecting")
@@ -585,7 +585,7 @@ async def test_a_message_stays_in_sight_when_the_line_dies_between_its_ack_and_i
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
-async def test_what_is_said_while_the_session_is_loading_stays_in_sight(browser: Browser) -> None:
+async def test_a_message_sent_while_the_session_is_loading_stays_visible(browser: Browser) -> None:
     is_up, gate = asyncio.Event(), asyncio.Event()
     context = await browser.new_context()
     chat = Chat(await context.new_page(), [])
@@ -608,7 +608,7 @@ async def test_what_is_said_while_the_session_is_loading_stays_in_sight(browser:
 
 
 async def told_of(which: str, trial: Awaitable[None]) -> None:
-    """Wait for one of several trials at once; its failure says which of them it was."""
+    """Wait for one of several concurrent trials; its failure names it."""
     try:
         await trial
     except Exception as error:
@@ -618,15 +618,15 @@ async def told_of(which: str, trial: Awaitable[None]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_whatever_breaks_whenever_each_turn_is_whole_and_each_tool_ran_once(browser: Browser) -> None:
-    """Readers at once, since each of them mostly waits."""
+async def test_each_turn_is_complete_and_each_tool_runs_once_under_random_failures(browser: Browser) -> None:
+    """Run the readers concurrently, since each of them mostly waits."""
     async with asyncio.TaskGroup() as readers:
         for seed in (1, 2):
             readers.create_task(told_of(f"seed {seed}", _six_turns(browser, Random(seed))))
 
 
 async def _six_turns(browser: Browser, random: Random) -> None:
-    """Six turns over sockets that die at random, reloads and cuts at random words."""
+    """Run six turns over sockets that die at random, with reloads and cuts at random words."""
     runs: list[int] = []
 
     @tool(has_effects=True)
@@ -666,14 +666,15 @@ async def _six_turns(browser: Browser, random: Random) -> None:
         assert runs == [1, 2, 3, 4, 5, 6]
         said = [event["record"]["type"] for event in await records_of(server, chat.session)]
         assert said.count("message_accepted") == 6
-        # The transcript shows the end at once; the stream forgets itself when its own line has brought it.
+        # The transcript shows the end at once; the stream is removed when its own connection has delivered
+        # it.
         async with asyncio.timeout(WAIT_MS / 1000):
             while await chat.page.evaluate(KEPT):
                 pass
 
 
-async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_turn(browser: Browser) -> None:
-    """Beyond 5000 records the page takes the snapshot; no word is missing where it meets the events."""
+async def test_a_long_session_is_loaded_from_its_snapshot_in_the_middle_of_a_turn(browser: Browser) -> None:
+    """Beyond 5000 records the page takes the snapshot; no word is missing between it and the events."""
     gate = asyncio.Event()
     long = [f"{number} " for number in range(5200)]
 
@@ -701,7 +702,7 @@ async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_tur
         await expect(chat.turn.locator(".said")).to_have_text("go on")
 
 
-async def test_hostile_words_are_shown_and_never_run(browser: Browser) -> None:
+async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> None:
     @tool(has_effects=False)
     async def echo(word: str) -> str:
         """Echo."""
@@ -719,7 +720,8 @@ async def test_hostile_words_are_shown_and_never_run(browser: Browser) -> None:
         await chat.sees(f"{HOSTILE} {BIDI}")
         await expect(chat.turn.locator(".said")).to_have_text(HOSTILE)
         await expect(chat.turn.locator(".call pre").nth(1)).to_contain_text(HOSTILE)
-        # Where a reader judges what a tool did, what turns the direction of text is named instead of obeyed.
+        # In the arguments and results that a reader judges, characters that reverse the text are named, not
+        # applied.
         await expect(chat.turn.locator(".call .preview")).not_to_contain_text("\u202e")
         await expect(chat.turn.locator(".call pre").nth(1)).to_contain_text("\u27e8U+202E\u27e9")
         await chat.page.reload()
@@ -729,8 +731,8 @@ async def test_hostile_words_are_shown_and_never_run(browser: Browser) -> None:
         assert chat.problems == []
 
 
-async def test_a_refused_message_comes_back_into_the_box(browser: Browser) -> None:
-    """More messages wait than may: the next one is refused, and its words are not lost."""
+async def test_a_refused_message_returns_to_the_text_box(browser: Browser) -> None:
+    """More messages wait than the limit allows: the next one is refused, and its text is kept."""
     async with served(make_app(two_halves(asyncio.Event()))) as server:
         chat = await opened(browser, server.url)
         await chat.say("first")
@@ -746,7 +748,7 @@ async def test_a_refused_message_comes_back_into_the_box(browser: Browser) -> No
         await chat.sees("".join(WORDS[:HALF]))
 
 
-async def test_each_session_has_its_address_and_the_list_leads_there(browser: Browser) -> None:
+async def test_each_session_has_its_address_and_a_link_in_the_list(browser: Browser) -> None:
     async with served(make_app([text("hello")])) as server:
         chat = await opened(browser, server.url)
         await chat.say("one")

@@ -1,4 +1,4 @@
-"""A bug in the server and a full disk, as the page shows them, in a real browser."""
+"""A bug in the server and a full disk on the page, in a real browser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BrokenStore(MemoryStore):
         raise RuntimeError("a bug of the store")
 
 
-async def test_a_bug_of_the_server_is_shown_once_and_the_page_does_not_reconnect_for_ever(
+async def test_a_server_bug_is_shown_once_and_stops_the_reconnects(
     browser: Browser,
 ) -> None:
     async with served(make_app(store=BrokenStore())) as server:
@@ -48,7 +48,9 @@ async def test_a_bug_of_the_server_is_shown_once_and_the_page_does_not_reconnect
         await expect(chat.page.locator(".turn")).to_have_count(0)
 
 
-async def test_an_exception_in_a_turn_is_shown_as_its_end_and_no_retry_is_promised(browser: Browser) -> None:
+async def test_an_exception_in_a_turn_is_shown_as_its_end_without_promise_of_a_retry(
+    browser: Browser,
+) -> None:
     def response(_: ModelRequest) -> Sequence[ScriptedStep]:
         raise RuntimeError("a bug of the model")
 

@@ -1,6 +1,8 @@
-"""The page while tabs are reloaded and hidden, lines die, and its server is killed, from before its session begins.
+"""The page while tabs are reloaded and hidden, connections die, and its server is killed, from before its
+session.
 
-A short form runs in the suite; `MIDSTREAM_FAULT_FULL=1` plays thirty trials, with seeds from `PAGE_CHAOS_SEED` on.
+A short form runs in the suite; `MIDSTREAM_FAULT_FULL=1` runs thirty trials, with seeds from `PAGE_CHAOS_SEED`
+on.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ LOOK_SHOWN = """() => {
 
 
 async def kept(page: Page, turn: int) -> None:
-    """Wait until a message that was written is stored here or at the server: a reload before that loses it."""
+    """Wait until a written message is stored here or at the server: a reload before that loses it."""
     await expect(page.locator(".turn")).to_have_count(turn, timeout=WAIT_MS)
     await expect(page.locator("#turns")).not_to_contain_text(NOT_YET_KEPT, timeout=WAIT_MS)
 
 
 class Trial:
-    """Three tabs of one session: two to speak in, of two browsers, and a hidden one."""
+    """Three tabs of one session: two for input, in two browsers, and a hidden one."""
 
     def __init__(self, server: Lives, random: Random) -> None:
         self._server = server
@@ -60,7 +62,7 @@ class Trial:
         self.kills = self.reloads = self.cuts = 0
 
     async def open(self, browser: Browser) -> None:
-        """Open the tabs, of which the second and third name a session that has not begun."""
+        """Open the tabs; the second and third name a session that has not begun."""
         first = await browser.new_context()
         second = await browser.new_context()
         routes: list[WebSocketRoute] = []
@@ -76,7 +78,7 @@ class Trial:
         self.speaking = [page, other]
 
     async def play(self, turn: int) -> None:
-        """Say something in either tab, in either way, and break one to three things."""
+        """Send a message in either tab, by click or key, and break one to three things."""
         page = self._random.choice(self.speaking)
         await expect(page.locator(".turn[data-status=completed]")).to_have_count(turn - 1, timeout=END_MS)
         await page.fill("#text", f"turn {turn}")
@@ -105,7 +107,7 @@ class Trial:
                 await page.locator("#cut").dispatch_event("click")
 
     async def check(self) -> None:
-        """Every tab has each message and each answer once, as the journal has them."""
+        """Assert that every tab has each message and each answer once, as the journal has them."""
         assert self.hidden is not None
         await self.hidden.evaluate(LOOK_SHOWN)
         fetched = await self.speaking[0].evaluate(
@@ -131,7 +133,7 @@ class Trial:
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + TRIALS))
-async def test_each_tab_has_each_word_once_whatever_breaks_from_before_the_session_began(
+async def test_each_tab_shows_each_word_once_under_failures_from_before_the_session_began(
     browser: Browser, tmp_path: Path, seed: int
 ) -> None:
     async with lives(tmp_path) as server:

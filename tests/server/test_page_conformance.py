@@ -1,4 +1,4 @@
-"""The scripts that are played to a client, against `midstream.js` in a real browser, over each of its transports."""
+"""The client scripts against `midstream.js` in a real browser, over each of its transports."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class PageSubject:
         await self._page.evaluate("trial.end()")
 
 
-async def test_the_browser_client_keeps_every_script(chromium: DevTools) -> None:
-    """Over each transport at once, in a page of its own."""
+async def test_the_browser_client_passes_every_script(chromium: DevTools) -> None:
+    """Run each transport at once, in a page of its own."""
     found = await asyncio.gather(*(_found(chromium, way) for way in TransportKind))
     assert [outcome for outcomes in found for outcome in outcomes if not outcome.is_kept] == []
 
@@ -85,7 +85,7 @@ async def _found(chromium: DevTools, way: TransportKind) -> list[ScriptOutcome]:
         return [await trial.run(script, way) for script in scripts("client")]
 
 
-async def test_a_browser_client_that_breaks_a_rule_is_found(chromium: DevTools) -> None:
+async def test_a_browser_client_that_breaks_a_rule_is_detected(chromium: DevTools) -> None:
     core = "/trial/client/link.js"
     broken = FILES[core].replace(b"this.number += 1;", b"")
     assert broken != FILES[core]

@@ -1,4 +1,4 @@
-"""Pages at servers that encrypt each session under its client's secret: this browser has it, and no other one."""
+"""Pages at servers that encrypt each session under its client's secret, which only this browser has."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ SESSIONS = """() => new Promise((resolve) => {
     counting.onsuccess = () => resolve(counting.result);
   };
 })"""
-"""How many sessions' secrets are kept."""
+"""Number of sessions with stored secrets."""
 TAKEN_UP = """(async () => {
   let words = "";
   const [stream] = await client.resumeInterrupted();
@@ -101,7 +101,7 @@ TAKEN_UP = """(async () => {
 
 
 class Heard:
-    """What a browser says aloud: addresses it asks for, and words on its console."""
+    """Output of a browser: requested addresses and console lines."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.said: list[str] = []
@@ -115,7 +115,7 @@ class Heard:
 
 
 @spec("STREAM-84", "STREAM-94", "STREAM-95")
-async def test_the_page_goes_on_in_a_session_that_only_its_browser_can_open(
+async def test_the_page_continues_a_session_that_only_its_browser_can_open(
     browser: Browser, tmp_path: Path, port: int
 ) -> None:
     FileKeys.make(tmp_path / "keys")
@@ -150,7 +150,7 @@ async def test_the_page_goes_on_in_a_session_that_only_its_browser_can_open(
 
 
 async def another_browser_opens_it_when_it_is_told(browser: Browser, chat: Chat, secret: str) -> None:
-    known = await chat.page.context.storage_state()  # the login, and nothing of IndexedDB
+    known = await chat.page.context.storage_state()  # The login, and nothing of IndexedDB.
     context = await browser.new_context(storage_state=known)
     page = await context.new_page()
     await page.goto(chat.page.url)
@@ -167,7 +167,7 @@ def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
 
 
 @spec("STREAM-84", "STREAM-88", "STREAM-89")
-async def test_the_secret_is_shown_over_each_transport_and_a_word_in_its_place(
+async def test_the_secret_is_presented_over_each_transport_and_a_viewer_token_in_its_place(
     browser: Browser, tmp_path: Path
 ) -> None:
     async with served(escrowed_app(tmp_path, numbered)) as server:
@@ -195,7 +195,7 @@ async def test_the_secret_is_shown_over_each_transport_and_a_word_in_its_place(
 
 
 @spec("STREAM-96")
-async def test_a_secret_that_is_changed_in_one_tab_is_shown_by_the_live_streams_of_another(
+async def test_a_secret_changed_in_one_tab_is_presented_by_the_live_streams_of_another(
     browser: Browser, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()
@@ -217,7 +217,7 @@ async def test_a_secret_that_is_changed_in_one_tab_is_shown_by_the_live_streams_
 
 
 @spec("STREAM-95")
-async def test_a_server_that_does_not_encrypt_leaves_no_secret_of_a_session_behind(browser: Browser) -> None:
+async def test_a_server_without_encryption_leaves_no_secret_of_a_session_stored(browser: Browser) -> None:
     async with served(make_app([text("one")])) as server:
         page = await page_at(browser, server.url)
         assert await says(page, "s1", "one") == "one"
@@ -225,8 +225,8 @@ async def test_a_server_that_does_not_encrypt_leaves_no_secret_of_a_session_behi
         await page.context.close()
 
 
-async def test_what_a_page_of_before_kept_is_taken_up(browser: Browser) -> None:
-    """Its database had no secrets of sessions: what was said and not sent is still there."""
+async def test_the_database_of_an_older_page_is_taken_over(browser: Browser) -> None:
+    """Its database had no secrets of sessions: the unsent message is still there."""
     async with served(make_app([text("Hello.")])) as server:
         page = await (await browser.new_context()).new_page()
         await page.goto(f"{server.url}/static/client/package.json")

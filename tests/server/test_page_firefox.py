@@ -1,6 +1,6 @@
-"""The page in Firefox: sessions that have not begun, double clicks, reloads, kills of its server, cards, hidden tabs.
+"""The page in Firefox: new sessions, double clicks, reloads, kills of its server, cards, hidden tabs.
 
-A short form of the chaos runs in the suite; `MIDSTREAM_FAULT_FULL=1` plays at least twenty kills.
+A short form of the chaos runs in the suite; `MIDSTREAM_FAULT_FULL=1` performs at least twenty kills.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ANSWERS = ".turn .parts > .words"
 
 
 async def opened(browser: Firefox, url: str, *, is_hidden: bool = False) -> FirefoxTab:
-    """Open the page in a tab, and wait until it takes words."""
+    """Open the page in a tab, and wait until it accepts input."""
     tab = await browser.open(url, is_hidden=is_hidden)
     await ready(tab)
     return tab
@@ -83,7 +83,7 @@ async def sees_some(tab: FirefoxTab, words: str) -> None:
 
 
 async def kept(tab: FirefoxTab, words: str) -> None:
-    """Wait until a message that was written is stored here or at the server: a reload before that loses it."""
+    """Wait until a written message is stored here or at the server: a reload before that loses it."""
     await tab.until(
         f"[...document.querySelectorAll({json.dumps(SAID)})].at(-1)?.textContent === {json.dumps(words)}"
         f" && !document.querySelector('#turns').textContent.includes({json.dumps(NOT_YET_KEPT)})"
@@ -94,7 +94,7 @@ async def completed(tab: FirefoxTab, turns: int = 1) -> None:
     await tab.until(f"document.querySelectorAll('.turn[data-status=completed]').length === {turns}")
 
 
-async def test_a_session_that_another_tab_begins_appears_here(browser: Firefox) -> None:
+async def test_a_session_begun_by_another_tab_appears(browser: Firefox) -> None:
     async with served(make_app(numbered)) as server:
         first = await opened(browser, server.url)
         second = await opened(browser, await address_of(first))
@@ -108,7 +108,7 @@ async def test_a_session_that_another_tab_begins_appears_here(browser: Firefox) 
             await tab.close()
 
 
-async def test_a_double_click_on_send_stops_nothing(browser: Firefox) -> None:
+async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Firefox) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         tab = await opened(browser, server.url)
@@ -121,7 +121,7 @@ async def test_a_double_click_on_send_stops_nothing(browser: Firefox) -> None:
         await tab.close()
 
 
-async def test_a_reload_in_mid_answer_goes_on_with_each_word_once(browser: Firefox) -> None:
+async def test_an_answer_continues_after_a_reload_with_each_word_once(browser: Firefox) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         tab = await opened(browser, server.url)
@@ -135,7 +135,7 @@ async def test_a_reload_in_mid_answer_goes_on_with_each_word_once(browser: Firef
         await tab.close()
 
 
-async def test_a_server_that_is_killed_in_mid_answer_and_comes_back_finishes_it(
+async def test_a_server_killed_during_an_answer_finishes_it_after_its_restart(
     browser: Firefox, tmp_path: Path
 ) -> None:
     async with lives(tmp_path, is_held=True) as server:
@@ -151,7 +151,7 @@ async def test_a_server_that_is_killed_in_mid_answer_and_comes_back_finishes_it(
         await tab.close()
 
 
-async def test_a_card_is_answered_and_the_call_runs_once(browser: Firefox) -> None:
+async def test_answering_a_card_runs_the_call_once(browser: Firefox) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
         tab = await opened(browser, server.url)
@@ -163,7 +163,7 @@ async def test_a_card_is_answered_and_the_call_runs_once(browser: Firefox) -> No
         await tab.close()
 
 
-async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(browser: Firefox) -> None:
+async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Firefox) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         first = await opened(browser, server.url)
         hidden = await opened(browser, await address_of(first), is_hidden=True)
@@ -175,7 +175,9 @@ async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(brows
 
 
 async def _break(random: Random, server: Lives, tab: FirefoxTab) -> int:
-    """Kill the server, reload the page, or cut its connection, after a moment by chance; return the kills."""
+    """Kill the server, reload the page, or cut its connection, after a random moment; return the number of
+    kills.
+    """
     await tab.evaluate(f"new Promise((resolve) => setTimeout(resolve, {1500 * random.random()}))")
     match random.choice(("kill", "kill", "reload", "cut")):
         case "kill":
@@ -189,7 +191,7 @@ async def _break(random: Random, server: Lives, tab: FirefoxTab) -> int:
     return 0
 
 
-async def test_each_tab_has_each_word_once_whatever_breaks(browser: Firefox, tmp_path: Path) -> None:
+async def test_each_tab_shows_each_word_once_under_random_failures(browser: Firefox, tmp_path: Path) -> None:
     random, kills, turn = Random(7), 0, 0
     async with lives(tmp_path) as server:
         first = await opened(browser, server.url)

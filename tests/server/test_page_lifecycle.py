@@ -1,4 +1,4 @@
-"""What browsers do to pages that nobody looks at: frozen, put aside, without a network; and back."""
+"""Background pages: frozen, kept for the back button, without a network; and their return."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ WATCH = """() => new Promise((resolve) => {
     resolve();
   };
 })"""
-"""See it when the browser closes the connections to a database: it does so with all at once."""
+"""See the browser close the connections to a database: it closes all at once."""
 KEEP_NOTHING = "(isRecoveryOn) => void (client.settings = { isRecoveryOn })"
 SEES_HALF = f"words === {json.dumps(''.join(WORDS[:HALF]))}"
 
@@ -111,7 +111,7 @@ async def tab_at(chromium: DevTools, url: str, **options: str) -> Tab:
 
 
 async def tabs_of_one(chromium: DevTools, url: str) -> list[Tab]:
-    """Open three tabs that have read an answer, the first of which began and has the connection."""
+    """Open three tabs that have read an answer; the first of them began and has the connection."""
     first = await tab_at(chromium, url)
     await first.call(SAY, "s1", "hello")
     assert await first.evaluate("listening") == "whole"
@@ -122,7 +122,7 @@ async def tabs_of_one(chromium: DevTools, url: str) -> list[Tab]:
     return tabs
 
 
-async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromium: DevTools) -> None:
+async def test_a_frozen_tab_hands_the_connection_to_a_live_one(chromium: DevTools) -> None:
     app = turns(text("Hello."), text(" Without it."))
     async with served(app) as server:
         first, *others = tabs = await tabs_of_one(chromium, server.url)
@@ -137,7 +137,7 @@ async def test_a_tab_that_is_frozen_hands_the_connection_to_a_living_one(chromiu
         await leave(tabs)
 
 
-async def test_a_tab_that_crashes_leaves_the_connection_to_a_living_one(chromium: DevTools) -> None:
+async def test_a_crashed_tab_leaves_the_connection_to_a_live_one(chromium: DevTools) -> None:
     app = turns(text("Hello."), text(" Without it."))
     async with served(app) as server:
         first, *others = await tabs_of_one(chromium, server.url)
@@ -150,8 +150,10 @@ async def test_a_tab_that_crashes_leaves_the_connection_to_a_living_one(chromium
         await leave(others)
 
 
-async def test_a_database_that_the_browser_has_closed_is_opened_again(chromium: DevTools) -> None:
-    """Its user clears the site's data while a turn runs: that turn is heard to its end, and the next ones are kept."""
+async def test_a_database_closed_by_the_browser_is_opened_again(chromium: DevTools) -> None:
+    """Its user clears the site's data during a turn: that turn is read to its end, and the next ones are
+    stored.
+    """
     gate = asyncio.Event()
     app = turns(two_halves(gate), text("Kept again."))
     async with served(app) as server:
@@ -171,7 +173,7 @@ async def test_a_database_that_the_browser_has_closed_is_opened_again(chromium: 
 
 
 @spec("STREAM-81")
-async def test_a_tab_in_the_background_is_not_stalled_by_its_timers(chromium: DevTools) -> None:
+async def test_throttled_timers_do_not_stall_a_background_tab(chromium: DevTools) -> None:
     """Three silent heartbeats would be 0.9 s here: less than the first timer of such a tab takes."""
     app = turns(text("Hello."), text(" Heard at once."))
     app.settings = StreamSettings(heartbeat_s=0.3)
@@ -183,12 +185,12 @@ async def test_a_tab_in_the_background_is_not_stalled_by_its_timers(chromium: De
         await tab.call(FOLLOW, "s1")
         await tab.until("words === 'Hello.'")
         async with tab.frozen():
-            pass  # from here on it is hidden
+            pass  # From here on it is hidden.
         await tab.until("document.hidden && stream.connection.phase === 'live'")
         sockets = await tab.evaluate("sockets")
         async with asyncio.timeout(WAIT_S):
             before = None
-            while before != (ticks := await tab.evaluate("ticks")):  # until its timers are held back
+            while before != (ticks := await tab.evaluate("ticks")):  # Until its timers are throttled.
                 before = ticks
                 await tab.until(f"beats >= {await tab.evaluate('beats') + 3}")
         seen = await tab.evaluate("beats")
@@ -205,7 +207,7 @@ async def leave(tabs: list[Tab]) -> None:
         await tab.evaluate("client.close()")
 
 
-async def test_a_tab_that_is_frozen_while_it_speaks_goes_on_when_it_is_back(chromium: DevTools) -> None:
+async def test_a_tab_frozen_while_sending_continues_after_its_return(chromium: DevTools) -> None:
     gate = asyncio.Event()
     app = make_app(two_halves(gate))
     async with served(app) as server:
@@ -220,7 +222,7 @@ async def test_a_tab_that_is_frozen_while_it_speaks_goes_on_when_it_is_back(chro
 
 
 @spec("STREAM-82")
-async def test_what_a_frozen_tab_left_is_taken_up_by_another_and_the_first_one_yields(
+async def test_another_tab_takes_over_the_stream_of_a_frozen_one_which_then_yields(
     chromium: DevTools,
 ) -> None:
     gate = asyncio.Event()
@@ -242,7 +244,7 @@ async def test_what_a_frozen_tab_left_is_taken_up_by_another_and_the_first_one_y
 
 
 @spec("STREAM-30")
-async def test_what_a_living_tab_holds_is_not_cleared_by_another_one_however_old_it_is(
+async def test_another_tab_never_clears_the_streams_of_a_live_one(
     chromium: DevTools,
 ) -> None:
     gate = asyncio.Event()
@@ -265,7 +267,7 @@ async def test_what_a_living_tab_holds_is_not_cleared_by_another_one_however_old
 
 
 @spec("STREAM-30", "STREAM-78", "STREAM-79")
-async def test_the_next_page_takes_up_at_its_start_what_was_kept_of_the_one_before(
+async def test_the_next_page_takes_over_the_stored_streams_at_its_start(
     chromium: DevTools,
 ) -> None:
     gate = asyncio.Event()
@@ -288,7 +290,7 @@ async def test_the_next_page_takes_up_at_its_start_what_was_kept_of_the_one_befo
 
 
 async def away_and_back(tab: Tab, app: App, meanwhile: Callable[[], Awaitable[None]]) -> None:
-    """Leave for another page, which puts this one aside, and come back; assert that it is the very same one."""
+    """Leave for another page, which puts this one in the cache, and return; assert that it is the same page."""
     here = await tab.evaluate("location.href")
     await tab.evaluate(f"({PUT_ASIDE})()")
     await tab.leave_for(f"{here.partition('#')[0]}?elsewhere")
@@ -301,7 +303,7 @@ async def away_and_back(tab: Tab, app: App, meanwhile: Callable[[], Awaitable[No
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
-async def test_a_page_that_is_put_aside_while_it_speaks_goes_on_when_it_is_back(
+async def test_a_page_cached_while_sending_continues_after_its_return(
     chromium: DevTools, transport: str
 ) -> None:
     gate = asyncio.Event()
@@ -320,7 +322,7 @@ async def test_a_page_that_is_put_aside_while_it_speaks_goes_on_when_it_is_back(
         await leave([tab])
 
 
-async def test_the_chat_page_is_put_aside_and_hears_what_was_said_meanwhile_once(chromium: DevTools) -> None:
+async def test_a_cached_chat_page_shows_the_messages_of_its_absence_once(chromium: DevTools) -> None:
     app = turns(text("Hello."), text("Meanwhile."), text("Afterwards."))
     async with served(app) as server:
         tab = await chromium.open(f"{server.url}/#s1")
@@ -335,7 +337,7 @@ async def test_the_chat_page_is_put_aside_and_hears_what_was_said_meanwhile_once
 
 
 @spec("STREAM-82")
-async def test_what_a_page_left_that_was_put_aside_is_taken_up_by_another_tab(chromium: DevTools) -> None:
+async def test_another_tab_takes_over_the_stream_of_a_cached_page(chromium: DevTools) -> None:
     gate = asyncio.Event()
     app = make_app(two_halves(gate))
     async with served(app) as server:
@@ -364,11 +366,11 @@ SLOW = """async () => {
   globalThis.client = await connect({ clock: slow, transport: "websocket", chance: () => 0 });
 }"""
 WAITS = "() => stream.connection.phase === 'waiting' && stream.connection.retryAt - Date.now() > 500"
-"""A second away by its own clock, and that is a minute."""
+"""One second passes; by the page's clock that is a minute."""
 
 
 @spec("STREAM-81")
-async def test_a_network_that_is_back_is_used_at_once(browser: Browser) -> None:
+async def test_a_returning_network_is_used_at_once(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         proxy = Proxy(server.url)

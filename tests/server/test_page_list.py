@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-async def test_every_session_is_reached_by_paging_and_by_search(browser: Browser) -> None:
+async def test_every_session_can_be_reached_by_paging_and_by_search(browser: Browser) -> None:
     async with served(make_app(lambda _: text("hello"))) as server:
         for number in range(120):
             await post(server.http, command(words=f"subject {number}"), session=f"n{number}")
@@ -48,7 +48,7 @@ async def test_every_session_is_reached_by_paging_and_by_search(browser: Browser
         assert chat.problems == []
 
 
-async def test_the_page_and_the_api_have_the_same_word_for_how_a_session_stands(browser: Browser) -> None:
+async def test_the_page_and_the_api_agree_on_the_status_of_a_session(browser: Browser) -> None:
     gate = asyncio.Event()
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:

@@ -1,4 +1,6 @@
-"""The page of a server that knows its user: logged in by a link, once, with nothing left for anybody to take."""
+"""The page of a server with a local user: logged in by a link, once, without a credential left in the
+address.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def local_app(login: str) -> App:
     return asgi(Agent(ScriptedModel(lambda _: text("Hello."))), store=MemoryStore(), access=access)
 
 
-async def test_a_link_logs_one_browser_in_and_is_gone_from_its_address(browser: Browser) -> None:
+async def test_a_link_logs_in_one_browser_and_disappears_from_its_address(browser: Browser) -> None:
     login = World().new_id("login")
     async with served(local_app(login)) as server:
         chat = await opened(browser, f"{server.url}/#login={login}&open=my-session")
@@ -55,7 +57,7 @@ async def test_a_link_logs_one_browser_in_and_is_gone_from_its_address(browser: 
 
 @spec("SEC-18")
 @pytest.mark.parametrize("agrees", [False, True])
-async def test_a_link_for_another_principal_is_asked_about(browser: Browser, *, agrees: bool) -> None:
+async def test_a_link_for_another_principal_needs_a_confirmation(browser: Browser, *, agrees: bool) -> None:
     questions: list[str] = []
 
     async def answer(dialog: Dialog) -> None:
@@ -92,7 +94,7 @@ SPEAK = """async ([url, token, transport]) => {
 
 @contextlib.asynccontextmanager
 async def blank_site() -> AsyncIterator[str]:
-    """Another site of this machine, whose pages are empty."""
+    """Serve another site of this machine, with empty pages."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -107,8 +109,8 @@ async def blank_site() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
-async def test_a_page_of_an_allowed_site_shows_who_asks(browser: Browser, transport: str) -> None:
-    """Over a WebSocket by a ticket, over plain HTTP by the header itself."""
+async def test_a_page_of_an_allowed_site_sends_its_token(browser: Browser, transport: str) -> None:
+    """A WebSocket uses a ticket, plain HTTP the header itself."""
     async with blank_site() as site, served(guarded_app(allowed_origins=[site])) as server:
         page = await (await browser.new_context()).new_page()
         await page.goto(f"{site}/")

@@ -1,4 +1,4 @@
-"""What a person decides on the page: approvals, questions, calls in doubt, the queue, resumed turns, sub-agents."""
+"""Human decisions on the page: approvals, questions, calls in doubt, the queue, resumed turns, sub-agents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAY = calls(("pay", '{"sum":3}'))
 
 
 def purse(paid: list[int]) -> Tool:
-    """A tool that a person must allow."""
+    """Return a tool that a person must allow."""
 
     @tool(needs_approval=True)
     def pay(sum: int) -> str:  # noqa: A002 - what the model calls it
@@ -55,7 +55,7 @@ async def asked(chat: Chat, kind: str) -> Locator:
     return card
 
 
-async def test_nothing_runs_before_it_is_allowed_and_then_it_does(browser: Browser) -> None:
+async def test_a_call_runs_only_after_it_is_allowed(browser: Browser) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
         chat = await opened(browser, server.url)
@@ -76,7 +76,7 @@ async def test_nothing_runs_before_it_is_allowed_and_then_it_does(browser: Brows
 
 
 @pytest.mark.parametrize("reloaded", [False, True])
-async def test_arguments_are_changed_before_they_run_also_after_a_reload(
+async def test_arguments_can_be_changed_before_a_call_also_after_a_reload(
     browser: Browser, *, reloaded: bool
 ) -> None:
     paid: list[int] = []
@@ -99,7 +99,9 @@ async def test_arguments_are_changed_before_they_run_also_after_a_reload(
         assert paid == [2]
 
 
-async def test_a_denial_says_why_and_an_answer_from_elsewhere_closes_the_card(browser: Browser) -> None:
+async def test_a_denial_carries_its_reason_and_an_answer_from_elsewhere_closes_the_card(
+    browser: Browser,
+) -> None:
     paid: list[int] = []
     script = [PAY, PAY, text("Not then.")]
     async with served(make_app(script, tools=[purse(paid)])) as server:
@@ -122,7 +124,7 @@ async def test_a_denial_says_why_and_an_answer_from_elsewhere_closes_the_card(br
         assert paid == []
 
 
-async def test_a_question_is_answered_in_words_or_by_an_option(browser: Browser) -> None:
+async def test_a_question_can_be_answered_with_a_text_or_an_option(browser: Browser) -> None:
     script = [
         calls(("ask_user", '{"question": "Which one?", "options": ["red", "blue"]}')),
         calls(("ask_user", '{"question": "Why?"}')),
@@ -141,7 +143,7 @@ async def test_a_question_is_answered_in_words_or_by_an_option(browser: Browser)
         await expect(chat.turn.locator(".decided")).to_have_text(["Answered: blue", "Answered: It is calm."])
 
 
-async def test_a_call_in_doubt_is_decided_by_the_person(browser: Browser, port: int) -> None:
+async def test_a_person_decides_a_call_in_doubt(browser: Browser, port: int) -> None:
     store = MemoryStore()
     started = asyncio.Event()
 
@@ -179,7 +181,7 @@ def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedSte
     return response
 
 
-async def test_messages_wait_below_and_can_be_taken_back(browser: Browser) -> None:
+async def test_queued_messages_are_listed_and_can_be_taken_back(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(_two_turns(gate))) as server:
         chat = await opened(browser, server.url)
@@ -202,7 +204,7 @@ async def test_messages_wait_below_and_can_be_taken_back(browser: Browser) -> No
 
 
 @spec("TURN-90")
-async def test_a_turn_whose_tool_is_gone_says_so_and_is_continued_by_a_button(
+async def test_a_turn_with_a_missing_tool_reports_it_and_continues_by_a_button(
     browser: Browser, tmp_path: Path
 ) -> None:
     paid: list[int] = []
@@ -212,7 +214,7 @@ async def test_a_turn_whose_tool_is_gone_says_so_and_is_continued_by_a_button(
         await first.say("pay 3")
         await asked(first, "approval")
     app = make_app([PAY, text("Without it.")], store=SQLiteStore(path))
-    app.settings = StreamSettings(heartbeat_s=0.3)  # what a turn waits for comes with a heartbeat
+    app.settings = StreamSettings(heartbeat_s=0.3)  # The reason for the wait comes with a heartbeat.
     async with served(app) as server:
         chat = await opened(browser, server.url)
         await chat.page.goto(f"{server.url}/#{first.session}")
@@ -227,7 +229,7 @@ async def test_a_turn_whose_tool_is_gone_says_so_and_is_continued_by_a_button(
         assert (paid, chat.problems) == ([], [])
 
 
-async def test_a_failed_turn_is_resumed(browser: Browser) -> None:
+async def test_a_failed_turn_can_be_resumed(browser: Browser) -> None:
     lives: list[list[ScriptedStep]] = [
         [TextDelta("half a"), ModelRejectedError("the key has expired")],
         text("the other half"),
@@ -245,7 +247,7 @@ async def test_a_failed_turn_is_resumed(browser: Browser) -> None:
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
-async def test_a_sub_agent_works_below_its_call_and_asks_there(browser: Browser) -> None:
+async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: Browser) -> None:
     paid: list[int] = []
     gate = asyncio.Event()
 
@@ -281,7 +283,7 @@ async def test_a_sub_agent_works_below_its_call_and_asks_there(browser: Browser)
         await expect(chat.page.locator("#sessions li")).to_have_count(1)
 
 
-async def test_a_narrow_page_shows_a_question_without_scrolling_sideways(browser: Browser) -> None:
+async def test_a_narrow_page_shows_a_question_without_horizontal_scrolling(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await _narrow(browser, server)
         await chat.say("pay 3")
@@ -294,7 +296,7 @@ async def test_a_narrow_page_shows_a_question_without_scrolling_sideways(browser
 
 
 @spec("SEC-71")
-async def test_a_call_may_run_only_after_the_end_of_its_arguments_was_on_the_screen(browser: Browser) -> None:
+async def test_a_call_can_be_allowed_only_after_its_whole_arguments_were_on_screen(browser: Browser) -> None:
     paid: list[str] = []
 
     @tool(needs_approval=True)
@@ -323,7 +325,7 @@ async def test_a_call_may_run_only_after_the_end_of_its_arguments_was_on_the_scr
 
 
 @spec("SEC-74")
-async def test_enter_behind_the_reason_of_a_denial_denies(browser: Browser) -> None:
+async def test_enter_in_the_reason_field_denies_the_call(browser: Browser) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Not then.")], tools=[purse(paid)])) as server:
         chat = await opened(browser, server.url)
@@ -342,7 +344,7 @@ SHOWN = "".join(f"\u27e8U+{ord(each):04X}\u27e9" for each in UNSEEN)
 
 
 @spec("SEC-70", "SEC-72", "SEC-74")
-async def test_what_has_no_ink_is_shown_by_its_code_also_at_the_end_of_a_long_name_on_a_phone(
+async def test_invisible_characters_are_shown_by_their_code_also_at_the_end_of_a_long_name_on_a_phone(
     browser: Browser,
 ) -> None:
     name = "pay_the_invoice_of_the_supplier_for_last_month_and_this" + UNSEEN
@@ -403,7 +405,7 @@ async def _narrow(browser: Browser, server: Served) -> Chat:
     return chat
 
 
-async def test_what_a_coding_agent_wants_leave_for_is_asked_in_the_middle_of_its_answer(
+async def test_a_permission_request_of_a_coding_agent_is_shown_within_its_answer(
     browser: Browser,
 ) -> None:
     coder = Coder(PUSH)

@@ -1,4 +1,4 @@
-"""The page where it is easily forgotten: second tabs, double clicks, hidden tabs, odd addresses, a server away."""
+"""Edge cases of the page: second tabs, double clicks, hidden tabs, odd addresses, an absent server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_WAIT_ENDS = """(most) => {
   const set = setTimeout;
   window.setTimeout = (act, wait, ...more) => (wait > most ? 0 : set(act, wait, ...more));
 }"""
-"""Of what waits from here on for more than so many milliseconds before the next try: only a person ends it."""
+"""Block timers above so many milliseconds before the next attempt: only the user ends such a wait."""
 
 
 def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
@@ -54,12 +54,12 @@ async def another(browser: Browser, url: str, chat: Chat) -> Chat:
 
 
 async def notice(page: Page) -> str:
-    """Return what the page says beside the transcript, once it says something."""
+    """Return the text of the page's notice, once there is one."""
     await expect(page.locator("#notice")).to_be_visible(timeout=WAIT_MS)
     return await page.locator("#notice").inner_text()
 
 
-async def test_a_session_that_another_tab_begins_appears_here(browser: Browser) -> None:
+async def test_a_session_begun_by_another_tab_appears(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await opened(browser, server.url)
         second = await another(browser, server.url, first)
@@ -72,7 +72,7 @@ async def test_a_session_that_another_tab_begins_appears_here(browser: Browser) 
             await expect(chat.page.locator(".turn .said")).to_have_text(["begin", "and then"])
 
 
-async def test_a_message_of_a_tab_that_knows_nothing_yet_brings_the_turns_before_it(browser: Browser) -> None:
+async def test_a_message_from_an_outdated_tab_loads_the_earlier_turns(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await opened(browser, server.url)
         second = await another(browser, server.url, first)
@@ -80,7 +80,9 @@ async def test_a_message_of_a_tab_that_knows_nothing_yet_brings_the_turns_before
         async def refuse(route: Route) -> None:
             await route.abort()
 
-        await second.page.route(f"**/v1/sessions/{first.session}", refuse)  # it does not see that it began
+        await second.page.route(
+            f"**/v1/sessions/{first.session}", refuse
+        )  # It receives no event of the beginning.
         await first.say("begin")
         await first.sees_end("completed")
         await second.say("and then")
@@ -88,7 +90,7 @@ async def test_a_message_of_a_tab_that_knows_nothing_yet_brings_the_turns_before
         await expect(second.page.locator(".turn .said")).to_have_text(["begin", "and then"])
 
 
-async def test_a_double_click_on_send_stops_nothing(browser: Browser) -> None:
+async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await opened(browser, server.url)
@@ -100,7 +102,7 @@ async def test_a_double_click_on_send_stops_nothing(browser: Browser) -> None:
         await chat.sees_end("completed")
 
 
-async def test_a_click_on_send_leaves_the_focus_in_the_box(browser: Browser) -> None:
+async def test_a_click_on_send_leaves_the_focus_in_the_text_box(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await opened(browser, server.url)
@@ -111,7 +113,7 @@ async def test_a_click_on_send_leaves_the_focus_in_the_box(browser: Browser) -> 
         gate.set()
 
 
-async def test_stop_stops_and_the_focus_returns_to_the_box(browser: Browser) -> None:
+async def test_stop_ends_the_turn_and_returns_the_focus_to_the_text_box(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await opened(browser, server.url)
@@ -122,7 +124,7 @@ async def test_stop_stops_and_the_focus_returns_to_the_box(browser: Browser) -> 
         await expect(chat.page.locator("#text")).to_be_focused()
 
 
-async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(browser: Browser) -> None:
+async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await opened(browser, server.url)
         await chat.page.evaluate(LOOK_HIDDEN)
@@ -130,7 +132,9 @@ async def test_the_title_of_a_hidden_tab_tells_that_somebody_is_waited_for(brows
         await expect(chat.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
 
 
-async def test_a_hidden_tab_of_a_session_that_another_one_begins_tells_it_too(browser: Browser) -> None:
+async def test_the_title_of_a_hidden_tab_shows_a_question_of_a_session_begun_elsewhere(
+    browser: Browser,
+) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         first = await opened(browser, server.url)
         hidden = await another(browser, server.url, first)
@@ -139,7 +143,7 @@ async def test_a_hidden_tab_of_a_session_that_another_one_begins_tells_it_too(br
         await expect(hidden.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
 
 
-async def test_an_address_that_is_no_encoding_disables_nothing(browser: Browser) -> None:
+async def test_a_malformed_address_disables_nothing(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
         page = await (await browser.new_context()).new_page()
         problems: list[str] = []
@@ -153,7 +157,7 @@ async def test_an_address_that_is_no_encoding_disables_nothing(browser: Browser)
         assert problems == []
 
 
-async def test_an_invalid_name_is_told_and_not_tried_again(browser: Browser) -> None:
+async def test_an_invalid_session_name_is_reported_and_not_retried(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
         page = await (await browser.new_context()).new_page()
         await page.goto(f"{server.url}/#{'x' * 400}")
@@ -161,7 +165,7 @@ async def test_an_invalid_name_is_told_and_not_tried_again(browser: Browser) -> 
         await expect(page.locator("#light")).to_have_attribute("data-state", "idle")
 
 
-async def test_a_stranger_and_a_person_without_rights_are_told_so(browser: Browser) -> None:
+async def test_an_unauthenticated_or_unauthorized_user_sees_a_notice(browser: Browser) -> None:
     async with served(guarded_app()) as server:
         page = await (await browser.new_context()).new_page()
         await page.goto(f"{server.url}/#some-session")
@@ -182,19 +186,19 @@ async def test_a_stranger_and_a_person_without_rights_are_told_so(browser: Brows
         )
 
 
-async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_a_word(
+async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_a_notice(
     browser: Browser,
 ) -> None:
     async with served(make_app([text("heard")])) as server:
         chat = await opened(browser, server.url)
-        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
         await chat.say("first")
         await chat.say("second")
         assert "stays in the box" in await notice(chat.page)
         assert await chat.page.input_value("#text") == "second"
 
 
-async def test_a_click_tries_at_once_when_the_server_is_back(browser: Browser) -> None:
+async def test_a_click_on_retry_reconnects_at_once(browser: Browser) -> None:
     gate, away = asyncio.Event(), asyncio.Event()
     sockets: list[WebSocketRoute] = []
 
@@ -208,7 +212,7 @@ async def test_a_click_tries_at_once_when_the_server_is_back(browser: Browser) -
     async with served(make_app(two_halves(gate))) as server:
         chat = Chat(await (await browser.new_context()).new_page(), [])
         await chat.page.route_web_socket("**/stream", connect)
-        await chat.page.add_init_script("Math.random = () => 0;")  # no wait is short by chance
+        await chat.page.add_init_script("Math.random = () => 0;")  # No wait is short by random jitter.
         await chat.page.goto(server.url)
         await expect(chat.page.locator("#retry")).to_be_hidden()
         await chat.say("go on")
@@ -216,7 +220,9 @@ async def test_a_click_tries_at_once_when_the_server_is_back(browser: Browser) -
         await chat.page.evaluate(NO_WAIT_ENDS, 100)
         away.set()
         await sockets[-1].close(code=1011)
-        await until(lambda: len(sockets) == 2)  # the first try is made at once, the second after a second
+        await until(
+            lambda: len(sockets) == 2
+        )  # The first attempt is immediate, the second follows after a second.
         await expect(chat.page.locator("#retry")).to_be_visible(timeout=WAIT_MS)
         away.clear()
         await chat.page.click("#retry")
@@ -226,7 +232,7 @@ async def test_a_click_tries_at_once_when_the_server_is_back(browser: Browser) -
         await chat.sees_end("completed")
 
 
-async def test_a_page_that_loads_while_its_server_is_away_is_loaded_by_a_click(browser: Browser) -> None:
+async def test_a_click_on_retry_loads_a_page_that_was_opened_without_its_server(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await opened(browser, server.url)
         await first.say("begin")
@@ -246,13 +252,13 @@ async def test_a_page_that_loads_while_its_server_is_away_is_loaded_by_a_click(b
         await expect(page.locator("#light-text")).to_have_text(
             re.compile(r"^Reconnecting( in \d s)?$"), timeout=WAIT_MS
         )
-        await until(lambda: len(tries) == 3)  # behind them it waits for two seconds
+        await until(lambda: len(tries) == 3)  # After them it waits for two seconds.
         away.clear()
         await page.click("#retry")
         await expect(page.locator(".parts > .words")).to_have_text("Answer 1.", timeout=WAIT_MS)
 
 
-async def test_a_lost_session_is_not_at_work(browser: Browser) -> None:
+async def test_a_lost_session_is_not_shown_as_running(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await opened(browser, server.url)
@@ -277,7 +283,7 @@ async def test_a_lost_session_is_not_at_work(browser: Browser) -> None:
 
 
 def cut_after(words: Sequence[str], gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[ScriptedStep]]:
-    """Say words, wait, fail; the next attempt says other words."""
+    """Stream text, wait, fail; the next attempt streams another text."""
     attempts: list[int] = []
 
     def response(_: ModelRequest) -> Sequence[ScriptedStep]:
@@ -289,7 +295,7 @@ def cut_after(words: Sequence[str], gate: asyncio.Event) -> Callable[[ModelReque
     return response
 
 
-async def test_words_that_become_void_move_no_reader_further_up(browser: Browser) -> None:
+async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(cut_after([f"line {n}\n\n" for n in range(200)], gate))) as server:
         chat = await opened(browser, server.url)
@@ -333,13 +339,13 @@ async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Brows
         await expect(link).to_be_focused()
 
 
-async def test_an_answer_given_while_the_server_is_away_says_that_it_is_kept(browser: Browser) -> None:
+async def test_an_answer_given_without_a_server_is_marked_as_stored(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await opened(browser, server.url)
         await chat.say("pay")
         card = chat.page.locator("form.question")
         await expect(card).to_be_visible(timeout=WAIT_MS)
-        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # a black hole
+        await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
         await card.locator('[data-choice="allow"]').click()
         await expect(card.locator(".kept")).to_have_text(
             "Your answer is kept here until the server has it.", timeout=WAIT_MS

@@ -1,4 +1,4 @@
-"""Several tabs that follow one session: one connection, every word in each of them, whoever goes."""
+"""Several tabs of one session: one connection, and every word in each tab, whichever one closes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LEADS = """(name) => new Promise((resolve) => {
   };
   ask();
 })"""
-"""Ask as another tab does who leads, and what it has."""
+"""Ask, as another tab does, for the leader and its position."""
 STOPPED_IN_ITS_CHANGES = """async () => {
   const { IndexedStorage } = await import("/static/client/storage.js");
   const storage = await IndexedStorage.open();
@@ -67,13 +67,13 @@ HOLD = """(stores) => new Promise((resolve) => {
     resolve();
   };
 })"""
-"""Keep stores of the database to oneself."""
+"""Lock the stores of the database."""
 IMPATIENT = "{ const set = setTimeout; setTimeout = (act, wait, ...more) => set(act, wait / 5, ...more); }"
-"""Of the tabs that are opened next: what they wait five seconds for they wait one."""
+"""Shorten, for the tabs opened next, waits of five seconds to one."""
 
 
 def turns(*responses: Sequence[ScriptedStep] | Callable[[ModelRequest], Sequence[ScriptedStep]]) -> App:
-    """Make an app whose model answers one turn after the other."""
+    """Make an app with a model that answers one turn after the other."""
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         said = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
@@ -90,13 +90,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def said_elsewhere(app: App, session: str, words: str) -> None:
-    """Let somebody else say something in the session."""
+    """Send a message in the session as another client."""
     runner = await app.host.session(session, create=False)
     await runner.submit(SendMessage(UserMessage.of(words)))
 
 
 async def tabs_of(chat: Chat, count: int) -> list[Chat]:
-    """Open more tabs at the same session, and wait until each shows it."""
+    """Open more tabs of the same session, and wait until each shows it."""
     tabs = [chat]
     for _ in range(count - 1):
         tab = Chat(await chat.page.context.new_page(), chat.problems)
@@ -112,9 +112,9 @@ async def see(tabs: list[Chat], words: str) -> None:
 
 @contextlib.asynccontextmanager
 async def frozen(page: Page, at: str = "1") -> AsyncIterator[None]:
-    """Let nothing of a tab run, as a browser does with those that nobody looks at; its connections stay open.
+    """Suspend a tab, as a browser does with background tabs; its connections stay open.
 
-    It stops at a statement: of its own, or where this one tells it to.
+    It stops at a statement: of its own, or where `frozen` directs it.
     """
     debugger = await page.context.new_cdp_session(page)
     await debugger.send("Debugger.enable")
@@ -138,7 +138,7 @@ async def leads(chat: Chat) -> None:
     await asyncio.wait_for(chat.page.evaluate(LEADS, f"midstream {url} {chat.session}"), WAIT_S)
 
 
-async def test_tabs_share_a_connection_and_the_next_one_leads_where_the_first_is_closed(
+async def test_tabs_share_a_connection_and_another_one_leads_after_the_first_is_closed(
     browser: Browser,
 ) -> None:
     gate = asyncio.Event()
@@ -163,7 +163,7 @@ async def test_tabs_share_a_connection_and_the_next_one_leads_where_the_first_is
         assert chat.problems == []
 
 
-async def test_a_leader_that_is_cut_costs_nobody_a_word(browser: Browser) -> None:
+async def test_a_cut_of_the_leader_costs_no_tab_a_word(browser: Browser) -> None:
     gate = asyncio.Event()
     app = turns(text("Hello."), two_halves(gate))
     async with served(app) as server:
@@ -180,7 +180,7 @@ async def test_a_leader_that_is_cut_costs_nobody_a_word(browser: Browser) -> Non
         await until(lambda: app.open_streams == 1)
 
 
-async def test_a_leader_that_is_frozen_loses_the_lead_and_follows_when_it_wakes(browser: Browser) -> None:
+async def test_a_frozen_leader_loses_the_lead_and_follows_after_it_wakes(browser: Browser) -> None:
     app = turns(text("Hello."), text("Without it."))
     async with served(app) as server:
         chat = await opened(browser, server.url)
@@ -189,7 +189,7 @@ async def test_a_leader_that_is_frozen_loses_the_lead_and_follows_when_it_wakes(
         await leads(chat)
         async with frozen(chat.page):
             others = (await tabs_of(chat, 3))[1:]
-            # The frozen one's, which nobody hears, and the new leader's.
+            # The connection of the frozen one, which no tab reads, and that of the new leader.
             await until(lambda: app.open_streams == 2)
             await said_elsewhere(app, chat.session, "go on")
             await see(others, "Without it.")
@@ -199,8 +199,8 @@ async def test_a_leader_that_is_frozen_loses_the_lead_and_follows_when_it_wakes(
 
 
 @spec("STREAM-97")
-async def test_a_tab_that_is_frozen_in_the_middle_of_its_changes_holds_nobody_up(browser: Browser) -> None:
-    """A transaction that waited for the frozen page would keep all others from the database."""
+async def test_a_tab_frozen_during_a_transaction_blocks_no_other(browser: Browser) -> None:
+    """A transaction that waited for the frozen page would block all others from the database."""
     async with served(turns(text("Hello."), text("Without it."))) as server:
         chat = await opened(browser, server.url)
         await chat.say("hello")
@@ -216,7 +216,7 @@ async def test_a_tab_that_is_frozen_in_the_middle_of_its_changes_holds_nobody_up
 
 
 @spec("STREAM-97")
-async def test_what_a_hanging_tab_holds_is_waited_for_and_the_session_is_shown_without_it(
+async def test_a_session_is_shown_without_the_lock_of_a_hanging_tab_after_a_wait(
     browser: Browser,
 ) -> None:
     app = turns(text("Hello."), text("Meanwhile."), text("After all."))
@@ -239,7 +239,7 @@ async def test_what_a_hanging_tab_holds_is_waited_for_and_the_session_is_shown_w
         await chat.page.context.close()
 
 
-async def test_who_speaks_in_one_tab_is_heard_in_all(browser: Browser) -> None:
+async def test_a_message_sent_in_one_tab_appears_in_all(browser: Browser) -> None:
     gate = asyncio.Event()
     app = turns(text("Hello."), two_halves(gate))
     async with served(app) as server:

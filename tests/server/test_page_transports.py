@@ -1,4 +1,4 @@
-"""The browser client through networks as they are: no upgrades, held-back answers, cuts, six connections to a host."""
+"""The browser client in realistic networks: no upgrades, buffered responses, cuts, six connections to a host."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ KEPT = """() => new Promise((resolve, reject) => {
 
 
 async def page_at(browser: Browser, url: str, *, is_fast: bool = False, **options: Any) -> Page:  # noqa: ANN401 - JSON
-    """Open a page of its own profile that is a client."""
+    """Open a page with its own profile that is a client."""
     page = await (await browser.new_context()).new_page()
     await connect_at(page, url, is_fast=is_fast, **options)
     return page
 
 
 async def connect_at(page: Page, url: str, *, is_fast: bool = False, **options: Any) -> None:  # noqa: ANN401 - JSON
-    await page.goto(f"{url}/static/client/package.json")  # of the server, with no client of its own
+    await page.goto(f"{url}/static/client/package.json")  # Of the server, with no client of its own.
     await page.evaluate(CONNECT, [options, is_fast])
 
 
@@ -88,12 +88,12 @@ async def says(page: Page, session: str, words: str) -> str:
 
 
 async def asked(page: Page, expression: str) -> Any:  # noqa: ANN401 - JSON
-    """Return what an expression gives in the end."""
+    """Return the final value of an expression."""
     return await asyncio.wait_for(page.evaluate(expression), WAIT_S)
 
 
 async def remembered(page: Page) -> tuple[str, float]:
-    """Wait for what a page keeps of its server: a transport, and for how many seconds."""
+    """Wait for the transport that a page remembers for its server, and for its lifetime in seconds."""
     async with asyncio.timeout(WAIT_S):
         while not (found := await page.evaluate(REMEMBERED)):
             await World().sleep(0.02)
@@ -101,15 +101,15 @@ async def remembered(page: Page) -> tuple[str, float]:
 
 
 def ways(proxy: Proxy) -> list[str]:
-    """Return which ways down to a session were asked for, in order."""
+    """Return the requested transports of a session, in order."""
     kinds = {"upgrade": "websocket", "events": "sse", "poll": "poll"}
     asked = (each for each in proxy.asked if "/probe/" not in each)
     return [kinds[word] for each in asked if (word := each.rpartition("/")[2]) in kinds]
 
 
 @spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-109")
-async def test_the_way_that_gets_through_is_found_and_remembered(browser: Browser) -> None:
-    """Behind proxies of each kind at once: what takes long is their silence."""
+async def test_a_working_transport_is_found_and_remembered(browser: Browser) -> None:
+    """Run behind proxies of each kind at once: most of the time is their silence."""
     kinds: list[tuple[dict[str, Any], str]] = [
         ({"upgrades": Upgrades.REFUSED}, "sse"),
         ({"upgrades": Upgrades.SILENT}, "sse"),
@@ -140,8 +140,8 @@ async def _finds_and_remembers(browser: Browser, harm: dict[str, Any], transport
 
 
 @spec("STREAM-80")
-async def test_a_way_that_was_only_lost_is_tried_again_soon(browser: Browser) -> None:
-    """A server that is just coming up refuses its first sockets; that is no reason to do without them for a day."""
+async def test_a_transport_that_failed_by_loss_is_soon_tried_again(browser: Browser) -> None:
+    """A server that is just starting refuses its first sockets; that must not exclude them for a day."""
     async with served(make_app([text("Hello.")])) as server:
         page = await (await browser.new_context()).new_page()
 
@@ -157,14 +157,14 @@ async def test_a_way_that_was_only_lost_is_tried_again_soon(browser: Browser) ->
 
 
 @spec("STREAM-108")
-async def test_a_server_that_was_away_is_reached_by_a_websocket_as_before(browser: Browser) -> None:
+async def test_after_an_outage_of_the_server_the_page_uses_a_websocket_again(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
         proxy = Proxy(server.url)
         async with proxy.listening():
             page = await page_at(browser, proxy.url, is_fast=True)
             proxy.is_away = True
             await page.evaluate(SPEAK, ["s1", "hi"])
-            await until(lambda: len(ways(proxy)) >= 4)  # two more than what is held against a transport
+            await until(lambda: len(ways(proxy)) >= 4)  # Two more than the number that excludes a transport.
             proxy.is_away = False
             assert await asked(page, "speaking") == "Hello."
             assert set(ways(proxy)) == {"websocket"}
@@ -173,8 +173,8 @@ async def test_a_server_that_was_away_is_reached_by_a_websocket_as_before(browse
 
 
 @spec("STREAM-80")
-async def test_sockets_that_need_a_ticket_are_not_judged_by_one_that_has_none(browser: Browser) -> None:
-    """The server would refuse it, and that says nothing of the network."""
+async def test_websockets_that_need_a_ticket_are_not_judged_without_one(browser: Browser) -> None:
+    """The server would refuse it, which proves nothing about the network."""
     access = Access(authenticate=tokens({TOKEN: Principal("ann")}))
     async with served(make_app([text("Hello.")], access=access)) as server:
         page = await (await browser.new_context()).new_page()
@@ -192,8 +192,8 @@ async def test_sockets_that_need_a_ticket_are_not_judged_by_one_that_has_none(br
 
 
 @spec("STREAM-42")
-async def test_where_no_socket_can_be_made_at_all_the_next_transport_is_taken(browser: Browser) -> None:
-    """A page of https may make none to http; an old Node has none."""
+async def test_without_any_websocket_the_next_transport_is_used(browser: Browser) -> None:
+    """A page of https may open none to http; an old Node has none."""
     async with served(make_app([text("Hello.")])) as server:
         proxy = Proxy(server.url)
         async with proxy.listening():
@@ -210,7 +210,7 @@ async def test_where_no_socket_can_be_made_at_all_the_next_transport_is_taken(br
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
-async def test_cuts_of_the_network_cost_no_word_over_any_transport(browser: Browser, transport: str) -> None:
+async def test_network_cuts_cost_no_word_over_any_transport(browser: Browser, transport: str) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server, Proxy(server.url).listening() as proxy:
         page = await page_at(browser, proxy.url, transport=transport)
@@ -236,7 +236,7 @@ async def test_cuts_of_the_network_cost_no_word_over_any_transport(browser: Brow
         await page.context.close()
 
 
-async def test_a_refusal_over_plain_http_is_the_servers_own_word(browser: Browser) -> None:
+async def test_a_refusal_over_plain_http_has_the_servers_own_code(browser: Browser) -> None:
     async with served(make_app()) as server:
         page = await page_at(browser, server.url, transport="sse")
         code = await asked(page, "async () => (await client.follow('nobody', '1-1').ended).code")
@@ -261,7 +261,7 @@ SPEAK_OFTEN = """(sessions) => {
 
 
 @spec("STREAM-83")
-async def test_more_streams_than_a_browser_has_connections_all_hear_and_speak(browser: Browser) -> None:
+async def test_more_streams_than_browser_connections_all_receive_and_send(browser: Browser) -> None:
     gate = asyncio.Event()
     half = "".join(WORDS[:HALF])
     async with served(make_app(two_halves(gate))) as server:
@@ -272,7 +272,7 @@ async def test_more_streams_than_a_browser_has_connections_all_hear_and_speak(br
             await tab.evaluate(SPEAK_OFTEN, [f"s{number}-{each}" for each in range(4)])
         for tab in tabs:
             await tab.wait_for_function("(half) => heard.every((each) => each === half)", arg=half)
-        await tabs[1].evaluate("void streams[3].abort()")  # goes up while all wait for news
+        await tabs[1].evaluate("void streams[3].abort()")  # It is sent while all others wait for changes.
         await asked(tabs[1], "streams[3].ended")
         gate.set()
         assert await asked(tabs[0], "speaking") == [WHOLE] * 4

@@ -1,4 +1,4 @@
-"""The pages come with headers that let nothing else in, and nothing outside their folder."""
+"""The pages have headers that admit no foreign content, and files only from their folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_the_first_page_is_served_under_a_strict_policy() -> None:
     assert answer.headers["cross-origin-resource-policy"] == "same-origin"
 
 
-async def test_every_file_is_served_and_asked_for_again_cheaply() -> None:
+async def test_every_file_is_served_and_revalidated_by_its_etag() -> None:
     async with called(make_app()) as client:
         for path in (path for path in FOLDER.rglob("*") if path.is_file()):
             address = f"/static/{path.relative_to(FOLDER)}"
@@ -38,7 +38,7 @@ async def test_every_file_is_served_and_asked_for_again_cheaply() -> None:
 
 
 @pytest.mark.parametrize("part", ["bytes=0-9", "bytes=9-1,foo", "bytes=99999999999-", "lines=1-2"])
-async def test_a_file_is_sent_whole_whatever_part_of_it_is_asked_for(part: str) -> None:
+async def test_a_range_request_gets_the_whole_file(part: str) -> None:
     async with called(make_app()) as client:
         whole = await client.get("/")
         answer = await client.get("/", headers={"range": part})
@@ -46,8 +46,8 @@ async def test_a_file_is_sent_whole_whatever_part_of_it_is_asked_for(part: str) 
 
 
 @pytest.mark.parametrize("path", ["nothing.js", "../pages.py", "..", "//etc/passwd", "./../../__init__.py"])
-async def test_what_is_not_in_the_folder_is_not_found(path: str) -> None:
-    """Below HTTP clients, which tidy an address up before they send it."""
+async def test_a_path_outside_the_folder_is_not_found(path: str) -> None:
+    """Sent below an HTTP client, which would normalise the address."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

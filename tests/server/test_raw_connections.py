@@ -1,4 +1,4 @@
-"""Connections and the bytes that they hold, counted before a request is read."""
+"""Connections and their held bytes, counted before a request is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 
 @spec("SEC-83")
-def test_peers_of_this_machine_still_connect_where_others_have_taken_all() -> None:
+def test_local_peers_can_connect_when_remote_ones_have_taken_all() -> None:
     raw = RawConnections(RawLimits(connections_max=3, reserved=2), descriptors=None)
     assert [raw.enter(number, f"10.0.0.{number}") for number in range(5)] == [True, True, True, False, False]
     assert [raw.enter(f"here {number}", "127.0.0.1") for number in range(3)] == [True, True, False]
@@ -32,7 +32,7 @@ def test_peers_of_this_machine_still_connect_where_others_have_taken_all() -> No
 
 
 @spec("SEC-83")
-def test_one_address_gets_its_share_and_a_network_of_a_customer_is_one() -> None:
+def test_one_address_gets_its_share_and_a_customers_network_counts_as_one() -> None:
     raw = RawConnections(RawLimits(per_address_max=2))
     assert [raw.enter(number, f"2001:db8::{number}") for number in range(3)] == [True, True, False]
     assert raw.enter(9, "2001:db8:1::1")
@@ -41,7 +41,7 @@ def test_one_address_gets_its_share_and_a_network_of_a_customer_is_one() -> None
 
 @spec("SEC-83")
 @pytest.mark.parametrize("trusted", ["10.0.0.1", "10.0.0.0/8", "*"])
-def test_a_trusted_proxy_has_the_connections_of_all_its_clients(trusted: str) -> None:
+def test_a_trusted_proxy_may_use_the_connections_of_all_its_clients(trusted: str) -> None:
     raw = RawConnections(RawLimits(per_address_max=1, connections_max=4), trusted=("a-name", trusted))
     assert [raw.enter(number, "10.0.0.1") for number in range(3)] == [True, True, True]
     raw.hold(0, 2 * 1024 * 1024)
@@ -50,7 +50,7 @@ def test_a_trusted_proxy_has_the_connections_of_all_its_clients(trusted: str) ->
 
 
 @spec("SEC-83")
-def test_there_are_no_more_connections_than_the_process_may_open_files() -> None:
+def test_connections_are_limited_by_the_file_descriptors_of_the_process() -> None:
     raw = RawConnections(RawLimits(reserved=1), descriptors=PROCESS_DESCRIPTORS + 3)
     assert [raw.enter(number, "10.0.0.1") for number in range(3)] == [True, True, False]
     assert raw.enter("here", "127.0.0.1")
@@ -58,7 +58,7 @@ def test_there_are_no_more_connections_than_the_process_may_open_files() -> None
 
 
 @spec("SEC-83")
-def test_bytes_that_wait_are_bounded_for_an_address_and_for_all() -> None:
+def test_held_bytes_are_bounded_for_an_address_and_in_total() -> None:
     limits = RawLimits(held_bytes_max=100, held_bytes_per_address_max=60)
     raw = RawConnections(limits)
     for number in range(4):
@@ -89,7 +89,7 @@ async def connections(server: Served, count: int) -> AsyncIterator[list[asyncio.
 
 
 @spec("SEC-83")
-async def test_a_server_refuses_connections_beyond_its_number_and_accepts_when_one_ends() -> None:
+async def test_a_server_refuses_connections_above_the_limit_and_accepts_again_when_one_ends() -> None:
     async with served(make_app(), raw_limits=RawLimits(connections_max=3, reserved=2)) as server:
         async with connections(server, 6) as readers:
             answer = await asyncio.wait_for(readers[-1].read(), WAIT_S)
@@ -113,7 +113,7 @@ async def test_a_websocket_is_counted_until_it_ends() -> None:
 
 @spec("SEC-82")
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_a_login_has_four_kilobytes(*, is_chunked: bool) -> None:
+async def test_a_login_body_is_limited_to_four_kilobytes(*, is_chunked: bool) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         yield b'{"login": "'
         for _ in range(64):

@@ -1,4 +1,4 @@
-"""The examples of `docs/guides/security.md` run, and its limits are the ones there are."""
+"""The examples of `docs/guides/security.md` run, and its limits are the real ones."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_tex
 
 
 def _app(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401 - the guide's
-    """Run the guide up to its program of a number, and return the app that this makes."""
+    """Run the guide up to its program of this number, and return the app of that program."""
     monkeypatch.chdir(tmp_path)
     programs = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
-    _, *programs = programs  # the first one is about mounting
+    _, *programs = programs  # The first one is about mounting.
     assert len(programs) == 3
     hello = ModuleType("hello")
     vars(hello).update(agent=Agent(ScriptedModel(lambda _: text("Hello."))))
     monkeypatch.setitem(sys.modules, "hello", hello)
     names: dict[str, Any] = {}
     for program in programs[:number]:
-        exec(compile(program, "security.md", "exec"), names)  # it is our own guide
+        exec(compile(program, "security.md", "exec"), names)  # The code is from our own guide.
     return names["app"]
 
 
@@ -50,7 +50,7 @@ KEY = {"x-api-key": "key-of-bob"}
     ],
     ids=["bearer", "cookie", "a function of one's own", "several ways"],
 )
-async def test_the_apps_of_the_guide_know_people_by_what_they_show(
+async def test_the_apps_of_the_guide_authenticate_by_the_presented_credentials(
     number: int,
     good: dict[str, str],
     bad: list[dict[str, str]],
@@ -65,7 +65,7 @@ async def test_the_apps_of_the_guide_know_people_by_what_they_show(
             assert told(await client.get("/v1/sessions/s1", headers=shown)) == (401, "unauthorized"), shown
 
 
-async def test_a_cookie_of_the_app_is_no_way_in_for_the_page_of_another_site(
+async def test_a_cookie_of_the_app_does_not_admit_a_page_of_another_site(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with called(_app(2, monkeypatch, tmp_path)) as client:

@@ -1,4 +1,4 @@
-"""The operator's settings in a file: read, followed, and never the worse for a mistake."""
+"""The operator's settings in a file: read, followed, and unharmed by mistakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 
 class Stepped(World):
-    """A second is over when the test says so."""
+    """A world where the test decides when a second is over."""
 
     def __init__(self) -> None:
         self._asleep = asyncio.Event()
@@ -32,7 +32,7 @@ class Stepped(World):
         self._wake.clear()
 
     async def pass_a_second(self) -> None:
-        """Return when what there was to do in it is done."""
+        """Return when all due work of this second is done."""
         self._asleep.clear()
         self._wake.set()
         await self._asleep.wait()
@@ -40,7 +40,7 @@ class Stepped(World):
 
 @contextlib.asynccontextmanager
 async def followed(path: Path) -> AsyncIterator[tuple[Stepped, list[float]]]:
-    """Follow a file; the heartbeat of each change is kept."""
+    """Follow a file; collect the heartbeat of each change."""
     told: list[float] = []
     world = Stepped()
     file = SettingsFile(path, world=world)
@@ -55,7 +55,7 @@ async def followed(path: Path) -> AsyncIterator[tuple[Stepped, list[float]]]:
         await asyncio.wait([following])
 
 
-def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
+def test_a_missing_setting_has_its_default(tmp_path: Path) -> None:
     path = tmp_path / "streams.toml"
     path.write_text("# of the harbour office\nlook_back_s = 60\nis_recovery_on = false\n")
     assert SettingsFile(path).read() == StreamSettings(is_recovery_on=False, look_back_s=60.0)
@@ -74,7 +74,7 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         (b"\xff", "utf-8"),
     ],
 )
-def test_what_is_no_setting_is_refused_with_its_reason(tmp_path: Path, content: bytes, words: str) -> None:
+def test_an_invalid_setting_is_refused_with_its_reason(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "streams.toml"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=words) as refused:
@@ -82,13 +82,13 @@ def test_what_is_no_setting_is_refused_with_its_reason(tmp_path: Path, content: 
     assert str(path) in refused.value.message
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         SettingsFile(tmp_path / "streams.toml").read()
 
 
 @spec("STREAM-56")
-async def test_each_change_is_told_once(tmp_path: Path) -> None:
+async def test_each_change_is_announced_once(tmp_path: Path) -> None:
     path, beside = tmp_path / "streams.toml", tmp_path / "new"
     path.write_text("heartbeat_s = 1")
     async with followed(path) as (world, told):
@@ -100,7 +100,7 @@ async def test_each_change_is_told_once(tmp_path: Path) -> None:
         assert told == [22.0, 4.0]
 
 
-async def test_what_is_still_being_written_is_not_read(tmp_path: Path) -> None:
+async def test_a_partly_written_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "streams.toml"
     path.write_text("heartbeat_s = 1")
     async with followed(path) as (world, told):
@@ -112,7 +112,7 @@ async def test_what_is_still_being_written_is_not_read(tmp_path: Path) -> None:
         assert told == [22.0]
 
 
-async def test_what_is_no_setting_or_gone_changes_nothing(
+async def test_an_invalid_or_missing_file_leaves_the_settings_in_effect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "streams.toml"

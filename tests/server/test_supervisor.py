@@ -1,4 +1,4 @@
-"""The listening sockets of workers; what becomes of workers is in `tests/cli/test_workers.py`."""
+"""The listening sockets of workers; `tests/cli/test_workers.py` tests the workers themselves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_worker_has_a_socket_on_the_same_port() -> None:
         _close(sockets)
 
 
-def test_the_port_of_others_is_taken_unless_it_is_shared() -> None:
+def test_a_taken_port_is_refused_unless_it_is_shared() -> None:
     sockets = listen_for_workers("127.0.0.1", 0, 2, shares_port=False)
     port = sockets[0].getsockname()[1]
     try:

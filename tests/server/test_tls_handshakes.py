@@ -1,4 +1,4 @@
-"""TLS of connections that are counted from their accept on."""
+"""TLS connections that are counted from their accept on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Echo(asyncio.Protocol):
 
 
 @spec("SEC-83")
-async def test_a_silent_peer_is_counted_and_one_too_many_is_closed(tmp_path: Path) -> None:
+async def test_a_silent_peer_is_counted_and_a_connection_above_the_limit_is_closed(tmp_path: Path) -> None:
     pem = certificate(tmp_path / "server.pem")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
@@ -38,7 +38,7 @@ async def test_a_silent_peer_is_counted_and_one_too_many_is_closed(tmp_path: Pat
         )
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
-        assert len(raw) == 0  # its protocol counts it from the handshake on
+        assert len(raw) == 0  # Its protocol counts it from the handshake on.
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await silent[-1][0].read() == b""
         assert len(raw) == 2

@@ -28,7 +28,7 @@ def test_a_cut_stream_leaves_no_traceback_and_a_bug_does() -> None:
 @pytest.mark.parametrize(
     "message", ["Invalid HTTP request received.", "Invalid UTF-8 sequence received from client."]
 )
-async def test_lines_that_peers_cause_are_few_and_short(message: str) -> None:
+async def test_log_lines_caused_by_peers_are_few_and_short(message: str) -> None:
     clock = FakeWorld()
     noise = PeerNoise(clock)
     lines = [line(message, ValueError("what the peer sent")) for _ in range(3 * PEER_LINES_MAX)]
@@ -39,11 +39,11 @@ async def test_lines_that_peers_cause_are_few_and_short(message: str) -> None:
     assert noise.filter(line(message))
 
 
-async def test_nothing_that_people_or_models_write_is_logged_at_any_level(
+async def test_no_content_of_people_or_models_is_logged_at_any_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in ("", "midstream", "uvicorn", "uvicorn.error", "uvicorn.access"):
-        caplog.set_level(logging.DEBUG, logger=name)  # whatever another test has made of them
+        caplog.set_level(logging.DEBUG, logger=name)  # Whatever another test has configured.
     async with served(make_app([text("canary of the model")])) as server:
         async with Socket(server.socket("s1/stream?ticket=canary&rest=")) as socket:
             await socket.say(opening())

@@ -1,4 +1,6 @@
-"""Bytes that are no HTTP, or no handshake, are refused by a problem; no other connection is disturbed."""
+"""Bytes that are no HTTP request or no handshake are refused with a problem; other connections are
+unaffected.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ TOO_LONG = (414, "uri_too_long")
         ((HELD_BYTES_MAX // 2 + 1) * b"\r\n", *TOO_LARGE),
     ],
 )
-async def test_what_is_no_request_is_refused_as_all_else_and_harms_nobody(
+async def test_a_malformed_request_is_refused_with_a_problem_and_affects_no_other(
     said: bytes, status: int, code: str
 ) -> None:
     async with served(make_app()) as server:
@@ -88,7 +90,7 @@ OLD = (
 async def asked_by_old_http(
     url: str, what: str, connection: str = "close"
 ) -> AsyncIterator[asyncio.StreamReader]:
-    """Begin a turn and ask about it in HTTP/1.0, where the end of a body is the end of the connection."""
+    """Begin a turn and read it in HTTP/1.0, where the end of a body is the end of the connection."""
     headers = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": "s"}
     async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
         await client.post("/v1/sessions/s1/commands", json=command(), headers=headers)
@@ -104,7 +106,7 @@ async def asked_by_old_http(
 
 
 @spec("STREAM-27")
-async def test_a_body_that_ends_with_its_connection_is_reset_where_it_is_cut() -> None:
+async def test_a_cut_body_without_length_resets_its_connection() -> None:
     async with served(make_app([[Stall()]])) as server, asked_by_old_http(server.url, "events") as reader:
         server.stop.set()
         with pytest.raises(ConnectionResetError):
@@ -112,7 +114,7 @@ async def test_a_body_that_ends_with_its_connection_is_reset_where_it_is_cut() -
 
 
 @spec("STREAM-27")
-async def test_a_body_that_ends_with_its_connection_ends_well_where_it_is_whole() -> None:
+async def test_a_complete_body_without_length_ends_its_connection_cleanly() -> None:
     async with served(make_app([text("hello")])) as server:
         for what in ("events", "records", "poll?n=0"):
             async with asked_by_old_http(server.url, what) as reader:
@@ -120,7 +122,9 @@ async def test_a_body_that_ends_with_its_connection_ends_well_where_it_is_whole(
 
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
-async def test_a_body_of_unknown_length_has_no_chunks_where_nobody_knows_them(connection: str) -> None:
+async def test_a_body_of_unknown_length_has_no_chunks_where_the_client_does_not_support_them(
+    connection: str,
+) -> None:
     async with served(make_app([text("hello")])) as server:
         async with asked_by_old_http(server.url, "events", connection) as reader:
             events = (await reader.read()).decode()
@@ -153,7 +157,7 @@ OLD_SERVER = """
 
 @spec("STREAM-27")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_server_without_compiled_parts_that_ends_or_dies_resets_it_too(
+async def test_a_server_without_compiled_parts_resets_cut_bodies_too(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     program = (sys.executable, "-c", textwrap.dedent(OLD_SERVER))
@@ -175,7 +179,7 @@ async def test_a_server_without_compiled_parts_that_ends_or_dies_resets_it_too(
 @pytest.mark.parametrize(
     ("said", "is_second"), [(b"", False), (b"GET /health HT", False), (b"GET /hea", True)]
 )
-async def test_headers_that_do_not_come_are_not_waited_for_for_ever(
+async def test_the_wait_for_headers_is_bounded(
     said: bytes,
     is_second: bool,  # noqa: FBT001 - a case
     monkeypatch: pytest.MonkeyPatch,
@@ -189,7 +193,7 @@ async def test_headers_that_do_not_come_are_not_waited_for_for_ever(
             assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"}"), WAIT_S)
             monkeypatch.setattr(uvicorn_protocols, "HEADERS_S", 0.05)
         writer.write(said)
-        with contextlib.suppress(ConnectionResetError):  # what came after the end is answered so
+        with contextlib.suppress(ConnectionResetError):  # Bytes after the end are answered this way.
             assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
         writer.close()
 
@@ -199,9 +203,7 @@ POST = b"POST /v1/sessions/s1/commands HTTP/1.1\r\nhost: localhost\r\ncontent-le
 
 
 @pytest.mark.parametrize("pieces", [[POST, b"{}"], [POST + b"{}"]])
-async def test_a_body_that_does_not_come_with_its_head_is_not_waited_for_for_ever(
-    pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_wait_for_a_body_is_bounded(pieces: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bodies, "BODY_S", 0.05)
     async with served(make_app()) as server:
         reader, writer = await asyncio.open_connection(*server.url.removeprefix("http://").split(":"))
@@ -213,7 +215,7 @@ async def test_a_body_that_does_not_come_with_its_head_is_not_waited_for_for_eve
         writer.close()
 
 
-async def test_trailers_without_an_end_are_not_waited_for_either() -> None:
+async def test_the_wait_for_trailers_is_bounded() -> None:
     made: list[PlainHttp] = []
     asked = asyncio.Event()
 
@@ -232,8 +234,8 @@ async def test_trailers_without_an_end_are_not_waited_for_either() -> None:
         writer.close()
 
 
-async def test_who_has_said_what_it_wants_may_wait_for_the_answer() -> None:
-    """The time for headers is over while an answer is under way, and while a WebSocket is open: nothing happens."""
+async def test_no_time_limit_holds_for_a_client_whose_answer_or_websocket_is_open() -> None:
+    """The limit for headers is lifted during an answer, and while a WebSocket is open."""
     made: list[PlainHttp] = []
     asked, go = asyncio.Event(), asyncio.Event()
 
@@ -287,7 +289,7 @@ async def test_the_protocol_of_a_handshake_is_freed_without_the_garbage_collecto
         return http
 
     config.load()
-    gc.disable()  # there may be years until the garbage is looked through
+    gc.disable()  # A garbage collection may be years away.
     try:
         async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
@@ -305,7 +307,7 @@ async def test_the_protocol_of_a_handshake_is_freed_without_the_garbage_collecto
 
 @contextlib.asynccontextmanager
 async def listening(app: ASGIApp, made: list[PlainHttp]) -> AsyncIterator[tuple[str, int]]:
-    """Serve an app by nothing but our protocols, and give out those that were made."""
+    """Serve an app with only our protocols, and collect the created ones."""
     raw = RawConnections(RawLimits())
     of_sockets = protocols(raw)[1]
     config, state = uvicorn.Config(app, ws=of_sockets, lifespan="off", log_config=None), ServerState()
@@ -319,7 +321,7 @@ async def listening(app: ASGIApp, made: list[PlainHttp]) -> AsyncIterator[tuple[
         yield server.sockets[0].getsockname()
 
 
-async def test_compression_is_not_agreed_upon() -> None:
+async def test_compression_is_not_negotiated() -> None:
     async with served(make_app()) as server:
         asked = websockets.connect(
             f"{server.url.replace('http', 'ws')}/v1/sessions/s1/stream", compression="deflate"

@@ -1,4 +1,4 @@
-"""A server on a port: it comes up or says why not, holds hundreds of streams, and ends within its bound."""
+"""A server on a port: it starts or reports why not, holds hundreds of streams, and ends within its bound."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.spec import spec
 STREAMS = 500
 
 
-async def test_a_taken_port_is_told_with_what_to_do_and_nothing_is_started() -> None:
+async def test_a_taken_port_is_reported_with_advice_and_nothing_is_started() -> None:
     store = MemoryStore()
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -51,7 +51,7 @@ async def test_a_taken_port_is_told_with_what_to_do_and_nothing_is_started() -> 
     assert store.node == ""
 
 
-def test_servers_that_share_a_port_listen_side_by_side_and_nobody_else_does() -> None:
+def test_servers_that_share_a_port_listen_side_by_side_and_no_other_server_can() -> None:
     with listen("127.0.0.1", 0, shares_port=True) as one:
         port = one.getsockname()[1]
         with listen("127.0.0.1", port, shares_port=True) as other:
@@ -60,7 +60,7 @@ def test_servers_that_share_a_port_listen_side_by_side_and_nobody_else_does() ->
             listen("127.0.0.1", port)
 
 
-def test_a_system_that_shares_no_ports_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_port_sharing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(socket, "SO_REUSEPORT")
     with pytest.raises(UsageError, match="proxy"):
         listen("127.0.0.1", 0, shares_port=True)
@@ -69,13 +69,13 @@ def test_a_system_that_shares_no_ports_is_told(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("host", "port"), [("192.0.2.1", 0), ("no.such.name.invalid", 0), ("127.0.0.1", 70_000)]
 )
-def test_an_address_that_cannot_be_listened_on_is_a_mistake_of_the_caller(host: str, port: int) -> None:
+def test_an_address_that_cannot_be_bound_is_a_usage_error(host: str, port: int) -> None:
     with pytest.raises(UsageError, match=re.escape(f"cannot listen on {host}:{port}")):
         listen(host, port)
 
 
-async def test_small_answers_leave_at_once() -> None:
-    """Or the second piece of each waits until the client has acknowledged the first, which takes it 40 ms."""
+async def test_small_responses_are_sent_without_delay() -> None:
+    """Otherwise the second packet of each waits 40 ms until the client has acknowledged the first."""
     found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,7 +91,7 @@ async def test_small_answers_leave_at_once() -> None:
         await writer.wait_closed()
 
 
-async def test_the_network_is_let_in_only_under_named_hosts() -> None:
+async def test_a_server_opens_to_the_network_only_with_authentication_and_named_hosts() -> None:
     with pytest.raises(UsageError, match="has no authentication"):
         await serve(make_app(), host="0.0.0.0", port=0, allowed_hosts=["agents.example"])
     app = make_app(access=Access(authenticate=lambda _: None))
@@ -111,7 +111,7 @@ async def test_a_damaged_store_ends_the_start_and_frees_the_port() -> None:
     listen("127.0.0.1", port).close()
 
 
-async def test_streams_of_both_kinds_are_told_to_come_back_and_the_server_ends_soon() -> None:
+async def test_a_draining_server_instructs_both_kinds_of_streams_to_reconnect_and_ends_soon() -> None:
     async with served(make_app([[Stall()]])) as server, Socket(server.socket()) as speaker:
         await speaker.say(opening())
         await speaker.say(command())
@@ -132,12 +132,12 @@ async def test_streams_of_both_kinds_are_told_to_come_back_and_the_server_ends_s
     assert b'event: error\ndata: {"type":"error","code":"draining"' in heard
 
 
-async def test_a_hung_tool_and_a_client_that_does_not_read_cannot_hold_the_server_up() -> None:
+async def test_a_hung_tool_and_a_stalled_client_cannot_block_the_shutdown() -> None:
     let_go = asyncio.Event()
 
     @tool
     async def hang() -> None:
-        """Take no notice of a cancel."""
+        """Ignore a cancel."""
         while not let_go.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await let_go.wait()
@@ -153,16 +153,14 @@ async def test_a_hung_tool_and_a_client_that_does_not_read_cannot_hold_the_serve
             await reader.hear_until("call_started")
         assert len(server.app.connections) == 1, "the one that does not read is still there"
 
-        async with asyncio.timeout(WAIT_S):  # without a limit it would never end
+        async with asyncio.timeout(WAIT_S):  # Without a limit it would never end.
             server.stop.set()
             await server.serving
         let_go.set()
         writer.transport.abort()
 
 
-async def test_who_is_not_answered_in_time_is_told_when_to_come_back_and_nobody_asks_on_an_old_connection() -> (
-    None
-):
+async def test_a_request_during_the_drain_gets_a_retry_delay_and_its_connection_is_closed() -> None:
     async with served(make_app([text("hi")])) as server:
         host, port = server.url.removeprefix("http://").split(":")
         half, sending = await asyncio.open_connection(host, int(port))
@@ -195,7 +193,7 @@ async def read_until_cut(body: AsyncIterator[bytes]) -> bytes:
 
 
 async def deaf_reader(server: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Ask for events and never read them."""
+    """Request events and never read them."""
     host, port = server.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1)
     ask = f"GET /v1/sessions/s1/events HTTP/1.1\r\nhost: {host}\r\n"
@@ -205,7 +203,7 @@ async def deaf_reader(server: Served) -> tuple[asyncio.StreamReader, asyncio.Str
     return reader, writer
 
 
-async def test_five_hundred_streams_are_open_and_each_hears_the_turn() -> None:
+async def test_five_hundred_open_streams_each_receive_the_turn() -> None:
     gate = asyncio.Event()
     async with served(make_app([[Gate(gate), *text("hello all of you")]])) as server:
         await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
@@ -256,7 +254,7 @@ async def started(folder: Path) -> asyncio.subprocess.Process:
 
 
 @spec("STREAM-27")
-async def test_a_server_that_is_killed_ends_no_answer_cleanly(tmp_path: Path) -> None:
+async def test_a_killed_server_ends_no_response_cleanly(tmp_path: Path) -> None:
     process = await started(tmp_path)
     assert process.stdout is not None
     try:
@@ -284,7 +282,7 @@ async def test_a_server_that_is_killed_ends_no_answer_cleanly(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_the_process_well_with_a_stream_open(
+async def test_a_signal_ends_the_process_successfully_with_a_stream_open(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     process = await started(tmp_path)
@@ -307,7 +305,7 @@ async def test_a_signal_ends_the_process_well_with_a_stream_open(
 
 
 class Large:
-    """An app whose answer is large, and waits for who asked to go."""
+    """An app with a large response, which waits until its client has gone."""
 
     world = World()
     open_streams = 0
@@ -335,7 +333,7 @@ class Large:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
-async def test_who_does_not_read_an_answer_is_cut_and_it_is_forgotten(
+async def test_a_client_that_does_not_read_its_response_is_cut_and_its_memory_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serve_module, "UNREAD_S", 0.5)
@@ -350,7 +348,7 @@ async def test_who_does_not_read_an_answer_is_cut_and_it_is_forgotten(
     await asyncio.wait_for(serving, WAIT_S)
 
 
-async def test_the_address_is_announced_as_one_can_type_it() -> None:
+async def test_the_announced_address_can_be_typed() -> None:
     async with served(make_app()) as server:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
 

@@ -1,4 +1,4 @@
-"""Webhooks: which addresses get requests, and how they are signed."""
+"""Webhooks: the permitted addresses, and the signature."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def webhooks(*origins: str) -> Webhooks:
         "https://[::1",
     ],
 )
-async def test_private_and_odd_addresses_are_refused(url: str) -> None:
+async def test_private_and_malformed_addresses_are_refused(url: str) -> None:
     with pytest.raises(WebhookUrlError):
         await (await webhooks()).check(url)
     with pytest.raises(WebhookUrlError):
@@ -66,7 +66,7 @@ async def test_all_servers_of_a_store_sign_with_one_key() -> None:
     assert (await first.key()).kid == (await second.key()).kid
 
 
-def test_a_signature_is_of_the_time_and_the_body() -> None:
+def test_a_signature_covers_the_time_and_the_body() -> None:
     key = SigningKey(bytes(32))
     header = dict(each.split("=", 1) for each in key.signature(b"body", now=1700000000.9).split(","))
     assert (header["t"], header["kid"]) == ("1700000000", key.kid)
@@ -77,7 +77,7 @@ def test_a_signature_is_of_the_time_and_the_body() -> None:
         public.verify(signature, b"1700000001.body")
 
 
-async def test_redirects_are_not_followed_and_long_answers_not_read() -> None:
+async def test_redirects_are_not_followed_and_long_responses_not_read() -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:

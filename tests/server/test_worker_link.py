@@ -16,7 +16,7 @@ WAIT_S = 60.0
 
 def _link(theirs: socket.socket, listener: socket.socket) -> WorkerLink:
     descriptors = tuple(os.dup(listener.fileno()) for _ in range(2))
-    # What follows the setup in the same packet belongs to the event loop.
+    # Data behind the setup in the same packet belongs to the event loop.
     theirs.sendall(encode_line(WorkerSetup(3, descriptors, 1, "start")) + encode_line(PageWanted(9)))
     return WorkerLink(ours_of[theirs])
 

@@ -1,4 +1,4 @@
-"""The time of a call at a client counts while that client is connected."""
+"""The timeout of a client's call runs while that client is connected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _asked(on: Bench) -> tuple[Wire, asyncio.Task[Any]]:
 
 
 @spec("TURN-14")
-async def test_the_outcome_of_a_client_that_was_away_for_longer_than_the_timeout_is_taken() -> None:
+async def test_an_outcome_is_accepted_from_a_client_that_was_away_for_longer_than_the_timeout() -> None:
     async with bench(*SCRIPT) as on:
         wire, connected = await _asked(on)
         wire.hang_up()
@@ -60,7 +60,7 @@ async def test_the_outcome_of_a_client_that_was_away_for_longer_than_the_timeout
 
 
 @spec("TURN-14")
-async def test_a_client_that_is_connected_and_gives_nothing_has_its_time() -> None:
+async def test_a_call_times_out_at_a_connected_client_without_an_outcome() -> None:
     async with bench(*SCRIPT) as on:
         wire, _ = await _asked(on)
         await on.world.advance(TIMEOUT_S + UNNOTICED_S - 1.0)
@@ -69,7 +69,7 @@ async def test_a_client_that_is_connected_and_gives_nothing_has_its_time() -> No
         assert records(wire)["call_ended"][0]["result"]["content"] == NO_ANSWER_CONTENT
 
 
-def test_connections_that_follow_one_another_within_the_gap_are_one_stay() -> None:
+def test_connections_that_follow_one_another_within_the_gap_count_as_one() -> None:
     stays = ConnectedClients()
     assert stays.connected_s(PLACE, now=0.0) == 0.0
     stays.arrive(PLACE, gap_s=10.0, now=0.0)
@@ -85,7 +85,7 @@ def test_connections_that_follow_one_another_within_the_gap_are_one_stay() -> No
     assert stays.connected_s(PLACE, now=34.0) == 0.0
 
 
-def test_the_oldest_stays_are_dropped() -> None:
+def test_the_oldest_entries_are_dropped() -> None:
     stays = ConnectedClients()
     for number in range(CLIENTS_MAX + 1):
         stays.arrive(("s", str(number)), gap_s=0.0, now=0.0)

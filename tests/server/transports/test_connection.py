@@ -1,4 +1,4 @@
-"""One connection, driven by hand: order, patience, fencing, and nothing that grows."""
+"""One connection, driven step by step: order, timeouts, fencing, and bounded memory."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def ended(task: asyncio.Task[MidstreamError | None]) -> str:
     return failure.code if failure else ""
 
 
-async def test_the_ack_leaves_after_the_append_and_not_if_the_process_dies_between() -> None:
+async def test_the_ack_follows_the_append_and_is_not_sent_if_the_process_dies_between() -> None:
     memory = Memory()
     world = FakeWorld()
     world.crash_at(Fault.BEFORE_ACK)
@@ -130,7 +130,7 @@ async def test_the_ack_leaves_after_the_append_and_not_if_the_process_dies_betwe
         assert (await on.host.session("s1")).state.turns == 1
 
 
-async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
+async def test_a_slow_reader_holds_one_write_and_its_position() -> None:
     gate = asyncio.Event()
     words = [step for number in range(3000) for step in text(f"{number} ")[:-1]]
     async with bench([Gate(gate), *words, Stall()]) as on:
@@ -158,7 +158,7 @@ async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
 
 
 @spec("STREAM-114")
-async def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
+async def test_a_client_that_stops_reading_is_finally_dropped() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
         wire.say(opening())
@@ -176,8 +176,8 @@ async def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-async def test_what_is_at_hand_goes_with_the_answer(is_stuck: bool) -> None:  # noqa: FBT001 - a case
-    """It waits for no turn of the loop; and who does not even read that is given up like any other."""
+async def test_available_events_are_sent_with_the_welcome(is_stuck: bool) -> None:  # noqa: FBT001 - a case
+    """No turn of the loop passes in between; a client that does not read even this is dropped like any other."""
     async with bench([Stall()]) as on:
         first, wire = Wire(), Wire()
         first.say(opening(), command())
@@ -203,7 +203,7 @@ async def test_what_is_at_hand_goes_with_the_answer(is_stuck: bool) -> None:  # 
             assert wire.writes == 1
 
 
-async def test_silence_is_filled_with_heartbeats() -> None:
+async def test_heartbeats_fill_the_silence() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
         wire.say(opening(), command())
@@ -214,7 +214,7 @@ async def test_silence_is_filled_with_heartbeats() -> None:
         assert (
             wire.heard("heartbeat") == [{"type": "heartbeat", "event_id": newest, "waiting_on": "model"}] * 2
         )
-        await on.world.advance(HEARTBEAT_S)  # the silence of the model is told as an event of its own
+        await on.world.advance(HEARTBEAT_S)  # The silence of the model has an event of its own.
         assert records_of(wire.sent)[-1]["record"]["type"] == "stall_noticed"
 
 
@@ -230,7 +230,7 @@ async def test_the_first_heartbeat_is_not_later_than_the_others() -> None:
         assert len(wire.heard("heartbeat")) == 3
 
 
-async def test_who_does_not_open_in_time_is_sent_away() -> None:
+async def test_a_connection_without_an_open_frame_in_time_is_closed() -> None:
     async with bench() as on:
         wire = Wire()
         task = on.connect(wire)
@@ -239,7 +239,7 @@ async def test_who_does_not_open_in_time_is_sent_away() -> None:
         assert [frame["type"] for frame in wire.sent] == ["error"]
 
 
-async def test_a_client_that_hangs_up_cancels_nothing() -> None:
+async def test_a_disconnecting_client_cancels_nothing() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
         wire.say(opening(), command())
@@ -251,7 +251,7 @@ async def test_a_client_that_hangs_up_cancels_nothing() -> None:
         assert (runner.state.is_live, runner.readers) == (True, 0)
 
 
-async def test_a_connection_that_breaks_while_it_is_written_to_ends_quietly() -> None:
+async def test_a_connection_that_breaks_during_a_write_ends_without_an_error() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
         wire.say(opening())
@@ -263,7 +263,7 @@ async def test_a_connection_that_breaks_while_it_is_written_to_ends_quietly() ->
         assert (await on.host.session("s1")).state.is_live
 
 
-async def test_one_connection_speaks_for_a_stream_and_others_read_on() -> None:
+async def test_one_connection_sends_for_a_stream_and_others_continue_to_read() -> None:
     async with bench([Stall()]) as on:
         first, second, reader = Wire(), Wire(), Wire()
         first.say(opening())
@@ -281,7 +281,7 @@ async def test_one_connection_speaks_for_a_stream_and_others_read_on() -> None:
 
 
 @spec("STREAM-100")
-async def test_a_client_that_is_ahead_of_the_journal_is_logged_and_counted(
+async def test_a_client_ahead_of_the_journal_is_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with bench([Stall()]) as on:
@@ -299,7 +299,7 @@ async def test_a_client_that_is_ahead_of_the_journal_is_logged_and_counted(
 
 
 @spec("STREAM-50")
-async def test_an_older_connection_that_comes_late_is_ended_and_the_newer_one_goes_on() -> None:
+async def test_a_late_older_connection_is_ended_and_the_newer_one_continues() -> None:
     async with bench([Stall()]) as on:
         newer, late = Wire(), Wire()
         newer.say(opening(connection=2))
@@ -328,7 +328,7 @@ async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pyte
         assert await ended(older) == "stream_fenced"
 
 
-async def test_a_transport_whose_end_means_something_ends_with_the_turn() -> None:
+async def test_a_transport_that_ends_with_the_turn_is_closed_after_it() -> None:
     async with bench(text("hi"), text("more")) as on:
         wire = Wire(ends_with_turn=True)
         wire.say(opening(), command())
@@ -341,7 +341,7 @@ async def test_a_transport_whose_end_means_something_ends_with_the_turn() -> Non
         assert [frame["type"] for frame in late.sent] == ["welcome"]
 
 
-async def test_an_abort_and_its_turn_are_seen_by_every_reader() -> None:
+async def test_every_reader_receives_an_abort_and_the_end_of_its_turn() -> None:
     async with bench([Stall()]) as on:
         speaker, reader = Wire(), Wire()
         speaker.say(opening(), command())
@@ -357,7 +357,7 @@ async def test_an_abort_and_its_turn_are_seen_by_every_reader() -> None:
         ] * 2
 
 
-async def test_draining_tells_all_whatever_they_wait_for() -> None:
+async def test_draining_sends_an_error_to_all_connections() -> None:
     async with bench([Stall()]) as on:
         silent, idle = Wire(), Wire()
         idle.say(opening())
@@ -404,7 +404,7 @@ async def test_connections_are_counted_and_bounded() -> None:
 
 
 @spec("STREAM-56")
-def test_commands_in_requests_of_their_own_are_counted_by_their_numbers_while_they_last() -> None:
+def test_commands_in_separate_requests_are_counted_by_their_numbers_while_they_last() -> None:
     among = Connections()
     place, other = ("s1", "k1"), ("s1", "k2")
     counted = partial(among.under_way, most=2)
@@ -418,7 +418,7 @@ def test_commands_in_requests_of_their_own_are_counted_by_their_numbers_while_th
 
 
 @spec("STREAM-56")
-def test_a_change_of_settings_holds_for_the_connections_made_after_it() -> None:
+def test_changed_settings_apply_to_later_connections() -> None:
     before, after = StreamSettings(in_flight_max=3), StreamSettings(in_flight_max=1)
     among = Connections(settings=before)
     assert among.choose_settings("s1", "old") == among.choose_settings("s1", "") == before
@@ -444,7 +444,7 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.parametrize(
     "ending", ["hung up", "broke the protocol", "fenced", "fell silent", "session ended"]
 )
-async def test_of_a_connection_that_is_over_nothing_stays_in_memory(ending: str) -> None:
+async def test_an_ended_connection_leaves_nothing_in_memory(ending: str) -> None:
     async with bench(text("ok")) as on:
         wire = Wire()
         wire.say(opening(connection=1), command())

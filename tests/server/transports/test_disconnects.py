@@ -1,4 +1,4 @@
-"""A turn whose client wants it stopped when it is gone, and is gone."""
+"""Turns whose client requested their cancellation on disconnect, and disconnected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def is_live(host: Host) -> bool:
 
 
 @spec("STREAM-55")
-async def test_the_turn_of_a_client_that_stays_away_is_stopped_and_everybody_is_told() -> None:
+async def test_the_turn_of_an_absent_client_is_stopped_and_all_readers_receive_it() -> None:
     async with bench([Stall()]) as on:
         reader = Wire()
         reader.say(opening(stream="", secret="", event_id="0-0"))
@@ -66,7 +66,7 @@ async def test_the_turn_of_a_client_that_stays_away_is_stopped_and_everybody_is_
 
 
 @spec("STREAM-55")
-async def test_a_client_that_comes_back_keeps_its_turn() -> None:
+async def test_a_client_that_reconnects_keeps_its_turn() -> None:
     async with bench([Stall()]) as on:
         await lose(*await begun(on))
         await on.world.advance(GRACE_S - 1.0)
@@ -76,7 +76,7 @@ async def test_a_client_that_comes_back_keeps_its_turn() -> None:
 
 
 @spec("STREAM-55")
-async def test_the_next_process_of_a_client_need_not_ask_again_and_is_missed_as_well() -> None:
+async def test_the_policy_still_applies_to_the_next_process_of_a_client() -> None:
     async with bench([Stall()]) as on:
         await lose(*await begun(on))
         await on.world.advance(GRACE_S - 1.0)
@@ -91,7 +91,7 @@ async def test_the_next_process_of_a_client_need_not_ask_again_and_is_missed_as_
 
 
 @spec("STREAM-55")
-async def test_between_two_polls_a_client_is_not_gone() -> None:
+async def test_a_client_between_two_polls_does_not_count_as_disconnected() -> None:
     async with bench([Stall()]) as on:
         for connection in (1, 2):
             wire, task = await begun(on, seqno=connection - 1, connection=connection, cancel_after_s=0.0)
@@ -104,7 +104,7 @@ async def test_between_two_polls_a_client_is_not_gone() -> None:
 
 
 @spec("STREAM-55")
-async def test_a_wish_that_only_a_connection_had_is_lifted_by_the_next_one() -> None:
+async def test_the_next_connection_lifts_a_policy_that_only_its_predecessor_had() -> None:
     async with bench([Stall()]) as on:
         wire, task = await begun(on, cancel_after_s=None)
         await lose(*await begun(on, seqno=1, connection=2, cancel_after_s=GRACE_S))
@@ -115,7 +115,7 @@ async def test_a_wish_that_only_a_connection_had_is_lifted_by_the_next_one() -> 
 
 
 @spec("STREAM-55")
-async def test_a_client_that_comes_back_to_another_process_keeps_its_turn() -> None:
+async def test_a_client_that_reconnects_to_another_process_keeps_its_turn() -> None:
     memory, world = Memory(), FakeWorld()
     async with bench([Stall()], world=world, memory=memory) as on:
         await lose(*await begun(on))
@@ -133,7 +133,7 @@ async def test_a_client_that_comes_back_to_another_process_keeps_its_turn() -> N
 
 
 @spec("STREAM-25", "STREAM-55")
-async def test_a_client_that_leaves_with_a_word_leaves_its_turn_running_and_no_mark() -> None:
+async def test_a_client_that_closes_its_connection_leaves_its_turn_running_and_no_entry() -> None:
     async with bench([Stall()]) as on:
         wire, task = await begun(on)
         wire.say({"type": "close"})
@@ -145,7 +145,7 @@ async def test_a_client_that_leaves_with_a_word_leaves_its_turn_running_and_no_m
 
 
 @spec("STREAM-55")
-async def test_a_server_that_drains_stops_no_turn() -> None:
+async def test_a_draining_server_stops_no_turn() -> None:
     async with bench([Stall()]) as on:
         lost, task = await begun(on)
         await lose(lost, task)

@@ -1,4 +1,4 @@
-"""What readers of a session share: one encoding for all who stand at the same place, one reading for those behind."""
+"""Shared pages of a session's readers: one encoding for readers at one position, one read for those behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE = 4
 
 
 class Counting(MemoryStore):
-    """Notes after which positions records were read."""
+    """A store that records the positions of its reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,16 +60,16 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies_module, "AHEAD_RECORDS_MAX", 2 * PAGE)
 
 
-async def test_readers_at_the_same_place_are_sent_the_same_bytes() -> None:
+async def test_readers_at_the_same_position_receive_the_same_bytes() -> None:
     copies = EncodedEvents(await _runner(MemoryStore()), NATIVE)
     page = copies.page_after(16)
     assert page is not None
     assert (page.after, page.end) == (16, 20)
     assert copies.page_after(16) is page
-    assert copies.page_after(20) is None  # the end
+    assert copies.page_after(20) is None  # The end.
 
 
-async def test_who_is_behind_is_read_ahead_for_and_so_are_those_that_follow() -> None:
+async def test_one_read_from_the_store_serves_all_readers_behind() -> None:
     store = Counting()
     copies = EncodedEvents(await _runner(store), NATIVE)
     store.read_after.clear()
@@ -86,7 +86,7 @@ async def test_who_is_behind_is_read_ahead_for_and_so_are_those_that_follow() ->
     assert store.read_after == [0]
 
 
-async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_encoded_pages_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies_module, "PAGE_BYTES_MAX", 1)
     monkeypatch.setattr(copies_module, "AHEAD_BYTES_MAX", 3 * len(encode(StepCommitted(1, 1))))
     store = Counting()
@@ -104,7 +104,7 @@ async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch:
 
 
 @spec("STREAM-114")
-async def test_a_reader_that_does_not_read_holds_no_more_than_one_write() -> None:
+async def test_a_stalled_reader_holds_no_more_than_one_write() -> None:
     runner = await _runner(MemoryStore())
     words = encode(Delta(1, 1, 1, 0, "text", "x" * 2**15))
     await runner.events.append(_batch(runner.events, [words] * PAGE, Sync.NORMAL))
@@ -116,7 +116,7 @@ async def test_a_reader_that_does_not_read_holds_no_more_than_one_write() -> Non
     assert position == 20 + PAGE
 
 
-async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
+async def test_a_pruned_page_is_gone() -> None:
     store = MemoryStore()
     runner = await _runner(store)
     await store.prune("s1", encode(prune_session(Session(), at=1.0)), position=8, epoch=runner.events.epoch)
@@ -126,7 +126,7 @@ async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
         await copies.read(2)
 
 
-async def test_of_a_session_that_another_process_deleted_nothing_is_left() -> None:
+async def test_nothing_is_left_of_a_session_that_another_process_deleted() -> None:
     store = MemoryStore()
     copies = EncodedEvents(await _runner(store), NATIVE)
     await store.delete("s1")
@@ -134,10 +134,10 @@ async def test_of_a_session_that_another_process_deleted_nothing_is_left() -> No
         await copies.read(2)
 
 
-async def test_connections_share_them_as_long_as_one_has_them() -> None:
+async def test_connections_share_pages_while_one_of_them_uses_them() -> None:
     runner, connections = await _runner(MemoryStore()), Connections()
     ours = connections.encoded_events_of(runner, SSE)
     assert connections.encoded_events_of(runner, SSE) is ours
     assert connections.encoded_events_of(runner, NATIVE) is not ours
-    other = await _runner(MemoryStore())  # of the same name, opened anew
+    other = await _runner(MemoryStore())  # Of the same name, opened again.
     assert connections.encoded_events_of(other, SSE).runner is other

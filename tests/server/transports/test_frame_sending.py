@@ -8,7 +8,7 @@ from midstream.testing import FakeWorld
 
 
 class Sink:
-    """A client that takes a write when the test opens it."""
+    """A client that accepts a write when the test allows it."""
 
     def __init__(self, error: OSError | None = None) -> None:
         self.taken: list[bytes] = []
@@ -31,7 +31,7 @@ class Queue:
         return frames
 
 
-async def test_frames_leave_in_order_and_one_write_at_a_time() -> None:
+async def test_frames_are_sent_in_order_and_one_write_at_a_time() -> None:
     sink, queue, world = Sink(), Queue(b"1"), FakeWorld()
     sending = FrameSending(sink, queue, world)
     first = asyncio.create_task(sending.flush())
@@ -45,7 +45,7 @@ async def test_frames_leave_in_order_and_one_write_at_a_time() -> None:
     assert (sink.taken, sending.is_sending, sending.is_gone) == ([b"1", b"2"], False, False)
 
 
-async def test_a_client_that_went_gets_nothing_more() -> None:
+async def test_a_disconnected_client_receives_no_more_frames() -> None:
     sink = Sink(OSError("reset"))
     sink.opened.set()
     sending = FrameSending(sink, Queue(b"1"), FakeWorld())

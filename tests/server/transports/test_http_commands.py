@@ -1,4 +1,4 @@
-"""One frame of a client by POST, and its answer."""
+"""One frame of a client by POST, and its response."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_a_repeated_command_is_acknowledged_again_and_marked() -> None:
     assert turns == 1
 
 
-async def test_the_standard_name_of_the_key_is_understood() -> None:
+async def test_the_standard_name_of_the_key_header_is_accepted() -> None:
     async with called(make_app()) as client:
         answer = await client.post(
             "/v1/sessions/s1/commands",
@@ -55,7 +55,7 @@ BAD_COMMANDS: list[tuple[object, dict[str, str], int, str]] = [
 
 
 @pytest.mark.parametrize(("frame", "headers", "status", "code"), BAD_COMMANDS)
-async def test_a_command_that_cannot_be_taken_leaves_no_session_behind(
+async def test_a_refused_command_leaves_no_session_behind(
     frame: Json, headers: dict[str, str], status: int, code: str
 ) -> None:
     async with called(make_app()) as client:
@@ -65,7 +65,7 @@ async def test_a_command_that_cannot_be_taken_leaves_no_session_behind(
         assert (await client.get("/v1/sessions")).json() == {"sessions": [], "next": None}
 
 
-async def test_a_gap_says_which_number_is_expected() -> None:
+async def test_a_gap_reports_the_expected_number() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, command())
         answer = await post(client, abort(5))
@@ -91,7 +91,7 @@ async def test_the_same_key_with_another_first_message_is_unprocessable() -> Non
 
 
 class _Held(MemoryStore):
-    """Its appends wait while they are to."""
+    """A store with appends that wait while the test holds them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def withdrawal(seqno: int) -> Json:
 
 
 @spec("STREAM-56")
-async def test_a_command_more_than_may_be_in_flight_is_refused_and_may_come_later() -> None:
+async def test_a_command_above_the_in_flight_limit_is_refused_and_may_be_retried() -> None:
     store = _Held()
     app = make_app([text("hello")], store=store)
     app.settings = StreamSettings(in_flight_max=1)
@@ -130,7 +130,7 @@ async def test_a_command_more_than_may_be_in_flight_is_refused_and_may_come_late
         assert (await post(client, withdrawal(1), **other)).json() == {"type": "ack", "seqno": 1}
 
 
-async def test_a_second_message_while_a_turn_runs_is_busy() -> None:
+async def test_a_second_message_during_a_turn_is_refused_as_busy() -> None:
     async with called(make_app([[Stall()]])) as client:
         await post(client, command())
         answer = await post(client, command(when_busy="refuse"), **{"x-idempotency-key": "k2"})

@@ -1,4 +1,4 @@
-"""The stream protocol in whole answers: what one poll says, and what it leaves to the next."""
+"""The stream protocol in long polls: the content of one poll, and of the next."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def kinds_of(body: Json) -> list[str]:
 
 
 async def until_the_end(client: httpx2.AsyncClient, after: str) -> tuple[list[Json], bool]:
-    """Poll on from an event; return all records and what the last answer said of more."""
+    """Poll on from an event; return all records, and whether the last response announces more."""
     events: list[Json] = []
     number = 1
     while True:
@@ -73,7 +73,7 @@ async def until_the_end(client: httpx2.AsyncClient, after: str) -> tuple[list[Js
 
 
 @spec("STREAM-41")
-async def test_a_turn_is_told_in_whole_answers_to_its_end() -> None:
+async def test_polls_deliver_a_turn_to_its_end() -> None:
     async with served(make_app([text("one two three")])) as server, asyncio.timeout(WAIT_S):
         first = await poll(server.http, 0)
         body = first.json()
@@ -89,7 +89,7 @@ async def test_a_turn_is_told_in_whole_answers_to_its_end() -> None:
 
 
 @spec("STREAM-41")
-async def test_a_poll_waits_for_news_and_is_a_heartbeat_where_none_come() -> None:
+async def test_a_poll_waits_for_events_and_returns_a_heartbeat_where_none_come() -> None:
     app = make_app([[TextDelta("half a"), Gate(asyncio.Event())]])
     async with served(app) as server, asyncio.timeout(WAIT_S):
         await post(server.http, command())
@@ -106,7 +106,7 @@ async def test_a_poll_waits_for_news_and_is_a_heartbeat_where_none_come() -> Non
 
 
 @spec("STREAM-56")
-async def test_the_polls_of_one_connection_keep_to_what_its_welcome_told() -> None:
+async def test_the_polls_of_one_connection_keep_the_settings_of_its_welcome() -> None:
     app = make_app([text("one")])
     async with served(app) as server, asyncio.timeout(WAIT_S):
         await post(server.http, command())
@@ -120,7 +120,7 @@ async def test_the_polls_of_one_connection_keep_to_what_its_welcome_told() -> No
 
 
 @spec("STREAM-37")
-async def test_what_was_lost_is_told_in_the_next_answer() -> None:
+async def test_the_next_poll_repeats_a_lost_response() -> None:
     async with served(make_app([text("one")])) as server:
         await post(server.http, command())
         body = (await poll(server.http, 0, "7-3")).json()
@@ -138,9 +138,7 @@ async def test_a_second_poll_may_come_before_the_first_command() -> None:
 
 
 @spec("STREAM-49", "STREAM-57")
-async def test_a_command_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
-    None
-):
+async def test_a_command_that_overtakes_the_first_one_is_refused_and_leaves_nothing_behind() -> None:
     app = make_app([text("hello")])
     async with called(app) as client, asyncio.timeout(WAIT_S):
         early = await post(client, abort(1))
@@ -169,7 +167,7 @@ async def test_an_open_may_be_the_body_of_a_post() -> None:
 
 @spec("STREAM-37", "STREAM-110")
 @pytest.mark.parametrize("path", ["poll", "events"])
-async def test_what_headers_say_the_body_need_not_say_and_must_not_gainsay(path: str) -> None:
+async def test_values_in_headers_may_be_missing_in_the_body_and_must_not_contradict_it(path: str) -> None:
     url = f"/v1/sessions/s1/{path}"
     async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
         await post(client, command())
@@ -185,7 +183,7 @@ async def test_what_headers_say_the_body_need_not_say_and_must_not_gainsay(path:
 
 
 @spec("STREAM-6", "STREAM-37")
-async def test_a_stream_that_was_forgotten_is_known_by_the_number_in_the_header() -> None:
+async def test_a_lost_stream_is_recognised_by_the_number_in_the_header() -> None:
     async with called(make_app([text("one")])) as client:
         await post(client, command(), **{"x-idempotency-key": "another"})
         response = await poll(client, 0, "1-1", **{"x-idempotency-next-seqno": "1"})
@@ -194,7 +192,8 @@ async def test_a_stream_that_was_forgotten_is_known_by_the_number_in_the_header(
         assert (wrong.status_code, wrong.json()["code"]) == (400, "malformed_frame")
 
 
-# --- who speaks -------------------------------------------------------------------------------------------------
+# --- fencing
+# ----------------------------------------------------------------------------------------------------
 
 
 async def _waiting(
@@ -229,7 +228,7 @@ async def test_a_newer_connection_ends_the_polls_of_an_older_one_also_between_tw
 
 
 @spec("STREAM-40")
-async def test_a_websocket_ends_the_polls_before_it() -> None:
+async def test_a_websocket_ends_the_earlier_polls() -> None:
     async with served(make_app([[Gate(asyncio.Event())]])) as server, asyncio.timeout(WAIT_S):
         await poll(server.http, 0)
         async with server.socket() as socket:
@@ -240,7 +239,7 @@ async def test_a_websocket_ends_the_polls_before_it() -> None:
 
 
 @spec("STREAM-50")
-async def test_a_poll_that_a_network_says_twice_ends_nobody() -> None:
+async def test_a_poll_duplicated_by_the_network_ends_no_other() -> None:
     gate = asyncio.Event()
     async with served(make_app([[Gate(gate), *text("one")]])) as server, asyncio.timeout(WAIT_S):
         after = (await poll(server.http, 0)).json()["frames"][0]["resume_from"]
@@ -254,7 +253,7 @@ async def test_a_poll_that_a_network_says_twice_ends_nobody() -> None:
 
 
 @spec("STREAM-50")
-async def test_an_older_connection_that_comes_between_two_polls_of_the_newer_one_is_ended() -> None:
+async def test_an_older_connection_between_two_polls_of_the_newer_one_is_ended() -> None:
     async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
         newer, older = {"x-idempotency-connection": "2"}, {"x-idempotency-connection": "1"}
         after = (await poll(server.http, 0, **newer)).json()["frames"][0]["resume_from"]
@@ -268,10 +267,10 @@ async def test_an_older_connection_that_comes_between_two_polls_of_the_newer_one
 
 
 @spec("STREAM-50")
-async def test_of_two_connections_that_count_alike_the_names_tell_which_requests_are_whose() -> None:
+async def test_names_distinguish_two_connections_with_equal_numbers() -> None:
     async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
         copy = {"x-midstream-connection": "copy"}
-        for _ in range(2):  # the second time as a network repeats it
+        for _ in range(2):  # The second time as a repetition by the network.
             assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"})).is_success
         assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"}, **copy)).is_success
         refused = await post(server.http, command())
@@ -279,18 +278,19 @@ async def test_of_two_connections_that_count_alike_the_names_tell_which_requests
         assert (await post(server.http, command(), **copy)).is_success
 
 
-async def test_who_does_not_name_its_connection_is_not_judged_by_names() -> None:
+async def test_a_connection_without_a_name_is_not_judged_by_names() -> None:
     async with called(make_app([text("one")])) as client:
         await poll(client, 0)
         unnamed = await client.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         assert unnamed.is_success
 
 
-# --- the way up -------------------------------------------------------------------------------------------------
+# --- frames of the client
+# ---------------------------------------------------------------------------------------
 
 
 @spec("STREAM-39")
-async def test_a_ping_is_answered_by_a_heartbeat_and_a_close_ends_what_waits() -> None:
+async def test_a_ping_gets_a_heartbeat_and_a_close_ends_waiting_polls() -> None:
     async with served(make_app([[TextDelta("a"), Gate(asyncio.Event())]])) as server, asyncio.timeout(WAIT_S):
         await post(server.http, command())
         runner = await server.app.host.session("s1")
@@ -310,7 +310,7 @@ async def test_a_ping_is_answered_by_a_heartbeat_and_a_close_ends_what_waits() -
 
 
 @spec("STREAM-31", "STREAM-39")
-async def test_a_stream_in_a_session_where_nothing_was_said_has_heartbeats_too() -> None:
+async def test_a_stream_in_an_empty_session_has_heartbeats_too() -> None:
     async with served(make_app()) as server:
         url, ping = "/v1/sessions/s1/commands", {"type": "ping"}
         answer = await server.http.post(url, json=ping, headers=KEYS)
@@ -320,7 +320,7 @@ async def test_a_stream_in_a_session_where_nothing_was_said_has_heartbeats_too()
 
 
 @spec("STREAM-39")
-async def test_an_open_has_no_business_on_the_way_up() -> None:
+async def test_an_open_is_refused_as_a_command() -> None:
     async with called(make_app()) as client:
         refused = await post(client, opening())
         assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
@@ -328,10 +328,11 @@ async def test_an_open_has_no_business_on_the_way_up() -> None:
         assert long.json()["code"] == "malformed_frame"
 
 
-# --- what a poll costs ------------------------------------------------------------------------------------------
+# --- cost of a poll
+# ---------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_has_one_page_of_a_long_journal() -> None:
+async def test_a_response_has_one_page_of_a_long_journal() -> None:
     words = " ".join("word" for _ in range(3 * EVENTS_PER_FRAME_MAX))
     async with called(make_app([text(words)])) as client, asyncio.timeout(WAIT_S):
         await post(client, command())
@@ -348,7 +349,7 @@ async def test_an_answer_has_one_page_of_a_long_journal() -> None:
         assert (after, number >= count // EVENTS_PER_FRAME_MAX) == (events[-1]["id"], True)
 
 
-async def test_a_poll_that_is_hung_up_gives_its_place_back() -> None:
+async def test_a_disconnected_poll_releases_its_slot() -> None:
     async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
         after = (await poll(server.http, 0)).json()["frames"][0]["resume_from"]
         pending = await _waiting(server, 1, after, "one")
@@ -357,7 +358,7 @@ async def test_a_poll_that_is_hung_up_gives_its_place_back() -> None:
         await _until(lambda: server.app.open_streams == 0)
 
 
-async def test_a_poll_waits_for_the_heartbeat_that_is_set() -> None:
+async def test_a_poll_waits_for_the_configured_heartbeat() -> None:
     async with served(make_app([text("one")])) as server, asyncio.timeout(WAIT_S):
         server.app.settings = StreamSettings(heartbeat_s=HEARTBEAT_S_MIN)
         welcome = (await poll(server.http, 0)).json()["frames"][0]
@@ -365,7 +366,7 @@ async def test_a_poll_waits_for_the_heartbeat_that_is_set() -> None:
         assert kinds_of((await poll(server.http, 1, welcome["resume_from"])).json()) == ["heartbeat"]
 
 
-async def test_a_draining_server_answers_what_waits_and_refuses_what_comes() -> None:
+async def test_a_draining_server_answers_waiting_polls_and_refuses_new_ones() -> None:
     async with served(make_app([text("one")], store=MemoryStore())) as server, asyncio.timeout(WAIT_S):
         after = (await poll(server.http, 0)).json()["frames"][0]["resume_from"]
         pending = await _waiting(server, 1, after, "one")

@@ -1,4 +1,6 @@
-"""Several servers of one store, in one process: the newer connection of a stream ends the older one elsewhere."""
+"""Several servers of one store, in one process: a newer connection of a stream ends the older one on another
+server.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ from tests.server.transports.test_connection import Bench, Wire, bench, ended
 from tests.spec import spec
 
 LONG_S = 60.0
-"""For whatever is tried again."""
+"""Seconds that cover every retry."""
 PATIENT = StallBudgets(first_token_s=math.inf, first_token_max_s=10 * LONG_S)
-"""A model that says nothing is told of to nobody meanwhile: only clients speak."""
+"""A silence limit so long that no silence is reported: only clients send."""
 
 
 @asynccontextmanager
 async def two_servers() -> AsyncIterator[tuple[Bench, Bench]]:
-    """Two processes of one store; the first one owns what is begun there."""
+    """Run two processes of one store; the first one owns the sessions it begins."""
     memory, world = Memory(), FakeWorld()
     async with bench([Stall()], world=world, memory=memory) as one:
         store = MemoryStore(memory)
@@ -60,7 +62,7 @@ async def connected(on: Bench, number: int, *said: dict[str, object]) -> Wire:
 
 
 async def takings(on: Bench) -> list[int]:
-    """Return the numbers of the connections that took the stream, as the journal has them."""
+    """Return the numbers of the connections that took over the stream, as the journal has them."""
     found = [decode(each.body) for each in await on.store.read("s1", after=0, limit=100)]
     return [each.connection for each in found if isinstance(each, StreamTaken)]
 
@@ -70,7 +72,7 @@ def code(wire: Wire) -> str:
 
 
 @spec("STREAM-8", "STREAM-102")
-async def test_a_newer_connection_ends_the_older_one_at_another_server_without_a_word() -> None:
+async def test_a_newer_connection_ends_the_older_one_at_another_server_before_any_command() -> None:
     async with two_servers() as (one, other):
         first = await connected(one, 1, command())
         assert first.heard("ack")
@@ -86,7 +88,7 @@ async def test_a_newer_connection_ends_the_older_one_at_another_server_without_a
 
 
 @spec("STREAM-101")
-async def test_what_stands_behind_the_record_is_not_told_to_the_older_one() -> None:
+async def test_the_older_connection_receives_no_event_after_the_takeover_record() -> None:
     async with two_servers() as (one, other):
         first = await connected(one, 1, command())
         await connected(other, 2)
@@ -95,7 +97,7 @@ async def test_what_stands_behind_the_record_is_not_told_to_the_older_one() -> N
 
 
 @spec("STREAM-101")
-async def test_a_connection_that_was_held_back_finds_the_newer_one_in_the_journal() -> None:
+async def test_a_delayed_connection_finds_the_newer_one_in_the_journal() -> None:
     async with two_servers() as (one, other):
         await connected(other, 2, command())
         late = await connected(one, 1)
@@ -104,9 +106,7 @@ async def test_a_connection_that_was_held_back_finds_the_newer_one_in_the_journa
 
 
 @spec("STREAM-101")
-async def test_who_came_before_anything_was_said_is_ended_by_the_first_command_of_a_newer_connection() -> (
-    None
-):
+async def test_the_first_command_of_a_newer_connection_ends_one_that_came_before_any_command() -> None:
     async with two_servers() as (one, other):
         older = await connected(other, 1)
         assert (await connected(one, 2, command())).heard("ack")
@@ -116,7 +116,7 @@ async def test_who_came_before_anything_was_said_is_ended_by_the_first_command_o
 
 
 @spec("STREAM-86", "STREAM-102")
-async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path: Path) -> None:
+async def test_an_encrypted_session_is_no_exception(tmp_path: Path) -> None:
     memory = Memory()
     apps = [escrowed_app(tmp_path, [[Stall()]], memory=memory) for _ in range(2)]
     async with (
@@ -135,7 +135,7 @@ async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path:
 
 
 @spec("STREAM-102")
-async def test_a_server_that_is_alone_writes_nothing_for_a_connection_that_says_nothing() -> None:
+async def test_a_single_server_writes_nothing_for_a_connection_that_sends_nothing() -> None:
     async with bench([Stall()]) as on:
         await connected(on, 1, command())
         await connected(on, 2)
@@ -166,7 +166,7 @@ async def test_a_connection_of_several_requests_is_announced_once() -> None:
     [(StoreBusyError("locked"), NOTICE_ATTEMPTS_MAX), (DrainingError("bye"), 1)],
     ids=lambda each: getattr(each, "code", ""),
 )
-async def test_a_notice_is_tried_some_times_and_then_left_to_the_next_command(
+async def test_a_failing_notice_is_retried_a_few_times_and_then_left_to_the_next_command(
     outage: MidstreamError, appends: int
 ) -> None:
     memory, world = Memory(), FakeWorld()

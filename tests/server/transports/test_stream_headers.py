@@ -1,4 +1,4 @@
-"""The headers that say what an `open` says."""
+"""The headers that stand for fields of an `open`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def asked(query: str = "", **headers: str) -> HTTPConnection:
 
 
 @spec("STREAM-51")
-def test_every_header_has_its_place_in_the_open() -> None:
+def test_every_header_has_its_field_in_the_open() -> None:
     request = asked(
         x_idempotency_key="k",
         x_idempotent_encryption_key="s",
@@ -34,17 +34,17 @@ def test_every_header_has_its_place_in_the_open() -> None:
 
 
 @spec("STREAM-51")
-def test_the_common_names_are_as_good() -> None:
+def test_the_common_header_names_are_accepted_too() -> None:
     assert open_of(asked(idempotency_key="k", last_event_id="1-2")) == opened("k", "", "1-2")
     assert open_of(asked("after=1-2")) == opened(event_id="1-2")
     assert open_of(asked("after=1-2", last_event_id="1-3")) == opened(event_id="1-3")
-    with pytest.raises(MalformedFrameError):  # one that does not count is looked at all the same
+    with pytest.raises(MalformedFrameError):  # A value that does not count is validated all the same.
         open_of(asked("after=seven", last_event_id="1-3"))
 
 
 @spec("STREAM-37")
 @pytest.mark.parametrize("said", ["", "-1", "101", "1x", "²", "1" * 5000])
-def test_what_is_no_time_to_hold_events_back_is_refused(said: str) -> None:
+def test_an_invalid_coalescing_time_is_refused(said: str) -> None:
     with pytest.raises(UsageError, match="coalesce_ms"):
         open_of(asked(f"coalesce_ms={said}"))
     assert open_of(asked("coalesce_ms=20")).coalesce_s == 0.02
@@ -90,13 +90,13 @@ def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str)
         {"x_idempotency_cancel_after": "soon"},
     ],
 )
-def test_a_header_of_another_form_is_refused(headers: dict[str, str]) -> None:
+def test_a_malformed_header_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(MalformedFrameError):
         open_of(asked(**headers))
 
 
 @spec("STREAM-110")
-def test_a_header_that_is_empty_says_nothing() -> None:
+def test_an_empty_header_counts_as_missing() -> None:
     names = ("key", "event_id", "next_seqno", "connection", "cancel_after")
     empty = {f"x_idempotency_{name}": "" for name in names}
     assert open_of(asked("after=", last_event_id="", x_idempotent_encryption_key="", **empty)) == opened()
@@ -104,7 +104,7 @@ def test_a_header_that_is_empty_says_nothing() -> None:
 
 
 @spec("STREAM-110")
-def test_the_space_behind_a_header_is_no_part_of_it() -> None:
+def test_trailing_space_is_no_part_of_a_header() -> None:
     spaced = asked(x_idempotency_key="k ", x_idempotent_encryption_key="s\t", last_event_id="1-2 \t ")
     assert open_of(spaced) == opened("k", "s", "1-2")
     assert open_of(asked(last_event_id=" ")) == opened()
@@ -125,7 +125,7 @@ def test_the_space_behind_a_header_is_no_part_of_it() -> None:
         ("x-idempotency-cancel-after", "1", "2"),
     ],
 )
-def test_a_header_that_is_there_twice_says_one_thing_or_is_refused(name: str, one: str, other: str) -> None:
+def test_a_repeated_header_has_equal_values_or_is_refused(name: str, one: str, other: str) -> None:
     def twice(first: str, second: str) -> HTTPConnection:
         named = [(name.encode(), first.encode()), (name.encode(), second.encode())]
         return HTTPConnection({"type": "http", "headers": named, "query_string": b"", "path": "/"})

@@ -42,7 +42,7 @@ from tests.server.serving import (
 from tests.spec import spec
 
 
-async def test_a_message_is_acknowledged_and_its_turn_told_to_the_end() -> None:
+async def test_a_message_is_acknowledged_and_its_turn_delivered_to_the_end() -> None:
     async with served(make_app([text("hello brave world")])) as server, Socket(server.socket()) as socket:
         await socket.say(opening())
         await socket.say(command())
@@ -56,7 +56,7 @@ async def test_a_message_is_acknowledged_and_its_turn_told_to_the_end() -> None:
     assert words_of(events) == "hello brave world"
 
 
-async def test_a_client_that_comes_back_gets_exactly_what_follows() -> None:
+async def test_a_reconnecting_client_receives_exactly_the_missing_events() -> None:
     gate = asyncio.Event()
     script = [[*text("one two")[:2], Gate(gate), *text(" three four")]]
     async with served(make_app(script)) as server:
@@ -118,7 +118,7 @@ async def test_a_newer_connection_of_a_stream_fences_the_older_one() -> None:
         await newer.hear_until("ack")
 
 
-async def test_a_connection_with_the_wrong_secret_fences_nobody() -> None:
+async def test_a_connection_with_the_wrong_secret_fences_no_other() -> None:
     async with (
         served(make_app([[Stall()]])) as server,
         Socket(server.socket()) as owner,
@@ -150,7 +150,7 @@ REFUSED_AT_THE_DOOR = [
 
 
 @pytest.mark.parametrize(("frame", "code", "close"), REFUSED_AT_THE_DOOR)
-async def test_a_broken_or_hopeless_first_frame_gets_one_error_and_the_close(
+async def test_an_invalid_first_frame_gets_one_error_and_the_close(
     frame: Json | str, code: str, close: int
 ) -> None:
     async with served(make_app()) as server, Socket(server.socket()) as socket:
@@ -166,14 +166,14 @@ async def test_a_message_far_above_the_limit_is_cut_off_by_the_websocket_layer()
         assert (await socket.hear_close())[0] == 1009
 
 
-async def test_a_session_id_of_another_form_is_refused() -> None:
+async def test_a_malformed_session_id_is_refused() -> None:
     async with served(make_app()) as server, Socket(server.socket("no%20spaces")) as socket:
         await socket.say(opening())
         assert (await socket.hear())["code"] == "usage"
         assert await socket.hear_close() == (1008, "usage")
 
 
-async def test_a_stream_the_session_does_not_know_is_told_so() -> None:
+async def test_an_unknown_stream_is_reported() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as first:
         await first.say(opening())
         await first.say(command())
@@ -184,7 +184,7 @@ async def test_a_stream_the_session_does_not_know_is_told_so() -> None:
             assert await second.hear_close() == (1008, "stream_not_found")
 
 
-async def test_refused_commands_are_named_and_the_connection_goes_on() -> None:
+async def test_refused_commands_are_named_and_the_connection_continues() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as socket:
         await socket.say(opening())
         await socket.say(abort(2))
@@ -200,7 +200,7 @@ async def test_refused_commands_are_named_and_the_connection_goes_on() -> None:
     assert (reused["code"], reused["seqno"], reused.get("retry")) == ("stream_reused", 0, None)
 
 
-async def test_a_second_message_while_a_turn_runs_is_refused_where_it_wants_that() -> None:
+async def test_a_second_message_during_a_turn_is_refused_where_the_client_requests_that() -> None:
     async with (
         served(make_app([[Stall()]])) as server,
         Socket(server.socket()) as first,
@@ -216,7 +216,7 @@ async def test_a_second_message_while_a_turn_runs_is_refused_where_it_wants_that
 
 
 @pytest.mark.parametrize("error", [StoreBusyError("locked"), StoreFullError("full")])
-async def test_a_command_the_store_cannot_take_is_refused_for_now_and_taken_later(
+async def test_a_command_that_the_store_refuses_for_now_is_accepted_later(
     error: MidstreamError,
 ) -> None:
     store = FailingStore(MemoryStore())
@@ -234,7 +234,7 @@ async def test_a_command_the_store_cannot_take_is_refused_for_now_and_taken_late
     assert {"type": "ack", "seqno": 0} in frames
 
 
-async def test_a_reader_without_a_stream_follows_from_the_end() -> None:
+async def test_a_reader_without_a_stream_key_follows_from_the_end() -> None:
     gate = asyncio.Event()
     script = [[*text("old")[:1], Gate(gate), *text(" new")]]
     async with (
@@ -253,7 +253,7 @@ async def test_a_reader_without_a_stream_follows_from_the_end() -> None:
     assert words_of(records_of(frames)) == " new"
 
 
-async def test_an_event_id_of_another_line_is_told_and_replay_begins_anew() -> None:
+async def test_an_event_id_of_another_epoch_is_reported_and_replay_starts_at_the_beginning() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as first:
         await first.say(opening())
         await first.say(command())
@@ -273,7 +273,7 @@ async def test_a_ping_is_answered_at_once() -> None:
         assert await socket.hear() == {"type": "heartbeat", "event_id": "0-0", "waiting_on": "nothing"}
 
 
-async def test_a_client_that_says_close_is_closed_without_an_error() -> None:
+async def test_a_close_frame_is_answered_by_a_close_without_error() -> None:
     async with served(make_app()) as server, Socket(server.socket()) as socket:
         await socket.say(opening())
         await socket.hear_until("welcome")
@@ -288,7 +288,7 @@ async def test_a_binary_message_is_read_as_text() -> None:
         assert json.loads(await socket.recv())["type"] == "welcome"
 
 
-async def test_a_full_server_refuses_the_handshake_and_says_when_to_come_back() -> None:
+async def test_a_full_server_refuses_the_handshake_with_a_retry_delay() -> None:
     async with (
         served(make_app(connections_max=1)) as server,
         Socket(server.socket()) as first,
@@ -323,12 +323,12 @@ async def test_an_unknown_address_refuses_the_handshake() -> None:
         (SessionNotFoundError(""), 1008),
     ],
 )
-def test_the_close_code_says_what_the_error_said(failure: MidstreamError | None, code: int) -> None:
+def test_the_close_code_matches_the_error(failure: MidstreamError | None, code: int) -> None:
     assert close_code_of(failure) == code
 
 
 @spec("STREAM-56")
-async def test_settings_change_while_the_server_runs() -> None:
+async def test_settings_can_change_while_the_server_runs() -> None:
     app = make_app([text("hi")])
     async with served(app) as server:
         async with Socket(server.socket()) as socket:
@@ -345,7 +345,7 @@ async def test_settings_change_while_the_server_runs() -> None:
 
 
 @spec("STREAM-51")
-async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
+async def test_a_handshake_with_a_stream_key_opens_the_stream() -> None:
     headers = {
         "x-idempotency-key": "k1",
         "x-idempotent-encryption-key": SECRET,
@@ -369,7 +369,7 @@ async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
 
 
 @spec("STREAM-110")
-async def test_what_a_handshake_says_the_open_need_not_say_and_must_not_gainsay() -> None:
+async def test_values_in_the_handshake_may_be_missing_in_the_open_and_must_not_contradict_it() -> None:
     shown = {"x-idempotent-encryption-key": SECRET}
     async with served(make_app([text("hi")])) as server:
         async with Socket(server.socket(headers=shown)) as socket:
@@ -385,7 +385,7 @@ async def test_what_a_handshake_says_the_open_need_not_say_and_must_not_gainsay(
 
 @spec("STREAM-98")
 @pytest.mark.parametrize("shown", ["query", "x-idempotency-event-id", "last-event-id"])
-async def test_a_handshake_that_shows_an_event_opens_for_a_reader(shown: str) -> None:
+async def test_a_handshake_with_an_event_id_opens_for_a_reader(shown: str) -> None:
     def reader(server: Served, place: str) -> Socket:
         if shown == "query":
             return Socket(server.socket(query=f"?after={place}"))
@@ -420,7 +420,7 @@ class UnreadableStore(MemoryStore):
         raise RuntimeError(f"a bug at {session}, {after}, {limit}")
 
 
-async def test_a_bug_reaches_the_client_as_an_error_and_not_as_a_bad_network() -> None:
+async def test_a_bug_reaches_the_client_as_an_error_and_not_as_a_network_failure() -> None:
     async with (
         served(make_app(store=UnreadableStore())) as server,
         server.socket() as socket,
