@@ -16,7 +16,7 @@ IN_MEMORY = Path("/dev/shm")
 
 @pytest.fixture(scope="session")
 def folders() -> Iterator[Path]:
-    """Where files are quick: for tests in which nothing depends on a real disk."""
+    """Return a folder on a fast file system, for tests in which nothing depends on a real disk."""
     where = IN_MEMORY if IN_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="midstream-", dir=where) as folder:
         yield Path(folder)
@@ -24,13 +24,13 @@ def folders() -> Iterator[Path]:
 
 @pytest.fixture
 def folder(folders: Path) -> Path:
-    """A fresh folder in `folders`."""
+    """Return a fresh folder in `folders`."""
     return Path(tempfile.mkdtemp(dir=folders))
 
 
 @pytest.fixture
 async def store(folder: Path) -> AsyncIterator[SQLiteStore]:
-    """An open store at `folder / "x.db"`."""
+    """Yield an open store at `folder / "x.db"`."""
     store = SQLiteStore(folder / "x.db", world=Impatient())
     await store.open()
     yield store

@@ -1,4 +1,4 @@
-"""A part of the store contract for stores that are put together from parts that have the whole contract behind them."""
+"""A part of the store contract, for stores composed of parts that pass the whole contract."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from midstream.testing.store_contract import StoreContract
 
 
 class ContractParts:
-    """One test for each kind of value that a store keeps, and for what ends a node, a session or a range of records."""
+    """One test for each kind of stored value, and for the end of a node, a session or a range of records."""
 
     test_a_body = StoreContract.test_a_body_comes_back_byte_for_byte
     test_reading_after_any_position = (

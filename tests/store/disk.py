@@ -1,4 +1,4 @@
-"""A disk under SQLite that remembers every operation, runs full, fails, and can lose its power."""
+"""A disk under SQLite that records every operation, runs full, fails, and can lose its power."""
 # ruff: noqa: N802, FBT001 - these methods have SQLite's names and arguments
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Write(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A file is made this long."""
+    """The file is truncated to this length."""
 
     file: str
     size: int
@@ -33,7 +33,7 @@ class Delete(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A moment the test wants to find again, and what it knows of it."""
+    """A marked moment of a test, with its data."""
 
     ends: dict[str, int]
     epochs: dict[str, int]
@@ -43,7 +43,7 @@ Operation = Write | Cut | Sync | Delete | Note
 
 
 class Disk(apsw.VFS):
-    """The usual file system, watched. Registered under `name` for as long as it is kept alive."""
+    """The usual file system, recorded. Registered under `name` while the object exists."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "")
@@ -91,19 +91,19 @@ class DiskFile(apsw.VFSFile):
 
 
 def after_power_cut(log: list[Operation], chance: random.Random) -> dict[str, bytes]:
-    """Return the files a computer may find that lost its power after these operations.
+    """Return files that a computer may find after a power cut behind these operations.
 
-    What was synced is there. Each later write is there, or not, or torn between two sectors of 512 bytes.
+    Synced data is there. Each later write is there, or missing, or torn between two sectors of 512 bytes.
     """
     durable: dict[str, bytearray] = {}
     pending: dict[str, list[Write | Cut]] = {}
-    limbo: dict[str, bytearray] = {}  # deleted, but the deletion may be lost
+    limbo: dict[str, bytearray] = {}  # Deleted, but the deletion may be lost.
     for operation in log:
         match operation:
             case Write() | Cut():
                 pending.setdefault(operation.file, []).append(operation)
             case Sync(file):
-                limbo.clear()  # a journalling file system commits earlier name changes with the next sync
+                limbo.clear()  # A journalling file system commits earlier name changes with the next sync.
                 for late in pending.pop(file, []):
                     _apply(durable, late)
             case Delete(file, is_synced):

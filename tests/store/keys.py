@@ -8,7 +8,7 @@ from midstream.store.encryption.ciphers import FileKeys
 
 
 def keys_in(folder: Path, name: str = "keys") -> FileKeys:
-    """Return the keys in a folder, made when they are first asked for."""
+    """Return the keys in a folder; create them on first use."""
     path = folder / name
     if not path.exists():
         FileKeys.make(path)

@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager
 
 
 class Relay:
-    """Passes bytes on, until it is told to lose some."""
+    """A relay of bytes that can lose some."""
 
     def __init__(self) -> None:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.swallowed = 0
-        """Connections whose answer was lost."""
+        """Connections whose response was lost."""
         self.swallow_after = b""
-        """The answer to a statement with these words is lost, with its connection, once."""
+        """The response to a statement that contains this text is lost, with its connection, once."""
         self.is_up = True
-        """Whether new connections are taken."""
+        """Whether new connections are accepted."""
         self.passes = asyncio.Event()
-        """Not set: bytes are held back, in both directions, and no end is informed."""
+        """Not set: bytes are held back, in both directions, and neither end is informed."""
         self.passes.set()
         self.url = ""
 
@@ -74,7 +74,7 @@ class Relay:
         async def downward() -> None:
             while data := await up_reader.read(65536):
                 await self.passes.wait()
-                if lost.is_set():  # the server has done it, and its answer is lost
+                if lost.is_set():  # The server has executed it, and its response is lost.
                     self.swallowed += 1
                     break
                 writer.write(data)

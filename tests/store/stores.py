@@ -1,4 +1,4 @@
-"""What tests of the SQLite store do with one."""
+"""Helpers for tests of the SQLite store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from midstream.testing.fake_worlds import FakeWorld
 
 
 class Impatient(World):
-    """It waits as short as it may between tries."""
+    """A world with the shortest waits between attempts."""
 
     def chance(self) -> float:
         return 0.0
@@ -46,9 +46,9 @@ async def found_in(path: Path) -> list[bytes]:
 
 
 def copy_as_it_lies(folder: Path, copy: Path) -> None:
-    """Copy the database and what belongs to it while they are in use, as a dead process leaves them.
+    """Copy the database and its companions while they are in use, as a dead process leaves them.
 
-    In another process: to close a file of SQLite's frees this process' locks on it.
+    In another process: to close a file of SQLite's releases this process' locks on it.
     """
     copy.mkdir()
     files = [str(folder / name) for name in ("x.db", "x.db-wal")]

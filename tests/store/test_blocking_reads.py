@@ -30,7 +30,7 @@ async def path(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_closed_store_is_read_with_its_key(path: Path) -> None:
+def test_a_closed_store_can_be_read_with_its_key(path: Path) -> None:
     with read_store(path / "s.db", key_file=path / "keys") as store:
         assert [each.body for each in store.read("s", after=0, limit=10)] == BODIES
         assert [each.mark for each in store.list()] == [MARK]
@@ -46,7 +46,7 @@ def test_another_key_opens_nothing(path: Path) -> None:
         store.read("s", after=0, limit=10)
 
 
-def test_a_long_listing_is_read_in_pages_and_may_be_left_early(tmp_path: Path) -> None:
+def test_a_long_listing_is_read_in_pages_and_can_be_left_early(tmp_path: Path) -> None:
     asyncio.run(_fill(tmp_path / "s.db", LIST_PAGE + 1))
     with read_store(f"sqlite:///{tmp_path / 's.db'}") as store:
         assert [line.session for line in store.list()] == [

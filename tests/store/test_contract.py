@@ -23,14 +23,14 @@ ABILITIES = {
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SQLiteStore, PostgresStore, JetStreamStore])
-def test_a_store_takes_and_gives_exactly_what_the_contract_says(store: type) -> None:
+def test_a_store_has_exactly_the_parameters_and_results_of_the_contract(store: type) -> None:
     methods = {name: contract for name, contract in METHODS.items() if callable(getattr(contract, name))}
     assert {name: inspect.signature(getattr(store, name)) for name in methods} == {
         name: inspect.signature(getattr(contract, name)) for name, contract in methods.items()
     }
 
 
-def test_a_store_has_no_public_method_but_those_of_the_contract_and_of_the_abilities_it_declares() -> None:
+def test_a_store_has_only_the_public_methods_of_the_contract_and_of_its_declared_abilities() -> None:
     for store, declared in (
         (MemoryStore(), {"immediate"}),
         (SQLiteStore("x.db"), {"immediate", "transactional"}),

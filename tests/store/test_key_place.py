@@ -20,6 +20,6 @@ def test_a_path_is_a_key_file_and_an_endpoint_has_a_url(tmp_path: Path) -> None:
         make_keys(tmp_path / "keys")
 
 
-def test_a_token_is_not_shown() -> None:
+def test_a_token_is_not_in_a_repr() -> None:
     endpoint = KeyEndpoint("https://keys.example", "the-token")
     assert "the-token" not in f"{endpoint} {endpoint!r} {vars(open_keys(endpoint))['url']}"

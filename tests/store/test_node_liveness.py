@@ -1,4 +1,4 @@
-"""Nodes judge one another by rules without a clock of their own."""
+"""Liveness rules between nodes, without a clock of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_each_node_waits_for_the_next_one_and_the_last_one_for_the_first() -> No
     assert next_node(1, set()) is None
 
 
-def test_a_node_without_a_beat_for_a_whole_lease_is_frozen_until_it_beats_again() -> None:
+def test_a_node_without_a_heartbeat_for_a_lease_is_frozen_until_its_next_one() -> None:
     silences: NodeSilences[int] = NodeSilences(lease_s=4.0, beat_s=2.0)
     for now in (0.0, 1.0, 2.0, 3.0):
         silences.observe({1: 7.0, 2: now}, now=now)
@@ -31,7 +31,7 @@ def test_a_node_is_late_before_it_is_frozen() -> None:
     assert silences.frozen == frozenset()
 
 
-def test_an_observer_that_was_stopped_counts_the_gap_as_one_beat() -> None:
+def test_an_observer_that_was_stopped_counts_the_gap_as_one_heartbeat() -> None:
     silences: NodeSilences[int] = NodeSilences(lease_s=4.0, beat_s=2.0)
     silences.observe({1: 7.0}, now=0.0)
     silences.observe({1: 7.0}, now=1000.0)
@@ -40,7 +40,7 @@ def test_an_observer_that_was_stopped_counts_the_gap_as_one_beat() -> None:
     assert silences.frozen == {1}
 
 
-def test_a_node_that_is_gone_or_dropped_is_known_no_more() -> None:
+def test_a_deleted_or_dropped_node_is_no_longer_tracked() -> None:
     silences: NodeSilences[int] = NodeSilences(lease_s=4.0, beat_s=2.0)
     silences.observe({1: 1.0, 2: 1.0, 3: 1.0}, now=0.0)
     silences.drop(1)

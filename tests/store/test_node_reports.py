@@ -1,4 +1,4 @@
-"""Reports of servers, as they are shown."""
+"""Reports of servers, as displayed."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def _content(
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql", "nats"])
-async def test_a_copy_has_all_of_its_source(
+async def test_a_copy_has_all_content_of_its_source(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     source = await _filled()
@@ -92,7 +92,7 @@ async def test_a_copy_has_all_of_its_source(
     await target.close()
 
 
-async def test_a_store_in_jetstream_is_copied_out_of_it_too(tmp_path: Path, nats_server: NatsCluster) -> None:
+async def test_a_store_in_jetstream_can_be_copied_from_too(tmp_path: Path, nats_server: NatsCluster) -> None:
     source, url = await _filled(), nats_server.url("copy_2", streams=3)
     store = open_store(url)
     await store.open()
@@ -105,7 +105,7 @@ async def test_a_store_in_jetstream_is_copied_out_of_it_too(tmp_path: Path, nats
     assert await _content(target) == await _content(source)
 
 
-async def test_a_guarded_store_is_copied_by_its_name_to_jetstream_and_back(
+async def test_a_guarded_store_can_be_copied_by_its_name_to_jetstream_and_back(
     tmp_path: Path, nats_server: NatsCluster
 ) -> None:
     first, second, url = tmp_path / "1.db", tmp_path / "2.db", nats_server.url("copy_3", streams=2)
@@ -121,7 +121,7 @@ async def test_a_guarded_store_is_copied_by_its_name_to_jetstream_and_back(
 
 
 @pytest.mark.parametrize("fails_at", range(1, 16))
-async def test_a_copy_that_was_interrupted_goes_on(fails_at: int) -> None:
+async def test_an_interrupted_copy_continues(fails_at: int) -> None:
     source, memory = await _filled(), Memory()
     target = FailingStore(MemoryStore(memory), {fails_at: StoreFullError("full")})
     await target.open()
@@ -145,7 +145,7 @@ async def test_a_target_with_other_sessions_of_these_names_is_refused() -> None:
         await copy_store(source, target)
 
 
-async def test_what_differs_after_the_copy_is_reported() -> None:
+async def test_differences_after_the_copy_are_reported() -> None:
     source, target = await _filled(), MemoryStore(Memory())
     await target.open()
     await target.claim("free", at=7.0)
@@ -154,7 +154,7 @@ async def test_what_differs_after_the_copy_is_reported() -> None:
         await copy_store(source, target)
 
 
-async def test_encrypted_sessions_are_read_in_the_copy_with_the_same_keys(tmp_path: Path) -> None:
+async def test_encrypted_sessions_are_readable_in_the_copy_with_the_same_keys(tmp_path: Path) -> None:
     memory, copied, keys = Memory(), Memory(), keys_in(tmp_path)
     store = encrypt_store(MemoryStore(memory), keys)
     await store.open()

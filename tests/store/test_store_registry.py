@@ -10,7 +10,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.store.store_registry import file_of, open_store, read_store
 
 
-def test_a_path_and_a_url_are_a_sqlite_file_that_is_made_when_it_is_opened(tmp_path: Path) -> None:
+def test_a_path_and_a_url_are_a_sqlite_file_that_is_created_when_opened(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     for named in (path, str(path), f"sqlite:///{path}"):
         assert isinstance(open_store(named), SQLiteStore)
@@ -18,7 +18,7 @@ def test_a_path_and_a_url_are_a_sqlite_file_that_is_made_when_it_is_opened(tmp_p
     assert not path.exists()
 
 
-def test_a_store_stands_for_itself_and_each_one_in_memory_is_another() -> None:
+def test_a_store_object_is_itself_and_each_store_in_memory_is_new() -> None:
     own = MemoryStore()
     assert open_store(own) is own
     assert isinstance(open_store("memory:"), MemoryStore)
@@ -40,16 +40,16 @@ def test_a_store_stands_for_itself_and_each_one_in_memory_is_another() -> None:
         ("memory:here", "write 'memory:'"),
     ],
 )
-def test_a_url_of_no_known_store_is_refused(url: str, problem: str) -> None:
+def test_a_url_of_an_unknown_store_is_refused(url: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         open_store(url)
 
 
-def test_a_drive_of_windows_is_no_scheme() -> None:
+def test_a_windows_drive_is_no_scheme() -> None:
     assert file_of("C:\\sessions.db") == Path("C:\\sessions.db")
 
 
-def test_a_store_that_is_not_there_is_not_made_by_reading(tmp_path: Path) -> None:
+def test_reading_a_missing_store_does_not_create_it(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError), read_store(tmp_path / "s.db"):
         pass
     assert [*tmp_path.iterdir()] == []

@@ -31,7 +31,7 @@ def _key() -> DataKey:
 
 
 @given(st.binary(max_size=300))
-def test_what_is_encrypted_comes_back_at_its_place_and_shows_nothing(body: bytes) -> None:
+def test_a_body_is_decrypted_at_its_place_and_its_ciphertext_shows_nothing(body: bytes) -> None:
     key = _key()
     encrypted = key.encrypt(body, HERE)
     assert key.decrypt(encrypted, HERE) == body
@@ -39,25 +39,25 @@ def test_what_is_encrypted_comes_back_at_its_place_and_shows_nothing(body: bytes
     assert len(body) < 8 or body not in encrypted
 
 
-def test_no_number_is_given_twice_under_one_key() -> None:
+def test_no_nonce_is_used_twice_under_one_key() -> None:
     key = _key()
     numbers = {key.encrypt(b"same", HERE)[9:17] for _ in range(1000)}
     assert len(numbers) == 1000
 
 
 @given(st.integers(0, 44), st.integers(1, 255))
-def test_a_changed_byte_is_found(place: int, change: int) -> None:
+def test_a_changed_byte_is_detected(place: int, change: int) -> None:
     key = _key()
     encrypted = bytearray(key.encrypt(b"some words..", HERE))
     encrypted[place] ^= change
-    if 0 < place < 9 or place == 0:  # kind and key id: another key would be asked for
+    if 0 < place < 9 or place == 0:  # Kind and key id: they would select another key.
         return
     with pytest.raises(StoreDamagedError):
         key.decrypt(bytes(encrypted), HERE)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 16, 20, 40])
-def test_what_was_moved_cut_or_written_under_another_key_is_found(cut: int) -> None:
+def test_a_moved_cut_or_foreign_ciphertext_is_detected(cut: int) -> None:
     key = _key()
     encrypted = key.encrypt(b"some words..", HERE)
     for body, place, reader in [
@@ -69,7 +69,7 @@ def test_what_was_moved_cut_or_written_under_another_key_is_found(cut: int) -> N
             reader.decrypt(body, place)
 
 
-async def test_a_data_key_is_opened_where_it_belongs_and_nowhere_else(keys: FileKeys) -> None:
+async def test_a_data_key_can_be_unwrapped_only_in_its_own_context(keys: FileKeys) -> None:
     key = ciphers.fresh_key(World())
     kept = await ciphers.wrap_key(key, keys, context=b"key s")
     assert key not in kept
@@ -83,7 +83,7 @@ async def test_a_data_key_is_opened_where_it_belongs_and_nowhere_else(keys: File
         await ciphers.unwrap_key(swapped, keys, context=b"key s")
 
 
-async def test_what_stands_alone_brings_its_key(keys: FileKeys) -> None:
+async def test_a_standalone_ciphertext_carries_its_key(keys: FileKeys) -> None:
     encrypted = await ciphers.encrypt_alone(b"words", HERE, keys, World())
     assert await ciphers.decrypt_alone(encrypted, HERE, keys) == b"words"
     assert encrypted != await ciphers.encrypt_alone(b"words", HERE, keys, World())
@@ -112,7 +112,7 @@ async def test_keys_are_rotated_by_a_new_first_line(tmp_path: Path) -> None:
         await FileKeys(tmp_path / "new").unwrap(wrapped, context=b"c")
 
 
-def test_a_key_file_is_made_once_and_for_its_node_only(tmp_path: Path) -> None:
+def test_a_key_file_is_created_once_and_readable_by_its_user_only(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     FileKeys.make(path, world=FakeWorld())
     before = path.read_text()
@@ -128,7 +128,7 @@ def test_a_key_file_is_made_once_and_for_its_node_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "# nothing\n", "1\n", "1 short\n", "1 " + "A" * 43 + "=\n1 " + "A" * 43 + "="]
 )
-def test_a_file_that_holds_no_keys_is_refused_without_telling_them(tmp_path: Path, text: str) -> None:
+def test_a_file_without_valid_keys_is_refused_without_showing_it(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
     path.touch(0o600)
     path.write_text(text)
@@ -166,7 +166,7 @@ def test_a_forked_child_has_no_keys_and_its_parent_keeps_them(keys: FileKeys) ->
 
 
 @spec("SEC-55", "SEC-56")
-def test_a_key_file_is_a_file_of_this_user(tmp_path: Path) -> None:
+def test_a_key_file_must_be_a_regular_file_of_this_user(tmp_path: Path) -> None:
     FileKeys.make(tmp_path / "keys")
     (tmp_path / "link").symlink_to("keys")
     assert FileKeys(tmp_path / "link").generation == "1"

@@ -1,4 +1,4 @@
-"""An encrypted store is a store: the same suites, and nothing readable in the one behind it."""
+"""An encrypted store is a store: it passes the same suites, and the store behind it has no readable content."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestEncryptedFile(StoreContract):
         return EncryptedFilePlace(folder)
 
 
-def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
+def test_an_encrypted_store_has_the_abilities_of_the_store_behind_it(folder: Path) -> None:
     keys = keys_in(folder)
     one, other = encrypt_store(SQLiteStore(folder / "x.db"), keys), encrypt_store(MemoryStore(), keys)
     third = encrypt_store(FailingStore(MemoryStore()), keys)
@@ -84,7 +84,7 @@ def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
 
 
 def _holding(folder: Path, words: str) -> list[str]:
-    """Return the files in which these words can be read."""
+    """Return the files that contain this text."""
     files = [file for file in folder.iterdir() if file.is_file()]
     return [file.name for file in files if words.encode() in file.read_bytes()]
 
@@ -95,9 +95,7 @@ async def read(path: str) -> str:
     return f"{CANARY} result of {path} " * 4000
 
 
-async def test_nothing_that_was_said_can_be_found_in_the_file(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_file_contains_no_readable_content(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     path = folder / "x.db"
     model = ScriptedModel([calls(("read", f'{{"path": "{CANARY}"}}'), text=CANARY), text(f"{CANARY} words")])
@@ -138,7 +136,7 @@ async def _two_epochs(folder: Path) -> tuple[Memory, EncryptedStore]:
 
 
 @pytest.mark.parametrize("what", ["moved", "swapped", "older", "taken out", "shortened", "plain", "key"])
-async def test_rows_cannot_be_moved_swapped_cut_or_put_there(folder: Path, what: str) -> None:
+async def test_moved_swapped_cut_or_inserted_rows_are_detected(folder: Path, what: str) -> None:
     memory, store = await _two_epochs(folder)
     found = memory.sessions["s"]
     rows = found.records
@@ -165,7 +163,7 @@ async def test_rows_cannot_be_moved_swapped_cut_or_put_there(folder: Path, what:
     await store.close()
 
 
-async def test_a_journal_cannot_be_given_to_another_session(folder: Path) -> None:
+async def test_a_journal_cannot_be_moved_to_another_session(folder: Path) -> None:
     memory, store = await _two_epochs(folder)
     memory.sessions["t"] = memory.sessions["s"]
     with pytest.raises(StoreDamagedError):
@@ -174,14 +172,14 @@ async def test_a_journal_cannot_be_given_to_another_session(folder: Path) -> Non
         await store.blob("t", "d" * 64)
 
 
-async def test_without_the_operators_key_nothing_opens(folder: Path) -> None:
+async def test_without_the_operators_key_the_store_does_not_open(folder: Path) -> None:
     memory, _ = await _two_epochs(folder)
     stranger = encrypt_store(MemoryStore(memory), keys_in(folder, "others"))
     with pytest.raises(KeyMissingError, match="not the operator's keys of this store"):
         await stranger.open()
 
 
-async def test_a_key_is_drawn_for_each_epoch_and_kept_with_its_first_append(folder: Path) -> None:
+async def test_each_epoch_has_its_own_key_stored_with_its_first_append(folder: Path) -> None:
     memory, store = await _two_epochs(folder)
     names = [name for name in memory.sessions["s"].blobs if name.startswith("key-")]
     assert len(names) == 2
@@ -192,7 +190,7 @@ async def test_a_key_is_drawn_for_each_epoch_and_kept_with_its_first_append(fold
     assert len(set(numbers[:3])) == len(set(numbers[3:])) == 3
 
 
-async def test_an_append_that_was_refused_leaves_no_number_to_be_used_again(folder: Path) -> None:
+async def test_a_refused_append_leaves_no_nonce_for_reuse(folder: Path) -> None:
     memory = Memory()
     failing = FailingStore(MemoryStore(memory), {1: StoreDamagedError("no")})
     store = encrypt_store(failing, keys_in(folder))
@@ -202,11 +200,11 @@ async def test_an_append_that_was_refused_leaves_no_number_to_be_used_again(fold
         await store.append("s", Batch([b"a", b"b"], expected=0, epoch=epoch, sync=Sync.FULL))
     await store.append("s", Batch([b"a"], expected=0, epoch=epoch, sync=Sync.FULL))
     [row] = memory.sessions["s"].records
-    assert int.from_bytes(row.body[9:17]) == 4  # two records and the seal had theirs
+    assert int.from_bytes(row.body[9:17]) == 4  # Two records and the seal used theirs.
     assert [each.body for each in await store.read("s", after=0, limit=9)] == [b"a"]
 
 
-async def test_what_is_appended_at_once_is_encrypted_like_all_else(folder: Path) -> None:
+async def test_immediate_appends_are_encrypted_too(folder: Path) -> None:
     path = folder / "x.db"
     store = encrypt_store(SQLiteStore(path), keys_in(folder))
     await store.open()
@@ -219,7 +217,7 @@ async def test_what_is_appended_at_once_is_encrypted_like_all_else(folder: Path)
     assert _holding(folder, "a word") == []
 
 
-async def test_what_was_written_before_there_were_keys_is_read_where_that_is_asked_for(folder: Path) -> None:
+async def test_records_from_before_encryption_are_readable_only_in_a_mixed_store(folder: Path) -> None:
     path = folder / "x.db"
     plain = SQLiteStore(path)
     await plain.open()
@@ -259,7 +257,7 @@ async def test_the_effect_of_a_tool_is_committed_with_its_encrypted_outcome(fold
     db.close()
 
 
-async def test_keys_in_memory_are_limited_and_asked_for_again(
+async def test_keys_in_memory_are_limited_and_loaded_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encrypted_module, "KEYS_KNOWN_MAX", 1)
@@ -269,9 +267,7 @@ async def test_keys_in_memory_are_limited_and_asked_for_again(
     assert len(store._known) == 1
 
 
-async def test_a_letter_that_nobody_can_read_disturbs_nobody(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreadable_command_affects_no_other(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = Memory()
     plain, store = MemoryStore(memory), encrypt_store(MemoryStore(memory), keys_in(folder))
     await plain.open()

@@ -1,4 +1,4 @@
-"""An escrowed store is a store while its clients are there, and says nothing without them."""
+"""An escrowed store is a store while its clients are connected, and reveals nothing without them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def _opened_store(
 async def _begin(
     store: EscrowedStore, session: str = "s", *, secret: str = SECRET, words: str = CANARY
 ) -> int:
-    """Say something in a new session; return the epoch."""
+    """Append content to a new session; return the epoch."""
     await store.escrow.open(session, secret, begins=True)
     epoch = await store.claim(session, at=1.0)
     mark = SessionListing(is_live=True, at=1.0, title=words, turns=1, status="running")
@@ -80,7 +80,7 @@ async def _read(store: EscrowedStore, session: str = "s") -> list[bytes]:
     return [each.body for each in await store.read(session, after=0, limit=100)]
 
 
-def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
+def test_an_escrowed_store_has_the_abilities_of_the_store_behind_it(folder: Path) -> None:
     keys = keys_in(folder)
     one, other = escrow_store(SQLiteStore(folder / "x.db"), keys), escrow_store(MemoryStore(), keys)
     assert (one.immediate, one.transactional, one.escrow) == (one, one, one.keys)
@@ -88,7 +88,7 @@ def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
 
 
 @spec("STREAM-84")
-async def test_only_its_secret_opens_a_session(folder: Path) -> None:
+async def test_a_session_is_opened_only_by_its_secret(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await _begin(store)
@@ -112,12 +112,12 @@ async def test_only_its_secret_opens_a_session(folder: Path) -> None:
 
 
 def _holding(folder: Path, words: Sequence[str]) -> list[str]:
-    """Return the files in which one of these words can be read."""
+    """Return the files that contain any of these texts."""
     files = [file for file in folder.iterdir() if file.is_file()]
     return [file.name for file in files if any(word.encode() in file.read_bytes() for word in words)]
 
 
-async def test_nothing_that_was_said_and_no_secret_can_be_found_in_the_file(folder: Path) -> None:
+async def test_the_file_contains_no_content_and_no_secret(folder: Path) -> None:
     path = folder / "x.db"
     store = escrow_store(SQLiteStore(path), keys_in(folder))
     await store.open()
@@ -130,14 +130,14 @@ async def test_nothing_that_was_said_and_no_secret_can_be_found_in_the_file(fold
     await store.append_within("s", work, expected=3, epoch=epoch)
     found = await store.find("s")
     assert found is not None
-    assert found.mark.title == ""  # shown to whoever lists sessions
+    assert found.mark.title == ""  # Shown to callers that list sessions.
     secrets = (CANARY, SECRET, word)
     assert _holding(folder, secrets) == []
     await store.close()
     assert _holding(folder, secrets) == []
 
 
-async def test_parts_of_a_session_open_with_it(folder: Path) -> None:
+async def test_parts_of_a_session_are_opened_with_it(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await _begin(store)
@@ -156,7 +156,7 @@ async def test_parts_of_a_session_open_with_it(folder: Path) -> None:
 
 
 @spec("STREAM-85")
-async def test_who_is_refused_cannot_tell_whether_there_is_such_a_session(
+async def test_a_refusal_does_not_reveal_whether_the_session_exists(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await _opened_store(Memory(), folder)
@@ -192,7 +192,7 @@ async def test_who_is_refused_cannot_tell_whether_there_is_such_a_session(
     assert said[0][3] == ["compare", "unwrap", "derive", "compare"]
 
 
-async def test_a_viewers_word_that_is_none_is_refused_like_any_secret(folder: Path) -> None:
+async def test_an_invalid_viewer_token_is_refused_like_any_secret(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
     messages = set()
@@ -204,10 +204,10 @@ async def test_a_viewers_word_that_is_none_is_refused_like_any_secret(folder: Pa
 
 
 @pytest.mark.parametrize("secret", ["short", "", "viewer-" + 40 * "0"])
-async def test_a_session_is_not_begun_with_a_secret_that_can_be_guessed(folder: Path, secret: str) -> None:
+async def test_a_guessable_secret_cannot_begin_a_session(folder: Path, secret: str) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
-    for session in ("new", "s"):  # known or not, it is refused in the same words
+    for session in ("new", "s"):  # The refusal is the same, whether the session exists or not.
         with pytest.raises(UsageError, match="32 random bytes"):
             await store.escrow.open(session, secret, begins=True)
 
@@ -275,7 +275,7 @@ def _cut(memory: Memory) -> None:
     "change",
     [_swapped, _with_share_of_another, _with_root_of_another, _without_check, _viewer_as_client, _cut],
 )
-async def test_wrapped_keys_cannot_be_moved_swapped_cut_or_put_there(
+async def test_moved_swapped_cut_or_inserted_wrapped_keys_are_detected(
     folder: Path, change: Callable[[Memory], None]
 ) -> None:
     memory, store = await _two_sessions(folder)
@@ -291,7 +291,7 @@ async def test_wrapped_keys_cannot_be_moved_swapped_cut_or_put_there(
 @pytest.mark.parametrize(
     "what", ["moved", "swapped", "taken out", "shortened", "plain", "from another", "key"]
 )
-async def test_records_cannot_be_moved_swapped_cut_or_put_there(folder: Path, what: str) -> None:
+async def test_moved_swapped_cut_or_inserted_records_are_detected(folder: Path, what: str) -> None:
     memory, store = await _two_sessions(folder)
     rows, others = memory.sessions["s"].records, memory.sessions["t"].records
     match what:
@@ -305,7 +305,7 @@ async def test_records_cannot_be_moved_swapped_cut_or_put_there(folder: Path, wh
             rows[1] = replace(rows[1], body=rows[1].body[:-1])
         case "plain":
             rows[1] = replace(rows[1], body=b'{"type":"delta"}')
-        case "from another":  # of another session of the same client
+        case "from another":  # Of another session of the same client.
             rows[:] = others
         case _:
             one, other = memory.sessions["s"].blobs, memory.sessions["t"].blobs
@@ -317,11 +317,11 @@ async def test_records_cannot_be_moved_swapped_cut_or_put_there(folder: Path, wh
         await _read(store)
 
 
-async def test_without_the_operators_keys_no_secret_opens_anything(folder: Path) -> None:
+async def test_without_the_operators_keys_no_secret_opens_a_session(folder: Path) -> None:
     memory, _ = await _two_sessions(folder)
     stranger = escrow_store(MemoryStore(memory), keys_in(folder, "others"))
     with pytest.raises(KeyMissingError):
-        await stranger.open()  # said at once, and not to each client
+        await stranger.open()  # Reported at once, and not to each client.
 
 
 async def test_the_operators_keys_alone_open_nothing(folder: Path) -> None:
@@ -332,7 +332,7 @@ async def test_the_operators_keys_alone_open_nothing(folder: Path) -> None:
         await operator.read("s", after=0, limit=10)
 
 
-async def test_each_session_has_keys_of_its_own(folder: Path) -> None:
+async def test_each_session_has_its_own_keys(folder: Path) -> None:
     memory, store = await _two_sessions(folder)
     one, other = await store.escrow.open("s", SECRET), await store.escrow.open("t", SECRET)
     assert one is not None
@@ -344,38 +344,38 @@ async def test_each_session_has_keys_of_its_own(folder: Path) -> None:
 # --- beginning
 
 
-async def test_what_nobody_has_said_anything_in_is_nobodys(folder: Path) -> None:
+async def test_a_session_without_records_belongs_to_no_client(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await store.escrow.open("s", SECRET, begins=True)
-    assert set(memory.values["escrow"]) == {""}  # nothing was written for it
+    assert set(memory.values["escrow"]) == {""}  # Nothing was written for it.
     with pytest.raises(WrongSecretError):
-        await store.escrow.open("s", OTHER, begins=True)  # somebody is about to
+        await store.escrow.open("s", OTHER, begins=True)  # A client is about to write.
     await store.escrow.open("s", SECRET)
-    store.escrow.lock("s")  # and went
+    store.escrow.lock("s")  # And left.
     await _begin(store, secret=OTHER)
     with pytest.raises(WrongSecretError):
         await store.escrow.open("s", SECRET, begins=True)
 
 
 @spec("STREAM-87")
-async def test_of_two_servers_that_begin_a_session_one_does(folder: Path) -> None:
+async def test_one_of_two_servers_begins_a_session(folder: Path) -> None:
     memory = Memory()
     one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
     await other.escrow.open("s", OTHER, begins=True)
     await _begin(one)
     with pytest.raises(LeaseHeldError):
         await other.claim("s", at=1.0)
-    with pytest.raises(UnavailableError):  # it holds a key that is not this session's: it must look again
+    with pytest.raises(UnavailableError):  # It holds a key of another session: it must read again.
         await other.forward("s", b"command")
     with pytest.raises(WrongSecretError):
         await other.escrow.open("s", OTHER, begins=True)
-    await other.escrow.open("s", SECRET, begins=True)  # a client that was at the other one before
+    await other.escrow.open("s", SECRET, begins=True)  # A client that was at the other one before.
     assert await _read(other) == [CANARY.encode()] * 3
 
 
 class Slow(MemoryStore):
-    """Lets others run before and after all that it is asked for."""
+    """A store that lets other tasks run before and after each operation."""
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         await asyncio.sleep(0)
@@ -398,7 +398,7 @@ class Slow(MemoryStore):
 
 @spec("STREAM-87")
 @pytest.mark.parametrize("pause", range(14))
-async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_moment(
+async def test_a_client_that_begins_a_session_is_never_refused_by_a_concurrent_opening(
     folder: Path, pause: int
 ) -> None:
     memory = Memory()
@@ -419,7 +419,7 @@ async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_mom
     assert await _read(other) == [CANARY.encode()] * 3
 
 
-async def test_what_was_deleted_at_another_server_can_be_begun_anew(folder: Path) -> None:
+async def test_a_session_deleted_at_another_server_can_begin_again(folder: Path) -> None:
     memory = Memory()
     one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
     epoch = await _begin(one)
@@ -432,12 +432,12 @@ async def test_what_was_deleted_at_another_server_can_be_begun_anew(folder: Path
     assert await _read(other) == [b"anew"] * 3
 
 
-async def test_who_begins_and_is_overtaken_meanwhile_writes_nothing(folder: Path) -> None:
+async def test_an_overtaken_beginning_writes_nothing(folder: Path) -> None:
     memory = Memory()
     frozen, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
     await frozen.escrow.open("s", OTHER, begins=True)
     epoch = await frozen.claim("s", at=1.0)
-    await frozen.release("s", epoch=epoch)  # it was taken for dead
+    await frozen.release("s", epoch=epoch)  # It was considered dead.
     await _begin(other)
     with pytest.raises(LeaseLostError):
         await frozen.append("s", Batch([b"late"], expected=0, epoch=epoch, sync=Sync.FULL))
@@ -446,12 +446,12 @@ async def test_who_begins_and_is_overtaken_meanwhile_writes_nothing(folder: Path
     await other.escrow.open("s", SECRET)
 
 
-async def test_a_row_whose_session_was_never_written_makes_room(folder: Path) -> None:
+async def test_a_row_of_a_session_without_records_is_replaced(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await store.escrow.open("s", SECRET, begins=True)
     epoch = await store.claim("s", at=1.0)
-    await store.keys.writing("s", epoch)  # the process dies right here
+    await store.keys.writing("s", epoch)  # The process dies right here.
     assert set(memory.values["escrow"]) == {"", "s"}
     again = await _opened_store(memory, folder)
     with pytest.raises(WrongSecretError):
@@ -468,7 +468,7 @@ async def test_a_row_whose_session_was_never_written_makes_room(folder: Path) ->
 
 
 class Dying(MemoryStore):
-    """Dies before or after it has written the next key-value entry."""
+    """A store that dies before or after its next write of a key-value entry."""
 
     dies = ""
 
@@ -483,7 +483,7 @@ class Dying(MemoryStore):
 
 @spec("STREAM-88")
 @pytest.mark.parametrize("dies", ["before", "after", ""])
-async def test_whenever_a_change_is_cut_short_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
+async def test_after_an_interrupted_change_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
     memory = Memory()
     inner = Dying(memory)
     store = escrow_store(inner, keys_in(folder))
@@ -505,7 +505,7 @@ async def test_whenever_a_change_is_cut_short_one_of_both_secrets_opens(folder: 
         good.append(secret)
     assert good == [SECRET if dies == "before" else OTHER]
     last = await _opened_store(memory, folder)
-    await last.escrow.open("s", OTHER, SECRET)  # who shows both is never shut out
+    await last.escrow.open("s", OTHER, SECRET)  # A client that presents both is never locked out.
     assert await _read(last) == [CANARY.encode()] * 3
 
 
@@ -520,7 +520,7 @@ async def test_streams_are_the_same_under_the_new_secret(folder: Path) -> None:
         await store.escrow.open("s", SECRET)
 
 
-async def test_a_secret_is_changed_before_the_first_word_too(folder: Path) -> None:
+async def test_a_secret_can_be_changed_before_the_first_record_too(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await store.escrow.open("s", SECRET, begins=True)
     await store.escrow.open("s", OTHER, SECRET)
@@ -531,7 +531,7 @@ async def test_a_secret_is_changed_before_the_first_word_too(folder: Path) -> No
     await store.escrow.open("s", OTHER)
 
 
-async def test_two_changes_at_once_leave_one_secret_that_opens(folder: Path) -> None:
+async def test_two_concurrent_changes_leave_one_valid_secret(folder: Path) -> None:
     memory = Memory()
     one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
     await _begin(one)
@@ -547,7 +547,7 @@ async def test_two_changes_at_once_leave_one_secret_that_opens(folder: Path) -> 
     assert [type(each) for each in said if not isinstance(each, OpenedSession)] == [WrongSecretError]
 
 
-async def test_a_viewer_changes_no_secret(folder: Path) -> None:
+async def test_a_viewer_cannot_change_the_secret(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
     word = await store.escrow.share("s", for_s=100.0)
@@ -560,7 +560,7 @@ async def test_a_viewer_changes_no_secret(folder: Path) -> None:
 
 
 @spec("STREAM-89")
-async def test_a_viewers_word_opens_until_it_ends_and_for_looking_only(folder: Path) -> None:
+async def test_a_viewer_token_opens_until_it_expires_and_for_reading_only(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     store = await _opened_store(memory, folder, world=world)
     await _begin(store)
@@ -573,7 +573,7 @@ async def test_a_viewers_word_opens_until_it_ends_and_for_looking_only(folder: P
     assert await _read(elsewhere) == [CANARY.encode()] * 3
     await store.close()
     with pytest.raises(LeaseHeldError, match="waits for its client"):
-        await elsewhere.claim("s", at=1.0)  # nothing of it goes on because somebody looks
+        await elsewhere.claim("s", at=1.0)  # A reader does not continue any work of the session.
     with pytest.raises(SessionLockedError):
         await elsewhere.escrow.share("s", for_s=60.0)
     assert await elsewhere.escrow.is_good(opened)
@@ -586,7 +586,7 @@ async def test_a_viewers_word_opens_until_it_ends_and_for_looking_only(folder: P
 
 
 @spec("STREAM-89")
-async def test_the_end_of_a_viewers_word_cannot_be_moved_in_the_store(folder: Path) -> None:
+async def test_the_expiry_of_a_viewer_token_cannot_be_changed_in_the_store(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     store = await _opened_store(memory, folder, world=world)
     await _begin(store)
@@ -599,7 +599,7 @@ async def test_the_end_of_a_viewers_word_cannot_be_moved_in_the_store(folder: Pa
 
 
 @spec("SEC-50")
-async def test_a_withdrawn_viewer_cannot_be_put_back(folder: Path) -> None:
+async def test_a_revoked_viewer_cannot_be_restored(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await _begin(store)
@@ -612,7 +612,7 @@ async def test_a_withdrawn_viewer_cannot_be_put_back(folder: Path) -> None:
         await store.escrow.open("s", word)
     memory.values["escrow"]["s"] = withdrawn
     _put(memory, "s", {**_row(memory, "s"), "viewers": viewers})
-    for each in (store, await _opened_store(memory, folder)):  # and also after a restart
+    for each in (store, await _opened_store(memory, folder)):  # And also after a restart.
         with pytest.raises(StoreDamagedError, match="changed by another program"):
             await each.escrow.open("s", word)
     memory.values["escrow"]["s"] = withdrawn
@@ -620,7 +620,7 @@ async def test_a_withdrawn_viewer_cannot_be_put_back(folder: Path) -> None:
 
 
 @spec("STREAM-89")
-async def test_withdrawn_words_open_nothing(folder: Path) -> None:
+async def test_revoked_tokens_open_nothing(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await _begin(store)
@@ -632,11 +632,11 @@ async def test_withdrawn_words_open_nothing(folder: Path) -> None:
     for word in words:
         with pytest.raises(WrongSecretError):
             await store.escrow.open("s", word)
-    await store.escrow.withdraw_viewers("s")  # again, and for none there is: harmless
+    await store.escrow.withdraw_viewers("s")  # Again, and for a session without any: harmless.
     await store.escrow.withdraw_viewers("none")
 
 
-async def test_viewers_have_a_limit_and_those_that_ended_make_room(
+async def test_viewers_are_limited_and_expired_ones_are_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(escrow_module, "VIEWERS_MAX", 2)
@@ -651,7 +651,7 @@ async def test_viewers_have_a_limit_and_those_that_ended_make_room(
     await store.escrow.share("s", for_s=60.0)
 
 
-async def test_only_who_has_opened_it_can_share_a_session(folder: Path) -> None:
+async def test_only_an_open_session_can_be_shared(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
     store.escrow.lock("s")
@@ -660,11 +660,11 @@ async def test_only_who_has_opened_it_can_share_a_session(folder: Path) -> None:
             await store.escrow.share(session, for_s=60.0)
 
 
-# --- the end
+# --- deletion
 
 
 @spec("STREAM-90")
-async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
+async def test_deleting_a_session_deletes_all_its_wrapped_keys(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     epoch = await _begin(store)
@@ -677,7 +677,7 @@ async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
     for secret in (SECRET, word):
         with pytest.raises(WrongSecretError):
             await store.escrow.open("s", secret)
-    # A copy of its records that was left somewhere is of no use, with the secret and the operator's keys.
+    # A leftover copy of its records is useless, even with the secret and the operator's keys.
     await _begin(store, words="anew")
     memory.sessions["s"].records[:] = copy
     memory.sessions["s"].blobs.update(blobs)
@@ -686,7 +686,7 @@ async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
 
 
 @spec("STREAM-90")
-async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder: Path) -> None:
+async def test_wrapped_keys_left_by_a_dying_process_are_removed_by_the_next(folder: Path) -> None:
     memory, world = Memory(), FakeWorld()
     inner = MemoryStore(memory, world=world)
     store = escrow_store(inner, keys_in(folder), world=world)
@@ -694,25 +694,25 @@ async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder:
     for session in ("s", "t"):
         epoch = await _begin(store, session)
         await store.release(session, epoch=epoch)
-    del memory.sessions["s"]  # by an earlier version, which died before it dropped the row
+    del memory.sessions["s"]  # By an earlier version, which died before it deleted the row.
     await store.close()
     again = await _opened_store(memory, folder, world=world)
     await again.escrow.drop_deleted_keys()
-    assert set(memory.values["escrow"]) == {"", "s", "t"}  # somebody may be about to begin it
+    assert set(memory.values["escrow"]) == {"", "s", "t"}  # A client may be about to begin it.
     await world.advance(3601.0)
     await again.escrow.drop_deleted_keys()
     assert set(memory.values["escrow"]) == {"", "t"}
     await again.escrow.open("t", SECRET)
 
 
-async def test_a_part_that_is_deleted_leaves_the_whole_as_it_is(folder: Path) -> None:
+async def test_deleting_a_part_leaves_the_whole_unchanged(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
     await store.delete(f"s{PART_MARK}child")
     assert await _read(store) == [CANARY.encode()] * 3
 
 
-async def test_a_closed_store_knows_no_keys(folder: Path) -> None:
+async def test_a_closed_store_holds_no_keys(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
     await store.close()
@@ -721,12 +721,12 @@ async def test_a_closed_store_knows_no_keys(folder: Path) -> None:
         await _read(store)
 
 
-# --- from before
+# --- sessions from before escrow
 
 
 @spec("STREAM-91")
 @pytest.mark.parametrize("is_plain", [True, False])
-async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: Path, is_plain: bool) -> None:  # noqa: FBT001
+async def test_sessions_from_before_escrow_need_a_mixed_store(folder: Path, is_plain: bool) -> None:  # noqa: FBT001
     memory = Memory()
     before: Store = MemoryStore(memory) if is_plain else encrypt_store(MemoryStore(memory), keys_in(folder))
     await before.open()
@@ -754,14 +754,14 @@ async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: P
     assert await _read(mixed, "old") == [b"{}", b"[]"]
     await _begin(mixed)
     memory.sessions["s"].records[1] = StoredRecord(2, 1, b'{"put": "there"}')
-    with pytest.raises(StoreDamagedError):  # what is not encrypted is nothing of a session that is
+    with pytest.raises(StoreDamagedError):  # An unencrypted row does not belong to an encrypted session.
         await _read(mixed)
     mixed.escrow.lock("s")
     with pytest.raises(SessionLockedError):
         await _read(mixed)
 
 
-async def test_key_value_entries_are_under_the_operators_keys(folder: Path) -> None:
+async def test_key_value_entries_are_encrypted_under_the_operators_keys(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await store.kv_put("pool", "k", CANARY.encode(), expected=0, at=1.0)
@@ -771,7 +771,7 @@ async def test_key_value_entries_are_under_the_operators_keys(folder: Path) -> N
     assert found.body == CANARY.encode()
 
 
-async def test_a_command_between_servers_is_for_those_who_have_the_key(folder: Path) -> None:
+async def test_a_command_between_servers_is_readable_only_with_the_session_key(folder: Path) -> None:
     memory = Memory()
     node, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
     await _begin(node)

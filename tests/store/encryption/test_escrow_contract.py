@@ -1,4 +1,4 @@
-"""An escrowed store keeps the contract of a store as long as its clients are there."""
+"""An escrowed store keeps the contract of a store while its clients are connected."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SECRET = "s" * 43
 
 
 class Attended(ClientKeys):
-    """Keys whose clients are always there.
+    """Keys whose clients are always connected.
 
-    Parts of what does not exist, and commands for a session without a record, are under the operator's.
+    Parts of missing sessions, and commands for a session without a record, are under the operator's key.
     """
 
     async def reading(self, session: str) -> OperatorKeys:

@@ -1,4 +1,4 @@
-"""Stores under keys that stay with an application: the store's machine has ciphertext only."""
+"""Stores under keys that stay with an application: the machine of the store has ciphertext only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _stored(folder: Path) -> bytes:
 
 
 async def _tell(store: Store, session: str = "s") -> int:
-    """Send a message, and return how many entries the history of the session then has."""
+    """Send a message, and return the length of the session's history after it."""
     async with Host(_agent(), store) as host:
         runner = await host.session(session, create=True)
         await _say(runner, WORDS)
@@ -68,7 +68,7 @@ async def _tell(store: Store, session: str = "s") -> int:
 
 
 @spec("SEC-60")
-async def test_a_store_has_no_word_of_a_conversation_and_another_host_continues_it(tmp_path: Path) -> None:
+async def test_a_store_has_no_content_of_a_conversation_and_another_host_continues_it(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     with key_endpoint(tmp_path) as url:
         first = await _tell(_store(path, url))
@@ -78,7 +78,7 @@ async def test_a_store_has_no_word_of_a_conversation_and_another_host_continues_
 
 
 @spec("SEC-40", "SEC-60")
-async def test_a_store_without_its_keys_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+async def test_a_store_without_its_keys_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     with key_endpoint(tmp_path) as url:
         await _tell(_store(path, url))
@@ -116,7 +116,7 @@ async def test_content_is_read_with_one_request_for_each_epoch_and_none_for_a_re
 
 
 @spec("SEC-42", "SEC-61")
-async def test_a_list_takes_one_request_for_64_titles_and_a_bad_row_costs_its_own_title(
+async def test_a_list_needs_one_request_for_64_titles_and_a_bad_row_loses_only_its_own_title(
     tmp_path: Path,
 ) -> None:
     accepted, path = Accepted(), tmp_path / "sessions.db"
@@ -146,7 +146,7 @@ async def test_a_list_takes_one_request_for_64_titles_and_a_bad_row_costs_its_ow
 
 
 @spec("SEC-42", "SEC-61")
-async def test_a_namespace_takes_one_request_for_64_entries_and_none_for_those_that_are_known(
+async def test_a_namespace_needs_one_request_for_64_entries_and_none_for_known_ones(
     tmp_path: Path,
 ) -> None:
     accepted, path = Accepted(), tmp_path / "sessions.db"
@@ -171,7 +171,7 @@ async def test_a_namespace_takes_one_request_for_64_entries_and_none_for_those_t
 
 
 @spec("SEC-62")
-async def test_an_endpoint_that_is_away_is_an_error_to_try_again_later(tmp_path: Path) -> None:
+async def test_an_unreachable_endpoint_is_a_retryable_error(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     with key_endpoint(tmp_path) as url:
         await _tell(_store(path, url))
@@ -183,7 +183,7 @@ async def test_an_endpoint_that_is_away_is_an_error_to_try_again_later(tmp_path:
 
 
 @spec("SEC-62")
-async def test_an_endpoint_that_goes_away_costs_new_sessions_and_no_open_one(tmp_path: Path) -> None:
+async def test_an_unreachable_endpoint_blocks_new_sessions_and_no_open_one(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         with key_endpoint(tmp_path) as url:
             host = Host(_agent(), _store(tmp_path / "sessions.db", url))
@@ -196,7 +196,7 @@ async def test_an_endpoint_that_goes_away_costs_new_sessions_and_no_open_one(tmp
 
 
 class Refusing(Accepted):
-    """Refuses three requests in a row, from a number on."""
+    """An endpoint that refuses three requests in a row, from a number on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,10 +213,10 @@ class Refusing(Accepted):
 
 @spec("SEC-62")
 @pytest.mark.parametrize("passing", [0, 1])
-async def test_a_command_of_another_node_is_tried_again_while_the_keys_are_away(
+async def test_a_command_of_another_node_is_retried_while_the_keys_are_unreachable(
     tmp_path: Path, passing: int
 ) -> None:
-    """They are away when the command is read, or when the answer is written."""
+    """The keys are unreachable when the command is read, or when the answer is written."""
     path, refusing = tmp_path / "sessions.db", Refusing()
     async with AsyncExitStack() as stack:
         ours = stack.enter_context(key_endpoint(tmp_path, refusing))
@@ -235,7 +235,7 @@ async def test_a_command_of_another_node_is_tried_again_while_the_keys_are_away(
 
 
 @spec("SEC-41", "SEC-60")
-async def test_the_application_rotates_its_keys_and_the_old_one_may_go(tmp_path: Path) -> None:
+async def test_the_application_rotates_its_keys_and_the_old_one_can_be_removed(tmp_path: Path) -> None:
     path, file = tmp_path / "sessions.db", tmp_path / "keys"
     with key_endpoint(tmp_path) as url:
         await _tell(_store(path, url))
@@ -253,7 +253,7 @@ async def test_the_application_rotates_its_keys_and_the_old_one_may_go(tmp_path:
 
 
 @spec("SEC-61")
-async def test_keys_that_were_changed_or_moved_are_refused_as_such(tmp_path: Path) -> None:
+async def test_changed_or_moved_keys_are_refused(tmp_path: Path) -> None:
     with key_endpoint(tmp_path) as url:
         keys = RemoteKeys(url, token=TOKEN)
         wrapped = await keys.wrap(b"k" * 32, context=b"here")
@@ -276,7 +276,7 @@ async def test_keys_that_were_changed_or_moved_are_refused_as_such(tmp_path: Pat
         ("https://keys.example", "two words\r\n"),
     ],
 )
-def test_an_address_that_would_show_the_token_is_refused(url: str, token: str) -> None:
+def test_an_address_that_would_expose_the_token_is_refused(url: str, token: str) -> None:
     with pytest.raises(UsageError) as caught:
         RemoteKeys(url, token=token)
     assert "secret" not in str(caught.value)
@@ -296,7 +296,7 @@ def test_an_address_that_would_show_the_token_is_refused(url: str, token: str) -
         (Response("<html>", 502), UnavailableError, "status 502"),
     ],
 )
-async def test_each_other_answer_is_an_error_and_no_redirect_is_followed(
+async def test_any_other_response_is_an_error_and_no_redirect_is_followed(
     response: Response, error: type[MidstreamError], match: str
 ) -> None:
     async def answer(_: Request) -> Response:

@@ -35,7 +35,9 @@ async def _read(store: EncryptedStore, after: int = 0) -> list[bytes]:
 
 
 @spec("SEC-40", "SEC-41")
-async def test_a_new_operators_key_wraps_the_secret_again_and_the_old_one_may_go(tmp_path: Path) -> None:
+async def test_a_new_operators_key_wraps_the_secret_again_and_the_old_one_can_be_removed(
+    tmp_path: Path,
+) -> None:
     memory = Memory()
     store = await _open(memory, tmp_path)
     await _append(store, b"1")
@@ -57,7 +59,7 @@ async def test_a_new_operators_key_wraps_the_secret_again_and_the_old_one_may_go
 
 
 @spec("SEC-41")
-async def test_a_marker_that_was_changed_or_removed_does_not_open(tmp_path: Path) -> None:
+async def test_a_store_with_a_changed_or_removed_marker_does_not_open(tmp_path: Path) -> None:
     memory = Memory()
     store = await _open(memory, tmp_path)
     await _append(store, b"1")
@@ -76,7 +78,7 @@ async def test_a_marker_that_was_changed_or_removed_does_not_open(tmp_path: Path
 
 
 @spec("SEC-41")
-async def test_a_store_that_is_not_encrypted_is_not_opened_with_keys(tmp_path: Path) -> None:
+async def test_an_unencrypted_store_does_not_open_with_keys(tmp_path: Path) -> None:
     memory = Memory()
     plain = MemoryStore(memory)
     await plain.open()
@@ -112,7 +114,7 @@ async def test_one_bad_row_fails_no_list(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 @spec("SEC-43")
-async def test_a_record_of_a_timeline_that_was_set_back_is_refused(tmp_path: Path) -> None:
+async def test_a_record_of_a_rolled_back_timeline_is_refused(tmp_path: Path) -> None:
     memory = Memory()
     store = await _open(memory, tmp_path)
     await _append(store, b"1", b"2")
@@ -124,7 +126,7 @@ async def test_a_record_of_a_timeline_that_was_set_back_is_refused(tmp_path: Pat
     await store.close()
     store = await _open(memory, tmp_path)
     await _append(store, b"3 of the second", b"4 of the second", expected=2)
-    session.blobs |= blobs  # with the key of the first
+    session.blobs |= blobs  # With the key of the first.
     second = [*session.records]
     assert [each.epoch for each in first] == [each.epoch for each in second]
     for number in (2, 3):
@@ -138,7 +140,7 @@ async def test_a_record_of_a_timeline_that_was_set_back_is_refused(tmp_path: Pat
 
 
 @spec("SEC-50")
-async def test_a_used_entry_that_is_put_back_is_refused(tmp_path: Path) -> None:
+async def test_a_restored_used_entry_is_refused(tmp_path: Path) -> None:
     memory = Memory()
     store = await _open(memory, tmp_path)
     version = await store.kv_put("login", "word", b"for ada", expected=0, at=1.0)

@@ -1,7 +1,7 @@
-"""Somebody who may write to the database takes rows, moves them and swaps them: the next node notices.
+"""Rows removed, moved and swapped by a writer to the database: the next node detects it.
 
-What nobody can notice is shown too: the database set back as a whole, and the loss of what a power cut may take. The
-changes are made by another process: two SQLites in one process may not have one file open.
+Two undetectable cases are shown too: a database set back as a whole, and the loss that a power cut permits.
+The changes are made by another process: two SQLites in one process may not have one file open.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _host(path: Path) -> Host:
 
 
 async def _two_turns(path: Path) -> int:
-    """Let two sessions have two turns each; return where the first one ends."""
+    """Run two turns in each of two sessions; return the end position of the first one."""
     host = _host(path)
     await host.start()
     for session in ("s", "t"):
@@ -113,7 +113,7 @@ CHANGED = {
 
 @pytest.mark.slow
 @spec("STREAM-86", "STREAM-99")
-async def test_the_next_node_notices_what_was_cut_moved_swapped_or_put_there(folder: Path) -> None:
+async def test_the_next_node_detects_cut_moved_swapped_or_inserted_rows(folder: Path) -> None:
     path = folder / "x.db"
     await _two_turns(path)
     for what, script in (CUT | CHANGED).items():
@@ -132,7 +132,7 @@ async def test_the_next_node_notices_what_was_cut_moved_swapped_or_put_there(fol
 
 
 @spec("STREAM-99")
-async def test_what_is_cut_while_its_node_lives_is_noticed_too(folder: Path) -> None:
+async def test_rows_cut_while_their_node_lives_are_detected_too(folder: Path) -> None:
     path = folder / "x.db"
     node = encrypt_store(SQLiteStore(path), keys_in(folder))
     await node.open()
@@ -155,7 +155,7 @@ async def test_what_is_cut_while_its_node_lives_is_noticed_too(folder: Path) -> 
 
 
 @spec("STREAM-99")
-async def test_what_a_power_cut_may_take_is_not_missed_and_what_it_may_not_is(folder: Path) -> None:
+async def test_losses_within_the_sync_promise_are_accepted_and_others_detected(folder: Path) -> None:
     path = folder / "x.db"
     store = encrypt_store(SQLiteStore(path), keys_in(folder))
     await store.open()
@@ -176,7 +176,7 @@ async def test_what_a_power_cut_may_take_is_not_missed_and_what_it_may_not_is(fo
 
 
 @spec("STREAM-99")
-async def test_an_older_copy_of_everything_looks_whole_to_the_store(folder: Path) -> None:
+async def test_an_older_copy_of_the_whole_database_looks_intact(folder: Path) -> None:
     path = folder / "x.db"
     end = await _two_turns(path)
     shutil.copy(path, folder / "older.db")
@@ -192,7 +192,7 @@ async def test_an_older_copy_of_everything_looks_whole_to_the_store(folder: Path
 
 
 @spec("STREAM-99")
-async def test_a_session_that_only_its_client_opens_is_sealed_too(folder: Path) -> None:
+async def test_a_session_under_a_client_key_is_sealed_too(folder: Path) -> None:
     path = folder / "x.db"
     store = escrow_store(SQLiteStore(path), keys_in(folder))
     await store.open()
@@ -202,14 +202,14 @@ async def test_a_session_that_only_its_client_opens_is_sealed_too(folder: Path) 
     await store.close()
     _tamper(path, f"delete from record where {OF_S} and position = 2")
     await store.open()
-    assert await store.read("s", after=2, limit=9) == []  # nobody who could read anything of it is here
+    assert await store.read("s", after=2, limit=9) == []  # No client whose key could read it is connected.
     await store.escrow.open("s", SECRET)
     with pytest.raises(EventsLostError):
         await store.read("s", after=1, limit=9)
     await store.close()
 
 
-async def test_what_was_written_before_there_were_seals_is_read_where_that_is_asked_for(folder: Path) -> None:
+async def test_records_from_before_the_seals_are_readable_only_in_a_mixed_store(folder: Path) -> None:
     path = folder / "x.db"
     end = await _two_turns(path)
     _tamper(path, "update session set seal = x''")

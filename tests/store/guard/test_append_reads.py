@@ -1,4 +1,4 @@
-"""Parts of checked reads that the tests of the guarded store do not reach by themselves."""
+"""Branches of checked reads that the tests of the guarded store do not reach."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.store.guard.store_key import FileKeySource
 from midstream.store.memory import Memory, MemoryStore
 
 
-async def test_the_link_behind_an_append_is_that_of_its_last_record(tmp_path: Path) -> None:
+async def test_the_link_of_an_append_is_that_of_its_last_record(tmp_path: Path) -> None:
     memory = Memory()
     inner = MemoryStore(memory)
     source = FileKeySource(tmp_path / "key", World())

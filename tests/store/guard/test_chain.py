@@ -64,7 +64,7 @@ def checked(records: list[StoredRecord], keys: ChainKeys = STRICT, before: bytes
 
 
 def folded(records: list[StoredRecord], position: int) -> list[StoredRecord]:
-    """The journal, pruned up to a record."""
+    """Return the journal, pruned up to a record."""
     going, left = records[:position], records[position:]
     kept, rest = link_behind(going[-1]), 0
     if not may_end_journal(going[-1].link):
@@ -76,7 +76,7 @@ def folded(records: list[StoredRecord], position: int) -> list[StoredRecord]:
 
 
 @spec("SEC-43")
-def test_a_journal_as_it_was_written_is_intact_also_from_behind_an_append() -> None:
+def test_an_unchanged_journal_is_intact_also_when_read_from_the_end_of_an_append() -> None:
     records = journal((b"1", b"2"), (b"3",), (b"4", b"5", b"6"))
     assert [len(each.link) for each in records] == [1, LINK_BYTES, LINK_BYTES, 1, 1, LINK_BYTES]
     assert checked(records).head == Head(6, 1, records[-1].link)
@@ -91,7 +91,7 @@ def test_a_long_append_has_a_link_for_each_thousand_records() -> None:
     assert sum(len(each.link) == LINK_BYTES for each in records) == 3
     assert checked(records).head.position == len(records)
     for wrong in (records[:COVER_MAX], records[: 2 * COVER_MAX]):
-        assert checked(wrong).head.position == len(wrong)  # as with any end that was cut off, see SEC-47
+        assert checked(wrong).head.position == len(wrong)  # As with any truncated end, see SEC-47.
     with pytest.raises(StoreDamagedError, match="has no link"):
         checked([replace(each, link=COVERED) for each in records])
 
@@ -109,7 +109,9 @@ def test_a_long_append_has_a_link_for_each_thousand_records() -> None:
         lambda found: replace(found, link=COVERED if found.link != COVERED else b"++"),
     ],
 )
-def test_a_change_of_any_record_is_found(number: int, change: Callable[[StoredRecord], StoredRecord]) -> None:
+def test_a_change_of_any_record_is_detected(
+    number: int, change: Callable[[StoredRecord], StoredRecord]
+) -> None:
     records = journal((b"1", b"2"), (b"3",), (b"4", b"5"))
     records[number] = change(records[number])
     with pytest.raises(StoreDamagedError, match="of session 's'") as caught:
@@ -134,7 +136,7 @@ def test_a_change_of_any_record_is_found(number: int, change: Callable[[StoredRe
         lambda records: [*records, *append(b"1", b"2", before=NO_LINK, after=5)],
     ],
 )
-def test_what_was_moved_inserted_or_spliced_is_found_also_with_new_positions(
+def test_moved_inserted_or_spliced_records_are_detected_also_with_new_positions(
     changed: Callable[[list[StoredRecord]], list[StoredRecord]],
 ) -> None:
     spliced = changed(journal((b"1", b"2"), (b"3",), (b"4", b"5")))
@@ -144,7 +146,7 @@ def test_what_was_moved_inserted_or_spliced_is_found_also_with_new_positions(
 
 
 @spec("SEC-43")
-def test_records_of_one_append_cannot_be_divided_or_joined_in_another_way() -> None:
+def test_records_of_one_append_cannot_be_split_or_joined_differently() -> None:
     whole, parted = journal((b"12", b"3")), journal((b"1", b"23"))
     assert whole[1].link != parted[1].link
     first, second = journal((b"1",), (b"2",))
@@ -157,7 +159,7 @@ def test_records_of_one_append_cannot_be_divided_or_joined_in_another_way() -> N
 
 
 @spec("SEC-43")
-def test_what_was_cut_out_is_missing_and_an_append_that_was_cut_is_damaged() -> None:
+def test_removed_records_are_missing_and_a_cut_append_is_damaged() -> None:
     records = journal((b"1", b"2"), (b"3",), (b"4", b"5"))
     for left in (records[1:], [records[0], *records[2:]], [*records[:2], *records[3:]]):
         with pytest.raises(EventsLostError, match="has no record"):
@@ -169,7 +171,7 @@ def test_what_was_cut_out_is_missing_and_an_append_that_was_cut_is_damaged() -> 
 
 @spec("SEC-44")
 @pytest.mark.parametrize("position", range(1, 7))
-def test_a_fold_at_any_place_leaves_the_rest_as_it_was(position: int) -> None:
+def test_a_fold_at_any_position_leaves_the_rest_verifiable(position: int) -> None:
     records = journal((b"1", b"2", b"3"), (b"4",), (b"5", b"6"))
     pruned = folded(records, position)
     assert [each.link for each in pruned[1:]] == [each.link for each in records[position:]]
@@ -197,7 +199,7 @@ def test_a_fold_of_a_fold_keeps_the_link_of_the_append_that_both_cut() -> None:
 
 
 @spec("SEC-45")
-def test_records_before_the_chain_are_read_and_none_behind_its_beginning() -> None:
+def test_records_before_the_chain_are_read_and_none_after_its_beginning() -> None:
     old = [StoredRecord(1, 1, b"1"), StoredRecord(2, 1, b"2")]
     new = append(b"3", b"4", before=link_behind(old[-1]), after=2, epoch=2)
     assert checked([*old, *new], MIXED).begins_at == 3
@@ -216,7 +218,7 @@ def test_records_before_the_chain_are_read_and_none_behind_its_beginning() -> No
 
 
 @spec("SEC-45")
-def test_a_fold_of_records_without_links_stands_before_others_of_them_and_before_a_chain() -> None:
+def test_a_fold_of_unchained_records_is_valid_before_others_of_them_and_before_a_chain() -> None:
     fold = StoredRecord(2, 1, b"fold", KEY.fold_link(NO_LINK, b"s", 2, 1, b"fold"))
     assert fold.link[:LINK_BYTES] == UNLINKED
     assert checked([fold, StoredRecord(3, 1, b"3")][:1], MIXED).head.link == NO_LINK
@@ -231,10 +233,10 @@ APPENDS = st.lists(st.lists(st.binary(max_size=3), min_size=1, max_size=3), min_
 
 @spec("SEC-43")
 @given(shared=APPENDS, first=APPENDS, second=APPENDS, data=st.data())
-def test_only_a_beginning_of_one_of_two_timelines_is_accepted(
+def test_of_two_spliced_timelines_only_a_beginning_of_one_is_accepted(
     shared: list[list[bytes]], first: list[list[bytes]], second: list[list[bytes]], data: st.DataObject
 ) -> None:
-    """Whatever a writer without the key composes of the records of two timelines, at whatever positions."""
+    """Splice the records of two timelines at any positions, as a writer without the key can."""
     common = journal(*shared)
     timelines = []
     for appends, epoch in ((first, 1), (second, 1), (second, 2)):

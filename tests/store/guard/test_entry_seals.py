@@ -20,7 +20,7 @@ def entry(body: bytes, key: str = "a") -> KeyValueEntry:
 
 
 @spec("SEC-50")
-def test_an_entry_is_read_as_it_was_written_and_each_write_is_unique() -> None:
+def test_an_entry_is_read_back_unchanged_and_each_write_is_unique() -> None:
     ours = seals()
     one, other = ours.seal("n", "a", b"body"), ours.seal("n", "a", b"body")
     assert one != other
@@ -29,7 +29,7 @@ def test_an_entry_is_read_as_it_was_written_and_each_write_is_unique() -> None:
 
 
 @spec("SEC-50")
-def test_what_another_program_wrote_moved_or_changed_is_refused() -> None:
+def test_an_entry_written_moved_or_changed_by_another_program_is_refused() -> None:
     ours = seals()
     sealed = ours.seal("n", "a", b"body")
     for namespace, found in (

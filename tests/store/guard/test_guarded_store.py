@@ -1,4 +1,6 @@
-"""A guarded store is a store: the same suite. What another program writes into it is found by the next reader."""
+"""A guarded store is a store: it passes the same suite. Changes by another program are detected by the next
+reader.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from tests.spec import spec
 
 
 class GuardedFile:
-    """A file, without the check of large results: the suite invents their digests."""
+    """A file, without the check of large results: the suite uses invented digests."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "x.db"
@@ -91,7 +93,7 @@ async def append(store: Store, *bodies: bytes, expected: int, epoch: int) -> Non
 
 @pytest.fixture
 async def place(folder: Path) -> GuardedMemory:
-    """A journal of two epochs, 1 to 3 and 4 to 6."""
+    """Return a place with a journal of two epochs, 1 to 3 and 4 to 6."""
     place = GuardedMemory(folder)
     for expected in (0, 3):
         async with open_store(place) as store:
@@ -105,7 +107,7 @@ async def read(place: GuardedMemory, after: int = 0, limit: int = 100) -> list[b
         return [each.body for each in await store.read("s", after=after, limit=limit)]
 
 
-def test_only_a_store_that_others_can_write_to_is_guarded(folder: Path) -> None:
+def test_only_a_store_that_other_programs_can_write_to_is_guarded(folder: Path) -> None:
     memory, file = MemoryStore(), SQLiteStore(folder / "x.db")
     assert guard_store(memory) is memory
     guarded = guard_store(file)
@@ -115,7 +117,9 @@ def test_only_a_store_that_others_can_write_to_is_guarded(folder: Path) -> None:
 
 @spec("SEC-43")
 @pytest.mark.parametrize("number", range(6))
-async def test_a_changed_record_is_refused_wherever_reading_begins(place: GuardedMemory, number: int) -> None:
+async def test_a_changed_record_is_refused_from_any_start_of_the_read(
+    place: GuardedMemory, number: int
+) -> None:
     place.records[number] = replace(place.records[number], body=b"x")
     end = 3 if number < 3 else 6
     for after in range(end):
@@ -127,7 +131,7 @@ async def test_a_changed_record_is_refused_wherever_reading_begins(place: Guarde
 
 
 @spec("SEC-43")
-async def test_a_page_of_any_size_from_any_place_is_checked_with_the_whole_of_its_appends(
+async def test_a_page_of_any_size_and_start_is_checked_with_its_whole_appends(
     place: GuardedMemory,
 ) -> None:
     bodies = [each.body for each in place.records]
@@ -148,7 +152,7 @@ async def test_a_page_of_any_size_from_any_place_is_checked_with_the_whole_of_it
 
 
 @spec("SEC-43")
-async def test_an_append_that_was_cut_is_refused_also_at_the_end_of_a_journal(place: GuardedMemory) -> None:
+async def test_a_cut_append_is_refused_also_at_the_end_of_a_journal(place: GuardedMemory) -> None:
     del place.records[5]
     assert await read(place, 0, 5) == [b"1", b"2", b"3"]
     for after in (3, 4):
@@ -159,7 +163,7 @@ async def test_an_append_that_was_cut_is_refused_also_at_the_end_of_a_journal(pl
 
 
 @spec("SEC-43")
-async def test_what_is_appended_inserted_or_cut_out_by_others_is_refused(place: GuardedMemory) -> None:
+async def test_records_appended_inserted_or_removed_by_others_are_refused(place: GuardedMemory) -> None:
     whole = [*place.records]
     for link in (b"", COVERED):
         place.records[6:] = [StoredRecord(7, 2, b"forged", link)]
@@ -175,7 +179,7 @@ async def test_what_is_appended_inserted_or_cut_out_by_others_is_refused(place: 
 
 
 @spec("SEC-43")
-async def test_a_record_of_a_timeline_that_was_set_back_is_refused(folder: Path) -> None:
+async def test_a_record_of_a_rolled_back_timeline_is_refused(folder: Path) -> None:
     place = GuardedMemory(folder)
     async with open_store(place) as store:
         epoch = await store.claim("s", at=1.0)
@@ -186,7 +190,7 @@ async def test_a_record_of_a_timeline_that_was_set_back_is_refused(folder: Path)
     first = [*place.records]
     session.epoch, session.records[:] = before
     async with open_store(place) as store:
-        session.epoch -= 1  # as if the store had been set back before the claim
+        session.epoch -= 1  # As if the store had been set back before the claim.
         epoch = await store.claim("s", at=2.0)
         await append(store, b"3 of the second", b"4 of the second", expected=2, epoch=epoch)
     assert await read(place) == [b"1", b"2", b"3 of the second", b"4 of the second"]
@@ -200,7 +204,7 @@ async def test_a_record_of_a_timeline_that_was_set_back_is_refused(folder: Path)
 
 
 @spec("SEC-43")
-async def test_a_session_that_is_begun_anew_is_read_also_where_the_old_one_was_known(folder: Path) -> None:
+async def test_a_session_begun_again_is_read_also_where_the_old_one_was_cached(folder: Path) -> None:
     place = GuardedMemory(folder)
     async with open_store(place) as store, open_store(place) as reader:
         for bodies in ((b"1", b"2"), (b"a", b"b")):
@@ -213,7 +217,7 @@ async def test_a_session_that_is_begun_anew_is_read_also_where_the_old_one_was_k
 
 
 @spec("SEC-44")
-async def test_pruning_leaves_the_later_links_as_they_are(place: GuardedMemory) -> None:
+async def test_pruning_leaves_the_later_links_unchanged(place: GuardedMemory) -> None:
     links = [each.link for each in place.records]
     async with open_store(place) as store:
         assert await store.prune("s", b"fold", position=4, epoch=2)
@@ -247,8 +251,8 @@ async def _append_after(place: GuardedMemory, end: int, *bodies: bytes) -> None:
 
 @spec("SEC-44")
 @pytest.mark.parametrize("number", [3, 4, 5])
-async def test_pruning_in_an_append_that_was_changed_is_refused(place: GuardedMemory, number: int) -> None:
-    """Otherwise the link of the fold would make the change authentic."""
+async def test_pruning_within_a_changed_append_is_refused(place: GuardedMemory, number: int) -> None:
+    """Otherwise the link of the fold would authenticate the change."""
     place.records[number] = replace(place.records[number], body=b"x")
     async with open_store(place) as store:
         with pytest.raises(StoreDamagedError):
@@ -257,7 +261,7 @@ async def test_pruning_in_an_append_that_was_changed_is_refused(place: GuardedMe
 
 
 @spec("SEC-51")
-async def test_a_large_result_that_was_changed_is_refused(folder: Path) -> None:
+async def test_a_changed_large_result_is_refused(folder: Path) -> None:
     place, blob = GuardedMemory(folder), blob_of("large")
     async with open_store(place) as store:
         epoch = await store.claim("s", at=1.0)
@@ -303,7 +307,7 @@ async def test_a_forged_command_is_removed_and_the_next_one_delivered(
             await asyncio.wait_for(sending, 60)
 
 
-async def test_a_guarded_store_that_is_not_open_says_so(folder: Path) -> None:
+async def test_a_guarded_store_that_is_not_open_raises_a_usage_error(folder: Path) -> None:
     store = GuardedMemory(folder).store()
     with pytest.raises(UsageError, match="not open"):
         await store.forward("s", b"")
@@ -312,7 +316,7 @@ async def test_a_guarded_store_that_is_not_open_says_so(folder: Path) -> None:
 
 
 @spec("SEC-45", "SEC-54")
-async def test_a_file_of_the_older_schema_goes_on_with_a_chain(
+async def test_a_file_of_the_older_schema_continues_with_a_chain(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -343,7 +347,7 @@ async def test_a_file_of_the_older_schema_goes_on_with_a_chain(
 
 
 @spec("SEC-43", "SEC-44")
-async def test_a_host_goes_on_with_a_pruned_journal_of_a_guarded_file(folder: Path) -> None:
+async def test_a_host_continues_a_pruned_journal_of_a_guarded_file(folder: Path) -> None:
     path = folder / "x.db"
     model = ScriptedModel([text(f"answer {number}") for number in range(9)])
     for number in range(3):
@@ -357,7 +361,7 @@ async def test_a_host_goes_on_with_a_pruned_journal_of_a_guarded_file(folder: Pa
 
 
 @spec("SEC-40")
-async def test_a_store_that_is_encrypted_does_not_open_without_keys(folder: Path) -> None:
+async def test_an_encrypted_store_does_not_open_without_keys(folder: Path) -> None:
     path = folder / "x.db"
     plain = SQLiteStore(path)
     await plain.open()
@@ -370,7 +374,7 @@ async def test_a_store_that_is_encrypted_does_not_open_without_keys(folder: Path
 
 
 class ReadLate(MemoryStore):
-    """Returns what it has read after a gate has opened."""
+    """A store that returns its reads after a gate has opened."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(memory)
@@ -390,7 +394,7 @@ class ReadLate(MemoryStore):
 
 
 @spec("SEC-50")
-async def test_an_entry_that_is_replaced_while_it_is_read_is_no_damage(
+async def test_an_entry_replaced_during_its_read_is_not_damage(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner = ReadLate(Memory())
@@ -400,7 +404,7 @@ async def test_an_entry_that_is_replaced_while_it_is_read_is_no_damage(
     version = await store.kv_put("n", "a", b"old", expected=0, at=1.0)
     getting = asyncio.create_task(store.kv_get("n", "a"))
     listing = asyncio.create_task(store.kv_list("n"))
-    await asyncio.sleep(0)  # both have read
+    await asyncio.sleep(0)  # Both have read.
     await store.kv_put("n", "a", b"new", expected=version, at=2.0)
     inner.gate.set()
     one, several = await getting, await listing

@@ -20,7 +20,7 @@ def command(seals: InboxSeals, number: int = 1) -> tuple[ForwardedCommand, bytes
 
 
 @spec("SEC-48")
-def test_a_command_and_its_answer_arrive() -> None:
+def test_a_sealed_command_and_its_answer_can_be_opened() -> None:
     world = FakeWorld()
     sender, node = InboxSeals(KEYS, world), InboxSeals(KEYS, world)
     sent, nonce = command(sender)
@@ -42,7 +42,7 @@ def test_a_command_and_its_answer_arrive() -> None:
         lambda sent: replace(sent, body=b"say hi"),
     ],
 )
-def test_a_command_that_was_moved_or_changed_is_refused(change: object) -> None:
+def test_a_moved_or_changed_command_is_refused(change: object) -> None:
     assert callable(change)
     seals = InboxSeals(KEYS, FakeWorld())
     with pytest.raises(StoreDamagedError, match="no node of this store"):
@@ -50,7 +50,7 @@ def test_a_command_that_was_moved_or_changed_is_refused(change: object) -> None:
 
 
 @spec("SEC-48")
-async def test_a_command_is_not_accepted_again_nor_late_nor_under_another_key() -> None:
+async def test_a_repeated_late_or_foreign_command_is_refused() -> None:
     world = FakeWorld()
     sender, node = InboxSeals(KEYS, world), InboxSeals(KEYS, world)
     sent, _ = command(sender)
@@ -68,7 +68,7 @@ async def test_a_command_is_not_accepted_again_nor_late_nor_under_another_key() 
 
 
 @spec("SEC-48")
-def test_an_answer_belongs_to_its_command() -> None:
+def test_an_answer_is_valid_only_for_its_command() -> None:
     world = FakeWorld()
     sender, node = InboxSeals(KEYS, world), InboxSeals(KEYS, world)
     (one, first), (two, second) = command(sender, 1), command(sender, 2)

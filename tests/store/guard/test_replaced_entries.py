@@ -11,7 +11,7 @@ OLD, NEW = KeyValueEntry("k", 1, b"old", 1.0), KeyValueEntry("k", 2, b"new", 2.0
 
 
 @spec("SEC-50")
-def test_what_was_replaced_is_not_accepted_again_under_any_version() -> None:
+def test_a_replaced_entry_is_refused_under_any_version() -> None:
     spent = SpentEntries()
     spent.check("n", OLD, since=spent.count)
     spent.replace("n", "k", expected=1, version=2, body=b"new")
@@ -23,10 +23,10 @@ def test_what_was_replaced_is_not_accepted_again_under_any_version() -> None:
 
 
 @spec("SEC-50")
-def test_what_was_deleted_is_not_accepted_again() -> None:
+def test_a_deleted_entry_is_refused() -> None:
     spent = SpentEntries()
     spent.check("n", OLD, since=spent.count)
-    spent.spend("n", "k", version=7)  # another one was deleted
+    spent.spend("n", "k", version=7)  # Another one was deleted.
     spent.check("n", OLD, since=spent.count)
     spent.spend_session(("m", "n"), "k")
     with pytest.raises(StoreDamagedError):
@@ -34,12 +34,12 @@ def test_what_was_deleted_is_not_accepted_again() -> None:
 
 
 @spec("SEC-50")
-def test_what_is_replaced_while_it_is_read_was_not_put_back() -> None:
+def test_an_entry_replaced_during_its_read_counts_as_current() -> None:
     spent = SpentEntries()
     spent.check("n", OLD, since=spent.count)
     since = spent.count
     spent.replace("n", "k", expected=1, version=2, body=b"new")
-    spent.check("n", OLD, since=since)  # the read began before
+    spent.check("n", OLD, since=since)  # The read began before.
     spent.replace("n", "k", expected=2, version=3, body=b"newest")
     with pytest.raises(StoreDamagedError):
-        spent.check("n", NEW, since=spent.count)  # that read did not hide what came after it
+        spent.check("n", NEW, since=spent.count)  # That read did not hide the later one.

@@ -20,7 +20,7 @@ async def _open() -> Store:
 
 
 @spec("SEC-52")
-async def test_the_key_is_created_once_for_this_user_only(tmp_path: Path) -> None:
+async def test_the_key_is_created_once_and_readable_by_this_user_only(tmp_path: Path) -> None:
     store, path = await _open(), tmp_path / "x.db.store-key"
     keys = await FileKeySource(path, World()).load(store)
     again = await FileKeySource(path, World()).load(store)
@@ -30,7 +30,7 @@ async def test_the_key_is_created_once_for_this_user_only(tmp_path: Path) -> Non
 
 
 @spec("SEC-45", "SEC-52")
-async def test_a_key_for_a_store_that_has_sessions_accepts_what_is_older(
+async def test_a_new_key_for_an_existing_store_accepts_older_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, path = await _open(), tmp_path / "key"
@@ -44,7 +44,7 @@ async def test_a_key_for_a_store_that_has_sessions_accepts_what_is_older(
 
 
 @spec("SEC-55", "SEC-57")
-async def test_a_key_file_that_is_not_safe_is_refused_and_stays(tmp_path: Path) -> None:
+async def test_an_unsafe_key_file_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     store, path = await _open(), tmp_path / "key"
     for text in ("", "no key\n", "QUJD\n"):
         path.write_text(text)

@@ -45,7 +45,7 @@ async def test_a_marked_store_is_refused_without_its_keys() -> None:
 
 
 @spec("SEC-40")
-async def test_an_encrypted_store_from_before_the_marker_is_known_by_its_records() -> None:
+async def test_an_encrypted_store_from_before_the_marker_is_recognised_by_its_records() -> None:
     assert await holds_encrypted(await _store()) is None
     assert await holds_encrypted(await _store(b"{}")) is False
     old = await _store(b"\x01 and more")
@@ -56,7 +56,7 @@ async def test_an_encrypted_store_from_before_the_marker_is_known_by_its_records
         await refuse_encrypted(old)
 
 
-def test_what_the_marker_states_is_bound_to_the_wrap() -> None:
+def test_the_content_of_the_marker_is_bound_to_the_wrap() -> None:
     marker = StoreMarker("1", b"")
     assert (
         len({marker.context, StoreMarker("2", b"").context, StoreMarker("1", b"", is_mixed=True).context})
@@ -64,7 +64,7 @@ def test_what_the_marker_states_is_bound_to_the_wrap() -> None:
     )
 
 
-async def test_a_marker_that_cannot_be_read_is_damage() -> None:
+async def test_an_unreadable_marker_is_damage() -> None:
     store = await _store()
     await store.kv_put(NAMESPACE, KEY, b"[" * 100_000, expected=0, at=1.0)
     with pytest.raises(StoreDamagedError, match="marker"):

@@ -13,13 +13,13 @@ from tests.store.jetstream.places import JetStreamPlace
 
 @pytest.fixture
 def place(nats_server: NatsCluster) -> JetStreamPlace:
-    """A store of its own."""
+    """Return streams of their own for a store."""
     return JetStreamPlace(nats_server)
 
 
 @pytest.fixture
 async def store(place: JetStreamPlace) -> AsyncIterator[JetStreamStore]:
-    """An open store of its own."""
+    """Yield an open store in its own streams."""
     store = place.store()
     await store.open()
     yield store
@@ -28,7 +28,7 @@ async def store(place: JetStreamPlace) -> AsyncIterator[JetStreamStore]:
 
 @pytest.fixture(scope="module", autouse=True)
 def left_sockets() -> Iterator[None]:
-    """Collect the sockets that the package leaves behind a failed attempt to connect: no later test warns of them."""
+    """Collect the sockets that the package leaves after a failed connection: no later test warns of them."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -1,4 +1,4 @@
-"""Stores in the NATS server of the tests, and how one of them dies without being closed."""
+"""Stores in the NATS server of the tests, and the death of one without a close."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class JetStreamPlace:
 
 
 def die(store: JetStreamStore) -> None:
-    """Let a node end as with its process: its tasks stop and its connection is cut, without a word to the server."""
+    """End a node as with its process: its tasks stop and its connection is cut, without a message to the
+    server.
+    """
     opened = store._opened
     assert opened is not None
     tasks = [

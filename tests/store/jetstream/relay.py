@@ -10,7 +10,9 @@ from tests.store.jetstream.places import JetStreamPlace
 from tests.store.relay import Relay
 
 LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""nats-py closes no connection whose beginning fails; a test in which that happens collects them at its end."""
+"""Connections that nats-py leaves open after a failed start; a test with such a failure collects them at its
+end.
+"""
 
 
 class NatsRelay(Relay):

@@ -1,4 +1,4 @@
-"""Changes whose signals were lost."""
+"""Changes with lost signals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORLD = World()
 WITHIN_S = 60.0
 
 
-async def test_what_moved_while_the_connection_was_lost_is_found(
+async def test_changes_during_a_lost_connection_are_found(
     place: JetStreamPlace, store: JetStreamStore
 ) -> None:
     epoch = await store.claim("s", at=1.0)

@@ -1,4 +1,4 @@
-"""Forwarded commands whose messages were lost."""
+"""Forwarded commands with lost messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLD = World()
 WITHIN_S = 60.0
 
 
-async def test_a_command_and_its_answer_arrive_though_connections_are_lost(
+async def test_a_command_and_its_answer_arrive_despite_lost_connections(
     place: JetStreamPlace, store: JetStreamStore
 ) -> None:
     await store.claim("s", at=1.0)
@@ -31,7 +31,7 @@ async def test_a_command_and_its_answer_arrive_though_connections_are_lost(
             relay.cut()
             command = await _command(store)
             assert command.body == b"%d" % number
-            relay.cut()  # the answer finds its sender away
+            relay.cut()  # The answer finds its sender disconnected.
             await store.answer(command.number, b"answer %d" % number)
             async with asyncio.timeout(WITHIN_S):
                 assert await forwarding == b"answer %d" % number

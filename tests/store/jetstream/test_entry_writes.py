@@ -11,7 +11,7 @@ WORLD = World()
 LARGE = [bytes([number]) * 400_000 for number in range(8)]
 
 
-async def test_an_entry_whose_answer_was_lost_is_written_once(place: JetStreamPlace) -> None:
+async def test_an_entry_with_a_lost_acknowledgement_is_written_once(place: JetStreamPlace) -> None:
     async with NatsRelay(place).serving() as relay:
         store = JetStreamStore(relay.url)
         await store.open()
@@ -22,7 +22,7 @@ async def test_an_entry_whose_answer_was_lost_is_written_once(place: JetStreamPl
         await store.close()
 
 
-async def test_an_entry_that_was_large_leaves_no_part_of_it(store: JetStreamStore) -> None:
+async def test_replacing_a_large_entry_leaves_no_part_of_it(store: JetStreamStore) -> None:
     opened = store._opened
     assert opened is not None
     stream, subject = opened.presence._subjects.entry("pool", "k")

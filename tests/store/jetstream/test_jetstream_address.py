@@ -42,6 +42,6 @@ def test_an_address_names_servers_credentials_and_streams() -> None:
         ("nats://host/?x", "not a list of parameters"),
     ],
 )
-def test_an_address_that_is_none_is_refused(url: str, problem: str) -> None:
+def test_an_invalid_address_is_refused(url: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         JetStreamStore(url)

@@ -18,7 +18,7 @@ from tests.store.stores import append
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "jetstream.md").read_text(encoding="utf-8")
 
 
-def test_a_store_is_read_without_an_event_loop_and_not_made(nats_server: NatsCluster) -> None:
+def test_a_store_is_read_without_an_event_loop_and_not_created(nats_server: NatsCluster) -> None:
     url = nats_server.url("never_made")
     with pytest.raises(NotFoundError), read_store(url):
         pass

@@ -1,4 +1,4 @@
-"""What errors of the servers are."""
+"""Errors of the servers as errors of ours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "jetstream.md").read_te
 
 
 @pytest.mark.parametrize("has_mark", [False, True])
-async def test_a_full_stream_refuses_and_goes_on_when_there_is_space(
+async def test_a_full_stream_refuses_and_accepts_again_when_there_is_space(
     store: JetStreamStore, *, has_mark: bool
 ) -> None:
     epoch = await store.claim("s", at=1.0)
@@ -50,7 +50,7 @@ async def test_a_full_stream_refuses_and_goes_on_when_there_is_space(
     assert line.mark.is_live == has_mark
 
 
-def test_each_error_of_a_server_is_one_of_ours() -> None:
+def test_each_server_error_maps_to_one_of_ours() -> None:
     kinds = {
         10071: SubjectMovedError,
         10164: SubjectMovedError,

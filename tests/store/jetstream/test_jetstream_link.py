@@ -1,4 +1,4 @@
-"""The connection: who may use it, and what servers take at once."""
+"""The connection: permissions, and limits of the servers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.store.stores import bodies
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "jetstream.md").read_text(encoding="utf-8")
 
 
-async def test_servers_that_are_not_there_are_reported_with_no_password() -> None:
+async def test_unreachable_servers_are_reported_without_the_password() -> None:
     with pytest.raises(StoreBusyError, match="cannot be reached") as refused:
         await JetStreamStore("nats://u:secret@127.0.0.1:1").open()
     assert "secret" not in refused.value.message
 
 
-async def test_a_user_with_the_permissions_of_the_guide_has_enough_and_a_wrong_password_is_refused() -> None:
+async def test_a_user_with_the_permissions_of_the_guide_is_sufficient_and_a_wrong_password_refused() -> None:
     allowed = ["app.>", "app-signal.>", "$JS.API.>", "_INBOX.>"]
     assert all(f"`{each.replace('app', 'NAME')}`" in GUIDE for each in allowed)
     user = {"user": "u", "password": "p", "permissions": {"publish": allowed, "subscribe": allowed}}
@@ -52,7 +52,7 @@ async def test_a_user_with_the_permissions_of_the_guide_has_enough_and_a_wrong_p
         await other.close()
 
 
-async def test_more_batches_than_a_server_takes_at_once_all_happen(place: JetStreamPlace) -> None:
+async def test_batches_above_the_server_limit_are_all_executed(place: JetStreamPlace) -> None:
     stores = [place.store() for _ in range(10)]
     await asyncio.gather(*(store.open() for store in stores))
     mark = SessionListing(is_live=False, at=2.0)
@@ -67,7 +67,7 @@ async def test_more_batches_than_a_server_takes_at_once_all_happen(place: JetStr
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_batch_is_stored_whole_or_not_at_all(store: JetStreamStore) -> None:
+async def test_a_batch_is_stored_completely_or_not_at_all(store: JetStreamStore) -> None:
     opened = store._opened
     assert opened is not None
     link, stream, start = opened.link, opened.presence._subjects.shards[0], "x"

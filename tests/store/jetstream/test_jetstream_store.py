@@ -1,4 +1,4 @@
-"""What the store in JetStream promises: the contract, on a real server."""
+"""The store in JetStream keeps the contract, on a real server."""
 
 from __future__ import annotations
 

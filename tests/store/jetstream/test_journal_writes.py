@@ -1,4 +1,4 @@
-"""Writes whose answer was lost, and large ones."""
+"""Writes with a lost acknowledgement, and large ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = [bytes([number]) * 400_000 for number in range(8)]
 
 
 @pytest.mark.parametrize("has_mark", [False, True])
-async def test_an_append_whose_answer_was_lost_is_not_repeated(
+async def test_an_append_with_a_lost_acknowledgement_is_not_repeated(
     place: JetStreamPlace, *, has_mark: bool
 ) -> None:
     async with NatsRelay(place).serving() as relay:
@@ -37,7 +37,7 @@ async def test_an_append_whose_answer_was_lost_is_not_repeated(
         await store.close()
 
 
-async def test_an_append_whose_answer_was_lost_is_fenced_by_another_node(
+async def test_an_append_with_a_lost_acknowledgement_is_fenced_by_another_node(
     place: JetStreamPlace, store: JetStreamStore
 ) -> None:
     async with NatsRelay(place).serving() as relay:
@@ -80,7 +80,7 @@ async def test_nothing_is_written_while_the_connection_is_lost(place: JetStreamP
     gc.collect()
 
 
-async def test_an_append_that_is_larger_than_a_message_is_whole(store: JetStreamStore) -> None:
+async def test_an_append_larger_than_a_message_is_complete(store: JetStreamStore) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"first", expected=0, epoch=epoch)
     await append(store, *LARGE, expected=1, epoch=epoch)
@@ -91,13 +91,13 @@ async def test_an_append_that_is_larger_than_a_message_is_whole(store: JetStream
         await append(store, *LARGE, expected=1, epoch=epoch)
 
 
-async def test_a_body_that_is_no_bytes_is_refused(store: JetStreamStore) -> None:
+async def test_a_body_that_is_not_bytes_is_refused(store: JetStreamStore) -> None:
     epoch = await store.claim("s", at=1.0)
     with pytest.raises(UsageError):
         await append(store, "text", expected=0, epoch=epoch)  # type: ignore[arg-type]
 
 
-async def test_a_claim_whose_answer_was_lost_happens_once(place: JetStreamPlace) -> None:
+async def test_a_claim_with_a_lost_acknowledgement_happens_once(place: JetStreamPlace) -> None:
     async with NatsRelay(place).serving() as relay:
         store = JetStreamStore(relay.url)
         await store.open()

@@ -1,4 +1,4 @@
-"""Listings of a store that other nodes write to meanwhile."""
+"""Listings of a store with concurrent writes by other nodes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from midstream.store.jetstream import JetStreamStore
 from tests.store.jetstream.places import JetStreamPlace
 
 
-async def test_what_others_deleted_takes_no_place_in_a_page(
-    place: JetStreamPlace, store: JetStreamStore
-) -> None:
+async def test_deleted_sessions_take_no_slot_in_a_page(place: JetStreamPlace, store: JetStreamStore) -> None:
     other = place.store()
     await other.open()
     for number in range(150):
@@ -24,7 +22,7 @@ async def test_what_others_deleted_takes_no_place_in_a_page(
     await other.close()
 
 
-async def test_a_line_that_changes_often_is_one_message(store: JetStreamStore) -> None:
+async def test_a_frequently_changed_line_is_one_message(store: JetStreamStore) -> None:
     epoch = await store.claim("s", at=1.0)
     for end in range(20):
         mark = SessionListing(is_live=end % 2 == 0, at=float(end), turns=end)
@@ -37,7 +35,7 @@ async def test_a_line_that_changes_often_is_one_message(store: JetStreamStore) -
     assert [line.mark.turns async for line in store.list()] == [19]
 
 
-async def test_open_turns_are_found_among_themselves(store: JetStreamStore) -> None:
+async def test_open_turns_are_found_by_their_own_index(store: JetStreamStore) -> None:
     for number in range(3):
         epoch = await store.claim(f"s{number}", at=1.0)
         for end in range(number):

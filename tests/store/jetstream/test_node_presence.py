@@ -1,4 +1,4 @@
-"""Nodes that lose their connection: for a moment, and for longer than they have to come back."""
+"""Nodes that lose their connection: for a moment, and for longer than a lease."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLD = World()
 WITHIN_S = 60.0
 
 
-async def test_a_connection_that_is_lost_for_a_moment_costs_no_lease(
+async def test_a_brief_loss_of_the_connection_costs_no_lease(
     place: JetStreamPlace, store: JetStreamStore
 ) -> None:
     async with NatsRelay(place).serving() as relay:
@@ -35,7 +35,7 @@ async def test_a_connection_that_is_lost_for_a_moment_costs_no_lease(
 
 
 @LEFT_TO_THE_COLLECTOR
-async def test_a_node_that_was_taken_for_dead_keeps_what_no_other_one_has_claimed(
+async def test_a_node_presumed_dead_keeps_the_sessions_that_no_other_claimed(
     place: JetStreamPlace, store: JetStreamStore
 ) -> None:
     async with NatsRelay(place).serving() as relay:
@@ -50,7 +50,7 @@ async def test_a_node_that_was_taken_for_dead_keeps_what_no_other_one_has_claime
             with pytest.raises(LeaseLostError):
                 await _append(away, 0, epochs["s"])
             await _append(away, 0, epochs["t"], session="t")
-            while True:  # until it has put its entry back
+            while True:  # Until it has put its entry back.
                 try:
                     await store.claim("t", at=3.0)
                 except LeaseHeldError:
@@ -63,7 +63,7 @@ async def test_a_node_that_was_taken_for_dead_keeps_what_no_other_one_has_claime
 
 
 async def _append(store: JetStreamStore, end: int, epoch: int, session: str = "s") -> None:
-    """Append a record, as soon as the connection is there."""
+    """Append a record as soon as the connection is there."""
     async with asyncio.timeout(WITHIN_S):
         while True:
             try:
@@ -75,7 +75,7 @@ async def _append(store: JetStreamStore, end: int, epoch: int, session: str = "s
 
 
 async def _reclaim(store: JetStreamStore, heir: JetStreamStore) -> int:
-    """Let a node have session `t` again, which another one was faster to claim."""
+    """Claim session `t` for a node again, which another one claimed first."""
     line = await heir.find("t")
     assert line is not None
     await heir.release("t", epoch=line.epoch)

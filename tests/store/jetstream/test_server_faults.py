@@ -1,4 +1,4 @@
-"""Three servers with three copies of each stream: one is killed, two are, one stands still; nothing is lost."""
+"""Three servers with three copies of each stream: one or two are killed, one is frozen; nothing is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
 WORLD = World()
 SESSIONS = [f"s{number}" for number in range(12)]
 AFTER_S = 60.0
-"""Seconds in which a cluster goes on after a fault, on a busy machine."""
+"""Seconds for the recovery of a cluster after a fault, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def place(cluster: NatsCluster) -> JetStreamPlace:
 
 
 class Writer:
-    """Appends to some sessions, and counts what was acknowledged."""
+    """A writer that appends to some sessions, and counts the acknowledged records."""
 
     def __init__(self, store: JetStreamStore) -> None:
         self.store = store
@@ -85,12 +85,12 @@ class Writer:
             batch = Batch([b"%d" % (end + 1)], end, self._epochs[session], Sync.FULL)
             try:
                 self.ends[session] = await self.store.append(session, batch)
-            except StoreBusyError:  # nothing was written
+            except StoreBusyError:  # Nothing was written.
                 await WORLD.sleep(0.05)
 
 
 async def _require_whole(writer: Writer, store: JetStreamStore) -> None:
-    """Compare what another store reads with what was acknowledged."""
+    """Compare the records that another store reads with the acknowledged ones."""
     for session, end in writer.ends.items():
         assert await bodies(store, session) == [b"%d" % (number + 1) for number in range(end)]
 
@@ -118,7 +118,7 @@ async def test_nothing_is_lost_or_doubled_when_the_leader_of_a_stream_is_killed(
     await other.close()
 
 
-async def test_nothing_is_lost_or_doubled_while_a_server_stands_still(place: JetStreamPlace) -> None:
+async def test_nothing_is_lost_or_doubled_while_a_server_is_frozen(place: JetStreamPlace) -> None:
     store, other = place.store(), place.store()
     await store.open()
     await other.open()
@@ -149,7 +149,7 @@ async def test_without_a_majority_writes_are_refused_and_nothing_is_lost(place: 
     putting = WORLD.spawn(other.kv_put("pool", "k", b"1", expected=0, at=1.0), name="put")
     with pytest.raises(StoreBusyError):
         await other.read("s", after=0, limit=1)
-    for write in (writing, putting):  # it is refused, or it is not known whether it has happened
+    for write in (writing, putting):  # It is refused, or its outcome is unknown.
         assert not write.done() or isinstance(write.exception(), StoreBusyError)
     for server in killed:
         server.start()
@@ -168,7 +168,7 @@ async def test_without_a_majority_writes_are_refused_and_nothing_is_lost(place: 
     await other.close()
 
 
-async def test_an_entry_whose_answer_was_lost_with_the_majority_is_written_and_deleted_once(
+async def test_an_entry_with_an_acknowledgement_lost_with_the_majority_is_written_and_deleted_once(
     place: JetStreamPlace,
 ) -> None:
     first = place.store()
@@ -215,7 +215,7 @@ async def _write_once(store: JetStreamStore, write: str) -> int:
             return await store.delete("s")
 
 
-async def test_a_node_whose_server_is_killed_keeps_its_sessions(place: JetStreamPlace) -> None:
+async def test_a_node_with_a_killed_server_keeps_its_sessions(place: JetStreamPlace) -> None:
     store, other = place.store(), place.store()
     await store.open()
     await other.open()

@@ -11,11 +11,13 @@ WORLD = World()
 LARGE = [bytes([number]) * 400_000 for number in range(8)]
 
 
-async def test_a_long_journal_is_read_from_any_position(place: JetStreamPlace, store: JetStreamStore) -> None:
+async def test_a_long_journal_can_be_read_from_any_position(
+    place: JetStreamPlace, store: JetStreamStore
+) -> None:
     epoch = await store.claim("s", at=1.0)
     for start in range(0, 3000, 3):
         await append(store, *(b"%d" % (start + each) for each in range(3)), expected=start, epoch=epoch)
-    other = place.store()  # it has read nothing yet
+    other = place.store()  # It has read nothing yet.
     await other.open()
     for after in (0, 1, 1499, 2500, 2998, 2999):
         found = await other.read("s", after=after, limit=2)

@@ -1,4 +1,4 @@
-"""Deletions: what they leave, and those that a process did not finish."""
+"""Deletions: their leftovers, and unfinished ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE = [bytes([number]) * 400_000 for number in range(8)]
 
 
 @pytest.mark.parametrize("is_finished_by", ["a claim", "a deletion"])
-async def test_a_deletion_that_a_process_did_not_finish_is_one(
+async def test_an_unfinished_deletion_counts_as_a_deletion(
     place: JetStreamPlace, store: JetStreamStore, is_finished_by: str
 ) -> None:
     epoch = await store.claim("s", at=1.0)
@@ -40,7 +40,7 @@ async def test_a_deletion_that_a_process_did_not_finish_is_one(
         line_of(where, gone),
         SubjectWrite(where.journal, encode(gone), newest.seq),
     ]
-    await opened.link.commit(where.stream, writes)  # and here it died, before it removed anything
+    await opened.link.commit(where.stream, writes)  # The process died here, before it removed anything.
 
     assert await store.find("s") is None
     assert await bodies(store) == []
@@ -72,7 +72,7 @@ async def test_a_deleted_session_leaves_no_message(store: JetStreamStore) -> Non
     assert await opened.link.subjects(where.stream, where.everything) == []
 
 
-async def test_a_family_that_is_larger_than_a_batch_is_deleted_whole(store: JetStreamStore) -> None:
+async def test_a_session_with_more_parts_than_a_batch_is_deleted_completely(store: JetStreamStore) -> None:
     names = ["s", *(f"s::1.{number}.0" for number in range(160))]
     for name in (*names, "other"):
         await store.claim(name, at=1.0)

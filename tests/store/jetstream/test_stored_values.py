@@ -13,7 +13,7 @@ WORLD = World()
 LARGE = [bytes([number]) * 400_000 for number in range(8)]
 
 
-async def test_a_large_fold_a_large_entry_and_a_large_blob_are_whole(store: JetStreamStore) -> None:
+async def test_a_large_fold_a_large_entry_and_a_large_blob_are_complete(store: JetStreamStore) -> None:
     epoch = await store.claim("s", at=1.0)
     large = b"".join(LARGE)
     await store.append("s", Batch([b"a", b"b"], 0, epoch, Sync.FULL, blobs=[Blob("d", large)]))

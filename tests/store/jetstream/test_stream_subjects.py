@@ -1,4 +1,4 @@
-"""Subjects: any name fits, and none is shown."""
+"""Subjects: any name can be encoded, and none is readable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from midstream.testing.store_fakes import ODD_NAMES
 SUBJECTS = StreamSubjects("app", 16)
 
 
-def test_any_name_is_one_place_in_one_stream() -> None:
+def test_any_name_is_one_subject_in_one_stream() -> None:
     places = [SUBJECTS.session(name) for name in ODD_NAMES]
     assert len({place.subject for place in places}) == len(ODD_NAMES)
     patterns = SUBJECTS.patterns()
@@ -19,7 +19,7 @@ def test_any_name_is_one_place_in_one_stream() -> None:
         assert place.journal.isascii()
 
 
-def test_a_session_and_its_parts_are_in_one_stream_beside_its_entries() -> None:
+def test_a_session_and_its_parts_are_in_one_stream_separate_from_entries() -> None:
     whole, part = SUBJECTS.session("s"), SUBJECTS.session("s::1.1.0::2.1.0")
     assert whole.stream == part.stream
     assert whole.family == part.family

@@ -1,4 +1,4 @@
-"""Tries of one write, by the answers of the servers: when they end, and when they wait."""
+"""Attempts of one write, by the responses of the servers: their end, and their waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = int | Exception
 
 
 class _Link:
-    """Answers each write as it is told."""
+    """A link with a scripted response to each write."""
 
     def __init__(self, *answers: Answer) -> None:
         self._answers = [*answers]
@@ -33,7 +33,7 @@ def _tries(*answers: Answer) -> WriteTries:
     return WriteTries(cast("JetStreamLink", _Link(*answers)), Hasty(), "entry 'k'")
 
 
-async def test_a_write_that_others_are_faster_than_each_time_is_refused() -> None:
+async def test_a_write_that_others_overtake_each_time_is_refused() -> None:
     tries = _tries(*[SubjectMovedError("moved")] * TRIES_MAX)
     for number in range(TRIES_MAX):
         await tries.begin(number)
@@ -42,7 +42,7 @@ async def test_a_write_that_others_are_faster_than_each_time_is_refused() -> Non
         await tries.begin(TRIES_MAX)
 
 
-async def test_a_write_whose_answer_was_lost_is_tried_until_it_is_certain() -> None:
+async def test_a_write_with_a_lost_acknowledgement_is_retried_until_its_outcome_is_certain() -> None:
     waits = [StoreBusyError("no majority"), SubjectMovedError("under way")] * TRIES_MAX
     tries = _tries(UnknownOutcomeError("lost"), *waits, 7)
     for _ in range(2 * TRIES_MAX + 1):
@@ -53,7 +53,7 @@ async def test_a_write_whose_answer_was_lost_is_tried_until_it_is_certain() -> N
     assert await tries.commit("s", []) == 7
 
 
-async def test_a_refusal_before_any_answer_was_lost_is_passed_on() -> None:
+async def test_a_refusal_before_any_acknowledgement_was_lost_is_passed_on() -> None:
     tries = _tries(StoreBusyError("no majority"))
     await tries.begin(None)
     with pytest.raises(StoreBusyError, match="no majority"):

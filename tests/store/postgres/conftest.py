@@ -11,13 +11,13 @@ from tests.store.postgres.places import PostgresPlace
 
 @pytest.fixture
 def place(engine: Engine) -> PostgresPlace:
-    """A fresh schema."""
+    """Return a fresh schema."""
     return PostgresPlace(engine)
 
 
 @pytest.fixture
 async def store(place: PostgresPlace) -> AsyncIterator[PostgresStore]:
-    """An open store in a fresh schema."""
+    """Yield an open store in a fresh schema."""
     store = place.store()
     await store.open()
     yield store

@@ -1,4 +1,4 @@
-"""Stores in the PostgreSQL of the tests, and how one of them dies without being closed."""
+"""Stores in the PostgreSQL of the tests, and the death of one without a close."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class PostgresPlace:
 
 
 def die(store: PostgresStore) -> None:
-    """Let a node end as with its process: its tasks stop and its connections are cut, without a word to the server."""
+    """End a node as with its process: its tasks stop and its connections are cut, without a message to the
+    server.
+    """
     opened = store._opened
     assert opened is not None
     tasks = [
@@ -52,7 +54,7 @@ def die(store: PostgresStore) -> None:
     links = (opened.appends._link, opened.notifier._link, opened._listener._link, opened._neighbours._link)
     connections = [opened.lock._connection, *(link._connection for link in links)]
     pids = [each.get_server_pid() for each in connections if each is not None and not each.is_closed()]
-    with closing(LoopThread()) as loop:  # this event loop does nothing meanwhile: the process is dead
+    with closing(LoopThread()) as loop:  # This event loop does nothing meanwhile: the process is dead.
         loop.run(_end_backends(store._postgres.address.dsn, pids))
     for each in connections:
         if each is not None:
@@ -61,7 +63,7 @@ def die(store: PostgresStore) -> None:
 
 
 async def _end_backends(dsn: str, pids: list[int]) -> None:
-    """Do what the kernel does for a process that died: close its connections."""
+    """Close the connections of a dead process, as the kernel does."""
     connection = await asyncpg.connect(dsn)
     await connection.execute(
         "select pg_terminate_backend(pid, 10000) from unnest($1::integer[]) as pid", pids

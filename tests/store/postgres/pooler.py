@@ -1,4 +1,4 @@
-"""A pooler in transaction mode, as PgBouncer is one: a client has a backend only from a statement to its commit."""
+"""A pooler in transaction mode, like PgBouncer: a client has a backend only from a statement to its commit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class _Backend:
 
 
 class TransactionPooler:
-    """Gives the backend that was used last to whoever sends something, until the server reports that it is idle."""
+    """A pooler that gives the most recently used backend to each sender, until the server reports that it is
+    idle.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -53,7 +55,7 @@ class TransactionPooler:
         greeting = b""
         while True:
             kind, body = await _message(reader)
-            if kind == b"K":  # its own keys for cancelling: a client never sees those of a backend
+            if kind == b"K":  # Its own keys for cancelling: a client never sees those of a backend.
                 body = bytes(8)
             greeting += kind + struct.pack("!i", len(body) + 4) + body
             if kind == b"Z":
@@ -76,7 +78,7 @@ class TransactionPooler:
             while True:
                 kind, body = await _message(reader)
                 backend = await self._take()
-                while True:  # until the server is idle: a transaction
+                while True:  # Until the server is idle: a transaction.
                     backend.writer.write(kind + struct.pack("!i", len(body) + 4) + body)
                     if kind in (b"S", b"Q") and await self._answer(backend, writer):
                         break
@@ -99,7 +101,7 @@ class TransactionPooler:
                 return body == b"I"
 
     async def _flush(self, backend: _Backend, writer: asyncio.StreamWriter) -> None:
-        while True:  # what describes a statement ends with its columns
+        while True:  # The description of a statement ends with its columns.
             kind, body = await _message(backend.reader)
             writer.write(kind + struct.pack("!i", len(body) + 4) + body)
             if kind in (b"T", b"n", b"E"):

@@ -34,7 +34,7 @@ async def _take(owner: PostgresStore, count: int) -> list[ForwardedCommand]:
     return taken
 
 
-async def test_a_burst_is_forwarded_and_answered_in_groups(place: PostgresPlace) -> None:
+async def test_a_burst_of_commands_is_forwarded_and_answered_in_groups(place: PostgresPlace) -> None:
     async with open_store(place) as owner, open_store(place) as sender:
         assert isinstance(owner, PostgresStore)
         assert isinstance(sender, PostgresStore)
@@ -59,14 +59,14 @@ async def test_a_burst_is_forwarded_and_answered_in_groups(place: PostgresPlace)
         await _until_empty(sender)
 
 
-async def test_a_command_whose_sender_gave_up_is_deleted(place: PostgresPlace) -> None:
+async def test_a_command_of_a_cancelled_sender_is_deleted(place: PostgresPlace) -> None:
     async with open_store(place) as owner, open_store(place) as sender:
         assert isinstance(owner, PostgresStore)
         assert isinstance(sender, PostgresStore)
         await owner.claim("s", at=1.0)
         early = WORLD.spawn(sender.forward("s", b"early"), name="f")
         await WORLD.sleep(0)
-        early.cancel()  # its group is on its way
+        early.cancel()  # Its group is on its way.
         late = WORLD.spawn(sender.forward("s", b"late"), name="f")
         assert (await _take(owner, 1))[-1].body in (b"early", b"late")
         late.cancel()
@@ -76,7 +76,7 @@ async def test_a_command_whose_sender_gave_up_is_deleted(place: PostgresPlace) -
         await _until_empty(sender)
 
 
-async def test_closing_writes_what_waits(place: PostgresPlace) -> None:
+async def test_closing_writes_the_waiting_commands(place: PostgresPlace) -> None:
     async with open_store(place) as other:
         assert isinstance(other, PostgresStore)
         sender = place.store()

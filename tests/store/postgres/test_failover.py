@@ -1,4 +1,4 @@
-"""A replica is promoted that lacks the last records: nothing is given twice, and nothing is lost in silence."""
+"""Promotion of a replica that lacks the last records: no epoch is reused, and no loss goes undetected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.fault
 WORLD = World()
 
 
-async def test_epochs_that_a_promoted_replica_does_not_have_are_never_given_again() -> None:
+async def test_epochs_that_a_promoted_replica_lacks_are_never_reused() -> None:
     with Engine() as primary:
         store = PostgresStore(primary.url)
         await store.open()

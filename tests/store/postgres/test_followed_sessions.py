@@ -1,4 +1,4 @@
-"""Which sessions are announced as followed, and which ends are sent."""
+"""Announcements of followed sessions, and the journal ends that are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.store.postgres.followed_sessions import (
 from midstream.testing.fake_worlds import FakeWorld
 
 
-def test_only_ends_that_are_followed_are_sent() -> None:
+def test_only_ends_of_followed_sessions_are_sent() -> None:
     followed = FollowedByOthers(FakeWorld())
     assert followed.select({"s": 1, "t": 1}) == {}
     assert followed.note(["s"]) == {"s": 1}
@@ -23,7 +23,7 @@ def test_only_ends_that_are_followed_are_sent() -> None:
     assert followed.note(["s", "t", "u"]) == {"t": 2}
 
 
-async def test_an_announcement_counts_for_a_while() -> None:
+async def test_an_announcement_expires() -> None:
     world = FakeWorld()
     followed = FollowedByOthers(world)
     followed.note(["s"])
@@ -45,7 +45,7 @@ def test_unsent_ends_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert followed.note([f"s{number}" for number in range(5)]) == {"s1": 4, "s3": 1, "s4": 1}
 
 
-async def test_what_is_followed_is_announced_once_in_a_while() -> None:
+async def test_followed_sessions_are_announced_periodically() -> None:
     world = FakeWorld()
     here = FollowedHere(world)
     assert here.due({"s": 1, "t": 1}) == ["s", "t"]

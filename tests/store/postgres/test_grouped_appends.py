@@ -1,4 +1,4 @@
-"""Appends in groups: what is shared, what is refused, and commits whose outcome is unknown."""
+"""Appends in groups: shared syncs, refusals, and commits with unknown outcome."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ async def _groups(store: PostgresStore, *asked: tuple[str, Sync]) -> list[list[s
     return groups
 
 
-async def test_a_group_is_synced_alike_and_has_one_append_of_each_session(store: PostgresStore) -> None:
+async def test_a_group_has_one_kind_of_sync_and_one_append_of_each_session(store: PostgresStore) -> None:
     full, normal = Sync.FULL, Sync.NORMAL
     asked = [("a", full), ("b", normal), ("a", full), ("c", full), ("b", full), ("d", full)]
     assert await _groups(store, *asked) == [["a", "c", "d"], ["b"], ["a", "b"]]
 
 
-async def test_one_appends_fault_is_not_that_of_the_others(store: PostgresStore) -> None:
+async def test_the_fault_of_one_append_does_not_fail_the_others(store: PostgresStore) -> None:
     epochs = [await store.claim(name, at=1.0) for name in ("s", "t")]
     wrong = SessionListing(is_live=False, at=1.0, turns=2**40)
     results = await asyncio.gather(
@@ -68,7 +68,9 @@ async def test_a_title_may_have_any_character(store: PostgresStore) -> None:
 
 
 @pytest.mark.parametrize("sync", Sync)
-async def test_an_append_whose_answer_was_lost_is_not_repeated(place: PostgresPlace, sync: Sync) -> None:
+async def test_an_append_with_a_lost_acknowledgement_is_not_repeated(
+    place: PostgresPlace, sync: Sync
+) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
@@ -100,7 +102,9 @@ async def test_an_append_whose_backend_ended_before_the_commit_is_sent_again(
     assert await bodies(store) == [b"a"]
 
 
-async def test_an_append_that_lost_its_answer_and_its_place_is_refused(place: PostgresPlace) -> None:
+async def test_an_append_that_lost_its_acknowledgement_and_its_position_is_refused(
+    place: PostgresPlace,
+) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
@@ -117,14 +121,14 @@ async def test_an_append_that_lost_its_answer_and_its_place_is_refused(place: Po
         await store.close()
 
 
-async def test_what_was_not_sent_is_refused_while_the_server_is_away(place: PostgresPlace) -> None:
+async def test_unsent_appends_are_refused_while_the_server_is_down(place: PostgresPlace) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
         epoch = await store.claim("s", at=1.0)
         relay.is_up = False
         relay.cut()
-        await WORLD.sleep(0.05)  # until the connection has noticed
+        await WORLD.sleep(0.05)  # Until the connection has noticed.
         with pytest.raises(StoreBusyError):
             await append(store, b"a", expected=0, epoch=epoch)
         relay.is_up = True
@@ -132,7 +136,7 @@ async def test_what_was_not_sent_is_refused_while_the_server_is_away(place: Post
         await store.close()
 
 
-async def test_closing_does_not_wait_for_ever_for_an_outcome(
+async def test_closing_waits_for_an_outcome_only_for_a_bounded_time(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("midstream.store.postgres.grouped_appends.CLOSE_S", 0.05)

@@ -1,4 +1,4 @@
-"""A process whose event loop is blocked keeps its sessions."""
+"""A process with a blocked event loop keeps its sessions."""
 
 from __future__ import annotations
 

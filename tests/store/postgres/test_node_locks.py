@@ -1,4 +1,6 @@
-"""Liveness: who is dead is noticed at once, who only lost a connection joins anew and keeps its sessions."""
+"""Liveness: a dead node is noticed at once; a node that only lost a connection rejoins and keeps its
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ WORLD = World()
 
 
 async def _terminate(store: PostgresStore, *, purpose: str, of: PostgresStore) -> None:
-    """End the backend of one connection of a store, as an operator does."""
+    """Terminate the backend of one connection of a store, as an operator does."""
     assert store._opened is not None
     assert of._opened is not None
     if purpose == "node":
-        await of._opened.lock.number()  # it has joined anew
+        await of._opened.lock.number()  # It has rejoined.
         assert of._opened.lock._connection is not None
         pid = of._opened.lock._connection.get_server_pid()
     else:
@@ -38,7 +40,7 @@ async def _terminate(store: PostgresStore, *, purpose: str, of: PostgresStore) -
         async with asyncio.timeout(60):
             while (
                 link._connection is None or link._connection.is_closed()
-            ):  # it is opened anew, or with the first use
+            ):  # It is opened again, or with the first use.
                 store._opened.report(Kind.NODES)
                 of._opened.report(Kind.NODES)
                 await WORLD.sleep(0.005)
@@ -56,7 +58,7 @@ async def _until_peers(store: PostgresStore, count: int) -> None:
 
 
 @pytest.mark.parametrize("purpose", ["node", "writer", "notifier", "listener", "sentry"])
-async def test_a_backend_that_is_terminated_costs_no_lease(place: PostgresPlace, purpose: str) -> None:
+async def test_a_terminated_backend_costs_no_lease(place: PostgresPlace, purpose: str) -> None:
     async with open_store(place) as one, open_store(place) as other:
         assert isinstance(one, PostgresStore)
         assert isinstance(other, PostgresStore)
@@ -74,7 +76,7 @@ async def test_a_backend_that_is_terminated_costs_no_lease(place: PostgresPlace,
         await _until_peers(other, 1)
 
 
-async def test_the_end_of_a_node_is_noticed_at_once_and_its_row_goes(place: PostgresPlace) -> None:
+async def test_the_end_of_a_node_is_noticed_at_once_and_its_row_removed(place: PostgresPlace) -> None:
     async with open_store(place) as one, open_store(place) as other:
         assert isinstance(one, PostgresStore)
         dead = place.store()
@@ -90,7 +92,7 @@ async def test_the_end_of_a_node_is_noticed_at_once_and_its_row_goes(place: Post
         assert await other.claim("s", at=2.0) == epoch + 1
 
 
-async def test_the_end_of_a_node_is_noticed_also_where_the_node_that_waits_for_it_stands_still(
+async def test_the_end_of_a_node_is_noticed_also_where_its_observer_is_frozen(
     place: PostgresPlace,
 ) -> None:
     quick = PostgresPlace(place.engine, lease_s=10.0)
@@ -104,8 +106,8 @@ async def test_the_end_of_a_node_is_noticed_also_where_the_node_that_waits_for_i
         assert one._opened is not None
         assert other._opened is not None
         number = dead._opened.lock.last_number if dead._opened is not None else 0
-        await other._opened._neighbours.close()  # it waits for the end of no other node
-        await other._opened.watcher.close()  # and looks at none
+        await other._opened._neighbours.close()  # It waits for the end of no other node.
+        await other._opened.watcher.close()  # And checks none.
         quick.kill(dead)
         neighbours = one._opened._neighbours
         async with asyncio.timeout(60):
@@ -113,11 +115,11 @@ async def test_the_end_of_a_node_is_noticed_also_where_the_node_that_waits_for_i
                 await WORLD.sleep(0.02)
         assert (
             number not in neighbours.frozen
-        )  # it is known to be dead, a lease before it would count as frozen
+        )  # It is known to be dead, a lease before it would count as frozen.
         assert await one.claim("s", at=2.0) == 2
 
 
-async def test_a_node_whose_server_was_away_keeps_its_sessions(place: PostgresPlace) -> None:
+async def test_a_node_keeps_its_sessions_after_an_outage_of_its_server(place: PostgresPlace) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
@@ -133,7 +135,7 @@ async def test_a_node_whose_server_was_away_keeps_its_sessions(place: PostgresPl
         await store.close()
 
 
-async def test_sessions_that_were_taken_meanwhile_are_lost(place: PostgresPlace) -> None:
+async def test_sessions_claimed_by_others_in_the_meantime_are_lost(place: PostgresPlace) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay, open_store(place) as other:
         store = PostgresStore(relay.url)
         await store.open()
@@ -157,7 +159,7 @@ async def test_sessions_that_were_taken_meanwhile_are_lost(place: PostgresPlace)
         await store.close()
 
 
-async def test_a_node_without_a_beat_for_a_lease_counts_as_frozen(
+async def test_a_node_without_a_heartbeat_for_a_lease_counts_as_frozen(
     engine: object, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = PostgresPlace(place.engine, lease_s=0.5)
@@ -167,7 +169,7 @@ async def test_a_node_without_a_beat_for_a_lease_counts_as_frozen(
         epoch = await one.claim("s", at=1.0)
         await _until_peers(other, 1)
         assert one._opened is not None
-        one._opened.lock._tasks[0].cancel()  # it beats no more, and holds its lock
+        one._opened.lock._tasks[0].cancel()  # It sends no more heartbeats, and holds its lock.
         await one._opened.lock._heartbeat_thread.close()
         assert other._opened is not None
         neighbours = other._opened._neighbours
@@ -181,7 +183,7 @@ async def test_a_node_without_a_beat_for_a_lease_counts_as_frozen(
         assert await append(other, b"a", expected=0, epoch=new) == 1
 
 
-async def test_others_have_time_to_join_anew_when_all_lost_their_connections(
+async def test_other_nodes_have_time_to_rejoin_after_all_lost_their_connections(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_store(place) as one:
@@ -202,7 +204,7 @@ async def test_others_have_time_to_join_anew_when_all_lost_their_connections(
         assert await one.claim("s", at=2.0) == 2
 
 
-def test_a_lease_has_several_beats() -> None:
+def test_a_lease_has_several_heartbeats() -> None:
     assert node_locks.BEATS_PER_LEASE > 3
 
 
@@ -217,7 +219,7 @@ async def _orphans(store: object) -> tuple[str, ...]:
     return orphans  # type: ignore[no-any-return]
 
 
-async def test_a_node_that_waits_for_another_does_not_keep_old_rows(place: PostgresPlace) -> None:
+async def test_a_waiting_node_does_not_prevent_the_cleanup_of_old_rows(place: PostgresPlace) -> None:
     async with open_store(place) as one, open_store(place) as other:
         assert isinstance(one, PostgresStore)
         assert isinstance(other, PostgresStore)

@@ -36,7 +36,9 @@ def _notifier(place: PostgresPlace, *followed: str) -> Notifier:
     return notifier
 
 
-def test_a_notification_is_never_too_long_and_names_every_session(place: PostgresPlace) -> None:
+def test_a_notification_is_within_the_size_limit_and_all_together_name_every_session(
+    place: PostgresPlace,
+) -> None:
     ends = {str(number) + '-"ü' * 50: number for number in range(500)}
     follows = [f"f{number}" * 20 for number in range(500)]
     payloads = [
@@ -51,7 +53,7 @@ def test_a_notification_is_never_too_long_and_names_every_session(place: Postgre
     assert [signal.kinds for signal in signals if signal.kinds] == [(Kind.INBOX,)]
 
 
-async def test_a_command_and_an_answer_are_for_one_node_and_in_one_signal(
+async def test_a_command_and_an_answer_for_one_node_share_a_signal(
     store: PostgresStore, place: PostgresPlace
 ) -> None:
     received: list[Signal] = []
@@ -76,7 +78,7 @@ async def test_a_command_and_an_answer_are_for_one_node_and_in_one_signal(
     await listener.close()
 
 
-def test_a_signal_of_an_older_version_is_for_all_nodes_and_for_commands_and_answers() -> None:
+def test_a_signal_of_an_older_version_addresses_all_nodes_for_commands_and_answers() -> None:
     signal = msgspec.json.decode(b'{"by":"us","kinds":["free","inbox"]}', type=Signal)
     assert signal.kinds_for(7) == {Kind.FREE, Kind.INBOX, Kind.ANSWERS}
 
@@ -117,7 +119,7 @@ async def test_ends_are_not_sent_where_no_other_node_follows(place: PostgresPlac
     await notifier.close()
 
 
-async def test_a_listener_whose_connection_was_lost_listens_again(
+async def test_a_listener_reconnects_after_its_connection_was_lost(
     store: PostgresStore, place: PostgresPlace
 ) -> None:
     gap, came = asyncio.Event(), asyncio.Event()
@@ -136,7 +138,7 @@ async def test_a_listener_whose_connection_was_lost_listens_again(
 
 
 class _LostAtOnce(ServerLink):
-    """Its next connection has ended when it is returned, as one that is lost in the same moment."""
+    """A connection whose successor has ended already when it is returned."""
 
     is_losing = False
 
@@ -163,7 +165,7 @@ async def test_a_listener_whose_new_connection_is_lost_at_once_tries_again(
     await listener.close()
 
 
-async def test_a_listener_that_cannot_start_states_it_as_a_store_does(
+async def test_a_listener_that_cannot_start_raises_the_error_of_the_store(
     store: PostgresStore, place: PostgresPlace
 ) -> None:
     listener = Listener(_postgres(place), "other", WORLD, on_signal=lambda _: None, on_gap=lambda: None)

@@ -1,4 +1,4 @@
-"""What others left is found by its notification, and without one."""
+"""Changes by other nodes are found by their notification, and without one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_the_end_of_a_followed_journal_is_found(place: PostgresPlace, are_
         assert isinstance(other, PostgresStore)
         assert one._opened is not None
         epoch = await one.claim("s", at=1.0)
-        await other.watch({})  # it knows its peer
+        await other.watch({})  # It has found its peer.
         if are_lost:
             one._opened.notifier._followed.select = lambda _: {}  # type: ignore[assignment]
         following = WORLD.spawn(_moved(other, {"s": 0}), name="watch")
@@ -58,7 +58,7 @@ async def _two_nodes(place: PostgresPlace) -> AsyncIterator[tuple[PostgresStore,
         assert isinstance(one, PostgresStore)
         assert isinstance(other, PostgresStore)
         epoch = await one.claim("s", at=1.0)
-        await other.watch({})  # it knows its peer
+        await other.watch({})  # It has found its peer.
         yield one, other, epoch
 
 
@@ -68,7 +68,7 @@ def _listener(store: PostgresStore) -> Listener:
 
 
 def _record(monkeypatch: pytest.MonkeyPatch, listener: Listener) -> list[Signal]:
-    """Return a list to which all signals are added that are received from now on."""
+    """Return a list to which all later signals are added."""
     received: list[Signal] = []
     take = listener._on_signal
 
@@ -95,7 +95,7 @@ async def test_only_followed_journals_are_reported_and_at_once(
         monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
         for number in range(20):
             await append(one, b"a", expected=number, epoch=epoch, sync=Sync.NORMAL)
-        one._opened.notifier.report(Kind.FREE)  # sent with what was to be sent before
+        one._opened.notifier.report(Kind.FREE)  # Sent together with earlier ones.
         while not any(signal.by == one._opened.notifier._node and signal.kinds for signal in received):
             await WORLD.sleep(0.001)
         assert not any(signal.moved for signal in received), "nobody followed it"
@@ -136,7 +136,7 @@ async def test_a_node_that_missed_announcements_receives_them_again(
             following = WORLD.spawn(_moved(other, {"s": 0}), name="watch")
             await _follows(missed)
         received = _record(monkeypatch, listener)
-        (await listener._link.connection()).terminate()  # and so the announcement was lost
+        (await listener._link.connection()).terminate()  # So the announcement was lost.
         await _follows(received)
         await append(one, b"a", expected=0, epoch=epoch, sync=Sync.NORMAL)
         assert (await following).moved == {"s"}
@@ -148,7 +148,7 @@ async def _forwarded(store: PostgresStore) -> int:
     return commands[0].number
 
 
-async def test_an_answer_that_comes_while_answers_are_read_is_found(
+async def test_an_answer_that_arrives_during_a_read_of_answers_is_found(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_store(place) as one, open_store(place) as other, asyncio.timeout(60):
@@ -166,23 +166,23 @@ async def test_an_answer_that_comes_while_answers_are_read_is_found(
             if not is_answered:
                 is_answered = True
                 await other.answer(await _forwarded(other), b"done")
-                watcher.note(Kind.ANSWERS)  # the signal of that answer, which comes once
+                watcher.note(Kind.ANSWERS)  # The signal of that answer, which comes once.
                 monkeypatch.setattr(watcher, "note", lambda *_: None)
 
         monkeypatch.setattr(watcher, "_settle_answers", settle_and_be_answered)
         monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
-        await one.watch({})  # it knows its peer
+        await one.watch({})  # It has found its peer.
         watching = WORLD.spawn(one.watch({}), name="watch")
         forwarding = WORLD.spawn(one.forward("s", b"do it"), name="forward")
         while not watcher._awaited:
             await WORLD.sleep(0)
-        watcher.note(Kind.ANSWERS)  # of another command
+        watcher.note(Kind.ANSWERS)  # Of another command.
         assert await forwarding == b"done"
         watching.cancel()
         await asyncio.wait({watching})
 
 
-async def test_an_answer_that_comes_before_its_command_is_awaited_is_found(
+async def test_an_answer_that_arrives_before_its_command_is_awaited_is_found(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_store(place) as one, open_store(place) as other, asyncio.timeout(20):
@@ -191,7 +191,7 @@ async def test_an_answer_that_comes_before_its_command_is_awaited_is_found(
         assert one._opened is not None
         inbox, watcher = one._opened.inbox, one._opened.watcher
         await other.claim("s", at=1.0)
-        await one.watch({})  # it knows its peer
+        await one.watch({})  # It has found its peer.
         monkeypatch.setattr(node_watcher, "BACKSTOP_S", 1000.0)
         put = inbox.put
 
@@ -207,7 +207,7 @@ async def test_an_answer_that_comes_before_its_command_is_awaited_is_found(
         assert await one.forward("s", b"do it") == b"done"
 
 
-async def test_only_the_node_of_a_session_looks_for_its_commands_and_only_the_sender_for_the_answers(
+async def test_only_the_node_of_a_session_reads_its_commands_and_only_the_sender_the_answers(
     place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_store(place) as node, open_store(place) as sender, open_store(place) as third:
@@ -240,7 +240,7 @@ async def _until_quiet(*stores: Store) -> None:
 
 
 def _record_looks(monkeypatch: pytest.MonkeyPatch, store: Store) -> set[Kind]:
-    """Record what a node is notified of, from now on."""
+    """Record the later notifications of a node."""
     assert isinstance(store, PostgresStore)
     assert store._opened is not None
     watcher, kinds = store._opened.watcher, set[Kind]()
@@ -254,7 +254,7 @@ def _record_looks(monkeypatch: pytest.MonkeyPatch, store: Store) -> set[Kind]:
     return kinds
 
 
-async def test_a_signal_that_tells_nothing_new_wakes_no_one(store: PostgresStore) -> None:
+async def test_a_signal_without_a_change_wakes_no_watcher(store: PostgresStore) -> None:
     assert store._opened is not None
     watcher = store._opened.watcher
     await store.watch({})
@@ -281,7 +281,7 @@ async def test_the_search_for_orphans_does_not_read_the_turns_of_living_nodes(st
     pages = max(
         int(hit) + int(read or 0) for hit, read in re.findall(r"shared hit=(\d+)(?: read=(\d+))?", plan)
     )
-    assert pages < 50  # the table has some 300
+    assert pages < 50  # The table has some 300.
     async with asyncio.timeout(60):
         await pool.run(lambda db, _: db.execute("update session set node = null where name = 's7'"))
         watching = WORLD.spawn(store.watch({}), name="watch")
@@ -291,7 +291,7 @@ async def test_the_search_for_orphans_does_not_read_the_turns_of_living_nodes(st
         assert news.orphans == ("s7",)
 
 
-async def test_closing_a_store_cancels_those_who_wait(place: PostgresPlace) -> None:
+async def test_closing_a_store_cancels_its_waiters(place: PostgresPlace) -> None:
     store = place.store()
     await store.open()
     forwarding = WORLD.spawn(store.forward("s", b"x"), name="forward")

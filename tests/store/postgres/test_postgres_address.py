@@ -1,4 +1,4 @@
-"""Addresses of databases, and what of them may be shown."""
+"""Addresses of databases, and their displayable part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.store_registry import show_store
 
 
-def test_the_schema_is_ours_and_all_else_is_the_drivers() -> None:
+def test_the_schema_option_is_ours_and_all_others_are_passed_to_the_driver() -> None:
     given = PostgresAddress.parse("//a:p%23w@h1,h2:5433/db?sslmode=require&schema=x_1&passfile=/a/b")
     assert given.dsn == "postgresql://a:p%23w@h1,h2:5433/db?sslmode=require&passfile=/a/b"
     assert given.schema == "x_1"
@@ -40,6 +40,6 @@ def test_a_password_is_never_shown(url: str) -> None:
         ("//u:a#b@h/db", "%23"),
     ],
 )
-def test_what_is_no_address_is_refused(address: str, problem: str) -> None:
+def test_an_invalid_address_is_refused(address: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         PostgresAddress.parse(address)

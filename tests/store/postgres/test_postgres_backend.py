@@ -21,7 +21,9 @@ async def test_a_url_is_a_store_and_no_file(place: PostgresPlace) -> None:
         assert file_of(url) is None
 
 
-async def test_a_store_is_read_while_a_server_works_on_it(store: PostgresStore, place: PostgresPlace) -> None:
+async def test_a_store_can_be_read_while_a_server_works_on_it(
+    store: PostgresStore, place: PostgresPlace
+) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", b"b", expected=0, epoch=epoch)
     await store.kv_put("n", "k", b"1", expected=0, at=1.0)
@@ -33,7 +35,7 @@ async def test_a_store_is_read_while_a_server_works_on_it(store: PostgresStore, 
     assert await append(store, b"c", expected=2, epoch=epoch) == 3
 
 
-def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
+def test_an_unreachable_server_is_named_without_the_password() -> None:
     with (
         pytest.raises(StoreBusyError, match="cannot be reached") as refused,
         read_store("postgresql://u:secret@127.0.0.1:1/db"),
@@ -42,12 +44,12 @@ def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
     assert "secret" not in str(refused.value)
 
 
-async def test_a_store_that_needs_no_preparation_says_so(tmp_path: object) -> None:
+async def test_preparing_a_store_that_needs_no_preparation_is_a_usage_error(tmp_path: object) -> None:
     with pytest.raises(UsageError, match="needs no preparation"):
         await prepare_store(f"{tmp_path}/x.db")
 
 
-async def test_servers_with_one_store_key_detect_what_others_wrote_into_the_database(
+async def test_servers_with_one_store_key_detect_foreign_writes_to_the_database(
     place: PostgresPlace, tmp_path: Path
 ) -> None:
     key = tmp_path / "store-key"

@@ -1,4 +1,4 @@
-"""Connections: checked when they are opened, opened anew when they were lost."""
+"""Connections: checked when they are opened, reopened after a loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_pooler_in_transaction_mode_is_refused_with_the_reason(place: Po
         ("postgresql://u:secret@127.0.0.1:1/db?sslmode=never", "sslmode"),
     ],
 )
-async def test_what_cannot_be_reached_is_named_without_its_password(url: str, problem: str) -> None:
+async def test_an_unreachable_database_is_named_without_its_password(url: str, problem: str) -> None:
     with pytest.raises((StoreBusyError, UsageError), match=problem) as refused:
         await PostgresStore(url).open()
     assert "secret" not in str(refused.value)
@@ -49,7 +49,7 @@ async def test_an_unknown_database_and_an_unknown_user_are_refused(place: Postgr
             await PostgresStore(url).open()
 
 
-async def test_commits_are_synced_whatever_the_servers_default(place: PostgresPlace) -> None:
+async def test_commits_are_synced_whatever_the_default_of_the_server(place: PostgresPlace) -> None:
     store = place.store()
     await store.open()
     assert store._opened is not None
@@ -64,7 +64,7 @@ async def test_commits_are_synced_whatever_the_servers_default(place: PostgresPl
     await store.close()
 
 
-async def test_a_server_on_another_timeline_begins_an_era_of_new_epochs(place: PostgresPlace) -> None:
+async def test_a_server_on_another_timeline_starts_an_era_of_new_epochs(place: PostgresPlace) -> None:
     store = place.store()
     await store.open()
     assert store._opened is not None
@@ -78,7 +78,7 @@ async def test_a_server_on_another_timeline_begins_an_era_of_new_epochs(place: P
     await again.close()
 
 
-async def test_a_link_is_opened_anew_when_it_was_lost(store: PostgresStore, place: PostgresPlace) -> None:
+async def test_a_lost_link_is_opened_again(store: PostgresStore, place: PostgresPlace) -> None:
     link = ServerLink(_postgres(place), "test")
     first = await link.connection()
     assert await link.connection() is first
@@ -89,7 +89,7 @@ async def test_a_link_is_opened_anew_when_it_was_lost(store: PostgresStore, plac
     await link.close()
 
 
-async def test_a_pool_does_its_work_once_more_when_the_connection_was_lost(
+async def test_a_pool_repeats_its_work_once_after_a_lost_connection(
     store: PostgresStore, place: PostgresPlace
 ) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay:

@@ -1,4 +1,4 @@
-"""Errors of PostgreSQL as errors of ours, with what to do."""
+"""Errors of PostgreSQL as errors of ours, with advice."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from midstream.store.postgres.postgres_errors import refusal_of
         (asyncpg.InternalServerError("x"), StoreDamagedError),
     ],
 )
-def test_each_error_has_a_meaning(error: Exception, kind: type[Exception]) -> None:
+def test_each_error_maps_to_one_of_ours(error: Exception, kind: type[Exception]) -> None:
     refusal = refusal_of(error, "store postgresql://h/db")
     assert type(refusal) is kind
     if kind is not UsageError:
         assert "postgresql://h/db" in refusal.message
 
 
-def test_ours_stay_as_they_are() -> None:
+def test_our_own_errors_are_unchanged() -> None:
     ours = UsageError("x")
     assert refusal_of(ours, "") is ours

@@ -1,4 +1,4 @@
-"""Tables are made once, by whom may make them, and used by whom may not."""
+"""Tables are created once, by a role with the permission, and used by roles without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _run(place: PostgresPlace, *statements: str) -> None:
     await connection.close()
 
 
-async def test_servers_that_start_together_make_the_tables_once(place: PostgresPlace) -> None:
+async def test_servers_that_start_together_create_the_tables_once(place: PostgresPlace) -> None:
     stores = [place.store() for _ in range(4)]
     await asyncio.gather(*(store.open() for store in stores))
     for store in stores:
@@ -32,7 +32,7 @@ async def test_servers_that_start_together_make_the_tables_once(place: PostgresP
     assert await prepare_store(place.url) == Prepared(1, 1)
 
 
-async def test_a_role_that_may_not_make_tables_runs_on_prepared_ones(place: PostgresPlace) -> None:
+async def test_a_role_without_create_permission_runs_on_prepared_tables(place: PostgresPlace) -> None:
     role = f"runner_{place.schema}"
     await _run(place, f"create role {role} login")
     as_role = place.url.replace("postgres@", f"{role}@")
@@ -62,7 +62,7 @@ async def test_a_newer_version_is_refused(place: PostgresPlace) -> None:
         await place.store().open()
 
 
-async def test_reading_makes_nothing(place: PostgresPlace) -> None:
+async def test_reading_creates_nothing(place: PostgresPlace) -> None:
     with pytest.raises(NotFoundError, match="nothing was stored"), read_store(place.url):
         pass
     postgres = Postgres(PostgresAddress.parse(place.url.partition(":")[2]))
@@ -72,6 +72,6 @@ async def test_reading_makes_nothing(place: PostgresPlace) -> None:
     await connection.close()
 
 
-async def test_what_is_no_role_is_refused(place: PostgresPlace) -> None:
+async def test_an_invalid_role_name_is_refused(place: PostgresPlace) -> None:
     with pytest.raises(UsageError, match="not the name of a role"):
         await prepare_store(place.url, grant='x"; drop table y')

@@ -1,4 +1,4 @@
-"""What the store in PostgreSQL promises: the contract, on a real server."""
+"""The store in PostgreSQL keeps the contract, on a real server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TestPartitionedPostgres(ContractParts):
     async def place(self, place: PostgresPlace) -> Storage:
         [statements] = re.findall(r"```\n(alter table .*?)```", PAGE.read_text(), re.DOTALL)
         store = place.store()
-        await store.open()  # makes the tables
+        await store.open()  # Creates the tables.
         await store.close()
         operator = await asyncpg.connect(place.engine.url)
         await operator.execute(statements.replace("midstream.", f"{place.schema}."))

@@ -1,4 +1,4 @@
-"""Reads: names that PostgreSQL cannot hold, and the view for people."""
+"""Reads: names that PostgreSQL cannot store, and the view for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.store.stores import append
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800"])
-async def test_a_name_that_postgresql_cannot_hold_is_refused(store: PostgresStore, name: str) -> None:
+async def test_a_name_that_postgresql_cannot_store_is_refused(store: PostgresStore, name: str) -> None:
     for asking in (
         store.claim(name, at=1.0),
         store.find(name),

@@ -1,4 +1,4 @@
-"""Writes that may have happened when they are done once more."""
+"""Repeated writes that may already have happened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.store.postgres.places import PostgresPlace
 from tests.store.postgres.relay import PostgresRelay
 
 
-async def test_writes_whose_answer_was_lost_are_done_once(place: PostgresPlace) -> None:
+async def test_writes_with_a_lost_acknowledgement_are_executed_once(place: PostgresPlace) -> None:
     async with PostgresRelay(place.engine, place.schema).serving() as relay:
         store = PostgresStore(relay.url)
         await store.open()
@@ -39,7 +39,9 @@ async def test_writes_whose_answer_was_lost_are_done_once(place: PostgresPlace) 
         await store.close()
 
 
-async def test_a_repeated_write_does_not_take_the_entry_of_another_for_its_own(store: PostgresStore) -> None:
+async def test_a_repeated_write_does_not_mistake_the_entry_of_another_for_its_own(
+    store: PostgresStore,
+) -> None:
     from midstream.store.postgres import session_writes
 
     await store.kv_put("n", "k", b"other", expected=0, at=1.0)

@@ -1,4 +1,4 @@
-"""A backend that is terminated while its node joins costs an attempt, and no start."""
+"""Termination of a backend while its node joins costs an attempt, and not the start."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def _within(
     *,
     within_s: float = 5.0,
 ) -> list[Any]:
-    """Run one effect, and append what it returned or raised."""
+    """Run one effect, and append its result or error."""
     seen: list[Any] = []
 
     def work(attempt: Attempt) -> Batch:
@@ -62,7 +62,7 @@ async def _noted(store: PostgresStore, place: PostgresPlace) -> list[str]:
     return [row[0] for row in rows]
 
 
-async def test_an_effect_and_its_outcome_are_there_together(
+async def test_an_effect_and_its_outcome_are_committed_together(
     store: PostgresStore, epoch: int, place: PostgresPlace
 ) -> None:
     def effect(db: Transaction) -> list[tuple[Any, ...]]:
@@ -76,7 +76,7 @@ async def test_an_effect_and_its_outcome_are_there_together(
     assert await append(store, b"next", expected=2, epoch=epoch) == 3
 
 
-async def test_a_failed_statement_changes_nothing_and_the_tool_goes_on(
+async def test_a_failed_statement_changes_nothing_and_the_tool_continues(
     store: PostgresStore, epoch: int, place: PostgresPlace
 ) -> None:
     def effect(db: Transaction) -> str:
@@ -91,7 +91,7 @@ async def test_a_failed_statement_changes_nothing_and_the_tool_goes_on(
     assert await _noted(store, place) == ["one", "two"]
 
 
-async def test_whatever_an_effect_raises_is_undone_and_the_outcome_is_stored(
+async def test_a_raising_effect_is_rolled_back_and_its_outcome_stored(
     store: PostgresStore, epoch: int
 ) -> None:
     def effect(db: Transaction) -> None:
@@ -109,7 +109,7 @@ async def test_whatever_an_effect_raises_is_undone_and_the_outcome_is_stored(
     "statement",
     ["commit", " /* x */ ROLLBACK", "-- x\nbegin", "set search_path to x", "savepoint a", "listen x"],
 )
-async def test_what_would_end_the_transaction_is_refused(
+async def test_a_statement_that_would_end_the_transaction_is_refused(
     store: PostgresStore, epoch: int, statement: str
 ) -> None:
     [error] = await _within(store, epoch, 1, lambda db: db.execute(statement))
@@ -135,19 +135,21 @@ async def test_the_tables_of_midstream_are_out_of_reach(
     assert await bodies(store) == [b"0", *[b"outcome"] * 4]
 
 
-async def test_a_statement_that_takes_too_long_is_stopped(store: PostgresStore, epoch: int) -> None:
+async def test_a_statement_that_exceeds_the_time_limit_is_stopped(store: PostgresStore, epoch: int) -> None:
     [error] = await _within(store, epoch, 1, lambda db: db.execute("select pg_sleep(60)"), within_s=0.5)
     assert isinstance(error, TransactionError)
     assert "time limit of this call was reached" in error.message
     assert await bodies(store) == [b"0", b"outcome"]
 
 
-async def test_names_of_bindings_are_refused(store: PostgresStore, epoch: int) -> None:
+async def test_named_parameters_are_refused(store: PostgresStore, epoch: int) -> None:
     [error] = await _within(store, epoch, 1, lambda db: db.execute("select :a", {"a": 1}))
     assert isinstance(error, UsageError)
 
 
-async def test_nothing_runs_where_epoch_or_end_do_not_fit(store: PostgresStore, epoch: int) -> None:
+async def test_an_effect_does_not_run_where_epoch_or_end_do_not_match(
+    store: PostgresStore, epoch: int
+) -> None:
     def work(attempt: Attempt) -> Batch:
         raise AssertionError("not called")
 
@@ -157,7 +159,7 @@ async def test_nothing_runs_where_epoch_or_end_do_not_fit(store: PostgresStore, 
         await store.append_within("s", work, expected=1, epoch=epoch + 1)
 
 
-async def test_a_commit_whose_connection_was_lost_is_found_or_undone(
+async def test_a_commit_with_a_lost_connection_is_found_or_rolled_back(
     store: PostgresStore, epoch: int, place: PostgresPlace
 ) -> None:
     assert store._opened is not None

@@ -1,6 +1,7 @@
-"""A process that owns a session and says so, for tests that kill it: `node_process.py DATABASE SESSION APPENDS`.
+"""A process that owns a session and reports it, for tests that kill it: `node_process.py DATABASE SESSION
+APPENDS`.
 
-With APPENDS 0 it then waits to be killed; else it appends that often and goes.
+With APPENDS 0 it then waits to be killed; else it appends that often and ends.
 """
 
 from __future__ import annotations

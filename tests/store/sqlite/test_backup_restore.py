@@ -1,4 +1,4 @@
-"""A copy is put in the place of a database, whatever that one is."""
+"""A copy replaces a database in any state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_damaged_database_is_replaced_and_kept(tmp_path: Path) -> None:
     await again.close()
 
 
-async def test_a_database_is_not_put_in_its_own_place(tmp_path: Path) -> None:
+async def test_a_database_cannot_replace_itself(tmp_path: Path) -> None:
     await _write(tmp_path / "s.db", "s")
     with pytest.raises(UsageError, match="itself"):
         put_back(tmp_path / "s.db", tmp_path / "s.db", may_replace=True)

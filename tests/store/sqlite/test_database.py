@@ -1,4 +1,4 @@
-"""How the file of a store is made, brought up to date and refused."""
+"""Creation, migration and refusal of the file of a store."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from midstream.store.sqlite.database import PRERELEASE_ID, SCHEMA_VERSION, Datab
 from midstream.store.sqlite.reads import reading
 
 
-async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
+async def test_a_missing_folder_is_reported_and_not_created(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"x\.db' cannot be created: No such file"):
         await SQLiteStore(folder / "no" / "x.db").open()
     assert _names(folder) == []
 
 
-async def test_a_folder_is_no_database(folder: Path) -> None:
+async def test_a_folder_is_refused_as_a_database(folder: Path) -> None:
     with pytest.raises(UsageError, match="not a regular file"):
         await SQLiteStore(folder).open()
 
@@ -34,7 +34,7 @@ async def test_a_folder_is_no_database(folder: Path) -> None:
         (b"SQLite format 3\0" + b"\xff" * 5000, StoreDamagedError),
     ],
 )
-async def test_what_is_no_database_is_refused_and_left_alone(
+async def test_a_file_that_is_no_database_is_refused_and_left_unchanged(
     folder: Path, content: bytes, error: type[MidstreamError]
 ) -> None:
     path = folder / "x.db"
@@ -53,7 +53,7 @@ async def test_what_is_no_database_is_refused_and_left_alone(
         ("pragma application_id = 7", "another program"),
     ],
 )
-async def test_another_programs_database_is_refused_and_left_alone(
+async def test_another_programs_database_is_refused_and_left_unchanged(
     folder: Path, sql: str, message: str
 ) -> None:
     path = folder / "x.db"
@@ -65,7 +65,7 @@ async def test_another_programs_database_is_refused_and_left_alone(
     assert _names(folder) == ["x.db"]
 
 
-def test_tables_that_another_process_makes_meanwhile_are_ours(folder: Path) -> None:
+def test_tables_created_concurrently_by_another_process_are_accepted(folder: Path) -> None:
     file = DatabaseFile(folder / "x.db", World(), None)
     with closing(file.connect()) as us, closing(file.connect()) as other:
         us.execute("pragma journal_mode = wal")
@@ -80,7 +80,7 @@ def test_tables_that_another_process_makes_meanwhile_are_ours(folder: Path) -> N
         assert [file.is_prepared(us), file.is_prepared(us)] == [False, True]
 
 
-async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:
+async def test_a_newer_schema_is_refused_with_advice(folder: Path) -> None:
     store = SQLiteStore(folder / "x.db")
     await store.open()
     await store.close()
@@ -89,7 +89,7 @@ async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:
         await SQLiteStore(folder / "x.db").open()
 
 
-async def test_a_database_of_a_version_before_the_first_release_is_refused_with_what_to_do(
+async def test_a_database_from_before_the_first_release_is_refused_with_advice(
     folder: Path,
 ) -> None:
     _execute(folder / "x.db", f"create table record (x); pragma application_id = {PRERELEASE_ID}")
@@ -99,7 +99,7 @@ async def test_a_database_of_a_version_before_the_first_release_is_refused_with_
     assert (folder / "x.db").read_bytes() == before
 
 
-async def test_a_reader_sees_the_namespace_of_a_store_that_is_open(folder: Path) -> None:
+async def test_a_reader_sees_the_namespace_of_an_open_store(folder: Path) -> None:
     store = SQLiteStore(folder / "x.db")
     await store.open()
     await store.kv_put("pool", "k", b"{}", expected=0, at=2.0)

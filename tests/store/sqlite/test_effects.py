@@ -31,7 +31,7 @@ async def store(folder: Path) -> AsyncIterator[SQLiteStore]:
 
 
 async def _within(store: SQLiteStore, effect: Effect, *, within_s: float = 1.0) -> object:
-    """Let an effect happen in the append of a record that says what came of it; return that or the error."""
+    """Run an effect in the append of a record of its outcome; return the outcome or the error."""
     came: list[object] = []
 
     def work(attempt: Attempt) -> Batch:
@@ -75,7 +75,7 @@ async def test_an_effect_and_its_records_are_committed_together(store: SQLiteSto
 
 
 @spec("TURN-68")
-async def test_what_an_effect_wrote_before_it_failed_is_undone_and_its_records_stay(
+async def test_a_failed_effect_is_rolled_back_and_its_records_stay(
     store: SQLiteStore,
 ) -> None:
     def fails(tx: Transaction) -> None:
@@ -96,7 +96,7 @@ async def test_what_an_effect_wrote_before_it_failed_is_undone_and_its_records_s
 @pytest.mark.parametrize(
     ("expected", "epoch", "refusal"), [(7, 1, JournalMovedError), (1, 2, LeaseLostError)]
 )
-async def test_an_effect_is_not_begun_where_its_records_could_not_be_appended(
+async def test_an_effect_does_not_start_where_its_records_could_not_be_appended(
     store: SQLiteStore, expected: int, epoch: int, refusal: type[Exception]
 ) -> None:
     def work(attempt: Attempt) -> Batch:
@@ -107,7 +107,7 @@ async def test_an_effect_is_not_begun_where_its_records_could_not_be_appended(
     assert await _done(store) == []
 
 
-async def test_work_that_raises_ours_leaves_nothing_of_its_effect(store: SQLiteStore) -> None:
+async def test_work_that_raises_our_error_leaves_nothing_of_its_effect(store: SQLiteStore) -> None:
     def work(attempt: Attempt) -> Batch:
         attempt(_insert("it"), within_s=60.0)
         raise StoreBusyError("not now")
@@ -117,7 +117,7 @@ async def test_work_that_raises_ours_leaves_nothing_of_its_effect(store: SQLiteS
     assert await _done(store) == []
 
 
-async def test_work_with_a_bug_leaves_nothing_and_the_store_goes_on(store: SQLiteStore) -> None:
+async def test_work_with_a_bug_leaves_nothing_and_the_store_continues(store: SQLiteStore) -> None:
     def work(attempt: Attempt) -> Batch:
         attempt(_insert("it"), within_s=60.0)
         raise KeyError("bug")
@@ -166,7 +166,7 @@ OUT_OF_REACH = [
 
 @spec("TURN-69")
 @pytest.mark.parametrize("statement", OUT_OF_REACH)
-async def test_what_is_not_the_tools_is_out_of_its_reach(store: SQLiteStore, statement: str) -> None:
+async def test_a_tool_cannot_reach_tables_of_the_store(store: SQLiteStore, statement: str) -> None:
     await _within(store, _insert("kept"))
     before = await store.read("s", after=0, limit=1000)
     error = await _within(store, lambda tx: tx.execute(statement))
@@ -176,7 +176,7 @@ async def test_what_is_not_the_tools_is_out_of_its_reach(store: SQLiteStore, sta
 
 
 @spec("TURN-69")
-async def test_a_trigger_of_the_tools_reaches_no_further_than_the_tool(store: SQLiteStore) -> None:
+async def test_a_trigger_of_the_tool_reaches_no_further_than_the_tool(store: SQLiteStore) -> None:
     trigger = "create trigger app_t after insert on app_done begin delete from record; end"
     await _within(store, lambda tx: tx.execute(trigger))
     assert isinstance(await _within(store, _insert("it")), TransactionError)
@@ -198,11 +198,11 @@ WITHIN_REACH = [
 
 
 @pytest.mark.parametrize("statement", WITHIN_REACH)
-async def test_what_is_the_tools_is_within_its_reach(store: SQLiteStore, statement: str) -> None:
+async def test_a_tool_can_use_its_own_tables(store: SQLiteStore, statement: str) -> None:
     assert isinstance(await _within(store, lambda tx: tx.execute(statement)), list)
 
 
-def test_every_table_of_ours_is_known(folder: Path) -> None:
+def test_every_table_of_the_store_is_known(folder: Path) -> None:
     path = folder / "x.db"
 
     async def make() -> None:
@@ -226,7 +226,7 @@ ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) {}"
     "statement",
     [ENDLESS.format("select sum(i) from n"), f"insert into app_done {ENDLESS.format('select i, i from n')}"],
 )
-async def test_a_statement_that_takes_too_long_is_interrupted_and_the_outcome_is_appended(
+async def test_a_statement_that_exceeds_the_time_limit_is_interrupted_and_the_outcome_appended(
     store: SQLiteStore, statement: str
 ) -> None:
     def slow(tx: Transaction) -> None:
@@ -240,7 +240,7 @@ async def test_a_statement_that_takes_too_long_is_interrupted_and_the_outcome_is
     assert b"time limit of this call was reached" in bodies[1]
 
 
-async def test_a_tool_whose_time_is_over_runs_no_further_statement(folder: Path) -> None:
+async def test_a_tool_beyond_its_time_limit_runs_no_further_statement(folder: Path) -> None:
     class Later(World):
         at = 0.0
 
@@ -284,14 +284,14 @@ async def test_a_statement_that_ends_the_transaction_ends_the_effect_and_not_the
     assert len(await store.read("s", after=0, limit=9)) == 5
 
 
-async def test_a_transaction_is_void_when_its_tool_has_returned(store: SQLiteStore) -> None:
+async def test_a_transaction_is_void_after_its_tool_has_returned(store: SQLiteStore) -> None:
     kept: list[Transaction] = []
     await _within(store, kept.append)
     with pytest.raises(UsageError, match="ended when its tool returned"):
         kept[0].execute("select 1")
 
 
-async def test_effects_disturb_nobody_who_appends_at_the_same_time(store: SQLiteStore) -> None:
+async def test_effects_do_not_disturb_concurrent_appends(store: SQLiteStore) -> None:
     for number in range(10):
         await store.claim(f"t{number}", at=1.0)
 
@@ -308,7 +308,7 @@ async def test_effects_disturb_nobody_who_appends_at_the_same_time(store: SQLite
     assert await _done(store) == [("it",)]
 
 
-async def test_a_tool_that_holds_everybody_up_is_named_in_the_log(
+async def test_a_tool_that_blocks_all_sessions_is_named_in_the_log(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Ticking(World):
@@ -327,7 +327,7 @@ async def test_a_tool_that_holds_everybody_up_is_named_in_the_log(
 
 
 @spec("TURN-68")
-async def test_a_statement_that_failed_says_what_is_left_of_it_and_of_the_transaction(
+async def test_a_failed_statement_reports_what_remains_of_it_and_of_the_transaction(
     store: SQLiteStore,
 ) -> None:
     failed: list[TransactionError] = []

@@ -29,7 +29,7 @@ LOOP, THREAD = "loop", "thread"
 
 
 class Clock(World):
-    """It goes when it is told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -39,7 +39,7 @@ class Clock(World):
 
 
 class Scribe:
-    """A writer that notes where it commits, and how many at a time; 0 for a copy of the log."""
+    """A writer that records where and how many it commits; 0 for a checkpoint of the log."""
 
     def __init__(self) -> None:
         self.log_pages = 0
@@ -93,11 +93,11 @@ class Bench:
         return await asyncio.wait_for(answer, WAIT_S)
 
     async def where(self, sync: Sync = Sync.NORMAL) -> str:
-        """Let an operation be committed that may be here, and say where that was done."""
+        """Commit an operation that may run on the loop, and return where it ran."""
         return str(await self.after(self.ask(_where, sync)))
 
     def ask(self, write: Callable[[], T], sync: Sync) -> asyncio.Future[T]:
-        """Let an operation be committed that may be here, as a store does."""
+        """Submit an operation that may run on the loop, as a store does."""
         answer = asyncio.get_running_loop().create_future()
         if (done := self.commits.now(write, sync)) is None:
             return self.commits.submit(write, sync)
@@ -105,14 +105,14 @@ class Bench:
         return answer
 
 
-async def test_one_that_is_alone_is_committed_where_it_is_asked_for() -> None:
+async def test_a_single_operation_is_committed_on_the_event_loop() -> None:
     async with Bench() as bench:
         answer = bench.ask(_where, Sync.NORMAL)
         assert answer.result() == LOOP
         assert bench.scribe.commits == [(LOOP, 1)]
 
 
-async def test_what_waits_for_the_disk_is_the_threads() -> None:
+async def test_an_operation_that_waits_for_the_disk_is_committed_on_the_thread() -> None:
     async with Bench() as bench:
         assert await bench.where(Sync.FULL) == THREAD
 
@@ -120,14 +120,14 @@ async def test_what_waits_for_the_disk_is_the_threads() -> None:
 @pytest.mark.parametrize(
     ("durability", "sync", "where"), [("power", Sync.NORMAL, THREAD), ("process", Sync.FULL, LOOP)]
 )
-async def test_the_durability_of_the_store_says_what_waits_for_the_disk(
+async def test_the_durability_of_the_store_decides_which_operations_wait_for_the_disk(
     durability: Durability, sync: Sync, where: str
 ) -> None:
     async with Bench(durability) as bench:
         assert await bench.where(sync) == where
 
 
-async def test_behind_a_commit_on_the_thread_all_wait() -> None:
+async def test_all_operations_wait_behind_a_commit_on_the_thread() -> None:
     async with Bench() as bench:
         may_go_on = threading.Event()
         slow = bench.commits.submit(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
@@ -138,19 +138,19 @@ async def test_behind_a_commit_on_the_thread_all_wait() -> None:
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 1)]
 
 
-async def test_nobody_overtakes_those_who_wait_while_the_loop_has_not_heard_of_the_thread() -> None:
+async def test_no_operation_overtakes_those_whose_commit_the_loop_has_not_noticed() -> None:
     async with Bench() as bench:
         order: list[int] = []
         asked = [bench.commits.submit(partial(order.append, number), Sync.FULL) for number in range(2)]
         until = time.monotonic() + WAIT_S
-        while bench.thread.is_at_work:  # the loop is not let go on meanwhile
+        while bench.thread.is_at_work:  # The loop does not continue meanwhile.
             assert time.monotonic() < until
         asked.append(bench.ask(partial(order.append, 2), Sync.NORMAL))
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
         assert order == [0, 1, 2]
 
 
-async def test_nothing_is_committed_here_while_the_thread_does_something_else() -> None:
+async def test_nothing_is_committed_on_the_loop_while_the_thread_is_busy() -> None:
     async with Bench() as bench:
         may_go_on = threading.Event()
         working = bench.thread.submit(lambda: may_go_on.wait(WAIT_S))
@@ -159,21 +159,21 @@ async def test_nothing_is_committed_here_while_the_thread_does_something_else() 
         assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
 
 
-async def test_the_first_commit_of_a_new_log_is_the_threads() -> None:
-    """It syncs the log's head, whatever it is asked to sync."""
+async def test_the_first_commit_of_a_new_log_runs_on_the_thread() -> None:
+    """It syncs the log's head, whatever sync was requested."""
     async with Bench() as bench:
         await bench.commits.clear_log()
         assert [await bench.where(), await bench.where()] == [THREAD, LOOP]
 
 
-async def test_a_long_log_is_copied_back_on_the_thread() -> None:
+async def test_a_long_log_is_checkpointed_on_the_thread() -> None:
     async with Bench() as bench:
         bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
         assert [await bench.where(), await bench.where(), await bench.where()] == [LOOP, THREAD, LOOP]
         assert bench.scribe.commits == [(LOOP, 1), (THREAD, 0), (THREAD, 1), (LOOP, 1)]
 
 
-async def test_after_a_slow_write_commits_are_the_threads_for_a_while() -> None:
+async def test_after_a_slow_write_commits_run_on_the_thread_for_a_while() -> None:
     async with Bench() as bench:
 
         def be_slow() -> str:
@@ -188,7 +188,7 @@ async def test_after_a_slow_write_commits_are_the_threads_for_a_while() -> None:
         assert await bench.where() == LOOP
 
 
-async def test_those_who_shared_a_commit_share_the_next_one() -> None:
+async def test_operations_that_shared_a_commit_share_the_next_one() -> None:
     async with Bench() as bench:
         asked = [bench.commits.submit(_where, Sync.FULL) for _ in range(4)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
@@ -198,7 +198,7 @@ async def test_those_who_shared_a_commit_share_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(("durability", "is_ready"), [("default", True), ("power", False)])
-async def test_an_operation_is_worth_a_try_here_while_nothing_is_committed_elsewhere(
+async def test_an_immediate_commit_is_attempted_only_while_nothing_is_committed_elsewhere(
     durability: Durability,
     is_ready: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
@@ -210,7 +210,7 @@ async def test_an_operation_is_worth_a_try_here_while_nothing_is_committed_elsew
         assert bench.commits.is_ready is is_ready
 
 
-async def test_what_is_refused_here_and_now_is_to_be_asked_for() -> None:
+async def test_an_immediate_commit_that_is_refused_must_be_submitted() -> None:
     async with Bench() as bench:
 
         def refuse() -> None:
@@ -220,7 +220,7 @@ async def test_what_is_refused_here_and_now_is_to_be_asked_for() -> None:
         assert await bench.where() == LOOP
 
 
-async def test_a_refusal_and_a_bug_are_the_answer_and_the_next_one_is_committed() -> None:
+async def test_a_refusal_and_a_bug_are_results_and_the_next_operation_is_committed() -> None:
     async with Bench() as bench:
 
         def refuse() -> None:
@@ -236,7 +236,7 @@ async def test_a_refusal_and_a_bug_are_the_answer_and_the_next_one_is_committed(
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_all_are_committed_in_the_order_in_which_they_were_asked_for(seed: int) -> None:
+async def test_all_operations_are_committed_in_the_order_of_their_submission(seed: int) -> None:
     chance, order, places = random.Random(seed), list[int](), set[str]()
     async with Bench() as bench:
 

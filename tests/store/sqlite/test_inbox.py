@@ -1,4 +1,4 @@
-"""The SQL of the inbox, on a database of its own; what several nodes make of it is the store contract's."""
+"""The SQL of the inbox, on its own database; the store contract covers several nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _everybody(node: str) -> bool:
     return True
 
 
-def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None:
+def test_a_command_is_undecided_until_it_is_answered(db: apsw.Connection) -> None:
     _session(db, "s", "us", epoch=7)
     first = inbox.put(db, "s", "them", b"1")
     second = inbox.put(db, "new", "them", b"2")
@@ -62,20 +62,20 @@ def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None
     assert view.answers("them") == []
 
 
-def test_nobody_answers_for_another_living_node(db: apsw.Connection) -> None:
+def test_a_node_cannot_answer_for_another_living_node(db: apsw.Connection) -> None:
     _session(db, "s", "them")
     forwarded = inbox.put(db, "s", "sender", b"1")
     inbox.answer(db, forwarded, b"no", us="us", may_hold=_everybody)
     assert [each.number for each in _view(db).list_undecided()] == [forwarded]
 
 
-def test_an_answer_to_a_dead_sender_is_not_kept(db: apsw.Connection) -> None:
+def test_an_answer_to_a_dead_sender_is_not_stored(db: apsw.Connection) -> None:
     forwarded = inbox.put(db, "s", "dead", b"1")
     inbox.answer(db, forwarded, b"yes", us="us", may_hold=_nobody)
     assert (_view(db).list_undecided(), _view(db).answers("dead")) == ([], [])
 
 
-def test_what_a_dead_sender_asked_and_was_answered_is_cleared(db: apsw.Connection) -> None:
+def test_commands_and_answers_of_a_dead_sender_are_cleared(db: apsw.Connection) -> None:
     answered, asked = inbox.put(db, "s", "dead", b"1"), inbox.put(db, "s", "dead", b"2")
     inbox.answer(db, answered, b"yes", us="us", may_hold=_everybody)
     inbox.clear(db, is_alive=_everybody)
@@ -95,13 +95,13 @@ def test_open_turns_without_a_living_node_are_found(db: apsw.Connection) -> None
     assert sorted(_view(db).orphans(["us"])) == [("given up", 2, None), ("lost", 3, "dead")]
 
 
-def test_looking_for_open_turns_does_not_read_all_sessions(db: apsw.Connection) -> None:
+def test_the_search_for_open_turns_does_not_read_all_sessions(db: apsw.Connection) -> None:
     for query in (inbox.FIND_GIVEN_UP, inbox.FIND_ORPHANS.replace("?", "'[]'")):
         plan = " ".join(str(row[3]) for row in db.execute(f"explain query plan {query}"))
         assert "session_live" in plan
 
 
-def test_a_session_has_moved_if_its_end_is_another_or_it_is_gone(db: apsw.Connection) -> None:
+def test_a_session_has_moved_if_its_end_has_changed_or_it_is_deleted(db: apsw.Connection) -> None:
     _session(db, "s", "us")
     db.execute("insert into record select id, 1, 1, x'7b7d', x'' from session")
     view = _view(db)

@@ -19,14 +19,14 @@ def db() -> Iterator[apsw.Connection]:
     connection.close()
 
 
-def test_an_entry_is_replaced_only_by_who_names_its_version(db: apsw.Connection) -> None:
+def test_an_entry_is_replaced_only_with_its_current_version(db: apsw.Connection) -> None:
     assert key_values.put(db, "pool", "k", b"1", expected=0, at=1.0) == 1
     with pytest.raises(EntryMovedError, match="entry 'k' has version 1, not 2"):
         key_values.put(db, "pool", "k", b"2", expected=2, at=2.0)
     assert _entries(db) == [KeyValueEntry("k", 1, b"1", 1.0)]
 
 
-def test_a_dropped_entry_leaves_only_its_version_behind(db: apsw.Connection) -> None:
+def test_a_deleted_entry_leaves_only_its_version_behind(db: apsw.Connection) -> None:
     key_values.put(db, "pool", "k", b"1", expected=0, at=1.0)
     assert not key_values.delete(db, "pool", "k", expected=2)
     assert key_values.delete(db, "pool", "k", expected=1)

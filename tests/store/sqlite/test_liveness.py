@@ -13,7 +13,7 @@ from midstream.store.sqlite.liveness import NodeLock, Peers, is_alive, sweep
 from tests.spec import spec
 
 
-def test_an_node_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
+def test_a_node_is_alive_while_it_holds_its_lock(tmp_path: Path) -> None:
     lock = NodeLock(tmp_path / "nodes", "o1")
     assert is_alive(tmp_path / "nodes", "o1")
     assert is_alive(tmp_path / "nodes", "o1"), "looking does not kill"
@@ -22,11 +22,11 @@ def test_an_node_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
     assert not is_alive(tmp_path / "nodes", "o1")
 
 
-def test_an_node_nobody_knows_is_dead(tmp_path: Path) -> None:
+def test_an_unknown_node_is_dead(tmp_path: Path) -> None:
     assert not is_alive(tmp_path, "o1")
 
 
-def test_a_dead_nodes_file_goes_with_the_first_who_looks(tmp_path: Path) -> None:
+def test_the_file_of_a_dead_node_is_removed_by_the_first_check(tmp_path: Path) -> None:
     NodeLock(tmp_path, "o1").drop()
     assert [path.name for path in tmp_path.iterdir()] == ["o1.lock"]
     assert not is_alive(tmp_path, "o1")
@@ -41,7 +41,7 @@ def test_a_sweep_removes_dead_nodes_only(tmp_path: Path) -> None:
     living.give_up()
 
 
-def test_a_sweep_never_takes_away_what_is_just_being_locked(tmp_path: Path) -> None:
+def test_a_sweep_never_removes_a_file_that_is_being_locked(tmp_path: Path) -> None:
     is_over = threading.Event()
 
     def sweep_on() -> None:
@@ -60,7 +60,7 @@ def test_a_sweep_never_takes_away_what_is_just_being_locked(tmp_path: Path) -> N
         sweeper.join()
 
 
-def test_a_lock_that_cannot_be_taken_says_what_to_do(tmp_path: Path) -> None:
+def test_a_failed_lock_reports_advice(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is not a folder"):
         NodeLock(tmp_path / "file", "o1")
@@ -69,7 +69,7 @@ def test_a_lock_that_cannot_be_taken_says_what_to_do(tmp_path: Path) -> None:
 
 
 class Circle:
-    """Two nodes, of whom one looks at the other, and a clock."""
+    """Two nodes, one of which observes the other, and a clock."""
 
     def __init__(self, folder: Path) -> None:
         self.us, self.other = NodeLock(folder, "us"), NodeLock(folder, "other")
@@ -80,7 +80,7 @@ class Circle:
     def pass_s(self, seconds: float, *, step_s: float = 0.5, beats: bool = False) -> None:
         for _ in range(int(seconds / step_s)):
             self.now += step_s
-            # The real ones lie seconds apart; these, too close for a file system's clock, are numbered.
+            # The real ones are seconds apart; these, too close for a file system's clock, are numbered.
             if beats:
                 os.utime(self._file, ns=(int(self.now * 1e9),) * 2)
             self.peers.check_all(now=self.now)
@@ -99,14 +99,14 @@ def circle(tmp_path: Path) -> Iterator[Circle]:
     circle.give_up()
 
 
-def test_an_node_that_beats_may_take_as_long_as_it_likes(circle: Circle) -> None:
+def test_a_node_that_sends_heartbeats_stays_alive_for_any_time(circle: Circle) -> None:
     circle.pass_s(100, beats=True)
     assert circle.peers.living == {"other"}
     assert circle.peers.frozen == frozenset()
     assert circle.peers.may_hold("other")
 
 
-def test_an_node_that_is_silent_for_a_lease_is_frozen_until_it_beats_again(circle: Circle) -> None:
+def test_a_node_silent_for_a_lease_is_frozen_until_its_next_heartbeat(circle: Circle) -> None:
     circle.pass_s(9.5)
     assert circle.peers.may_hold("other")
     circle.pass_s(1)
@@ -118,14 +118,14 @@ def test_an_node_that_is_silent_for_a_lease_is_frozen_until_it_beats_again(circl
     assert circle.peers.living == {"other"}
 
 
-def test_time_in_which_the_observer_stood_still_is_held_against_nobody(circle: Circle) -> None:
-    circle.now += 3600  # it was stopped, or the machine was suspended
+def test_a_pause_of_the_observer_does_not_count_as_silence(circle: Circle) -> None:
+    circle.now += 3600  # It was stopped, or the machine was suspended.
     circle.peers.check_all(now=circle.now)
     circle.pass_s(8)
     assert circle.peers.may_hold("other")
 
 
-def test_an_node_that_dies_or_comes_is_seen_with_the_next_look(circle: Circle, tmp_path: Path) -> None:
+def test_a_dead_or_new_node_is_noticed_at_the_next_check(circle: Circle, tmp_path: Path) -> None:
     circle.other.drop()
     assert circle.peers.check_all(now=circle.now)
     assert circle.peers.living | circle.peers.frozen == frozenset()
@@ -136,7 +136,7 @@ def test_an_node_that_dies_or_comes_is_seen_with_the_next_look(circle: Circle, t
     third.give_up()
 
 
-def test_an_node_beats_only_while_somebody_sees_it(circle: Circle, tmp_path: Path) -> None:
+def test_a_node_sends_heartbeats_only_while_another_node_observes_it(circle: Circle, tmp_path: Path) -> None:
     def beat_of(name: str) -> int:
         return (tmp_path / f"{name}.lock").stat().st_mtime_ns
 
@@ -150,7 +150,7 @@ def test_an_node_beats_only_while_somebody_sees_it(circle: Circle, tmp_path: Pat
     assert beat_of("us") == 0
 
 
-def test_two_who_look_at_a_dead_node_at_once_both_find_it_dead(tmp_path: Path) -> None:
+def test_two_concurrent_checks_of_a_dead_node_both_find_it_dead(tmp_path: Path) -> None:
     for number in range(50):
         NodeLock(tmp_path, f"o{number}").drop()
     answers: list[bool] = []
@@ -165,7 +165,7 @@ def test_two_who_look_at_a_dead_node_at_once_both_find_it_dead(tmp_path: Path) -
     assert not any(answers)
 
 
-def test_the_lock_and_its_folder_are_this_users_only(tmp_path: Path) -> None:
+def test_the_lock_and_its_folder_are_private_to_this_user(tmp_path: Path) -> None:
     lock = NodeLock(tmp_path / "nodes", "o1")
     assert (tmp_path / "nodes").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "nodes" / "o1.lock").stat().st_mode & 0o777 == 0o600
@@ -192,7 +192,7 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> N
 
 
 @spec("SEC-55", "SEC-56", "SEC-57")
-def test_what_is_no_lock_file_holds_no_lock_and_stays(tmp_path: Path) -> None:
+def test_a_file_that_is_no_lock_file_is_not_locked_and_stays(tmp_path: Path) -> None:
     target = tmp_path / "target.lock"
     target.write_text("precious")
     folder = tmp_path / "nodes"

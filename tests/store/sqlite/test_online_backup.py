@@ -1,4 +1,4 @@
-"""Copies of a database that servers work on."""
+"""Copies of a database while servers work on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("node_process.py")
 WAIT_S = 60.0
 
 
-async def test_copies_of_a_database_at_work_are_each_of_one_moment(folder: Path) -> None:
+async def test_each_copy_of_a_busy_database_is_of_one_moment(folder: Path) -> None:
     path, appends = folder / "x.db", 3000
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(PROGRAM), str(path), "s", str(appends), stdout=asyncio.subprocess.PIPE
@@ -35,14 +35,16 @@ async def test_copies_of_a_database_at_work_are_each_of_one_moment(folder: Path)
             found = await found_in(copy)
             assert found == [b"%d" % number for number in range(done.records)]
             counts.append(done.records)
-        with contextlib.suppress(ProcessLookupError):  # a fast one is done before the copies
+        with contextlib.suppress(ProcessLookupError):  # A fast one is done before the copies.
             process.kill()
         await process.wait()
     assert counts == sorted(counts)
     assert counts[-1] > counts[0], "nothing was written between the copies"
 
 
-async def test_a_session_goes_on_in_a_copy_while_its_node_is_alive(store: SQLiteStore, folder: Path) -> None:
+async def test_a_session_continues_in_a_copy_while_its_node_is_alive(
+    store: SQLiteStore, folder: Path
+) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
     done = back_up(folder / "x.db", folder / "copy.db")
@@ -56,9 +58,7 @@ async def test_a_session_goes_on_in_a_copy_while_its_node_is_alive(store: SQLite
     await copy.close()
 
 
-async def test_a_file_that_exists_is_only_replaced_where_that_is_asked_for(
-    store: SQLiteStore, folder: Path
-) -> None:
+async def test_an_existing_file_is_replaced_only_on_request(store: SQLiteStore, folder: Path) -> None:
     await append(store, b"a", expected=0, epoch=await store.claim("s", at=1.0))
     target = folder / "copy.db"
     target.write_text("mine")
@@ -73,7 +73,7 @@ async def test_a_file_that_exists_is_only_replaced_where_that_is_asked_for(
             back_up(folder / "x.db", folder / same, may_replace=True)
 
 
-async def test_what_cannot_be_copied_leaves_nothing_behind(store: SQLiteStore, folder: Path) -> None:
+async def test_a_failed_copy_leaves_nothing_behind(store: SQLiteStore, folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     for number in range(200):
         await append(store, b"%d" % number * 1000, expected=number, epoch=epoch)
@@ -95,7 +95,7 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.endswith(("-wal", "-shm"))}
 
 
-async def test_progress_rises_to_the_whole(
+async def test_progress_rises_to_one(
     store: SQLiteStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch = await store.claim("s", at=1.0)

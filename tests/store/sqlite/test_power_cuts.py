@@ -1,4 +1,4 @@
-"""The power fails at any moment: what was synced is there, and no journal has a gap."""
+"""Power cuts at any moment: synced records are there, and no journal has a gap."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRUNED = b"what the first ones fold to"
 
 
 async def _run(path: Path, disk: Disk, durability: Durability, chance: random.Random) -> None:
-    """Append here and there; note in the disk's log what is promised from then on."""
+    """Append here and there; note in the disk's log the promises from then on."""
     store = SQLiteStore(path, vfs=disk.name, durability=durability, world=FakeWorld())
     await store.open()
     ends = dict.fromkeys(SESSIONS, 0)
@@ -60,7 +60,7 @@ async def _run(path: Path, disk: Disk, durability: Durability, chance: random.Ra
         if number % 25 == 24:
             assert store._opened is not None
             await store._opened.commits.clear_log()
-        if chance.random() < 0.1:  # nothing but words
+        if chance.random() < 0.1:  # Deltas only.
             ends[session] = await store.append(
                 session, Batch([b"word"], expected=ends[session], epoch=epochs[session], sync=Sync.NORMAL)
             )
@@ -75,7 +75,7 @@ def _last_note(log: list[Operation]) -> Note:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["default", "power"])
-async def test_after_a_power_cut_each_journal_is_gapless_and_holds_what_was_synced(
+async def test_after_a_power_cut_each_journal_is_gapless_and_holds_all_synced_records(
     folder: Path, durability: Durability
 ) -> None:
     chance = random.Random(7)
@@ -92,7 +92,7 @@ async def test_after_a_power_cut_each_journal_is_gapless_and_holds_what_was_sync
             session: (found.ends[session], promised.ends[session], found.epochs[session])
             for session in SESSIONS
             if found.ends[session] < promised.ends[session]
-            # A reader that saw a lost record must be told: its epoch is never given again.
+            # A reader that saw a lost record must be informed: its epoch is never reused.
             or found.epochs[session] <= promised.epochs[session]
         }
         assert broken == {}, f"cut {number} of {durability}"
@@ -101,9 +101,9 @@ async def test_after_a_power_cut_each_journal_is_gapless_and_holds_what_was_sync
 
 
 async def _what_is_found(folder: Path, files: dict[str, bytes]) -> Note:
-    """Return the ends of the journals, and the epochs that their next nodes get."""
+    """Return the ends of the journals, and the epochs of their next nodes."""
     _write(folder, files)
-    store = SQLiteStore(folder / "x.db", durability="process")  # nothing more is cut
+    store = SQLiteStore(folder / "x.db", durability="process")  # Nothing more is cut.
     await store.open()
     found = Note({}, {})
     for session in SESSIONS:
@@ -124,12 +124,12 @@ async def _what_is_found(folder: Path, files: dict[str, bytes]) -> Note:
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     folder.mkdir()
     for file, content in files.items():
-        if not file.endswith("-shm"):  # memory, not disk
+        if not file.endswith("-shm"):  # Memory, not disk.
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_bytes(content)
 
 
-def test_the_disk_of_these_tests_loses_what_was_not_synced(folder: Path) -> None:
+def test_the_disk_of_these_tests_loses_unsynced_data(folder: Path) -> None:
     disk = Disk("power-itself")
     db = apsw.Connection(str(folder / "x.db"), vfs=disk.name)
     db.execute("pragma synchronous = off; create table t (a)")

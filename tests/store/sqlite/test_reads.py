@@ -1,4 +1,4 @@
-"""Looking into a database from outside, while a store works on it."""
+"""Reads of a database from outside, while a store works on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spec import spec
 from tests.store.stores import append
 
 
-async def test_a_reader_sees_what_a_working_store_has(store: SQLiteStore, folder: Path) -> None:
+async def test_a_reader_sees_the_content_of_a_working_store(store: SQLiteStore, folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
     with reading(folder / "x.db") as reader:
@@ -25,7 +25,7 @@ async def test_a_reader_sees_what_a_working_store_has(store: SQLiteStore, folder
     assert await append(store, b"b", expected=1, epoch=epoch) == 2
 
 
-def test_a_reader_makes_nothing(folder: Path) -> None:
+def test_a_reader_creates_nothing(folder: Path) -> None:
     with pytest.raises(NotFoundError, match="no database"), reading(folder / "x.db"):
         pass
     (folder / "x.db").touch()
@@ -42,7 +42,7 @@ def test_a_reader_makes_nothing(folder: Path) -> None:
         (reads.LIST_NUMBERS_OF, (None, 2.0, "s", 200, "[]", "a", "b"), "sqlite_autoindex_session_1"),
     ],
 )
-def test_a_page_reads_no_session_before_its_place_or_of_others(
+def test_a_page_reads_only_sessions_after_its_cursor_by_an_index(
     tmp_path: Path, query: str, values: tuple[object, ...], is_found_by: str
 ) -> None:
     db = apsw.Connection(str(tmp_path / "x.db"))

@@ -1,4 +1,4 @@
-"""Whatever two nodes do to a SQLite file, the reference store in memory answers the same."""
+"""SQLite and the reference store in memory return the same results for any operations of two nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.search import tried
 
 SESSIONS = st.sampled_from(["s", "t"])
 OFFSETS = st.sampled_from([0, 0, 0, 0, -1, 1])
-"""How far a command is from the epoch or the end that would be right."""
+"""Offset of a command from the correct epoch or end."""
 
 
 class Claim(NamedTuple):
@@ -52,7 +52,7 @@ class Delete(NamedTuple):
 
 
 class Die(NamedTuple):
-    """The node is killed, another one starts."""
+    """The node is killed, and another one starts."""
 
 
 class Reopen(NamedTuple):
@@ -146,7 +146,7 @@ class World:
         if isinstance(store, SQLiteStore):
             assert store._opened is not None
             store._opened.lock.drop()
-            await store.close()  # its threads and files; no longer its lock
+            await store.close()  # Its threads and files; no longer its lock.
         elif isinstance(store, MemoryStore):
             self.memory.kill(store.node)
 
@@ -163,7 +163,7 @@ class World:
 
 @given(story=st.lists(st.tuples(st.integers(0, 1), commands), max_size=25))
 @settings(max_examples=tried(100))
-def test_sqlite_answers_as_memory_does(folders: Path, story: list[tuple[int, Command]]) -> None:
+def test_sqlite_returns_the_same_results_as_memory(folders: Path, story: list[tuple[int, Command]]) -> None:
     async def play(world: World) -> list[object]:
         for store in world.stores:
             await store.open()

@@ -29,13 +29,13 @@ from midstream.store.sqlite.sqlite_errors import refusal_of
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.__name__,
 )
-def test_each_error_of_sqlite_has_one_meaning(error: apsw.Error, refusal: type[MidstreamError]) -> None:
+def test_each_error_of_sqlite_maps_to_one_of_ours(error: apsw.Error, refusal: type[MidstreamError]) -> None:
     found = refusal_of(error, "database 'x.db'", None)
     assert type(found) is refusal
     assert refusal is JournalMovedError or "x.db" in found.message or "larger" in found.message
 
 
-def test_an_index_of_the_log_that_finds_no_room_is_a_full_disk() -> None:
+def test_a_log_index_without_space_is_a_full_disk() -> None:
     error = apsw.IOError("x")
     error.extendedresult = apsw.SQLITE_IOERR_SHMSIZE  # type: ignore[attr-defined] # set by apsw
     assert type(refusal_of(error, "database 'x.db'", None)) is StoreFullError

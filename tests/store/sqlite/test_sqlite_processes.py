@@ -1,4 +1,4 @@
-"""Several processes on one file: a killed node's sessions are free at once, living ones share."""
+"""Several processes on one file: the sessions of a killed node are free at once, living nodes share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.store.stores import found_in
 
 PROGRAM = Path(__file__).with_name("node_process.py")
 TAKEOVER_MAX_S = 30.0
-"""Milliseconds on an idle machine; this one is shared."""
+"""Limit in seconds: it takes milliseconds on an idle machine; this one is shared."""
 
 
 async def _start(path: Path, session: str, *, appends: int) -> Process:
@@ -34,7 +34,7 @@ async def _start(path: Path, session: str, *, appends: int) -> Process:
     return process
 
 
-async def test_a_killed_nodes_session_is_taken_over_at_once(
+async def test_the_session_of_a_killed_node_is_taken_over_at_once(
     folder: Path,
 ) -> None:
     store = SQLiteStore(folder / "x.db")
@@ -94,7 +94,7 @@ asyncio.run(main())
 """
 
 
-async def test_the_files_of_sqlite_are_all_that_a_killed_process_leaves(folder: Path) -> None:
+async def test_a_killed_process_leaves_only_the_files_of_sqlite(folder: Path) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", WORDS, folder / "x.db")
     async with asyncio.timeout(60):
         assert await process.wait() == -signal.SIGKILL

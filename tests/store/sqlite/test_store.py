@@ -41,7 +41,7 @@ class TestSQLiteStore(StoreContract):
 # --- the file
 
 
-async def test_all_files_are_this_users_only(store: SQLiteStore, folder: Path) -> None:
+async def test_all_files_are_private_to_this_user(store: SQLiteStore, folder: Path) -> None:
     await store.claim("s", at=1.0)
     assert {name: oct((folder / name).stat().st_mode & 0o777) for name in _names(folder)} == {
         "x.db": "0o600",
@@ -76,7 +76,7 @@ def test_an_unknown_durability_is_refused() -> None:
         SQLiteStore("x.db", durability="sometimes")  # type: ignore[arg-type]
 
 
-async def test_damage_is_said_and_does_not_stop_the_store(folder: Path) -> None:
+async def test_damage_is_reported_and_does_not_stop_the_store(folder: Path) -> None:
     path = folder / "x.db"
     async with asyncio.timeout(60):
         await _make(path, sessions=40)
@@ -94,7 +94,7 @@ async def test_damage_is_said_and_does_not_stop_the_store(folder: Path) -> None:
     await store.close()
 
 
-# --- somebody else
+# --- other processes
 
 
 async def test_a_locked_database_is_busy_and_then_works_again(store: SQLiteStore, folder: Path) -> None:
@@ -126,7 +126,7 @@ async def test_a_foreign_write_at_our_position_is_a_conflict(store: SQLiteStore,
 # --- deleting
 
 
-async def test_what_is_deleted_lies_nowhere_any_more(store: SQLiteStore, folder: Path) -> None:
+async def test_deleted_data_is_in_no_file_any_more(store: SQLiteStore, folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a secret" * 1000, b"a secret", expected=0, epoch=epoch)
     await append(store, b"a secret", expected=2, epoch=epoch)
@@ -137,10 +137,10 @@ async def test_what_is_deleted_lies_nowhere_any_more(store: SQLiteStore, folder:
     assert found == []
 
 
-# --- odd callers
+# --- invalid callers
 
 
-async def test_bodies_are_bytes_and_names_are_text(store: SQLiteStore) -> None:
+async def test_bodies_must_be_bytes_and_names_text(store: SQLiteStore) -> None:
     epoch = await store.claim("s", at=1.0)
     with pytest.raises(UsageError, match="bytes"):
         await append(store, "text", expected=0, epoch=epoch)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ async def test_bodies_are_bytes_and_names_are_text(store: SQLiteStore) -> None:
     assert await append(store, b"a", expected=0, epoch=epoch) == 1
 
 
-async def test_closing_waits_for_those_who_wait_for_another_process(folder: Path) -> None:
+async def test_closing_waits_for_operations_that_wait_for_another_process(folder: Path) -> None:
     store = SQLiteStore(folder / "x.db")
     await store.open()
     epoch = await store.claim("s", at=1.0)

@@ -1,4 +1,4 @@
-"""The watcher's thread, on a scripted view of the database; what two real nodes see is the store contract's."""
+"""The thread of the watcher, on a scripted view of the database; the store contract covers real nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 
 class Tables:
-    """What the queries find."""
+    """The results of the queries."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -67,7 +67,7 @@ async def _watching(folder: Path, tables: Tables):  # type: ignore[no-untyped-de
         lock.give_up()
 
 
-async def test_nothing_is_asked_of_the_database_while_nobody_waits(tmp_path: Path) -> None:
+async def test_the_database_is_not_polled_without_a_watcher(tmp_path: Path) -> None:
     tables = Tables()
     async with _watching(tmp_path, tables) as watcher:
         assert await watcher.watch({}) == News()
@@ -75,7 +75,7 @@ async def test_nothing_is_asked_of_the_database_while_nobody_waits(tmp_path: Pat
     assert (looks, tables.threads) == (1, {"midstream-store-watcher"})
 
 
-async def test_more_letters_than_one_look_tells_are_told_by_the_next(tmp_path: Path) -> None:
+async def test_commands_beyond_the_limit_of_one_poll_are_reported_by_the_next(tmp_path: Path) -> None:
     tables = Tables()
     tables.undecided = [(number, "s", b"x", "us", "us", 1) for number in range(FORWARDED_MAX + 1)]
     async with _watching(tmp_path, tables) as watcher:
@@ -84,7 +84,7 @@ async def test_more_letters_than_one_look_tells_are_told_by_the_next(tmp_path: P
     assert second.forwarded_commands == (ForwardedCommand(FORWARDED_MAX, "s", b"x", "us"),)
 
 
-async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -> None:
+async def test_a_command_of_a_dead_sender_is_not_reported(tmp_path: Path) -> None:
     tables = Tables()
     tables.undecided = [(1, "s", b"x", "dead", "us", 1), (2, "s", b"y", "them", "us", 1)]
     them = NodeLock(tmp_path, "them")
@@ -94,7 +94,7 @@ async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -
     assert news.forwarded_commands == (ForwardedCommand(2, "s", b"y", "them"),)
 
 
-async def test_a_busy_store_is_looked_at_again(tmp_path: Path) -> None:
+async def test_a_busy_store_is_polled_again(tmp_path: Path) -> None:
     tables = Tables()
     tables.busy = 3
     tables.orphans = [("s", 4, None)]
@@ -102,7 +102,7 @@ async def test_a_busy_store_is_looked_at_again(tmp_path: Path) -> None:
         assert (await watcher.watch({})).orphans == ("s",)
 
 
-async def test_a_sessions_node_that_came_a_moment_ago_is_not_taken_for_dead(tmp_path: Path) -> None:
+async def test_a_node_that_just_joined_is_not_taken_for_dead(tmp_path: Path) -> None:
     tables = Tables()
     tables.orphans = [("s", 4, "newcomer"), ("t", 1, "dead")]
     newcomer = NodeLock(tmp_path, "newcomer")
@@ -112,7 +112,7 @@ async def test_a_sessions_node_that_came_a_moment_ago_is_not_taken_for_dead(tmp_
     assert news.orphans == ("t",)
 
 
-async def test_an_answer_wakes_who_waits_for_it(tmp_path: Path) -> None:
+async def test_an_answer_wakes_its_waiter(tmp_path: Path) -> None:
     tables = Tables()
     async with _watching(tmp_path, tables) as watcher:
         waiting = asyncio.ensure_future(watcher.answer_to(3))
@@ -122,7 +122,7 @@ async def test_an_answer_wakes_who_waits_for_it(tmp_path: Path) -> None:
         assert await waiting == b"ours"
 
 
-async def test_closing_lets_nobody_wait(tmp_path: Path) -> None:
+async def test_closing_ends_all_waits(tmp_path: Path) -> None:
     async with _watching(tmp_path, Tables()) as watcher:
         await watcher.watch({})
         waiting = [asyncio.ensure_future(each) for each in (watcher.watch({}), watcher.answer_to(1))]
@@ -132,7 +132,7 @@ async def test_closing_lets_nobody_wait(tmp_path: Path) -> None:
     assert [type(result) for result in results] == [asyncio.CancelledError] * 2
 
 
-async def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(tmp_path: Path) -> None:
+async def test_a_folder_that_is_temporarily_unreadable_ends_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "nodes"
     async with _watching(folder, Tables()) as watcher:
         await watcher.watch({})

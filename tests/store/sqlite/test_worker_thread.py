@@ -26,7 +26,7 @@ async def test_work_is_done_in_order_on_one_other_thread() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
-async def test_what_work_raises_is_the_answer_and_the_thread_goes_on(error: BaseException) -> None:
+async def test_an_exception_of_work_is_its_result_and_the_thread_continues(error: BaseException) -> None:
     thread = WorkThread("worker")
 
     def fail() -> None:
@@ -39,7 +39,7 @@ async def test_what_work_raises_is_the_answer_and_the_thread_goes_on(error: Base
     thread.shut()
 
 
-async def test_a_cancelled_question_is_done_all_the_same() -> None:
+async def test_cancelled_work_is_done_all_the_same() -> None:
     thread = WorkThread("worker")
     seen: list[int] = []
     thread.submit(lambda: seen.append(1)).cancel()
@@ -49,7 +49,7 @@ async def test_a_cancelled_question_is_done_all_the_same() -> None:
     thread.shut()
 
 
-def test_a_loop_that_has_ended_does_not_end_the_thread() -> None:
+def test_an_ended_event_loop_does_not_end_the_thread() -> None:
     thread = WorkThread("worker")
     release = threading.Event()
 
@@ -67,7 +67,7 @@ def test_a_loop_that_has_ended_does_not_end_the_thread() -> None:
     thread.shut()
 
 
-async def test_a_thread_that_was_shut_finishes_what_was_asked_before() -> None:
+async def test_a_thread_that_was_shut_finishes_the_submitted_work() -> None:
     thread = WorkThread("worker")
     answer = thread.submit(lambda: 3)
     thread.shut()

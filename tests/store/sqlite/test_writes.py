@@ -1,4 +1,4 @@
-"""Which append is written where: on the event loop or on the thread, with a sync or without one."""
+"""The place of each append: on the event loop or on the thread, with a sync or without one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.store.stores import append, bodies, claimed, copy_as_it_lies, found_i
 
 
 class Neighbour(World):
-    """Another process: it writes until somebody waits for it."""
+    """Another process: it writes until an append waits for it."""
 
     def __init__(self) -> None:
         self.db: apsw.Connection | None = None
@@ -46,7 +46,7 @@ def _writer(store: SQLiteStore) -> apsw.Connection:
 
 
 def _at_once(append: Coroutine[Any, Any, int]) -> int:
-    """Return the answer of an append that lets nobody else have the event loop."""
+    """Return the result of an append that never yields to the event loop."""
     try:
         append.send(None)
     except StopIteration as answered:
@@ -55,7 +55,7 @@ def _at_once(append: Coroutine[Any, Any, int]) -> int:
     raise AssertionError("it waits")
 
 
-async def test_a_small_append_that_nobody_syncs_holds_nobody_up(store: SQLiteStore) -> None:
+async def test_a_small_unsynced_append_does_not_block(store: SQLiteStore) -> None:
     epoch = await store.claim("s", at=1.0)
     assert store.append_now("s", Batch([b"a"], 0, epoch, Sync.NORMAL)) is None
     assert await append(store, b"a", expected=0, epoch=epoch) == 1, "the first of an epoch is synced"
@@ -63,7 +63,7 @@ async def test_a_small_append_that_nobody_syncs_holds_nobody_up(store: SQLiteSto
     assert await bodies(store) == [b"a", b"b"]
 
 
-async def test_a_record_is_appended_here_and_now_unless_another_was_asked_for_first(
+async def test_a_record_is_appended_immediately_unless_another_append_waits(
     store: SQLiteStore,
 ) -> None:
     epoch = await store.claim("s", at=1.0)
@@ -76,7 +76,7 @@ async def test_a_record_is_appended_here_and_now_unless_another_was_asked_for_fi
     assert await synced == 3
 
 
-async def test_a_commit_waits_for_another_process_apart_from_the_event_loop(folder: Path) -> None:
+async def test_a_commit_waits_for_another_process_off_the_event_loop(folder: Path) -> None:
     neighbour = Neighbour()
     store = SQLiteStore(folder / "x.db", world=neighbour)
     await store.open()
@@ -87,7 +87,7 @@ async def test_a_commit_waits_for_another_process_apart_from_the_event_loop(fold
     await store.close()
 
 
-async def test_an_append_that_fails_on_the_event_loop_leaves_nothing(folder: Path) -> None:
+async def test_a_failed_append_on_the_event_loop_leaves_nothing(folder: Path) -> None:
     disk = Disk("full at once")
     async with claimed(folder / "x.db", World(), vfs=disk.name, first=b"a") as (store, epoch):
         disk.is_full = True
@@ -99,7 +99,7 @@ async def test_an_append_that_fails_on_the_event_loop_leaves_nothing(folder: Pat
     assert await found_in(folder / "x.db") == [b"a", b"c"]
 
 
-async def test_a_large_append_is_not_made_on_the_event_loop(store: SQLiteStore) -> None:
+async def test_a_large_append_does_not_run_on_the_event_loop(store: SQLiteStore) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
     large = append(store, b"x" * (NOW_BYTES_MAX + 1), expected=1, epoch=epoch, sync=Sync.NORMAL)
@@ -107,10 +107,10 @@ async def test_a_large_append_is_not_made_on_the_event_loop(store: SQLiteStore) 
         _at_once(large)
 
 
-# --- no room
+# --- no space
 
 
-async def test_a_full_disk_is_said_and_changes_nothing(store: SQLiteStore) -> None:
+async def test_a_full_disk_is_reported_and_changes_nothing(store: SQLiteStore) -> None:
     epochs = [await store.claim(session, at=1.0) for session in ("s", "t")]
     await append(store, b"a", expected=0, epoch=epochs[0])
     db = _writer(store)
@@ -141,8 +141,8 @@ async def test_a_disk_that_runs_full_under_the_log_changes_nothing(folder: Path)
     assert await found_in(folder / "x.db") == [b"a", b"c"]
 
 
-async def test_an_append_whose_sync_failed_never_comes_back(folder: Path) -> None:
-    """Its pages lie in the log, whole; only what is written over them keeps a later opening from reading them."""
+async def test_an_append_with_a_failed_sync_never_reappears(folder: Path) -> None:
+    """Its pages are complete in the log; only overwriting them keeps a later opening from reading them."""
     disk = Disk("broken")
     async with claimed(folder / "x.db", World(), vfs=disk.name, first=b"a") as (store, epoch):
         disk.is_sync_broken = True
@@ -163,7 +163,7 @@ async def test_an_append_whose_sync_failed_never_comes_back(folder: Path) -> Non
 @pytest.mark.parametrize(
     ("durability", "syncs"), [("default", [1, 0]), ("power", [1, 1]), ("process", [0, 0])]
 )
-async def test_what_is_asked_to_be_synced_is_synced_once_and_nothing_else(
+async def test_only_appends_that_request_a_sync_are_synced_and_once(
     folder: Path, durability: Durability, syncs: list[int]
 ) -> None:
     disk = Disk(f"syncs-{durability}")
@@ -180,7 +180,7 @@ async def test_what_is_asked_to_be_synced_is_synced_once_and_nothing_else(
     await store.close()
 
 
-async def test_those_who_ask_at_once_share_a_sync(folder: Path) -> None:
+async def test_concurrent_appends_share_a_sync(folder: Path) -> None:
     disk = Disk("shared")
     store = SQLiteStore(folder / "x.db", vfs=disk.name)
     await store.open()
@@ -197,7 +197,7 @@ async def test_those_who_ask_at_once_share_a_sync(folder: Path) -> None:
     await store.close()
 
 
-async def test_who_was_alone_last_time_waits_for_no_company(folder: Path) -> None:
+async def test_an_append_that_was_alone_the_last_time_waits_for_no_other(folder: Path) -> None:
     disk = Disk("alone")
     store = SQLiteStore(folder / "x.db", vfs=disk.name)
     await store.open()
@@ -206,7 +206,7 @@ async def test_who_was_alone_last_time_waits_for_no_company(folder: Path) -> Non
     asked = zip(names, epochs, strict=True)
     before = disk.syncs()
     await asyncio.gather(*(append(store, b"x", expected=0, epoch=each, session=name) for name, each in asked))
-    assert disk.syncs() - before == 2  # the first at once, the 29 others together
+    assert disk.syncs() - before == 2  # The first at once, the 29 others together.
     await store.close()
 
 
@@ -225,7 +225,7 @@ async def test_a_step_syncs_once_and_writes_little(folder: Path) -> None:
     assert disk.bytes_written() / steps <= 25_000
 
 
-async def test_the_log_is_copied_back_while_the_store_works(store: SQLiteStore, folder: Path) -> None:
+async def test_the_log_is_checkpointed_while_the_store_works(store: SQLiteStore, folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     for number in range(2000):
         await append(store, b"x" * 900, expected=number, epoch=epoch, sync=Sync.NORMAL)

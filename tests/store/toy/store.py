@@ -1,6 +1,6 @@
 """A store as CONTRIBUTING describes one: one folder, one row in a registry, no change of the package.
 
-Everything is in one file, which is written anew with each change. Nodes live in one process: they are dead when it is.
+All content is in one file, which each change writes completely. Nodes live in one process and die with it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Journal(Struct):
 
 
 class Content(Struct):
-    """What is in the file."""
+    """The content of the file."""
 
     journals: dict[str, Journal] = {}
     entries: dict[str, dict[str, KeyValueEntry]] = {}

@@ -1,4 +1,4 @@
-"""A store that touches no file of the package: a folder, and one row in the registry."""
+"""A store without any change to the package: a folder, and one row in the registry."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"toy:{tmp_path / 'sessions.toy'}"
 
 
-async def test_a_session_is_served_from_a_url_and_goes_on_in_the_next_process(url: str) -> None:
+async def test_a_session_is_served_from_a_url_and_continues_in_the_next_process(url: str) -> None:
     async with Host(Agent(ScriptedModel([text("hello")])), url) as host:
         assert await host.ask("s", "hi") == "hello"
     async with Host(Agent(ScriptedModel([text("again")])), url) as host:
@@ -62,7 +62,7 @@ async def test_a_session_is_served_from_a_url_and_goes_on_in_the_next_process(ur
         assert [line.session for line in store.list()] == ["s"]
 
 
-def test_commands_that_read_a_store_take_the_url(url: str) -> None:
+def test_commands_that_read_a_store_accept_the_url(url: str) -> None:
     asyncio.run(_answer(url))
     listed = CliRunner().invoke(midstream_command, ["sessions", "list", "--store", url, "--json"])
     assert listed.exit_code == 0, listed.output
@@ -79,7 +79,9 @@ async def _answer(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_whose_agent_registers_it_serves_from_its_url_also_after_a_kill(tmp_path: Path) -> None:
+def test_a_server_whose_agent_registers_the_store_serves_from_its_url_also_after_a_kill(
+    tmp_path: Path,
+) -> None:
     shutil.copy(Path(__file__).with_name("store.py"), tmp_path / "toy_store.py")
     for words in ("one", "two"):
         with Serving(tmp_path, app=APP + REGISTERED, options=["--store", "toy:sessions.toy"]) as server:
