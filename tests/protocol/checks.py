@@ -1,4 +1,4 @@
-"""What must hold in every state of the small world, and what its end looks like."""
+"""Invariants of every state of the small world, and the conditions of its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _decoded: dict[bytes, records.Record] = {}
 
 
 def check(world: World) -> None:
-    """Raise `AssertionError` with what does not hold."""
+    """Raise `AssertionError` with the violated condition."""
     kept = [_read(body) for _, body in world.line]
     accepted = [record for record in kept if isinstance(record, CommandAccepted)]
     numbers = [record.seqno for record in accepted]
@@ -31,7 +31,7 @@ def check(world: World) -> None:
 
 
 def _check_fences(world: World, kept: list[records.Record]) -> None:
-    """Behind the record that a newer connection has the stream, older ones are told nothing, and nothing is theirs."""
+    """Assert that after the takeover record of a newer connection, older ones receive and send nothing."""
     taken = [(place, each.connection) for place, each in enumerate(kept, 1) if isinstance(each, StreamTaken)]
     for place, number in taken:
         late = [by for accepted_at, by in world.brought if accepted_at > place and 0 < by < number]
@@ -56,7 +56,7 @@ def _check_commands(process: Process, accepted: list[CommandAccepted], synced: i
 
 
 def _check_events(process: Process, world: World) -> None:
-    """What the application was told is the journal's line from the stream's first record on, each event once."""
+    """Assert that the application received the journal from the stream's first record on, each event once."""
     log = process.disk.log
     positions = [event_id.position for event_id, _ in log]
     assert positions == list(range(positions[0], positions[0] + len(positions))) if positions else True, (
@@ -77,7 +77,7 @@ def _check_events(process: Process, world: World) -> None:
 
 
 def is_at_end(world: World) -> bool:
-    """Whether everything that was to happen has happened: the turn has ended, and everybody knows."""
+    """Return whether the world has come to its end: the turn has ended, and every client has the end."""
     if world.session.is_live or not world.session.turns:
         return False
     told = [process for process in world.processes if not isinstance(process.stream.error, StreamFencedError)]

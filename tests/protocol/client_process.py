@@ -30,12 +30,12 @@ from midstream.session.calls import CallState
 from tests.protocol.values import copied, shallow, told_apart
 
 AT = 0.0
-"""When everything happens: nothing that is checked here depends on how long it took."""
+"""Time of every event: nothing checked here depends on durations."""
 AT_ONCE = Backoff(first_s=0.0, most_s=0.0)
 
 
 class Disk:
-    """What survives a client's process: its checkpoint, the log its application keeps, and what it did to the world."""
+    """Data that survives a client's process: its checkpoint, its application's log, and its outside effects."""
 
     def __init__(self, stream: str, secret: str) -> None:
         self.state: Checkpoint | None = Checkpoint(stream, secret)
@@ -43,12 +43,12 @@ class Disk:
         self.lives = 0
         self.log: tuple[tuple[EventId, bytes], ...] = ()
         self.numbered: tuple[bytes, ...] = ()
-        """Every payload that was ever numbered, as they were; nobody may look here but the checks."""
+        """Every payload that was ever numbered, unchanged; for the checks alone."""
         self.runs: dict[Place, int] = {}
-        """How often each tool really ran: the outside world."""
+        """Number of real runs of each tool: the outside world."""
 
     def copied(self) -> Disk:
-        """What somebody has who copied the folder."""
+        """Return a copy of the folder."""
         other = shallow(self)
         other.calls, other.runs = dict(self.calls), dict(self.runs)
         return other
@@ -58,7 +58,7 @@ class Disk:
         return self.state, calls, self.lives, hash(self.log), self.numbered, runs
 
     def write(self, writes: Iterable[FileWrite]) -> None:
-        """Keep changes, all or none."""
+        """Store changes, all or none."""
         for write in writes:
             self._apply(write)
 
@@ -97,14 +97,14 @@ class Disk:
 
 
 class Process:
-    """One life of a client. After anything was done to it: `settle`."""
+    """One life of a client. After each action: `settle`."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.begin()
 
     def begin(self) -> None:
-        """Go on with what is on the disk."""
+        """Continue from the data on the disk."""
         assert self.disk.state is not None
         self.disk.lives += 1
         self.stream = self.resumed(self.disk.state)
@@ -116,10 +116,10 @@ class Process:
         """Tools that run now."""
         self.can_abort = True
         self.told: EventId | None = None
-        """The last event its application was told."""
+        """The last event delivered to its application."""
 
     def resumed(self, checkpoint: Checkpoint) -> ClientStream:
-        """Take a stream up."""
+        """Resume a stream."""
         patience = float("inf")
         return ClientStream.resume(
             checkpoint, life=self.disk.lives, backoff=AT_ONCE, patience_s=patience, now=AT
@@ -138,11 +138,11 @@ class Process:
 
     @property
     def has_unread(self) -> bool:
-        """Whether the application has something to do."""
+        """Return whether the application has an event to read."""
         return bool(self.unread) or self.in_hand is not None
 
     def settle(self) -> tuple[bytes, ...]:
-        """Keep, then send, then act, then tell; return what is sent."""
+        """Store, then send, then act, then deliver; return the frames to send."""
         events = []
         for event in self.stream.events():
             assert not isinstance(event, Replaced), "this client asks for no snapshot"
@@ -158,21 +158,22 @@ class Process:
         return sent
 
     def keep(self) -> None:
-        """Write down what the halves ask for, each time all or nothing."""
+        """Store the writes of the halves, each time all or nothing."""
         while writes := self.writes():
             self.disk.write(writes)
 
     def writes(self) -> list[FileWrite]:
-        """Return what one transaction must keep."""
+        """Return the writes of one transaction."""
         for payload in self.tools.answers():
             self.stream.submit(payload)
         kept = self.tools.writes() if self.stream.is_kept else []
         return [*self.stream.writes(), *kept]
 
-    # --- what the application does ------------------------------------------------------------------------------
+    # --- acts of the application
+    # -----------------------------------------------------------------------------------
 
     def say(self, payload: frames.Payload) -> None:
-        """Say something on the stream."""
+        """Send a payload on the stream."""
         self.stream.submit(payload)
 
     def abort(self) -> None:
@@ -181,7 +182,7 @@ class Process:
         self.stream.abort()
 
     def read(self) -> None:
-        """Be done with the event in hand, then take the next one and write it down at once."""
+        """Finish the current event, then take the next one and store it at once."""
         if self.in_hand is not None:
             self.stream.mark_handled(self.in_hand)
             self.in_hand = None
@@ -190,7 +191,7 @@ class Process:
             self.apply(event)
 
     def apply(self, event: Applied | Forget) -> None:
-        """Keep an event by its position, as STREAM-24 asks."""
+        """Store an event by its position, as STREAM-24 requires."""
         if isinstance(event, Forget):
             self.told = None
             self.disk.log = tuple(
@@ -205,7 +206,7 @@ class Process:
         self.in_hand = event.event_id
 
     def run(self, place: Place) -> None:
-        """Let a tool run: from here on the world has changed."""
+        """Run a tool: from here on the world has changed."""
         kept = self.disk.calls[place]
         assert kept.state.runs > self.disk.runs.get(place, 0), f"{place} runs without an intent"
         self.disk.runs[place] = self.disk.runs.get(place, 0) + 1
@@ -213,7 +214,7 @@ class Process:
         self.tools.note_end(place, ToolResult(place[2], "done"))
 
     def die(self) -> None:
-        """Lose everything that is not on the disk; what was not forgotten is taken up."""
+        """Lose all data that is not on the disk; the next process resumes the rest."""
         if self.disk.state is not None:
             self.begin()
         else:

@@ -1,4 +1,4 @@
-"""Try everything that can happen in a small world, and look at every state it comes to."""
+"""Try every possible sequence of events in a small world, and check every reached state."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.protocol.checks import check, is_at_end
 from tests.protocol.world import Action, World
 
 HEALED_WITHIN = 500
-"""Steps without a fault in which a world comes to its end, or never does."""
+"""Steps without a fault within which a world comes to its end, or never does."""
 
 
 class Found(NamedTuple):
-    """What went wrong, and how it came to that."""
+    """A violation, and the steps that led to it."""
 
     what: str
     trace: tuple[Action, ...]
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 
 class Explored(NamedTuple):
-    """How much there was, and what was wrong with it."""
+    """Number of states, and the violation found."""
 
     states: int
     transitions: int
@@ -35,10 +35,10 @@ class Explored(NamedTuple):
 
 
 def explore(first: World, *, states_max: int) -> Explored:
-    """Come to every state that can be come to, breadth first, and stop at the first broken promise.
+    """Visit every reachable state, breadth first, and stop at the first broken promise.
 
-    In every state it is checked that what must hold holds, and that from there the world comes to its end
-    when nothing fails any more.
+    In every state, the invariants are checked, and that the world comes to its end from there without further
+    faults.
     """
     mark = first.fingerprint()
     came: dict[int, tuple[int, Action] | None] = {mark: None}
@@ -70,7 +70,7 @@ def explore(first: World, *, states_max: int) -> Explored:
 
 
 def _broken(world: World, action: Action) -> str | None:
-    """Let something happen and say what is wrong then."""
+    """Perform an action and return the violation after it."""
     try:
         world.act(action)
         check(world)
@@ -80,9 +80,9 @@ def _broken(world: World, action: Action) -> str | None:
 
 
 def _heal(world: World, mark: int, healed: set[int]) -> str | None:
-    """Let everything arrive, without another fault, until nothing is left to happen.
+    """Deliver everything, without another fault, until no action is left.
 
-    What came to its end from some state comes to its end from everything that leads there.
+    A world that ends from some state ends from every state that leads there.
     """
     path: list[int] = []
     world = world.clone()

@@ -1,7 +1,7 @@
-"""A fuzzer that coverage leads, against the decoders and both halves: python -m tests.protocol.fuzz [SECONDS] [SEED].
+"""A coverage-guided fuzzer of the decoders and both halves: python -m tests.protocol.fuzz [SECONDS] [SEED].
 
-`make fuzz` runs it by atheris, in an environment of its own. What it finds is written to a file; it belongs into
-`upright.FOUND`, where `make test` tries it from then on.
+`make fuzz` runs it with atheris, in an environment of its own. Findings are written to a file; they belong
+into `upright.FOUND`, where `make test` tries them from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INPUT_BYTES_MAX = 8192
 
 
 def _mutated(data: bytes, bytes_max: int, seed: int) -> bytes:
-    """Return another input: as often a frame that is bent as bytes that are."""
+    """Return another input: a mutated frame as often as mutated bytes."""
     chance = Random(seed)
     if chance.randrange(2):
         return bytes(bent(data, chance)[:bytes_max])
@@ -30,7 +30,7 @@ def _mutated(data: bytes, bytes_max: int, seed: int) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fuzz for so many seconds; the process ends with 0, or with another number where something was raised."""
+    """Fuzz for so many seconds; the process ends with 0, or with another number after an exception."""
     place = Path(tempfile.mkdtemp(prefix="midstream-fuzz-"))
     corpus = place / "corpus"
     corpus.mkdir()

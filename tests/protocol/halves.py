@@ -1,4 +1,4 @@
-"""The machines of both halves, found by trying every inlet in every state: no edge is written down by hand."""
+"""The machines of both halves, found by trying every input in every state: no edge is written down by hand."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from tests.protocol.values import UNSEEN, copied, told_apart
 
 SECRET = "s" * 43
 STATES_MAX = 20_000
-"""States of a half at which a search would not come to its end."""
+"""Number of states of a half at which a search counts as endless."""
 
 Half = TypeVar("Half", ClientStream, ServerStream)
 
 
 class Edge(NamedTuple):
-    """One way in which a half goes from one state to another."""
+    """One transition of a half from a state to another."""
 
     before: str
     inlet: str
@@ -140,7 +140,9 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
 
 @cache
 def client_edges() -> frozenset[Edge]:
-    """Return the edges of the client's half: of a stream with a message, of one that only stops, and of a reader."""
+    """Return the edges of the client's half: of a stream with a message, of one that only cancels, and of a
+    reader.
+    """
     message, stop = ClientStream("a", SECRET, now=0.0), ClientStream("a", SECRET, now=0.0)
     message.submit(SendPayload((Text("hi"),)))
     stop.submit(CancelPayload())
@@ -154,7 +156,7 @@ def client_edges() -> frozenset[Edge]:
 
 @cache
 def server_edges() -> frozenset[Edge]:
-    """Return the edges of the server's half, which lets one command be in flight."""
+    """Return the edges of the server's half, which permits one command in flight."""
     return frozenset(_edges(ServerStream(in_flight_max=1, now=0.0), SERVER))
 
 
@@ -175,7 +177,7 @@ def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterato
 
 
 _UNTOLD = UNSEEN | {
-    "number",  # connections: there is no end of them
+    "number",  # Connections: their number is unbounded.
     "_held",
     "_trouble",
     "_error",
@@ -189,7 +191,7 @@ _UNTOLD = UNSEEN | {
     "is_reconnecting",
     "_spoke_at",
 }
-"""What a half tells and does not go by, when it goes from state to state."""
+"""Facts that a half reports without effect on its transitions."""
 
 
 def _mark(half: ClientStream | ServerStream) -> Hashable:
@@ -206,12 +208,12 @@ def _settle(half: ClientStream | ServerStream) -> None:
 
 
 def state_of(half: ClientStream | ServerStream) -> str:
-    """Return the state a half is in, by its name."""
+    """Return the name of the state of a half."""
     return str(half._link.state.value if isinstance(half, ClientStream) else half._state.value)
 
 
 def diagram(edges: frozenset[Edge], first: str) -> str:
-    """Return a machine as a Mermaid diagram: which inlets lead from state to state."""
+    """Return a machine as a Mermaid diagram: the inputs that lead from state to state."""
     ways: dict[tuple[str, str], set[str]] = {}
     for edge in edges:
         if edge.before != edge.after:
@@ -224,7 +226,9 @@ def diagram(edges: frozenset[Edge], first: str) -> str:
 
 
 def reaction_to(kind: type[MidstreamError]) -> str:
-    """Return what a client does about an error of this kind that ends its connection, or refuses its command."""
+    """Return the reaction of a client to an error of this kind that ends its connection, or refuses its
+    command.
+    """
     stream = ClientStream("a", SECRET, now=0.0)
     stream.submit(CancelPayload(1))
     _waits(stream)
@@ -242,7 +246,7 @@ def reaction_to(kind: type[MidstreamError]) -> str:
 
 
 def kinds_on_the_wire() -> list[type[MidstreamError]]:
-    """Return the kinds of errors that may stand in an `error` frame, by their codes: all but those of models."""
+    """Return the kinds of errors that may be in an `error` frame, by their codes: all but those of models."""
     kinds = {
         kind
         for _, kind in inspect.getmembers(errors, inspect.isclass)
@@ -266,7 +270,7 @@ _AT_HOME = {
     errors.EventGoneError,
     errors.TransactionError,
 }
-"""Told to the program that calls, and to nobody over a wire."""
+"""Raised in the calling program, and never sent over a wire."""
 
 
 def error_table() -> str:

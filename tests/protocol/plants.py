@@ -1,4 +1,4 @@
-"""Bugs that the explorer must find: each is our own code with one promise left out."""
+"""Planted bugs for the explorer: each is our own code without one promise."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EventsFirst(World):
 
 
 class AckBeforeAppend(World):
-    """It says that a command is kept, and keeps it a little later."""
+    """A server that acknowledges a command a little before its append."""
 
     unkept: tuple[Received, ...] = ()
 
@@ -64,7 +64,7 @@ class AckBeforeAppend(World):
 
 
 class AckBeforeSync(World):
-    """It says that a command is on disk where it is in the system's memory."""
+    """A server that acknowledges a command when it is in memory and not yet on disk."""
 
     def append(self, decided: tuple[Record, ...], *, epoch: int | None = None) -> None:
         synced = self.synced
@@ -74,7 +74,7 @@ class AckBeforeSync(World):
 
 
 class TakesAnyOrder(World):
-    """A number that skips some is accepted."""
+    """A server that accepts a number after a gap."""
 
     def submit(self, connection: Connection, request: Submit) -> None:
         super().submit(connection, request)
@@ -86,7 +86,7 @@ class TakesAnyOrder(World):
 
 
 class NoDedupe(World):
-    """A number that was accepted is accepted again."""
+    """A server that accepts a repeated number again."""
 
     def submit(self, connection: Connection, request: Submit) -> None:
         known = self.session.streams.get(request.received.stream)
@@ -99,7 +99,7 @@ class NoDedupe(World):
 
 
 class NoDigest(World):
-    """A number that was accepted is acknowledged again, whatever it carries now."""
+    """A server that acknowledges a repeated number with any payload."""
 
     def submit(self, connection: Connection, request: Submit) -> None:
         known = self.session.streams.get(request.received.stream)
@@ -111,7 +111,7 @@ class NoDigest(World):
 
 
 class FencedByArrival(World):
-    """The connection that arrived last counts as the newest."""
+    """A server for which the connection that arrived last is the newest."""
 
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
         del connection, speaker
@@ -119,7 +119,7 @@ class FencedByArrival(World):
 
 
 class FencedInOneProcess(World):
-    """What a server has read of newer connections elsewhere does not end the older ones at it."""
+    """A server that does not end older connections after it has read of newer ones elsewhere."""
 
     def is_fenced(self, server: ServerStream, view: Session) -> bool:
         del server, view
@@ -127,14 +127,14 @@ class FencedInOneProcess(World):
 
 
 class TakenFromOlder(World):
-    """Whatever connection a command comes by, it is taken."""
+    """A server that accepts a command from any connection."""
 
     def judge(self, connection: Connection, request: Submit) -> None:
         super().judge(connection, replace(request, received=replace(request.received, connection=0)))
 
 
 class ReplayTooLate(World):
-    """Replay begins one event after the next one."""
+    """A server whose replay begins one event late."""
 
     def admit(self, connection: Connection, request: Admit) -> None:
         if request.event_id is not None and request.event_id.position < len(self.line):
@@ -146,7 +146,7 @@ class ReplayTooLate(World):
 
 
 class EpochReused(World):
-    """Whoever takes over goes on in the epoch of the one before."""
+    """A server that takes over in the epoch of its predecessor."""
 
     def start_epoch(self) -> None:
         epoch = max(self.session.epoch, 1)
@@ -158,14 +158,14 @@ class EpochReused(World):
 
 
 class GapIsTheEnd(ClientStream):
-    """A command that came before its time ends the stream."""
+    """A client whose stream ends with an early command."""
 
     def _take_error(self, frame: Error) -> None:
         self._end_with(error_of(frame))
 
 
 class NoPlayback(ClientStream):
-    """What was sent on the connection before is not sent again."""
+    """A client that does not resend the commands of its last connection."""
 
     def begin_connection(self, *, now: float) -> None:
         sent = self._outbox.sent
@@ -176,7 +176,7 @@ class NoPlayback(ClientStream):
 
 
 class TellsTwice(ClientStream):
-    """It begins at the beginning with every connection and forgets what it has told."""
+    """A client that restarts at the beginning with every connection and delivers events again."""
 
     def _take_events(self, frame: Events) -> None:
         first = EventId.parse(frame.events[0].id)
@@ -191,7 +191,9 @@ class TellsTwice(ClientStream):
 
 
 class ForgetsTooEarly(ClientStream):
-    """The checkpoint goes when the end of the turn arrives, and not when the application has handled it."""
+    """A client that deletes the checkpoint when the end of the turn arrives, and not when the application has
+    handled it.
+    """
 
     def _finish_at(self, end: EventId) -> None:
         super()._finish_at(end)
@@ -203,7 +205,7 @@ class ForgetsTooEarly(ClientStream):
 
 
 class MovesTooEarly(ClientStream):
-    """The cursor that is kept is the last event that arrived."""
+    """A client that stores the last received event as its cursor."""
 
     def _apply(self, event: Applied) -> None:
         super()._apply(event)
@@ -224,7 +226,7 @@ class _With(Process):
 
 
 class WritesLate(Process):
-    """Something is written down a little later than it should be."""
+    """A client that stores data a little late."""
 
     unwritten: tuple[FileWrite, ...] = ()
 
@@ -242,14 +244,14 @@ class WritesLate(Process):
 
 
 class SendBeforeWrite(WritesLate):
-    """What is said is on the wire before it is on the disk."""
+    """A client that sends data before it is on the disk."""
 
     def keep(self) -> None:
         self.unwritten += tuple(self.writes())
 
 
 class OutcomeApart(WritesLate):
-    """An outcome is kept, and its command a little later."""
+    """A client that stores an outcome, and its command a little later."""
 
     def keep(self) -> None:
         writes = self.writes()
@@ -259,7 +261,7 @@ class OutcomeApart(WritesLate):
 
 
 class RunBeforeIntent(WritesLate):
-    """A tool starts, and its intent is kept a little later."""
+    """A client that starts a tool, and stores its intent a little later."""
 
     def keep(self) -> None:
         writes = self.writes()
@@ -269,7 +271,7 @@ class RunBeforeIntent(WritesLate):
 
 
 class AppliesLate(Process):
-    """The application says that it has handled an event, and keeps it a little later."""
+    """An application that reports an event as handled, and stores it a little later."""
 
     unapplied: Applied | Forget | None = None
 
@@ -288,7 +290,7 @@ class AppliesLate(Process):
 
 
 def at_client(kind: type[Process | ClientStream]) -> type[World]:
-    """Return the world whose clients are of a kind."""
+    """Return the world whose clients are of this kind."""
     made: type[Process] = (
         type(kind.__name__, (_With,), {"half": kind}) if issubclass(kind, ClientStream) else kind
     )
@@ -298,7 +300,7 @@ def at_client(kind: type[Process | ClientStream]) -> type[World]:
             super().__init__(scenario)
             for process in self.processes:
                 if isinstance(process, WritesLate):
-                    process.write()  # the message that was said before the world began
+                    process.write()  # The message sent before the world began.
 
         def process(self, disk: Disk) -> Process:
             return made(disk)

@@ -1,7 +1,7 @@
 """Both halves of the stream protocol, joined in memory by a link that can be cut at every frame.
 
-Nothing here is a stand-in for our own code: the host folds and decides with `session/session.py`. It has no disk
-and no tasks, so that a test says what happens next.
+All of our own code is real: the host folds and decides with `session/session.py`. It has no disk and no
+tasks, so that a test decides each next event.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Line = tuple[EventId, bytes]
 
 
 class MemoryHost:
-    """One session's journal, and its one owner."""
+    """The journal of one session, and its one node."""
 
     def __init__(self) -> None:
         self.session = Session()
         self.line: list[Line] = []
         self.synced = 0
-        """Records a power cut leaves."""
+        """Records that survive a power cut."""
         self.start_epoch(at=0.0)
 
     @property
@@ -46,13 +46,13 @@ class MemoryHost:
         return self.line[-1][0] if self.line else START
 
     def start_epoch(self, *, at: float) -> None:
-        """A new owner takes the session and recovers it."""
+        """Claim the session for a new node and recover it."""
         epoch = self.session.epoch + 1
         self.append((EpochStarted(epoch, "host", at),), epoch=epoch)
         self.do(Recover(), at=at)
 
     def cut_power(self, *, at: float) -> None:
-        """Lose what was not synced; a new owner starts."""
+        """Lose all unsynced records; a new node starts."""
         del self.line[self.synced :]
         epoch = self.session.epoch
         self.session = fold((event_id.epoch, records.decode(body)) for event_id, body in self.line)
@@ -77,7 +77,7 @@ class MemoryHost:
         return self.line[event_id.position - 1][0].epoch
 
     def serve(self, stream: ServerStream, *, now: float) -> None:
-        """Do what a connection asks for, and feed it."""
+        """Execute the requests of a connection, and feed it."""
         for request in stream.requests():
             match request:
                 case Admit(event_id=event_id):
@@ -97,7 +97,7 @@ class MemoryHost:
 
 
 class MemoryCheckpoint:
-    """What a client's file would hold."""
+    """A client's checkpoint file, in memory."""
 
     def __init__(self, stream: str, secret: str) -> None:
         self.state: Checkpoint | None = Checkpoint(stream, secret)
@@ -136,7 +136,7 @@ class Link:
         self.is_swallowing = False
 
     def settle(self) -> None:
-        """Writes, then frames, then events: what every shell does."""
+        """Writes, then frames, then events: the order of every shell."""
         self.checkpoint.write(self.client.writes())
         sent = self.client.frames_to_send()
         if self.server is not None and not self.is_swallowing:
@@ -144,7 +144,7 @@ class Link:
         self.unread.extend(self.client.events())
 
     def send_up(self) -> None:
-        """One frame of the client reaches the server."""
+        """Deliver one frame of the client to the server."""
         if self.server is not None and self.up:
             self.server.receive(self.up.popleft(), now=self.now)
             self.feed()
@@ -156,7 +156,7 @@ class Link:
             self.down.extend([] if self.is_swallowing else sent)
 
     def send_down(self) -> None:
-        """One frame of the server reaches the client; a closed connection ends when all have."""
+        """Deliver one frame of the server to the client; a closed connection ends when all are delivered."""
         if self.down:
             self.client.receive(self.down.popleft(), now=self.now)
             self.settle()
@@ -166,7 +166,7 @@ class Link:
             self.cut()
 
     def cut(self, *, chance: float = 0.5) -> None:
-        """The connection is gone, with all that was under way."""
+        """Drop the connection with all its frames in flight."""
         if self.server is not None or not self.client.is_connection_wanted:
             self.server = None
             self.up.clear()
@@ -175,7 +175,7 @@ class Link:
             self.settle()
 
     def black_hole(self) -> None:
-        """What is under way and all that follows on this connection is lost, and nobody is told."""
+        """Lose all current and later frames of this connection, without informing either side."""
         self.up.clear()
         self.down.clear()
         self.is_swallowing = self.server is not None
@@ -188,7 +188,7 @@ class Link:
         self.settle()
 
     def wait(self) -> None:
-        """Let time pass until somebody owes something, and connect if that was it."""
+        """Advance time to the next deadline, and connect if it is for that."""
         deadlines = [self.client.next_deadline(), self.server.next_deadline() if self.server else None]
         due = min((deadline.at for deadline in deadlines if deadline is not None), default=self.now)
         self.now = max(self.now, due)
@@ -201,7 +201,7 @@ class Link:
         self.feed()
 
     def restart_client(self) -> None:
-        """The client's process dies and a new one goes on from the checkpoint."""
+        """Kill the client's process, and start a new one from the checkpoint."""
         self.server = None
         self.up.clear()
         self.down.clear()
@@ -210,7 +210,7 @@ class Link:
         self.client = ClientStream.resume(self.checkpoint.state, now=self.now)
 
     def run(self, steps: int = 200) -> None:
-        """Let everything arrive, without letting time pass any further than it must."""
+        """Deliver everything, and advance time only as far as necessary."""
         for _ in range(steps):
             if self.client.is_ended:
                 return

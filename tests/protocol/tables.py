@@ -1,4 +1,4 @@
-"""What goes over the wire, as tables for who writes a client in another language, made from the types themselves."""
+"""Tables of the wire format for authors of clients in other languages, generated from the types themselves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ARGUMENT = re.compile(r"^    (?P<names>[\w, ]+): (?P<text>.+(?:\n {8}.+)*)", re
 
 
 def members(kinds: tuple[type[Struct], ...]) -> str:
-    """Return a table of the members of some frames, or of what is in them."""
+    """Return a table of the members of some frames or their parts."""
     rows = "".join(_rows(kind) for kind in kinds)
     return f"| member | is | left out, it is | means |\n| --- | --- | --- | --- |\n{rows}"
 
@@ -118,7 +118,7 @@ def _word(kind: types.Type) -> str:
 
 
 def _meanings(kind: type[Struct]) -> dict[str, str]:
-    """Return what is said of each member, in the docstring or below the member itself."""
+    """Return the description of each member, from the docstring or below the member itself."""
     found = dict(_said_below(kind))
     told = inspect.getdoc(kind) or ""
     for each in _ARGUMENT.finditer(told.partition("Args:\n")[2]):

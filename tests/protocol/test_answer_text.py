@@ -1,4 +1,6 @@
-"""The text of an answer: each word once, however often it was begun; a reader that follows the rule has just that."""
+"""The text of an answer: each word once, over any number of attempts; a reader that follows the rule has that
+text.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from tests.spec import spec
 
 
 class Reader:
-    """A program that follows the rule, and beside it one that only adds up the words."""
+    """A program that follows the rule, and one that only concatenates the text."""
 
     def __init__(self) -> None:
         self.answer = AnswerText()
@@ -68,14 +70,14 @@ SAID = MessageAccepted(1, UserMessage.of("hi"), 1.0)
 ENDED = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
 
 
-def test_words_that_a_new_attempt_repeats_are_not_added_again() -> None:
+def test_text_that_a_new_attempt_repeats_is_not_added_again() -> None:
     reader = Reader()
     reader.take(SAID, asked(), words("one two "), asked(attempt=2), words("one "), words("two three"))
     assert reader.take(whole(Text("one two three")), ENDED) == "one two three"
     assert (reader.added, reader.replaced) == ("one two three", 0)
 
 
-def test_other_words_of_a_new_attempt_replace_what_was_shown() -> None:
+def test_different_text_of_a_new_attempt_replaces_the_shown_text() -> None:
     reader = Reader()
     reader.take(SAID, asked(), words("one two "), asked(attempt=2), words("one "))
     assert reader.transcript == "one two ", "a reader keeps what may come again"
@@ -83,7 +85,7 @@ def test_other_words_of_a_new_attempt_replace_what_was_shown() -> None:
     assert (reader.replaced, reader.take(whole(Text("one tree")), ENDED)) == (1, "one tree")
 
 
-def test_only_the_response_that_is_being_made_is_void() -> None:
+def test_only_the_current_response_is_replaced() -> None:
     reader = Reader()
     reader.take(SAID, asked(), words("I look. "), whole(Text("I look. ")), asked(2), words("The", 2))
     assert reader.take(asked(2, 2), words("No", 2)) == "I look. No"
@@ -95,13 +97,13 @@ def test_a_shorter_answer_replaces_a_longer_one_at_its_end() -> None:
     assert Reader().take(*begun, TurnEnded(1, TurnStatus.CANCELLED, 2.0)) == "one"
 
 
-def test_a_failed_attempt_keeps_its_words_until_another_one_has_some() -> None:
+def test_a_failed_attempt_keeps_its_text_until_another_one_has_some() -> None:
     failed = AttemptFailed(1, 1, 1, "model", "it broke", 1.0)
     assert Reader().take(SAID, asked(), words("half"), failed) == "half"
     assert Reader().take(SAID, asked(), words("half"), failed, asked(1, 2), words("a whole")) == "a whole"
 
 
-def test_responses_are_paragraphs_and_so_is_what_stands_around_a_call_of_the_upstream() -> None:
+def test_responses_are_paragraphs_and_so_are_the_texts_around_an_upstream_call() -> None:
     ran = UpstreamCall("u", "grep", "{}", "a line", Outcome.OK)
     reader = Reader()
     reader.take(SAID, asked(), words("I look."), Delta(1, 1, 1, 1, "thinking", "", ran), words("Found."))
@@ -111,7 +113,7 @@ def test_responses_are_paragraphs_and_so_is_what_stands_around_a_call_of_the_ups
     assert reader.replaced == 0
 
 
-def test_a_response_that_came_whole_or_whose_beginning_was_not_seen_is_told_whole() -> None:
+def test_a_response_without_seen_deltas_is_delivered_whole() -> None:
     assert Reader().take(SAID, asked(), whole(Thinking("hm"), Text("all"))) == "all"
     assert Reader().take(words("ence"), whole(Text("a sentence"))) == "a sentence"
 
@@ -123,7 +125,7 @@ def test_a_new_turn_has_a_new_answer() -> None:
 
 
 @spec("STREAM-35")
-def test_what_is_gone_is_forgotten_and_a_snapshot_has_the_rest() -> None:
+def test_gone_events_drop_the_text_and_a_snapshot_has_the_rest() -> None:
     reader = Reader()
     reader.take(SAID, asked(), words("half"))
     assert reader.take(Gone("1-1", "pruned", has_snapshot=True)) == ""
@@ -149,7 +151,7 @@ attempts = st.lists(st.lists(st.sampled_from(["a", "b", " ", "ab"]), max_size=5)
 
 
 @given(st.lists(attempts, min_size=1, max_size=4))
-def test_however_often_responses_were_begun_a_reader_has_the_last_attempt_of_each(
+def test_over_any_attempts_a_reader_has_the_last_attempt_of_each_response(
     responses: list[list[list[str]]],
 ) -> None:
     reader = Reader()
@@ -167,7 +169,7 @@ def test_however_often_responses_were_begun_a_reader_has_the_last_attempt_of_eac
 
 
 @given(st.lists(st.sampled_from(["a", "b ", "cd"]), min_size=1, max_size=8), st.data())
-def test_a_model_that_repeats_itself_is_added_up_right_by_the_simplest_program(
+def test_a_repeating_model_is_concatenated_correctly_by_the_simplest_program(
     pieces: list[str], data: st.DataObject
 ) -> None:
     reader = Reader()

@@ -1,4 +1,4 @@
-"""What a client keeps of a stream: whether it follows a turn, and what of it may be seen in a log."""
+"""A client's stored state of a stream: whether it follows a turn, and its loggable part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWER = AnswerPayload(1, 1, "c1", "digest", Choice.ALLOW)
 
 
 @pytest.mark.parametrize("payload", [CancelPayload(), ANSWER, WithdrawPayload(3)])
-def test_a_stream_that_began_with_a_stop_an_answer_or_a_withdrawal_waits_for_acks_only(
+def test_a_stream_that_began_with_a_cancel_an_answer_or_a_withdrawal_waits_for_acks_only(
     payload: Payload,
 ) -> None:
     assert Checkpoint("a", "secret", None, 1, ((0, frames.encode(payload)),)).is_finishing
@@ -39,7 +39,7 @@ def test_a_stream_that_follows_a_turn_is_not_finishing() -> None:
     assert not Checkpoint("a", "secret").is_finishing
 
 
-def test_neither_the_secret_nor_what_was_said_is_in_a_log() -> None:
+def test_neither_the_secret_nor_the_payload_is_in_a_repr() -> None:
     shown = repr(Checkpoint("a", "secret", None, 1, ((0, b'{"type":"send"}'),)))
     assert "secret" not in shown
     assert "send" not in shown
@@ -47,9 +47,7 @@ def test_neither_the_secret_nor_what_was_said_is_in_a_log() -> None:
 
 @spec("STREAM-48")
 @pytest.mark.parametrize(("acked", "sent"), [(1, [CommandFrame(1, msgspec.Raw(FILLER))]), (2, [])])
-def test_in_the_place_of_a_lost_command_nothing_is_sent_that_the_server_has(
-    acked: int, sent: list[CommandFrame]
-) -> None:
+def test_a_lost_command_is_not_replaced_where_the_server_has_it(acked: int, sent: list[CommandFrame]) -> None:
     kept = Checkpoint("a", "secret", EventId(1, 3), 2, ((1, FILLER),))
     stream = ClientStream.resume(kept, now=0.0)
     stream.handle_deadline(now=0.0)

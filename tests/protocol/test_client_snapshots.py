@@ -1,4 +1,4 @@
-"""What a client does with a snapshot: it takes the place of all that came before."""
+"""Snapshots at a client: each replaces all earlier events."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _begun() -> ClientStream:
 
 
 @spec("STREAM-64")
-def test_a_snapshot_takes_the_place_of_what_came_before_and_the_rest_follows() -> None:
+def test_a_snapshot_replaces_all_earlier_events_and_the_rest_follows() -> None:
     stream = _begun()
     _receive(stream, Gone("1-7", "pruned", 8, has_snapshot=True))
     _receive(stream, SnapshotFrame("1-7", msgspec.Raw(b'{"turns":1}')))
@@ -69,7 +69,7 @@ def test_a_snapshot_takes_the_place_of_what_came_before_and_the_rest_follows() -
 
 
 @spec("STREAM-64")
-def test_a_snapshot_behind_the_end_of_its_turn_ends_the_stream() -> None:
+def test_a_snapshot_after_the_end_of_its_turn_ends_the_stream() -> None:
     stream = _begun()
     _receive(stream, SnapshotFrame("1-90", msgspec.Raw(b"{}"), is_over=True))
     assert (stream.is_ended, stream.error, stream.end) == (True, None, EventId(1, 90))
@@ -80,7 +80,7 @@ def test_a_snapshot_behind_the_end_of_its_turn_ends_the_stream() -> None:
 
 
 @spec("STREAM-65")
-def test_a_reader_asks_for_the_snapshot_it_takes() -> None:
+def test_a_reader_requests_the_snapshots_it_accepts() -> None:
     stream = ClientStream(snapshots=SnapshotWhen.BEGIN, now=0.0)
     stream.handle_deadline(now=0.0)
     stream.begin_connection(now=0.0)
@@ -103,7 +103,7 @@ def test_a_turn_that_ended_before_the_stored_cursor_ends_the_stream_and_removes_
 
 
 @spec("STREAM-26")
-def test_a_command_that_waits_for_its_ack_keeps_the_stream_of_an_ended_turn_open() -> None:
+def test_a_command_without_ack_keeps_the_stream_of_an_ended_turn_open() -> None:
     kept = Checkpoint("a", "secret", EventId(1, 4), 2, ((1, b'{"type":"cancel"}'),))
     stream = ClientStream.resume(kept, life=1, now=0.0)
     stream.handle_deadline(now=0.0)

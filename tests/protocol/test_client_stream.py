@@ -1,4 +1,4 @@
-"""The client's half of the stream protocol, told as stories; the server's half answers wherever it can."""
+"""The client's half of the stream protocol, as stories; the server's half responds wherever it can."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ DONE = ResultPayload(1, 1, ToolResult("c", "done"))
 
 
 @spec("STREAM-11")
-def test_a_command_is_kept_before_it_is_sent() -> None:
+def test_a_command_is_stored_before_it_is_sent() -> None:
     stream = _live()
     assert stream.submit(HI) == 0
     with pytest.raises(AssertionError):
@@ -81,7 +81,7 @@ def test_a_command_is_kept_before_it_is_sent() -> None:
 
 
 @spec("STREAM-7")
-def test_the_first_message_travels_right_behind_the_open() -> None:
+def test_the_first_message_is_sent_directly_after_the_open() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     stream.submit(HI)
     stream.handle_deadline(now=0.0)
@@ -101,7 +101,7 @@ def test_acks_are_cumulative_and_may_repeat() -> None:
 
 
 @spec("STREAM-53")
-def test_an_ack_of_one_command_alone_takes_only_that_one() -> None:
+def test_a_single_ack_acknowledges_only_its_command() -> None:
     stream = _live(HI, DONE, CancelPayload(1))
     receive(stream, Ack(1, is_single=True))
     assert (stream.writes(), stream.is_acknowledged) == ([], False)
@@ -116,7 +116,7 @@ def test_an_ack_of_one_command_alone_takes_only_that_one() -> None:
 
 
 @spec("STREAM-17", "STREAM-53")
-def test_commands_acknowledged_alone_make_room_for_others() -> None:
+def test_single_acks_make_room_for_other_commands() -> None:
     stream = _opening(HI, *(DONE for _ in range(5)))
     _reconnect(stream)
     stream.frames_to_send()
@@ -128,7 +128,7 @@ def test_commands_acknowledged_alone_make_room_for_others() -> None:
 
 
 @spec("STREAM-55")
-def test_the_wish_to_be_waited_for_goes_with_every_connection() -> None:
+def test_the_cancel_delay_is_sent_with_every_connection() -> None:
     stream = ClientStream("a", "secret", cancel_after_s=5.0, now=0.0)
     for _ in range(2):
         _reconnect(stream)
@@ -137,7 +137,7 @@ def test_the_wish_to_be_waited_for_goes_with_every_connection() -> None:
         assert opened.cancel_after_s == 5.0
 
 
-def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
+def test_an_ack_of_an_unsent_command_drops_the_connection() -> None:
     stream = _live(HI)
     receive(stream, Ack(1))
     assert not stream.is_connection_wanted
@@ -145,7 +145,7 @@ def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
 
 
 @spec("STREAM-10", "STREAM-14")
-def test_unacked_commands_are_played_back_with_the_same_bytes() -> None:
+def test_unacked_commands_are_resent_with_the_same_bytes() -> None:
     stream = _live(HI, DONE, CancelPayload(1))
     receive(stream, Ack(0))
     _reconnect(stream)
@@ -156,14 +156,14 @@ def test_unacked_commands_are_played_back_with_the_same_bytes() -> None:
     ]
 
 
-def test_what_the_welcome_acknowledges_needs_no_ack() -> None:
+def test_commands_acknowledged_by_the_welcome_need_no_ack() -> None:
     stream = _opening(HI, DONE)
     receive(stream, Welcome("a", "1-1", "1-1", acked=1))
     assert stream.writes() == [CommandsAcked(0)]
 
 
 @spec("STREAM-17")
-def test_no_more_commands_are_in_flight_than_the_server_takes() -> None:
+def test_commands_in_flight_are_limited_to_the_servers_maximum() -> None:
     stream = _opening(HI, *(DONE for _ in range(IN_FLIGHT_MAX + 5)))
     assert len(stream.frames_to_send()) == 0
     receive(stream, Welcome("a", "1-1", "1-1"), Ack(2))
@@ -181,7 +181,7 @@ def test_events_are_applied_once_and_in_order() -> None:
 
 @spec("STREAM-21")
 @pytest.mark.parametrize("event_id", ["1-6", "0-4", "2-3", "nonsense"])
-def test_an_event_that_does_not_follow_drops_the_connection(event_id: str) -> None:
+def test_an_event_after_a_gap_drops_the_connection(event_id: str) -> None:
     stream = begun()
     receive(stream, Events((EventFrame(event_id, _raw(delta("x"))),)))
     assert (stream.is_connection_wanted, stream.events()) == (False, [])
@@ -190,7 +190,7 @@ def test_an_event_that_does_not_follow_drops_the_connection(event_id: str) -> No
 
 
 @spec("STREAM-22")
-def test_what_stands_before_the_streams_first_record_is_not_its_business() -> None:
+def test_records_before_the_streams_first_one_are_ignored() -> None:
     stream = _live(HI)
     before = EpochStarted(2, "host", 1.0)
     opened = StreamOpened("a", "digest")
@@ -198,7 +198,7 @@ def test_what_stands_before_the_streams_first_record_is_not_its_business() -> No
     assert stream.events() == [Applied(EventId(2, 2), opened)]
 
 
-def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> None:
+def test_a_stream_unknown_to_the_server_resumes_from_its_beginning() -> None:
     stream = _live(HI)
     receive(stream, Events((event(1, EpochStarted(1, "host", 1.0)),)))
     _reconnect(stream)
@@ -206,14 +206,14 @@ def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> Non
 
 
 @spec("STREAM-13")
-def test_the_journals_own_word_is_as_good_as_an_ack() -> None:
+def test_a_journaled_command_counts_as_acknowledged() -> None:
     stream = _live(HI)
     receive(stream, Events((event(1, StreamOpened("a", "d")), event(2, CommandAccepted("a", 0, "d")))))
     assert stream.writes() == [CommandsAcked(0)]
 
 
 @spec("STREAM-26")
-def test_the_end_of_the_turn_ends_the_stream_and_is_forgotten_once_handled() -> None:
+def test_the_end_of_the_turn_ends_the_stream_and_its_checkpoint_is_deleted_once_handled() -> None:
     stream = begun()
     ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
     receive(stream, Events((event(4, ended), event(5, delta("of another turn")))))
@@ -227,7 +227,7 @@ def test_the_end_of_the_turn_ends_the_stream_and_is_forgotten_once_handled() -> 
     assert stream.writes() == [Forgotten()]
 
 
-def test_the_end_of_another_turn_is_no_end() -> None:
+def test_the_end_of_another_turn_does_not_end_the_stream() -> None:
     stream = begun()
     receive(stream, Events((event(4, TurnEnded(7, TurnStatus.COMPLETED, 9.0)),)))
     assert not stream.is_ended
@@ -243,7 +243,7 @@ def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
 
 
 @spec("STREAM-105")
-def test_the_newest_epoch_is_kept_with_the_cursor_however_it_was_told() -> None:
+def test_the_newest_epoch_is_stored_with_the_cursor_whatever_frame_carried_it() -> None:
     stream = _opening(HI)
     receive(stream, Welcome("a", "1-1", "1-1", began_at=10.0))
     receive(stream, Events((event(2, StreamOpened("a", "d")), event(3, EpochStarted(2, "x", 20.0), epoch=2))))
@@ -257,7 +257,7 @@ def test_the_newest_epoch_is_kept_with_the_cursor_however_it_was_told() -> None:
 @spec("STREAM-105")
 @pytest.mark.parametrize("stream", ["a", ""], ids=["a stream", "a reader"])
 @pytest.mark.parametrize("began_at", [20.0, 21.0, None])
-def test_a_server_whose_epoch_began_another_time_has_lost_what_it_promised(
+def test_a_server_with_another_start_of_the_epoch_has_lost_promised_events(
     stream: str, began_at: float | None
 ) -> None:
     kept = Checkpoint(stream, "secret", EventId(2, 4), 1, (), EventId(2, 4), KnownEpoch(2, 20.0))
@@ -281,7 +281,7 @@ def test_a_server_whose_epoch_began_another_time_has_lost_what_it_promised(
         ("2-3", 20.0, "events_lost", True),
     ],
 )
-def test_a_server_that_was_set_back_is_known_as_such_before_its_acks_are_looked_at(
+def test_a_rolled_back_server_is_detected_before_its_acks_are_used(
     newest: str, began_at: float, code: str, *, is_kept: bool
 ) -> None:
     kept = Checkpoint("a", "secret", EventId(2, 4), 2, (), EventId(2, 4), KnownEpoch(2, 20.0))
@@ -294,7 +294,7 @@ def test_a_server_that_was_set_back_is_known_as_such_before_its_acks_are_looked_
 
 
 @spec("STREAM-23")
-def test_a_gone_event_tells_the_application_to_forget_and_begins_anew() -> None:
+def test_a_gone_event_resets_the_application_and_restarts() -> None:
     stream = begun()
     receive(stream, Gone("1-0", "the power was cut"))
     assert stream.events() == [Forget(EventId(1, 0), "the power was cut")]
@@ -307,7 +307,7 @@ def test_a_gone_event_tells_the_application_to_forget_and_begins_anew() -> None:
 
 
 @spec("STREAM-9")
-def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
+def test_a_degraded_server_means_no_checkpoint_and_no_retry() -> None:
     stream = _opening(HI)
     receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk"))
     assert stream.writes() == [Forgotten()]
@@ -337,7 +337,7 @@ def test_a_classified_refusal_ends_the_stream_with_its_type(error: MidstreamErro
 
 
 @spec("STREAM-28")
-def test_a_busy_session_is_the_applications_business() -> None:
+def test_a_busy_session_ends_the_stream_with_its_error() -> None:
     stream = _live(HI)
     receive(stream, Error("session_busy", "turn 3 is running", "later", seqno=0))
     assert isinstance(stream.error, SessionBusyError)
@@ -345,7 +345,7 @@ def test_a_busy_session_is_the_applications_business() -> None:
 
 
 @spec("STREAM-28", "STREAM-29")
-def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
+def test_a_temporary_refusal_reconnects_after_the_named_delay() -> None:
     stream = _live(HI)
     receive(stream, Error("store_busy", "locked", "later", seqno=0, retry_after_s=7.0))
     assert not stream.is_connection_wanted
@@ -356,7 +356,7 @@ def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
     assert stream.frames_to_send()[1] == _command(0, HI)
 
 
-def test_what_the_server_cannot_do_now_is_known_until_something_gets_through() -> None:
+def test_a_temporary_trouble_of_the_server_is_exposed_until_a_command_is_acknowledged() -> None:
     stream = _live(HI)
     receive(stream, Error("store_full", "no space left", "later", seqno=0))
     stream.end_connection(chance=0.0, now=10.0)
@@ -368,7 +368,7 @@ def test_what_the_server_cannot_do_now_is_known_until_something_gets_through() -
     assert stream.trouble is None
 
 
-def test_a_server_cannot_ask_for_an_endless_wait() -> None:
+def test_a_requested_delay_is_bounded() -> None:
     stream = _live(HI)
     receive(stream, Error("draining", "restarting", "later", retry_after_s=1e9))
     stream.end_connection(chance=0.0, now=0.0)
@@ -389,7 +389,7 @@ def test_a_gap_that_cannot_be_filled_ends_the_stream() -> None:
 
 
 @spec("STREAM-6")
-def test_a_server_that_lost_what_it_acknowledged_has_forgotten_the_stream() -> None:
+def test_a_server_that_lost_acknowledged_commands_has_lost_the_stream() -> None:
     stream = _live(HI)
     receive(stream, Ack(0))
     _reconnect(stream)
@@ -398,14 +398,14 @@ def test_a_server_that_lost_what_it_acknowledged_has_forgotten_the_stream() -> N
 
 
 @spec("STREAM-11")
-def test_a_checkpoint_older_than_what_was_sent_never_reuses_a_number() -> None:
+def test_a_checkpoint_older_than_the_sent_commands_never_reuses_a_number() -> None:
     stream = _opening(HI)
     receive(stream, Welcome("a", "1-9", "1-0", acked=2))
     assert isinstance(stream.error, SeqnoReusedError)
 
 
 @spec("STREAM-29")
-def test_the_first_reconnect_is_at_once_then_the_waits_grow_to_30_s() -> None:
+def test_the_first_reconnect_is_immediate_and_later_waits_grow_to_30_s() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     waits = []
     now = 0.0
@@ -419,7 +419,7 @@ def test_the_first_reconnect_is_at_once_then_the_waits_grow_to_30_s() -> None:
     assert waits == [0.0, 1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
 
 
-def test_chance_spreads_the_waits() -> None:
+def test_random_jitter_spreads_the_waits() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     for now in (0.0, 10.0, 20.0):
         stream.handle_deadline(now=now)
@@ -447,7 +447,7 @@ def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
 
 
 @spec("STREAM-29")
-def test_patience_ends_and_the_stream_can_still_be_resumed() -> None:
+def test_after_the_patience_the_stream_ends_and_can_still_be_resumed() -> None:
     stream = ClientStream("a", "secret", patience_s=60.0, now=0.0)
     now = 0.0
     for _ in range(20):
@@ -460,7 +460,7 @@ def test_patience_ends_and_the_stream_can_still_be_resumed() -> None:
     assert (now, stream.writes()) == (60.0, [])
 
 
-def test_a_transport_error_that_will_not_pass_ends_the_stream() -> None:
+def test_a_permanent_transport_error_ends_the_stream() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     stream.handle_deadline(now=0.0)
     error = AccessError("401")
@@ -494,7 +494,7 @@ def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
 
 
 @spec("STREAM-14")
-def test_a_command_that_three_heartbeats_left_unanswered_is_played_back() -> None:
+def test_a_command_unacknowledged_after_three_heartbeats_is_resent() -> None:
     stream = _live(HI)
     receive(stream, *[HeartbeatFrame("0-0")] * 2)
     wanted = [stream.is_connection_wanted]
@@ -504,14 +504,14 @@ def test_a_command_that_three_heartbeats_left_unanswered_is_played_back() -> Non
     assert stream.frames_to_send()[1:] == [_command(0, HI)]
 
 
-def test_heartbeats_owe_nothing_while_nothing_is_unacknowledged() -> None:
+def test_heartbeats_are_sufficient_while_nothing_is_unacknowledged() -> None:
     stream = begun()
     receive(stream, *[HeartbeatFrame("1-3")] * 9)
     assert stream.is_connection_wanted
 
 
 @spec("STREAM-15")
-def test_an_abort_is_numbered_once_and_played_back() -> None:
+def test_an_abort_is_numbered_once_and_resent() -> None:
     stream = begun()
     stream.abort()
     stream.abort()
@@ -527,7 +527,7 @@ def test_an_abort_before_the_turn_is_known_names_none() -> None:
     assert stream.writes() == [CommandKept(1, frames.encode(CancelPayload()))]
 
 
-def test_an_abort_that_was_numbered_before_a_crash_is_not_numbered_again() -> None:
+def test_an_abort_numbered_before_a_crash_is_not_numbered_again() -> None:
     kept = ((1, frames.encode(CancelPayload())),)
     stream = ClientStream.resume(Checkpoint("a", "secret", None, 2, kept), now=0.0)
     stream.abort()
@@ -535,7 +535,7 @@ def test_an_abort_that_was_numbered_before_a_crash_is_not_numbered_again() -> No
 
 
 @spec("STREAM-26")
-def test_a_stream_that_only_stops_a_turn_ends_with_its_ack() -> None:
+def test_a_stream_that_only_cancels_a_turn_ends_with_its_ack() -> None:
     stream = _live(CancelPayload())
     stream.finish()
     assert not stream.is_ended
@@ -546,7 +546,7 @@ def test_a_stream_that_only_stops_a_turn_ends_with_its_ack() -> None:
 
 
 @spec("STREAM-25")
-def test_detaching_leaves_everything_as_it_is() -> None:
+def test_detaching_leaves_everything_unchanged() -> None:
     stream = begun()
     stream.detach()
     assert (stream.is_ended, stream.error, stream.writes()) == (True, None, [])
@@ -556,8 +556,8 @@ def test_detaching_leaves_everything_as_it_is() -> None:
 
 
 @spec("STREAM-18")
-def test_what_is_said_after_leaving_is_kept_for_whoever_resumes() -> None:
-    # A tool that ends while its client goes: its outcome is kept, so that its command has to be.
+def test_a_command_submitted_after_detaching_is_stored_for_the_next_process() -> None:
+    # A tool that ends while its client detaches: its outcome is stored, so its command must be.
     stream = begun()
     stream.detach()
     stream.frames_to_send()
@@ -565,7 +565,7 @@ def test_what_is_said_after_leaving_is_kept_for_whoever_resumes() -> None:
     assert (stream.writes(), stream.frames_to_send()) == ([CommandKept(1, frames.encode(DONE))], [])
 
 
-def test_what_is_said_after_the_end_of_the_turn_goes_nowhere() -> None:
+def test_a_command_submitted_after_the_end_of_the_turn_is_dropped() -> None:
     stream = begun()
     receive(stream, Events((event(4, TurnEnded(1, TurnStatus.COMPLETED, 2.0)),)))
     stream.writes()
@@ -587,7 +587,7 @@ def test_connections_are_numbered_upwards_also_by_the_next_process() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
+def test_a_resumed_stream_continues_from_its_checkpoint() -> None:
     checkpoint = Checkpoint(
         "a", "secret", EventId(1, 7), 3, ((1, frames.encode(DONE)), (2, b'{"type":"cancel"}'))
     )
@@ -611,7 +611,7 @@ def test_a_stream_resumed_before_its_first_event_still_waits_for_its_own() -> No
     assert stream.events() == []
 
 
-def test_a_reader_says_nothing_and_goes_on_past_the_end_of_turns() -> None:
+def test_a_reader_sends_no_commands_and_continues_past_the_end_of_turns() -> None:
     stream = ClientStream(after=EventId(1, 3), now=0.0)
     with pytest.raises(UsageError):
         stream.submit(HI)
@@ -626,7 +626,7 @@ def test_a_reader_says_nothing_and_goes_on_past_the_end_of_turns() -> None:
     assert stream.writes() == []
 
 
-def test_a_payload_that_fits_no_frame_is_refused_before_anything_changes() -> None:
+def test_a_payload_too_large_for_a_frame_is_refused_before_anything_changes() -> None:
     stream = _live()
     with pytest.raises(FrameTooLargeError):
         stream.submit(SendPayload((Text("x" * FRAME_BYTES_MAX),)))
@@ -639,7 +639,7 @@ def test_a_payload_that_fits_no_frame_is_refused_before_anything_changes() -> No
 
 
 @spec("STREAM-34")
-def test_a_record_of_a_known_type_that_cannot_be_read_ends_the_stream_and_keeps_the_checkpoint() -> None:
+def test_an_undecodable_record_of_a_known_type_ends_the_stream_and_keeps_the_checkpoint() -> None:
     stream = begun()
     receive(stream, Events((EventFrame("1-4", msgspec.Raw(b'{"type":"delta","turn":"later"}')),)))
     assert isinstance(stream.error, RecordUndecodableError)
@@ -701,7 +701,7 @@ _server_frames = st.one_of(
         max_size=25,
     ),
 )
-def test_nothing_a_server_sends_raises(is_reader: bool, script: list[tuple[bytes, str]]) -> None:  # noqa: FBT001
+def test_no_input_from_a_server_raises(is_reader: bool, script: list[tuple[bytes, str]]) -> None:  # noqa: FBT001
     stream = ClientStream(now=0.0) if is_reader else ClientStream("a", "secret", now=0.0)
     for number, (body, then) in enumerate(script):
         now = float(number * 40)
@@ -728,7 +728,7 @@ def test_nothing_a_server_sends_raises(is_reader: bool, script: list[tuple[bytes
 
 
 def _opening(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
-    """Return a stream that has sent its open and these payloads behind it."""
+    """Return a stream that has sent its open and these payloads after it."""
     stream = ClientStream("a", "secret", stall_after_s=stall_after_s, now=0.0)
     for payload in said:
         stream.submit(payload)

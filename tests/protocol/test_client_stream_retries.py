@@ -1,4 +1,4 @@
-"""When a client tries again: what counts as progress, and what is not retried."""
+"""Retries of a client: progress, and errors without a retry."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
 
 
 @spec("STREAM-77")
-def test_a_stop_that_arrived_is_followed_for_a_short_while_and_one_that_did_not_until_it_does() -> None:
+def test_after_a_cancel_the_patience_is_short_once_it_is_acknowledged() -> None:
     waited = []
     for is_acknowledged in (False, True):
         stream = begun()
@@ -69,10 +69,10 @@ def test_a_stop_that_arrived_is_followed_for_a_short_while_and_one_that_did_not_
 
 
 @spec("STREAM-29")
-def test_no_wait_is_longer_than_the_server_was_away_also_after_short_ones_by_chance() -> None:
+def test_no_wait_is_longer_than_the_outage_also_after_short_random_waits() -> None:
     stream = ClientStream("a", "secret", now=0.0)
     now = 0.0
-    for _ in range(6):  # all within a quarter of a second
+    for _ in range(6):  # All within a quarter of a second.
         stream.handle_deadline(now=now)
         stream.end_connection(chance=0.95, now=now)
         now = due_at(stream)
@@ -83,7 +83,7 @@ def test_no_wait_is_longer_than_the_server_was_away_also_after_short_ones_by_cha
 
 
 @spec("STREAM-77")
-def test_after_the_end_of_a_stopped_turn_nobody_is_connected_to() -> None:
+def test_no_reconnect_follows_the_end_of_a_cancelled_turn() -> None:
     stream = begun()
     stream.abort()
     receive(stream, Ack(1), Events((event(4, TurnEnded(1, TurnStatus.CANCELLED, 2.0)),)))
@@ -93,7 +93,7 @@ def test_after_the_end_of_a_stopped_turn_nobody_is_connected_to() -> None:
 
 
 def _gives_up_at(stream: ClientStream) -> float:
-    """Let every connection fail; return when the stream ended."""
+    """Fail every connection; return the time of the stream's end."""
     now = 0.0
     for _ in range(2000):
         stream.end_connection(chance=0.0, now=now)
@@ -106,7 +106,7 @@ def _gives_up_at(stream: ClientStream) -> float:
 
 @spec("STREAM-29")
 @pytest.mark.parametrize(("asked_s", "due"), [(None, 0.0), (5.0, 5.0), (60.0, 60.0)])
-def test_a_stop_waits_for_the_next_try_only_as_long_as_the_server_asked(
+def test_an_abort_shortens_the_wait_to_the_delay_that_the_server_requested(
     asked_s: float | None, due: float
 ) -> None:
     stream = begun()
@@ -121,7 +121,7 @@ def test_a_stop_waits_for_the_next_try_only_as_long_as_the_server_asked(
 
 @spec("STREAM-15", "STREAM-77")
 @pytest.mark.parametrize("moment", ["live", "waiting", "connecting", "opening"])
-def test_a_stop_at_any_moment_of_a_reconnect_is_the_next_thing_the_server_hears(moment: str) -> None:
+def test_an_abort_during_a_reconnect_is_the_next_frame_to_the_server(moment: str) -> None:
     stream = begun()
     stop = frames.encode(CommandFrame(1, msgspec.Raw(frames.encode(CancelPayload(1)))))
     moments: dict[str, Callable[[], None]] = {
@@ -149,7 +149,7 @@ def test_a_stop_at_any_moment_of_a_reconnect_is_the_next_thing_the_server_hears(
 @pytest.mark.parametrize(
     "error", [Error("draining", "restarting", "later"), Error("seqno_gap", "no", seqno=1, expected=0)]
 )
-def test_what_a_degraded_server_refuses_with_is_what_its_client_is_told(error: Error) -> None:
+def test_the_error_of_a_degraded_server_is_the_error_of_the_stream(error: Error) -> None:
     stream = ClientStream("a", "secret", now=0.0)
     stream.submit(DONE)
     stream.handle_deadline(now=0.0)

@@ -1,4 +1,4 @@
-"""When a client says that its turn stands still."""
+"""Stalled turns at a client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.spec import spec
 
 
 def _stalling(waiting_on: str) -> ClientStream:
-    """Return a stream whose turn said something at 0 s and waits since, with a heartbeat at 55 s."""
+    """Return a stream whose turn had an event at 0 s and waits since, with a heartbeat at 55 s."""
     stream = begun()
     assert due_at(stream) == 30.0, "silence of the server comes first"
     for at in (25.0, 55.0):
@@ -25,7 +25,7 @@ def _stalling(waiting_on: str) -> ClientStream:
 
 @spec("STREAM-47")
 @pytest.mark.parametrize("waiting_on", ["model", "tool", "client"])
-def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: str) -> None:
+def test_a_stalled_turn_is_reported_once_and_nothing_else_happens(waiting_on: str) -> None:
     stream = _stalling(waiting_on)
     told: list[bool] = []
     for at in (59.9, 60.0):
@@ -45,7 +45,7 @@ def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: s
 
 
 @spec("STREAM-47")
-def test_the_servers_notice_of_the_silence_does_not_end_it() -> None:
+def test_the_servers_record_of_the_silence_does_not_end_it() -> None:
     stream = begun()
     stream.receive(frames.encode(HeartbeatFrame("1-3", "model")), now=25.0)
     noticed = StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 30.0)
@@ -61,7 +61,7 @@ def test_the_servers_notice_of_the_silence_does_not_end_it() -> None:
 
 @spec("STREAM-47")
 @pytest.mark.parametrize("waiting_on", ["person", "nothing"])
-def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) -> None:
+def test_a_turn_that_waits_for_a_person_is_not_stalled(waiting_on: str) -> None:
     stream = _stalling(waiting_on)
     stream.handle_deadline(now=60.0)
     told = [stream.is_stalled]
@@ -72,7 +72,7 @@ def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) ->
 
 
 @spec("STREAM-47")
-def test_without_a_connection_or_a_turn_nothing_stands_still() -> None:
+def test_without_a_connection_or_a_turn_there_is_no_stall() -> None:
     stream = _stalling("model")
     stream.handle_deadline(now=60.0)
     stream.end_connection(chance=0.0, now=61.0)
@@ -99,7 +99,7 @@ def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
 
 @spec("STREAM-47")
 @pytest.mark.parametrize(("waiting_on", "is_stalled"), [("tool", True), ("person", False)])
-def test_a_budget_below_the_interval_of_heartbeats_is_kept(waiting_on: str, is_stalled: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_budget_below_the_heartbeat_interval_is_kept(waiting_on: str, is_stalled: bool) -> None:  # noqa: FBT001 - a parameter
     stream = begun(stall_after_s=3.0)
     assert due_at(stream) == 3.0
     stream.handle_deadline(now=3.0)

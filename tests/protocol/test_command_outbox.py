@@ -23,7 +23,7 @@ def test_commands_are_sent_once_on_a_connection_and_again_on_the_next() -> None:
     assert [*box.due(is_welcomed=True)] == [(1, b"b")]
 
 
-def test_no_more_commands_are_sent_than_may_be_in_flight() -> None:
+def test_commands_in_flight_are_limited() -> None:
     box = outbox(b"a", b"b", b"c")
     box.in_flight_max = 2
     assert [seqno for seqno, _ in box.due(is_welcomed=True)] == [0, 1]
@@ -31,7 +31,7 @@ def test_no_more_commands_are_sent_than_may_be_in_flight() -> None:
     assert [seqno for seqno, _ in box.due(is_welcomed=True)] == [2]
 
 
-def test_single_acks_count_once_the_commands_before_them_are_acknowledged() -> None:
+def test_single_acks_count_once_the_earlier_commands_are_acknowledged() -> None:
     box = outbox(b"a", b"b", b"c")
     assert box.acknowledge(1, is_single=True) is None
     assert dict(box.unacked) == {0: b"a", 1: b"b", 2: b"c"}
@@ -40,14 +40,14 @@ def test_single_acks_count_once_the_commands_before_them_are_acknowledged() -> N
 
 
 @pytest.mark.parametrize(("seqno", "is_single"), [(2, False), (2, True), (-1, True)])
-def test_an_ack_of_a_command_that_was_not_sent_breaks_the_protocol(seqno: int, *, is_single: bool) -> None:
+def test_an_ack_of_an_unsent_command_is_a_protocol_error(seqno: int, *, is_single: bool) -> None:
     box = outbox(b"a", b"b")
     with pytest.raises(ProtocolError):
         box.acknowledge(seqno, is_single=is_single)
     assert box.acked == 0
 
 
-def test_nothing_is_sent_behind_a_filler_before_the_welcome() -> None:
+def test_nothing_is_sent_after_a_filler_before_the_welcome() -> None:
     box = outbox(b"a", FILLER, b"c")
     assert [seqno for seqno, _ in box.due(is_welcomed=False)] == [0]
     assert [seqno for seqno, _ in box.due(is_welcomed=True)] == [1, 2]

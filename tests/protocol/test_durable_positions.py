@@ -1,4 +1,4 @@
-"""A client tells words that a power cut took from events that no crash may take."""
+"""A client distinguishes text lost in a power cut from events that no crash may lose."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORD = Delta(1, 1, 1, 0, "text", "x")
         (CallStarted(1, 1, "c", 1, 1.0, has_effects=False), False),
     ],
 )
-def test_what_is_promised_moves_with_what_is_on_the_disk(record: Record, *, is_durable: bool) -> None:
+def test_the_promised_position_moves_with_synced_records(record: Record, *, is_durable: bool) -> None:
     after = EventId(2, 8)
     for known in (None, KEPT):
         assert durable_position_after(known, after, record, is_owned=True) == (after if is_durable else known)
@@ -51,10 +51,12 @@ def test_what_is_promised_moves_with_what_is_on_the_disk(record: Record, *, is_d
         ("3-7", False, False),
         ("2-6", True, True),
         ("1-9", True, True),
-        ("3-6", True, False),  # a reader's session may have been deleted, and begun anew
+        ("3-6", True, False),  # A reader's session may have been deleted, and begun again.
     ],
 )
-def test_a_journal_that_ends_before_it_was_cut(newest: str, *, of_a_stream: bool, of_a_reader: bool) -> None:
+def test_a_journal_that_ends_before_the_promised_position_has_lost_events(
+    newest: str, *, of_a_stream: bool, of_a_reader: bool
+) -> None:
     for is_owned, is_lost in ((True, of_a_stream), (False, of_a_reader)):
         require_durable_position(None, EventId.parse(newest), is_owned=is_owned)
         if is_lost:
@@ -77,7 +79,7 @@ def test_a_journal_that_ends_before_it_was_cut(newest: str, *, of_a_stream: bool
         ("3-8", False),
     ],
 )
-def test_what_stands_in_its_place_shows_it_too(event_id: str, *, is_lost: bool) -> None:
+def test_another_record_at_the_promised_position_shows_the_loss_too(event_id: str, *, is_lost: bool) -> None:
     assert durable_position_after(KEPT, EventId.parse(event_id), WORD, is_owned=False) == KEPT
     if is_lost:
         with pytest.raises(EventsLostError, match=r"has .* in its place"):
@@ -101,23 +103,23 @@ OLDER, KNOWN, OTHER, NEWER = (
         (None, KNOWN, KNOWN),
         (KNOWN, KNOWN, KNOWN),
         (KNOWN, NEWER, NEWER),
-        (KNOWN, OLDER, KNOWN),  # a client that died goes through what it has not handled once more
+        (KNOWN, OLDER, KNOWN),  # A client that died processes its unhandled events once more.
     ],
 )
-def test_the_newest_epoch_is_known_by_when_it_began(
+def test_the_newest_epoch_is_identified_by_its_start_time(
     known: KnownEpoch | None, told: KnownEpoch, after: KnownEpoch
 ) -> None:
     assert newest_epoch_after(known, KEPT, told.epoch, told.began_at) == after
 
 
 @spec("STREAM-104")
-def test_an_epoch_that_began_another_time_shows_a_server_that_was_set_back_and_went_on() -> None:
+def test_an_epoch_with_another_start_time_reveals_a_rolled_back_server() -> None:
     with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 again since"):
         newest_epoch_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
 
 
 @spec("STREAM-104")
-def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_is_believed() -> None:
+def test_without_a_start_time_or_a_promise_no_loss_is_assumed() -> None:
     assert newest_epoch_after(KNOWN, KEPT, 2, None) == KNOWN
     assert newest_epoch_after(None, KEPT, 2, None) is None
     assert newest_epoch_after(KNOWN, None, OTHER.epoch, OTHER.began_at) == OTHER
@@ -125,7 +127,7 @@ def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_
 
 
 @spec("STREAM-104")
-def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned() -> None:
+def test_a_session_keeps_the_start_times_of_its_last_epochs_also_when_pruned() -> None:
     newest = EPOCHS_KEPT_MAX + 1
     session = fold([(n, EpochStarted(n, "host", 10.0 * n)) for n in range(1, newest + 1)])
     for each in (session, restore_session(prune_session(session, at=0.0))):
@@ -134,7 +136,7 @@ def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned
     assert Session().began_at(0) is None
 
 
-def test_the_client_in_browsers_knows_the_same_kinds() -> None:
+def test_the_browser_client_has_the_same_synced_kinds() -> None:
     static = Path(midstream.__file__).parent / "server" / "static" / "client" / "durable_positions.js"
     listed = static.read_text(encoding="utf-8").partition("new Set([")[2].partition("])")[0]
     kinds = {kind.__struct_config__.tag for kind in records.ON_DISK_FIRST}

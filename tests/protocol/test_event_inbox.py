@@ -22,7 +22,7 @@ def begun(at: int = 1) -> Inbox:
     return inbox
 
 
-def test_each_event_is_taken_once_and_a_gap_breaks_the_protocol() -> None:
+def test_each_event_is_taken_once_and_a_gap_is_a_protocol_error() -> None:
     inbox = begun()
     first = inbox.take(frame(2, StreamOpened("a", "d")))
     assert first is not None
@@ -40,7 +40,7 @@ def test_records_before_the_streams_own_are_not_delivered() -> None:
     assert inbox.turn == 2
 
 
-def test_while_its_message_is_queued_the_turns_before_are_not_delivered() -> None:
+def test_earlier_turns_are_not_delivered_while_the_message_is_queued() -> None:
     inbox = begun()
     inbox.delivers(StreamOpened("a", "d"))
     assert inbox.delivers(MessageQueued(1, HI, 0.0, stream="a"))
@@ -48,7 +48,7 @@ def test_while_its_message_is_queued_the_turns_before_are_not_delivered() -> Non
     assert inbox.delivers(MessageAccepted(3, HI, 0.0, stream="a"))
 
 
-def test_gone_begins_again_and_a_snapshot_includes_the_beginning() -> None:
+def test_gone_restarts_and_a_snapshot_includes_the_beginning() -> None:
     inbox = begun()
     inbox.delivers(StreamOpened("a", "d"))
     inbox.go_back(Gone("1-9", "pruned"))
@@ -57,7 +57,7 @@ def test_gone_begins_again_and_a_snapshot_includes_the_beginning() -> None:
     assert inbox.cursor == "1-12"
 
 
-def test_an_event_that_a_heartbeat_named_must_have_come_by_the_next() -> None:
+def test_an_event_announced_by_a_heartbeat_must_arrive_before_the_next() -> None:
     inbox = begun()
     inbox.announce(EventId(1, 2))
     with pytest.raises(ProtocolError, match="was announced and did not come"):

@@ -1,4 +1,4 @@
-"""What an application is told of a record, also of one that a sub-agent made."""
+"""Events for an application, of records in its session and in those of sub-agents."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def read(*records: Record) -> list[Event]:
     return [reading.event(f"1-{number}", record) for number, record in enumerate(records, start=1)]
 
 
-def test_only_words_for_the_reader_are_text() -> None:
+def test_only_text_deltas_are_text() -> None:
     thought = Delta(1, 1, 1, 0, "thinking", "hm")
     events = read(WORD, thought, said_by("s::1.1.0", WORD))
     assert [event.text for event in events] == ["hello", "", ""]
     assert [event.transcript for event in events] == ["hello"] * 3
 
 
-def test_two_events_are_equal_by_place_and_record() -> None:
+def test_two_events_are_equal_by_position_and_record() -> None:
     (event,) = read(WORD)
     assert (event, hash(event)) == (Event("1-1", WORD), hash(Event("1-1", WORD)))
     assert event != Event("1-2", WORD)
 
 
-def test_what_an_earlier_process_had_read_is_shown_with_the_first_event() -> None:
+def test_text_read_by_an_earlier_process_is_delivered_with_the_first_event() -> None:
     answer = AnswerText()
     answer.take(WORD)
     reading = EventReader(answer)
@@ -58,7 +58,7 @@ def test_what_an_earlier_process_had_read_is_shown_with_the_first_event() -> Non
     assert events[-1].transcript == "hello" * 3
 
 
-def test_a_whole_answer_is_that_of_a_completed_turn_and_of_no_other() -> None:
+def test_only_a_completed_turn_has_a_complete_answer() -> None:
     *_, last = read(WORD, TurnEnded(1, TurnStatus.COMPLETED, 9.0))
     assert completed_text("s", last) == "hello"
     *_, last = read(WORD, TurnEnded(3, TurnStatus.FAILED, 9.0, "model_rejected", "no such key"))
@@ -74,7 +74,7 @@ def test_a_whole_answer_is_that_of_a_completed_turn_and_of_no_other() -> None:
             completed_text("s", left)
 
 
-def test_a_snapshot_at_the_end_of_a_turn_is_read_too() -> None:
+def test_a_snapshot_at_the_end_of_a_turn_counts_too() -> None:
     shown = [
         msgspec.Raw(b'{"turns":1,"last":"%s","history":[]}' % last) for last in (b"completed", b"cancelled")
     ]
@@ -84,7 +84,7 @@ def test_a_snapshot_at_the_end_of_a_turn_is_read_too() -> None:
         completed_text("s", badly)
 
 
-def test_what_was_never_sent_has_no_answer() -> None:
+def test_a_message_that_was_never_sent_has_no_answer() -> None:
     event = EventReader().event(
         "1-9", PlaybackLost("a damaged row", msgspec.Raw(b'{"turns":1,"history":[]}'))
     )
@@ -93,7 +93,7 @@ def test_what_was_never_sent_has_no_answer() -> None:
 
 
 @spec("REUSE-54")
-def test_a_tool_that_the_upstream_runs_is_told_apart_from_thoughts() -> None:
+def test_an_upstream_call_is_distinct_from_thinking() -> None:
     ran = UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK)
     event = Event("1-4", Delta(1, 1, 1, 1, "thinking", "", ran))
     assert (event.upstream_call, event.text) == (ran, "")
@@ -105,25 +105,25 @@ def test_only_the_sessions_own_turn_ends_it() -> None:
     assert [Event("1-4", record).is_end for record in (ended, said_by("s::1.1.0", ended))] == [True, False]
 
 
-def test_an_own_question_is_answered_in_the_session() -> None:
+def test_the_sessions_own_question_is_answered_in_the_session() -> None:
     event = Event("1-4", ASKED)
     assert (event.path, event.innermost, event.question) == ((), ASKED, ASKED)
 
 
-def test_a_question_is_found_through_sub_agents_of_sub_agents() -> None:
+def test_a_question_is_found_through_nested_sub_agents() -> None:
     event = Event("1-4", said_by("s::1.1.0", said_by("s::1.1.0::1.2.0", ASKED)))
     assert (event.path, event.question) == (("s::1.1.0", "s::1.1.0::1.2.0"), ASKED)
     assert Event("1-4", WORD).question is None
 
 
 @spec("STREAM-34")
-def test_a_sub_agents_record_of_an_unknown_type_stays_in_the_record_that_reports_it() -> None:
+def test_a_sub_agents_record_of_an_unknown_type_stays_within_its_reporting_record() -> None:
     record = ChildDelta(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"of_a_later_version"}'))
     event = Event("1-4", record)
     assert (event.innermost, event.path, event.question) == (record, ("s::1.1.0",), None)
 
 
-def test_a_sub_agents_record_of_a_known_type_that_cannot_be_read_raises() -> None:
+def test_an_undecodable_record_of_a_sub_agent_of_a_known_type_raises() -> None:
     event = Event("1-4", ChildDelta(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"delta","turn":"x"}')))
     with pytest.raises(RecordUndecodableError):
         _ = event.innermost

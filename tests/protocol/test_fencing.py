@@ -1,4 +1,4 @@
-"""Which connection has a stream, as the journal knows it: who is newer, and what an older one may still do."""
+"""The connection that has a stream, by the journal: the newer one, and the rights of an older one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def decided(session: Session, said: Received) -> tuple[Record, ...] | type[Midst
 
 
 def opened(by: int, *, secret: str = SECRET) -> ServerStream:
-    """A connection that has sent its `open`."""
+    """Return a connection that has sent its `open`."""
     stream = ServerStream(now=0.0)
     stream.receive(frames.encode(Open("a", secret, next_seqno=1, connection=by)), now=0.0)
     assert [type(each) for each in stream.requests()] == [Admit]
@@ -64,11 +64,11 @@ def admitted(by: int, session: Session) -> ServerStream:
 
 
 RUNNING = told(NOTHING, command(0, say("hi"), 3))
-"""Connection 3 has said something, and the turn runs."""
+"""Connection 3 has sent a message, and the turn runs."""
 
 
 @spec("STREAM-101")
-def test_the_first_command_says_which_connection_brought_it() -> None:
+def test_the_first_command_records_its_connection() -> None:
     (first, *_) = decide(NOTHING, command(0, say("hi"), 3), epoch=1, at=AT)
     assert first == StreamOpened("a", DIGEST, connection=3)
     assert b"connection" not in encode(StreamOpened("a", DIGEST)), (
@@ -78,9 +78,7 @@ def test_the_first_command_says_which_connection_brought_it() -> None:
 
 
 @spec("STREAM-101")
-def test_a_command_of_a_newer_connection_takes_the_stream_in_its_append_and_the_next_ones_say_no_more() -> (
-    None
-):
+def test_a_command_of_a_newer_connection_takes_the_stream_once_in_its_append() -> None:
     records = decide(RUNNING, command(1, None, 5), epoch=1, at=AT)
     assert records == (StreamTaken("a", 5), CommandAccepted("a", 1, "digest of None"))
     after = fold([(1, each) for each in records], RUNNING)
@@ -98,7 +96,7 @@ def test_a_command_of_a_newer_connection_takes_the_stream_in_its_append_and_the_
     ],
     ids=["a repetition", "a conflict", "an abort", "a gap"],
 )
-def test_whatever_an_older_connection_says_is_refused(said: Received) -> None:
+def test_every_command_of_an_older_connection_is_refused(said: Received) -> None:
     session = told(RUNNING, command(0, say("hi"), 5))
     assert decided(session, said) is StreamFencedError
     assert decided(session, replace(said, secret_digest="another")) is WrongSecretError, (
@@ -107,7 +105,7 @@ def test_whatever_an_older_connection_says_is_refused(said: Received) -> None:
 
 
 @spec("STREAM-15", "STREAM-101")
-def test_an_abort_that_was_under_way_on_the_older_connection_is_played_back_on_the_newer_one() -> None:
+def test_an_abort_in_flight_on_the_older_connection_is_resent_on_the_newer_one() -> None:
     session = told(RUNNING, command(0, say("hi"), 5))
     assert decided(session, command(1, Cancel(), 3)) is StreamFencedError
     assert not told(session, command(1, Cancel(), 5)).is_live
@@ -117,7 +115,7 @@ def test_an_abort_that_was_under_way_on_the_older_connection_is_played_back_on_t
 
 
 @spec("STREAM-12", "STREAM-101")
-def test_a_repetition_changes_nothing_but_who_has_the_stream_of_a_turn_that_runs() -> None:
+def test_a_repetition_changes_only_the_connection_of_a_running_turn() -> None:
     assert decided(RUNNING, command(0, say("hi"), 3)) == ()
     assert decided(RUNNING, command(0, say("hi"), 0)) == ()
     assert decided(RUNNING, command(0, say("hi"), 4)) == (StreamTaken("a", 4),)
@@ -127,14 +125,14 @@ def test_a_repetition_changes_nothing_but_who_has_the_stream_of_a_turn_that_runs
 
 
 @spec("STREAM-50", "STREAM-101")
-def test_a_client_that_does_not_count_is_never_older() -> None:
+def test_a_connection_without_a_number_is_never_older() -> None:
     uncounted = told(NOTHING, command(0, say("hi"), 0))
     assert decided(uncounted, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
     assert decided(RUNNING, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
 
 
 @spec("STREAM-101")
-def test_an_older_journal_and_a_pruned_one_fold_as_they_did() -> None:
+def test_an_older_journal_and_a_pruned_one_fold_to_the_same_connection() -> None:
     old = fold(
         [(1, EpochStarted(1, "owner", AT)), (1, StreamOpened("a", DIGEST)), (1, CommandAccepted("a", 0, "d"))]
     )
@@ -143,12 +141,13 @@ def test_an_older_journal_and_a_pruned_one_fold_as_they_did() -> None:
     assert restore_session(prune_session(taken, at=AT)).streams["a"].connection == 7
 
 
-# --- a server's half ---------------------------------------------------------------------------------------------
+# --- the server's half
+# -------------------------------------------------------------------------------------------
 
 
 @spec("STREAM-101")
 @pytest.mark.parametrize(("by", "is_refused"), [(0, False), (1, True), (2, True), (3, False), (4, False)])
-def test_a_connection_that_comes_after_a_newer_one_is_refused(by: int, *, is_refused: bool) -> None:
+def test_a_connection_that_opens_after_a_newer_one_is_refused(by: int, *, is_refused: bool) -> None:
     stream = opened(by)
     stream.admit(RUNNING, epoch_at=None, now=0.0)
     first = frames.decode_server(stream.frames_to_send()[0])
@@ -158,14 +157,14 @@ def test_a_connection_that_comes_after_a_newer_one_is_refused(by: int, *, is_ref
 
 
 @spec("STREAM-58", "STREAM-85", "STREAM-101")
-def test_who_shows_another_secret_is_not_told_of_newer_connections() -> None:
+def test_a_connection_with_another_secret_learns_nothing_of_newer_connections() -> None:
     stream = opened(1, secret="t" * 43)
     stream.admit(RUNNING, epoch_at=None, now=0.0)
     assert isinstance(stream.failure, WrongSecretError)
 
 
 @spec("STREAM-101")
-def test_a_connection_knows_from_the_journal_that_it_is_the_older_one() -> None:
+def test_a_connection_recognises_from_the_journal_that_it_is_the_older_one() -> None:
     stream = admitted(3, RUNNING)
     assert not stream.is_fenced_by(RUNNING)
     taken = evolve(RUNNING, StreamTaken("a", 4), epoch=1)
@@ -186,7 +185,7 @@ def test_a_command_carries_the_number_of_its_connection() -> None:
 
 
 @spec("STREAM-102")
-def test_a_notice_is_the_last_accepted_command_over_again() -> None:
+def test_a_notice_repeats_the_last_accepted_command() -> None:
     session = told(RUNNING, command(1, None, 3))
     notice = notice_of(session, "a", 4)
     assert notice is not None
@@ -198,7 +197,7 @@ def test_a_notice_is_the_last_accepted_command_over_again() -> None:
 
 
 @spec("STREAM-102")
-def test_no_notice_is_needed_where_the_journal_knows_or_nothing_runs() -> None:
+def test_no_notice_is_needed_where_the_journal_has_the_connection_or_nothing_runs() -> None:
     assert notice_of(RUNNING, "a", 3) is None
     assert notice_of(RUNNING, "a", 0) is None
     assert notice_of(NOTHING, "a", 4) is None

@@ -1,4 +1,4 @@
-"""An `error` frame comes back as the typed error it stands for."""
+"""An `error` frame is decoded to its typed error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from midstream.protocol.frames import Error
 from tests.spec import spec
 
 
-def test_every_code_of_the_error_tree_comes_back_as_its_type() -> None:
+def test_every_code_of_the_error_tree_is_decoded_to_its_type() -> None:
     for kind in _kinds(MidstreamError):
         error = error_of(Error(kind.code, "text", expected=3, retry_after_s=2.0))
         assert (type(error), str(error)) == (kind, "text")
@@ -27,7 +27,7 @@ def test_every_code_of_the_error_tree_comes_back_as_its_type() -> None:
         ("now", UnavailableError),
     ],
 )
-def test_a_code_that_is_not_known_is_told_by_its_retry(retry: str, kind: type[MidstreamError]) -> None:
+def test_an_unknown_code_is_classified_by_its_retry(retry: str, kind: type[MidstreamError]) -> None:
     unknown = error_of(Error("from_the_future", "text", retry, retry_after_s=2.0))
     assert (type(unknown), unknown.retry_after_s) == (kind, 2.0)
     assert "from_the_future" in str(unknown)

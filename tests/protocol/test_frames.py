@@ -1,4 +1,4 @@
-"""Frames on the wire: their JSON, their limits, and what a receiver makes of what it does not know."""
+"""Frames on the wire: their JSON, their limits, and unknown parts."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ PAYLOADS: list[Payload] = [
 
 
 @pytest.mark.parametrize("frame", FROM_CLIENT)
-def test_what_a_client_says_is_read_as_it_was_meant(frame: ClientFrame) -> None:
+def test_a_client_frame_is_decoded_as_it_was_encoded(frame: ClientFrame) -> None:
     assert frames.decode_client(frames.encode(frame)) == frame
 
 
 @pytest.mark.parametrize("frame", FROM_SERVER)
-def test_what_a_server_says_is_read_as_it_was_meant(frame: ServerFrame) -> None:
+def test_a_server_frame_is_decoded_as_it_was_encoded(frame: ServerFrame) -> None:
     assert frames.decode_server(frames.encode(frame)) == frame
 
 
@@ -84,7 +84,7 @@ def test_a_payload_survives_its_command_byte_for_byte(payload: Payload) -> None:
 
 
 @spec("STREAM-34")
-def test_members_nobody_knows_are_ignored() -> None:
+def test_unknown_members_are_ignored() -> None:
     assert frames.decode_client(b'{"type":"ping","later":[1]}') == Ping()
     assert frames.decode_server(b'{"type":"ack","seqno":1,"later":{}}') == Ack(1)
 
@@ -92,7 +92,7 @@ def test_members_nobody_knows_are_ignored() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"type":"later"}', b'{"type":"command"}', b"\xff", b"[" * 9999]
 )
-def test_what_is_no_frame_is_refused(body: bytes) -> None:
+def test_bytes_that_are_no_frame_are_refused(body: bytes) -> None:
     for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
         with pytest.raises(MalformedFrameError):
             decode(body)
@@ -137,7 +137,7 @@ def test_a_tool_whose_schema_is_nested_too_deeply_is_refused() -> None:
             frames.decode_payload(sending(levels))
 
 
-def test_little_of_what_is_no_frame_is_said_back() -> None:
+def test_an_error_message_quotes_little_of_the_refused_input() -> None:
     long = "x" * (FRAME_BYTES_MAX - 100)
     for body in (
         f'{{"type":"{long}"}}',
@@ -163,7 +163,7 @@ def test_a_frame_above_the_limit_is_refused_before_it_is_parsed() -> None:
 
 @spec("STREAM-19")
 @given(st.integers(0, EVENT_NUMBER_MAX), st.integers(0, EVENT_NUMBER_MAX))
-def test_an_event_id_is_read_as_it_is_written(epoch: int, position: int) -> None:
+def test_an_event_id_is_parsed_as_it_was_written(epoch: int, position: int) -> None:
     event_id = EventId(epoch, position)
     assert EventId.parse(str(event_id)) == event_id
 
@@ -171,17 +171,17 @@ def test_an_event_id_is_read_as_it_is_written(epoch: int, position: int) -> None
 @pytest.mark.parametrize(
     "text", ["", "00", "1", "1-", "-1", "1-2-3", "a-b", "1--2", "+1-2", " 1-2", "²-1", f"{2**63}-0", "1" * 99]
 )
-def test_what_is_no_event_id_is_refused(text: str) -> None:
+def test_a_malformed_event_id_is_refused(text: str) -> None:
     with pytest.raises(MalformedFrameError):
         EventId.parse(text)
 
 
-def test_zero_alone_is_the_beginning_as_two_zeros_are() -> None:
+def test_a_single_zero_is_the_beginning_like_two_zeros() -> None:
     assert EventId.parse("0") == EventId.parse("0-0") == EventId(0, 0)
 
 
 @pytest.mark.parametrize("text", [f"{1:020}-1", f"1-{1:020}", "\uff11-1", "1-\u0663", "1-1 ", "1_0-1"])
-def test_an_event_id_has_plain_digits_and_nineteen_of_them_at_most(text: str) -> None:
+def test_an_event_id_has_at_most_nineteen_plain_digits(text: str) -> None:
     with pytest.raises(MalformedFrameError):
         EventId.parse(text)
     assert EventId.parse(f"{1:019}-{2:019}") == EventId(1, 2)

@@ -1,6 +1,6 @@
-"""Whatever comes over a wire: nothing is raised that is not said to be.
+"""Arbitrary input over a wire: no undocumented exception is raised.
 
-Frames are made from good ones, of which one member is taken out or replaced by any JSON; and from any bytes.
+Frames are good ones with one member removed or replaced by any JSON; and arbitrary bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _any_json = st.recursive(
 
 @st.composite
 def _bent(draw: st.DrawFn, good: list[bytes]) -> bytes:
-    """Return a good frame, or one with a member that is not."""
+    """Return a good frame, or one with a bad member."""
     frame: dict[str, Any] = json.loads(draw(st.sampled_from(good)))
     if draw(st.booleans()):
         return json.dumps(frame).encode()
@@ -66,36 +66,36 @@ _said_by_servers = _bent(SERVER_FRAMES) | st.binary(max_size=60) | _deep
 
 
 @given(_said_by_clients | _said_by_servers | _bent(PAYLOADS))
-def test_a_decoder_raises_nothing_but_what_it_says(body: bytes) -> None:
+def test_a_decoder_raises_only_documented_errors(body: bytes) -> None:
     decode_as_anything(body)
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"data: x\r", b"\nid: 1\n", b"\n\n"]), max_size=12))
-def test_a_reader_of_events_raises_nothing_but_what_it_says(pieces: list[bytes]) -> None:
+def test_a_reader_of_events_raises_only_documented_errors(pieces: list[bytes]) -> None:
     read_events(pieces)
 
 
 @spec("STREAM-33")
 @given(st.lists(_said_by_clients | st.just(CUT), max_size=12))
-def test_a_server_stays_upright_whatever_a_client_says(said: list[bytes]) -> None:
+def test_a_server_survives_any_frames_of_a_client(said: list[bytes]) -> None:
     tell_server(said)
 
 
 @spec("STREAM-33")
 @given(st.lists(_said_by_servers | st.just(CUT), max_size=12))
-def test_a_client_stays_upright_whatever_a_server_says(said: list[bytes]) -> None:
+def test_a_client_survives_any_frames_of_a_server(said: list[bytes]) -> None:
     tell_client(said)
 
 
-def test_what_the_fuzzer_begins_with_is_taken_by_each_of_its_targets() -> None:
+def test_each_seed_of_the_fuzzer_is_accepted_by_its_target() -> None:
     begun = seeds()
     assert {data[:1] for data in begun} == {*HEADS}
     for data in begun:
         take(data)
 
 
-def test_stories_that_are_bent_again_and_again_raise_nothing() -> None:
-    """What the fuzzer does (`make fuzz`), without coverage to lead it, and for a second."""
+def test_repeatedly_mutated_stories_raise_nothing() -> None:
+    """Run the fuzzer (`make fuzz`) without coverage guidance, for a second."""
     seed = 20261122
     chance = Random(seed)
     for data in seeds():

@@ -1,4 +1,4 @@
-"""The machines that the specification draws, and the order in which it says things are judged."""
+"""The machines of the specification, and the order of its checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECRET = "s" * 43
 
 @pytest.mark.slow
 @spec("STREAM-59")
-def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_left_by_nothing() -> None:
+def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_final() -> None:
     for edges, states, last in (
         (halves.client_edges(), ClientState, "ended"),
         (halves.server_edges(), ServerState, "closed"),
@@ -43,24 +43,24 @@ def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_left_by_not
 
 
 @pytest.mark.slow
-def test_the_specification_draws_it() -> None:
+def test_the_diagrams_of_the_specification_are_current() -> None:
     assert list(docs.wrong_blocks(docs.ROOT / "docs" / "spec" / "stream.md")) == []
 
 
 @pytest.mark.slow
 @spec("STREAM-59")
-def test_nothing_but_a_welcome_makes_a_connection_live_and_nothing_but_admission_an_admitted_one() -> None:
+def test_only_a_welcome_makes_a_connection_live_and_only_admission_an_admitted_one() -> None:
     to_live = {edge.inlet for edge in halves.client_edges() if edge.after == "live" != edge.before}
     to_admitted = {edge.inlet for edge in halves.server_edges() if edge.after == "admitted" != edge.before}
-    admitting = {"admit", "admit to another's stream"}  # to which a reader has none
+    admitting = {"admit", "admit to another's stream"}  # To one that a reader does not have.
     assert (to_live, to_admitted) == ({"welcome", "welcome after the turn", "degraded welcome"}, admitting)
 
 
 @pytest.mark.slow
 @spec("STREAM-59")
-def test_what_only_some_streams_do_is_drawn_as_well() -> None:
+def test_edges_of_only_some_streams_are_drawn_as_well() -> None:
     of_client = {
-        ("live", "ack", "ended"),  # of the last command of a stream that has no turn
+        ("live", "ack", "ended"),  # Of the last command of a stream without a turn.
         ("live", "snapshot of the end", "ended"),
         ("live", "unreadable record", "ended"),
         ("opening", "welcome of another past", "ended"),
@@ -68,7 +68,7 @@ def test_what_only_some_streams_do_is_drawn_as_well() -> None:
     }
     of_server = {
         ("admitting", "admit to another's stream", "closed"),
-        ("admitted", "command", "closed"),  # of a reader
+        ("admitted", "command", "closed"),  # Of a reader.
         ("admitted", "one command too many", "closed"),
     }
     assert of_client - {tuple(edge) for edge in halves.client_edges()} == set()
@@ -88,7 +88,7 @@ def test_every_error_of_the_wire_has_its_line_in_the_table() -> None:
 HI = SendPayload((Text("hi"),))
 BAD = b'{"type":"sing"}'
 JUDGED: tuple[tuple[str, bytes, str, str], ...] = (
-    # What is said, on which stream, with which secret; and the code of the first line that holds.
+    # The payload, its stream and its secret; and the code of the first matching line.
     ("frame_too_large", b"x" * (FRAME_BYTES_MAX + 1), "", SECRET),
     ("malformed_frame", b"x", "", SECRET),
     ("protocol", frames.encode(CommandFrame(-1, msgspec.Raw(BAD))), "", SECRET),
@@ -147,7 +147,7 @@ JUDGED: tuple[tuple[str, bytes, str, str], ...] = (
 
 @spec("STREAM-57")
 @pytest.mark.parametrize(("code", "said", "stream", "secret"), JUDGED)
-async def test_a_command_is_judged_in_the_order_of_the_specification(
+async def test_a_command_is_checked_in_the_order_of_the_specification(
     code: str, said: bytes, stream: str, secret: str
 ) -> None:
     server = CoreServer()
@@ -161,7 +161,7 @@ async def test_a_command_is_judged_in_the_order_of_the_specification(
 
 
 @spec("STREAM-57")
-async def test_where_nothing_was_said_only_a_message_is_taken() -> None:
+async def test_an_empty_session_accepts_only_a_message() -> None:
     wire = await _opened(CoreServer(), "a", SECRET)
     await wire.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(CancelPayload()))))])
     (refused,) = [
@@ -171,7 +171,7 @@ async def test_where_nothing_was_said_only_a_message_is_taken() -> None:
 
 
 OPENS: tuple[tuple[str, bytes], ...] = (
-    # What comes first on a connection, with the faults of all later lines too; and the code of the first line.
+    # The first frame of a connection, with the faults of all later lines too; and the code of the first line.
     ("frame_too_large", b'{"type":"sing"' + b" " * FRAME_BYTES_MAX + b"}"),
     ("malformed_frame", b'{"type":"sing"}'),
     ("malformed_frame", b'{"type":"open","stream":7}'),
@@ -187,7 +187,7 @@ OPENS: tuple[tuple[str, bytes], ...] = (
 
 @spec("STREAM-113")
 @pytest.mark.parametrize(("code", "said"), OPENS)
-async def test_an_open_is_judged_in_the_order_of_the_specification(code: str, said: bytes) -> None:
+async def test_an_open_is_checked_in_the_order_of_the_specification(code: str, said: bytes) -> None:
     server = CoreServer()
     first = await server.connect("s")
     await first.send([frames.encode(Open("a", SECRET, connection=2))])
@@ -200,7 +200,7 @@ async def test_an_open_is_judged_in_the_order_of_the_specification(code: str, sa
 
 
 EVENT_IDS = (
-    # The event id and the seqno that an open shows, on which stream and with which secret; and what comes of it.
+    # The event id and the seqno of an open, on which stream and with which secret; and the result.
     ("x", 1, "c", "t" * 43, "malformed_frame"),
     ("9" * 20 + "-1", 1, "a", SECRET, "malformed_frame"),
     ("7-7", 1, "a", "t" * 43, "wrong_secret"),
@@ -218,7 +218,7 @@ EVENT_IDS = (
 
 @spec("STREAM-58")
 @pytest.mark.parametrize(("event_id", "next_seqno", "stream", "secret", "what"), EVENT_IDS)
-async def test_an_event_id_is_judged_in_the_order_of_the_specification(
+async def test_an_event_id_is_checked_in_the_order_of_the_specification(
     event_id: str | None, next_seqno: int, stream: str, secret: str, what: str
 ) -> None:
     server = CoreServer()
@@ -247,6 +247,6 @@ async def _opened(server: CoreServer, stream: str, secret: str) -> CoreWire:
     wire = await server.connect("s")
     await wire.send([frames.encode(Open(stream, SECRET if stream else ""))])
     wire.stream.frames_to_send()
-    # As of a POST, which nobody admitted.
+    # As of a POST without admission.
     vars(wire.stream)["_secret_digest"] = frames.secret_digest_of(secret)
     return wire

@@ -36,7 +36,7 @@ def test_a_connection_is_wanted_from_its_deadline_to_its_end() -> None:
     assert (link.state, link.is_wanted, link.deadline) == (LinkState.ENDED, False, None)
 
 
-def test_the_first_try_after_a_loss_comes_at_once_and_the_last_with_the_end_of_patience() -> None:
+def test_the_first_retry_after_a_loss_is_immediate_and_the_last_at_the_end_of_the_patience() -> None:
     link = live()
     assert link.lose(None, is_cancelled=False, chance=0.5, now=50.0) is None
     assert (due_at(link), link.is_reconnecting) == (50.0, True)
@@ -49,13 +49,13 @@ def test_the_first_try_after_a_loss_comes_at_once_and_the_last_with_the_end_of_p
     assert now == 150.0
 
 
-def test_a_cancelled_turn_is_not_worth_much_patience() -> None:
+def test_a_cancelled_turn_has_a_short_patience() -> None:
     link = live()
     link.lose(None, is_cancelled=True, chance=0.5, now=0.0)
     assert link.lose(None, is_cancelled=True, chance=0.5, now=STOPPED_PATIENCE_S) is not None
 
 
-def test_a_pause_that_the_server_asks_for_is_kept_also_by_an_impatient_user() -> None:
+def test_a_delay_requested_by_the_server_is_kept_also_after_hurry() -> None:
     link = live()
     link.refuse(DrainingError("bye"), 7.0)
     link.lose(None, is_cancelled=False, chance=0.5, now=1.0)

@@ -1,4 +1,4 @@
-"""A stream of many commands knows each of them, and a command costs the same however many there are."""
+"""A stream of many commands stores each of them, and the cost of a command is independent of their number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from midstream.session.records import CommandAccepted, StreamOpened
 from midstream.session.session import NEWEST_MAX, Session, evolve
 
 
-def test_a_long_stream_knows_each_of_its_commands() -> None:
+def test_a_long_stream_stores_each_of_its_commands() -> None:
     session = evolve(Session(), StreamOpened("s", "k"), epoch=1)
     count = 2 * NEWEST_MAX + 3
     for seqno in range(count):

@@ -1,6 +1,7 @@
-"""Both halves of the stream protocol in every small world: nothing lost, nothing twice, and an end from everywhere.
+"""Both halves of the stream protocol in every small world: nothing lost, nothing twice, and an end from
+everywhere.
 
-`make explore` tries larger worlds; `docs/design/model.md` says what they are and how many states they have.
+`make explore` tries larger worlds; `docs/design/model.md` describes them with their numbers of states.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ PLANTED: dict[type[World], tuple[Scenario, str]] = {
 }
 
 
-# Found by two servers, a loss and a stop in one world: the search comes to it after two seconds.
+# Found by two servers, a loss and a stop in one world: the search reaches it after two seconds.
 LATE = {plants.TakenFromOlder}
 
 

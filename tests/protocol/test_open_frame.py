@@ -1,4 +1,4 @@
-"""What an `open` may say, and how the headers of its request go together with it."""
+"""Permitted values of an `open`, and their combination with the headers of its request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = "s" * 43
         Open("~" * KEY_CHARS_MAX, "a b", old_secret="!"),
     ],
 )
-def test_what_has_its_form_and_its_bounds_is_let_pass(frame: Open) -> None:
+def test_an_open_within_its_bounds_is_accepted(frame: Open) -> None:
     check_open(frame)
     assert merge_open_fields(frame, Open()) == merge_open_fields(Open(), frame) == frame
 
@@ -32,7 +32,7 @@ def test_what_has_its_form_and_its_bounds_is_let_pass(frame: Open) -> None:
 @spec("STREAM-2")
 @pytest.mark.parametrize("word", [" a", "a ", "a\n", "\x7f", "ä", "a" * (KEY_CHARS_MAX + 1)])
 @pytest.mark.parametrize("member", ["stream", "secret", "old_secret"])
-def test_a_word_that_a_header_does_not_carry_is_refused(member: str, word: str) -> None:
+def test_a_value_that_no_header_can_carry_is_refused(member: str, word: str) -> None:
     with pytest.raises(MalformedFrameError):
         check_open(replace(Open("a", SECRET), **{member: word}))
 
@@ -46,7 +46,7 @@ def test_a_word_that_a_header_does_not_carry_is_refused(member: str, word: str) 
         Open("a", SECRET, "1-2"),
     ],
 )
-def test_what_the_headers_said_the_open_need_not_say_and_must_not_gainsay(headers: Open) -> None:
+def test_values_in_headers_may_be_missing_in_the_open_and_must_not_contradict_it(headers: Open) -> None:
     frame = Open("a", coalesce_s=0.05, snapshots=SnapshotWhen.BEGIN)
     stream = ServerStream(headers=headers, now=0.0)
     stream.receive(frames.encode(frame), now=0.0)
@@ -81,7 +81,7 @@ def test_what_the_headers_said_the_open_need_not_say_and_must_not_gainsay(header
         ("cancel_after_s", 1.0, 2.0),
     ],
 )
-def test_headers_and_an_open_that_differ_end_the_connection(member: str, told: object, said: object) -> None:
+def test_headers_that_contradict_the_open_end_the_connection(member: str, told: object, said: object) -> None:
     stream = ServerStream(headers=replace(Open(), **{member: told}), now=0.0)
     stream.receive(frames.encode(replace(Open("a", SECRET), **{member: said})), now=0.0)
     (error,) = map(frames.decode_server, stream.frames_to_send())

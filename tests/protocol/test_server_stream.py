@@ -1,4 +1,4 @@
-"""The server's half of the stream protocol, told as stories."""
+"""The server's half of the stream protocol, as stories."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ HI = SendPayload((Text("hi"),))
 
 
 @spec("STREAM-3")
-def test_the_open_asks_for_admission_and_the_welcome_answers_it() -> None:
+def test_the_open_requests_admission_and_the_welcome_answers_it() -> None:
     stream = ServerStream(now=0.0)
     assert stream.next_deadline() is not None
     opened = Open("a", SECRET)
@@ -146,7 +146,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
         b'"' + b"x" * frames.FRAME_BYTES_MAX + b'"',
     ],
 )
-def test_a_first_frame_that_is_no_good_open_ends_the_connection(body: bytes) -> None:
+def test_an_invalid_first_frame_ends_the_connection(body: bytes) -> None:
     stream = ServerStream(now=0.0)
     stream.receive(body, now=0.0)
     assert [_code(frame) for frame in _sent(stream)] in (
@@ -165,7 +165,7 @@ def test_a_second_open_ends_the_connection() -> None:
 
 
 @spec("STREAM-13")
-def test_a_command_is_submitted_and_acked_only_when_it_was_appended() -> None:
+def test_a_command_is_submitted_and_acked_only_after_its_append() -> None:
     stream = _admitted(Open("a", SECRET))
     raw = frames.encode(HI)
     stream.receive(_command(0, raw), now=0.0)
@@ -206,7 +206,7 @@ def test_a_command_that_breaks_a_rule_ends_the_connection(seqno: int, payload: b
 
 
 @spec("STREAM-28")
-def test_a_refused_command_is_told_why_and_the_connection_goes_on() -> None:
+def test_a_refused_command_gets_its_reason_and_the_connection_continues() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_command(3, frames.encode(CancelPayload())), now=0.0)
     stream.refuse(3, SeqnoGapError("too early", expected=1), now=0.0)
@@ -228,7 +228,7 @@ def test_commands_before_the_admission_wait_for_it() -> None:
 
 
 @spec("STREAM-5", "STREAM-7")
-def test_commands_before_a_refused_admission_are_forgotten() -> None:
+def test_commands_before_a_refused_admission_are_dropped() -> None:
     stream = _opened(Open("a", "another secret"))
     stream.receive(_command(0, frames.encode(HI)), now=0.0)
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
@@ -250,7 +250,7 @@ def test_more_commands_in_flight_than_the_welcome_allows_end_the_connection() ->
 
 
 @spec("STREAM-4")
-def test_a_known_stream_goes_on_where_the_client_was() -> None:
+def test_a_known_stream_continues_at_the_position_of_the_client() -> None:
     stream = _opened(Open("a", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
     welcome = Welcome("a", "3-5", "3-4", 1, 1, "running", "running", began_at=1.0)
@@ -259,7 +259,7 @@ def test_a_known_stream_goes_on_where_the_client_was() -> None:
 
 
 @spec("STREAM-4")
-def test_a_known_stream_without_an_event_id_begins_where_it_began() -> None:
+def test_a_known_stream_without_an_event_id_starts_at_its_beginning() -> None:
     stream = _opened(Open("a", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [
@@ -269,7 +269,7 @@ def test_a_known_stream_without_an_event_id_begins_where_it_began() -> None:
 
 @spec("STREAM-19", "STREAM-23")
 @pytest.mark.parametrize(("event_id", "epoch_at"), [("2-4", 3), ("3-9", None), ("1-0", None)])
-def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int | None) -> None:
+def test_an_event_id_outside_the_journal_is_gone(event_id: str, epoch_at: int | None) -> None:
     stream = _opened(Open("a", SECRET, event_id=event_id, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=epoch_at, now=0.0)
     welcome, gone = _sent(stream)
@@ -278,7 +278,7 @@ def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int |
     assert stream.cursor == 1
 
 
-def test_a_reader_whose_event_is_gone_begins_at_the_start() -> None:
+def test_a_reader_with_a_gone_event_starts_at_the_beginning() -> None:
     stream = _opened(Open(event_id="2-4"))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
     assert (stream.cursor, len(stream.frames_to_send())) == (0, 2)
@@ -289,7 +289,7 @@ def test_a_reader_whose_event_is_gone_begins_at_the_start() -> None:
     ("event_id", "epoch_at", "began_at"),
     [("1-1", 1, 10.0), ("2-2", 2, 20.0), ("3-3", 3, 30.0), ("2-3", 3, None), ("0-0", None, None)],
 )
-def test_a_welcome_says_when_the_epoch_began_in_which_the_events_go_on(
+def test_the_welcome_has_the_start_time_of_the_epoch_of_the_next_events(
     event_id: str, epoch_at: int | None, began_at: float | None
 ) -> None:
     stream = _opened(Open(event_id=event_id))
@@ -300,7 +300,7 @@ def test_a_welcome_says_when_the_epoch_began_in_which_the_events_go_on(
 
 
 @spec("STREAM-2")
-def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> None:
+def test_a_reader_may_start_before_the_first_record_and_cannot_send_commands() -> None:
     stream = _opened(Open(event_id="0-0"))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [Welcome("", "3-5", "0-0", status="running")]
@@ -309,7 +309,7 @@ def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> 
 
 
 @spec("STREAM-6")
-def test_a_stream_the_server_forgot_is_refused() -> None:
+def test_an_unknown_stream_is_refused() -> None:
     stream = _opened(Open("b", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
     assert _sent(stream) == [Error("stream_not_found", "this session has no stream 'b'")]
@@ -317,14 +317,14 @@ def test_a_stream_the_server_forgot_is_refused() -> None:
 
 
 @spec("STREAM-6")
-def test_a_first_command_that_never_arrived_is_no_forgotten_stream() -> None:
+def test_a_stream_whose_first_command_never_arrived_is_not_unknown() -> None:
     stream = _opened(Open("b", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="running", began_at=1.0)]
 
 
 @spec("STREAM-9")
-def test_a_degraded_server_says_so_at_once() -> None:
+def test_a_degraded_server_reports_it_in_the_welcome() -> None:
     stream = ServerStream(degraded_reason="no durable store", now=0.0)
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
     stream.admit(Session(), epoch_at=None, now=0.0)
@@ -333,7 +333,7 @@ def test_a_degraded_server_says_so_at_once() -> None:
 
 
 @spec("STREAM-20")
-def test_stored_bytes_travel_as_they_are() -> None:
+def test_stored_bytes_are_sent_unchanged() -> None:
     stream = _admitted(Open())
     odd = b'{"type":"later",  "unknown":1.0}'
     stream.deliver([(EventId(1, 1), odd), (EventId(2, 2), b"{}")], now=0.0)
@@ -358,7 +358,7 @@ def test_a_shell_that_skips_or_repeats_a_record_is_stopped(position: int) -> Non
         stream.deliver([(EventId(1, position), b"{}")], now=0.0)
 
 
-def test_a_page_is_encoded_once_for_all_who_stand_before_it() -> None:
+def test_a_page_is_encoded_once_for_all_readers_at_its_position() -> None:
     page = NATIVE.page([(EventId(1, 1), b"{}"), (EventId(1, 2), b"{}")])
     streams = [_admitted(Open()), _admitted(Open())]
     for stream in streams:
@@ -374,7 +374,7 @@ def test_a_page_is_encoded_once_for_all_who_stand_before_it() -> None:
 
 
 @spec("STREAM-31")
-def test_silence_is_broken_by_heartbeats() -> None:
+def test_heartbeats_break_the_silence() -> None:
     stream = ServerStream(heartbeat_s=4.0, now=0.0)
     stream.receive(frames.encode(Open()), now=0.0)
     stream.admit(Session(), epoch_at=None, now=1.0)
@@ -399,14 +399,14 @@ def test_a_ping_is_answered_with_a_heartbeat_at_once() -> None:
 
 
 @spec("STREAM-25")
-def test_a_close_ends_the_connection_without_a_word() -> None:
+def test_a_close_ends_the_connection_without_a_frame() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(frames.encode(Close()), now=0.0)
     assert (stream.is_closed, stream.frames_to_send()) == (True, [])
 
 
 @pytest.mark.parametrize("error", [DrainingError("restarting"), StreamFencedError("a newer connection")])
-def test_a_failure_of_the_shell_is_told_once(error: MidstreamError) -> None:
+def test_a_failure_of_the_shell_is_sent_once(error: MidstreamError) -> None:
     stream = _admitted(Open("a", SECRET))
     stream.fail(error, now=0.0)
     stream.fail(error, now=0.0)
@@ -417,7 +417,7 @@ def test_a_failure_of_the_shell_is_told_once(error: MidstreamError) -> None:
     assert (stream.is_closed, stream.frames_to_send(), stream.requests()) == (True, [], [])
 
 
-def test_what_a_session_does_and_waits_for() -> None:
+def test_the_activity_of_a_session_and_the_reason_of_its_wait_are_computed() -> None:
     server, client = (_with_call(site) for site in (Site.SERVER, Site.CLIENT))
     sessions = [Session(), _session(*_said()), server, client]
     assert [session.status for session in sessions] == ["", "running", "running", "running"]
@@ -427,7 +427,7 @@ def test_what_a_session_does_and_waits_for() -> None:
 
 
 @spec("STREAM-31")
-def test_a_sub_agent_is_a_tool_unless_it_rests_on_a_person() -> None:
+def test_a_sub_agent_counts_as_a_tool_unless_it_waits_for_a_person() -> None:
     parent = _with_call(Site.CHILD)
     children = [(), ["model"], ["tool"], ["person"], ["person", "person"], ["person", "model"]]
     waits = ["tool", "tool", "tool", "person", "person", "tool"]
@@ -465,7 +465,7 @@ _client_frames = st.one_of(
 @given(
     st.lists(st.tuples(_client_frames, st.sampled_from(["admit", "ack", "refuse", "time", ""])), max_size=20)
 )
-def test_nothing_a_client_sends_raises(script: list[tuple[bytes, str]]) -> None:
+def test_no_input_from_a_client_raises(script: list[tuple[bytes, str]]) -> None:
     stream = ServerStream(now=0.0)
     session = _session(*_said())
     for number, (body, then) in enumerate(script):
@@ -523,7 +523,7 @@ def _session(*records: Record) -> Session:
 
 
 def _said() -> tuple[Record, ...]:
-    """Stream `a` has said `hi`, and the model was asked: five records."""
+    """Return five records: stream `a` has sent `hi`, and the model was called."""
     return (
         EpochStarted(3, "host", 1.0),
         StreamOpened("a", DIGEST),
@@ -558,13 +558,13 @@ def _with_call(site: Site) -> Session:
         ),
     ],
 )
-def test_the_welcome_says_how_the_streams_turn_stands(more: tuple[Record, ...], status: str) -> None:
+def test_the_welcome_has_the_status_of_the_streams_turn(more: tuple[Record, ...], status: str) -> None:
     assert turn_status_of(_session(*_said(), *more), "a") == status
     assert turn_status_of(_session(*_said(), *more), "b") == ""
 
 
 @spec("STREAM-54")
-def test_a_queued_message_is_a_turn_that_waits() -> None:
+def test_a_queued_message_is_a_waiting_turn() -> None:
     session = _session(
         *_said(), StreamOpened("b", DIGEST), MessageQueued(1, UserMessage.of("x"), 3.0, stream="b")
     )
@@ -574,7 +574,7 @@ def test_a_queued_message_is_a_turn_that_waits() -> None:
 
 
 @spec("STREAM-54", "STREAM-56")
-def test_the_welcome_tells_the_settings_and_what_silence_means() -> None:
+def test_the_welcome_has_the_settings_and_the_silence_limits() -> None:
     settings = StreamSettings(is_recovery_on=False, look_back_s=60.0, heartbeat_s=2.0, in_flight_max=3)
     stalls = StallBudgets(first_token_s=math.inf, tool_s=5.0)
     stream = ServerStream.under(settings, stalls=stalls, now=0.0)
@@ -588,7 +588,7 @@ def test_the_welcome_tells_the_settings_and_what_silence_means() -> None:
 
 
 @spec("STREAM-17", "STREAM-56")
-def test_a_client_that_sends_more_than_it_was_told_is_ended() -> None:
+def test_a_client_that_exceeds_the_announced_limit_is_ended() -> None:
     stream = ServerStream.under(StreamSettings(in_flight_max=1), now=0.0)
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
     stream.admit(Session(), epoch_at=None, now=0.0)
@@ -599,7 +599,7 @@ def test_a_client_that_sends_more_than_it_was_told_is_ended() -> None:
 
 @spec("STREAM-17", "STREAM-56")
 @pytest.mark.parametrize("before", range(4))
-def test_a_playback_of_a_client_that_does_not_have_the_limit_yet_is_accepted(before: int) -> None:
+def test_a_playback_before_the_limit_is_known_is_accepted(before: int) -> None:
     stream = ServerStream.under(StreamSettings(in_flight_max=1), now=0.0)
     stream.receive(frames.encode(Open("a", SECRET, next_seqno=3)), now=0.0)
     for seqno in range(3):
@@ -615,7 +615,7 @@ def test_a_playback_of_a_client_that_does_not_have_the_limit_yet_is_accepted(bef
 
 
 @spec("STREAM-17")
-def test_a_playback_has_the_limit_of_the_protocol() -> None:
+def test_a_playback_is_limited_by_the_protocol() -> None:
     stream = ServerStream.under(StreamSettings(in_flight_max=1), now=0.0)
     stream.receive(frames.encode(Open("a", SECRET, next_seqno=100)), now=0.0)
     for seqno in range(frames.IN_FLIGHT_MAX):
@@ -648,7 +648,7 @@ def _breaks_a_rule(stream: ServerStream) -> None:
         (lambda stream: stream.fail(StreamFencedError("bye"), now=0.0), None),
     ],
 )
-def test_only_a_lost_connection_stops_a_turn(
+def test_only_a_lost_connection_cancels_a_turn(
     end: Callable[[ServerStream], None], after_s: float | None
 ) -> None:
     stream = _admitted(Open("a", SECRET, cancel_after_s=5.0))
@@ -663,7 +663,7 @@ def test_only_a_lost_connection_stops_a_turn(
     ("number", "other", "is_before"),
     [(1, 2, True), (2, 2, False), (3, 2, False), (0, 2, False), (2, 0, False)],
 )
-def test_the_older_of_two_connections_is_the_one_with_the_lower_number(
+def test_the_older_of_two_connections_has_the_lower_number(
     number: int, other: int, *, is_before: bool
 ) -> None:
     connections = [_admitted(Open("a", SECRET, connection=each)) for each in (number, other)]
@@ -688,14 +688,14 @@ def test_answers_withdrawals_and_resumes_become_commands() -> None:
 
 
 @spec("STREAM-36")
-def test_a_turn_is_resumed_by_the_first_command_of_a_stream() -> None:
+def test_only_the_first_command_of_a_stream_can_resume_a_turn() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_command(1, frames.encode(ResumePayload())), now=0.0)
     assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["malformed_frame"], True)
 
 
 @spec("STREAM-62")
-def test_the_welcome_tells_what_is_kept() -> None:
+def test_the_welcome_has_the_retention_limits() -> None:
     stream = ServerStream(retention=Retention(60.0, 100, None, 3600.0), now=0.0)
     stream.receive(frames.encode(Open()), now=0.0)
     stream.requests()
@@ -708,7 +708,7 @@ def test_the_welcome_tells_what_is_kept() -> None:
 
 @spec("STREAM-63", "STREAM-64")
 @pytest.mark.parametrize("event_id", ["0-0", "3-1", "3-3"])
-def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str) -> None:
+def test_a_reader_of_pruned_events_gets_a_snapshot(event_id: str) -> None:
     stream = _opened(Open(event_id=event_id, snapshots=SnapshotWhen.GONE))
     stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
     welcome, gone = _sent(stream)
@@ -723,7 +723,7 @@ def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str)
 
 
 @spec("STREAM-63")
-def test_the_last_event_that_was_pruned_is_as_good_an_id_as_any() -> None:
+def test_the_last_pruned_event_is_a_valid_event_id() -> None:
     stream = _opened(Open(event_id="3-4", snapshots=SnapshotWhen.GONE))
     stream.admit(_session(*_said()), epoch_at=3, pruned_to=EventId(3, 4), now=0.0)
     assert _sent(stream) == [Welcome("", "3-5", "3-4", status="running", oldest=5, began_at=1.0)]
@@ -731,7 +731,7 @@ def test_the_last_event_that_was_pruned_is_as_good_an_id_as_any() -> None:
 
 
 @spec("STREAM-64")
-def test_a_client_that_takes_no_snapshot_is_told_where_events_go_on() -> None:
+def test_a_client_that_accepts_no_snapshot_gets_the_oldest_available_position() -> None:
     stream = _opened(Open(event_id="3-2", snapshots=SnapshotWhen.NEVER))
     stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
     _, gone = _sent(stream)
@@ -740,7 +740,7 @@ def test_a_client_that_takes_no_snapshot_is_told_where_events_go_on() -> None:
 
 
 @spec("STREAM-63")
-def test_a_slow_reader_that_was_overtaken_is_told_in_the_middle() -> None:
+def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle() -> None:
     stream = _opened(Open(event_id="3-1", snapshots=SnapshotWhen.GONE))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
     stream.frames_to_send()
@@ -755,7 +755,7 @@ def test_a_slow_reader_that_was_overtaken_is_told_in_the_middle() -> None:
 
 
 @spec("STREAM-65")
-def test_a_late_reader_may_begin_with_the_session_as_it_is() -> None:
+def test_a_late_reader_may_start_with_a_snapshot_of_the_session() -> None:
     stream = _opened(Open(snapshots=SnapshotWhen.BEGIN))
     session = _session(*_said())
     stream.admit(session, epoch_at=None, now=0.0)
@@ -771,7 +771,7 @@ def test_a_late_reader_may_begin_with_the_session_as_it_is() -> None:
 
 
 @spec("STREAM-64")
-def test_a_snapshot_says_whether_the_turn_of_its_stream_is_over() -> None:
+def test_a_snapshot_contains_whether_the_turn_of_its_stream_is_over() -> None:
     over = _session(*_said(), TurnEnded(1, TurnStatus.COMPLETED, 2.0))
     stream = _opened(Open("a", SECRET, event_id="3-2", next_seqno=1, snapshots=SnapshotWhen.GONE))
     stream.admit(over, epoch_at=None, pruned_to=EventId(3, over.position), now=0.0)
@@ -784,7 +784,7 @@ def test_a_snapshot_says_whether_the_turn_of_its_stream_is_over() -> None:
 @pytest.mark.parametrize(
     ("server", "client", "both"), [(0.0, 0.0, 0.0), (0.0, 0.02, 0.02), (0.01, 0.0, 0.01), (5.0, 0.0, 0.1)]
 )
-def test_events_are_held_back_as_long_as_either_asks(server: float, client: float, both: float) -> None:
+def test_events_are_coalesced_for_the_longer_of_both_times(server: float, client: float, both: float) -> None:
     stream = ServerStream(coalesce_s=server, now=0.0)
     stream.receive(frames.encode(Open(coalesce_s=client)), now=0.0)
     assert stream.coalesce_s == both
@@ -792,7 +792,7 @@ def test_events_are_held_back_as_long_as_either_asks(server: float, client: floa
 
 @spec("STREAM-67")
 @pytest.mark.parametrize("coalesce_s", [-0.01, 0.2, 1e300])
-def test_nobody_asks_for_more_patience_than_a_tenth_of_a_second(coalesce_s: float) -> None:
+def test_a_coalescing_time_above_a_tenth_of_a_second_is_refused(coalesce_s: float) -> None:
     stream = ServerStream(now=0.0)
     stream.receive(frames.encode(Open(coalesce_s=coalesce_s)), now=0.0)
     assert [_code(frame) for frame in _sent(stream)] == ["malformed_frame"]

@@ -1,4 +1,4 @@
-"""What one process of a user changes is shown by all of them, and what is refused is not shown again and again."""
+"""Changed secrets are presented by all processes of a user, and a refused one is not presented repeatedly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.protocol.test_client_stream import begun, receive
 from tests.spec import spec
 
 
-def test_what_a_stream_began_with_is_shown_beside_what_its_session_has_now() -> None:
+def test_the_secret_of_a_stream_is_presented_beside_the_current_one_of_its_session() -> None:
     for own, beside in (("first", "first"), ("", "")):
         shown = ShownSecrets("first", "", own, is_due=True)
         for learnt, expected in (
@@ -49,7 +49,7 @@ REFUSED = Error("wrong_secret", "no")
 
 
 def _secrets_of(stream: ClientStream) -> tuple[str, str]:
-    """Return the secrets that the next connection shows."""
+    """Return the secrets that the next connection presents."""
     stream.end_connection(chance=0.0, now=1.0)
     stream.handle_deadline(now=100.0)
     stream.begin_connection(now=100.0)
@@ -59,7 +59,7 @@ def _secrets_of(stream: ClientStream) -> tuple[str, str]:
 
 
 @spec("STREAM-96")
-def test_a_refused_secret_is_read_once_more_and_shown_if_it_is_another_one() -> None:
+def test_a_refused_secret_is_read_again_and_presented_if_it_has_changed() -> None:
     stream = begun()
     receive(stream, REFUSED)
     assert (stream.needs_secret, stream.is_connection_wanted, stream.is_ended) == (True, False, False)
@@ -72,7 +72,7 @@ def test_a_refused_secret_is_read_once_more_and_shown_if_it_is_another_one() -> 
 
 
 @spec("STREAM-96")
-def test_a_secret_that_is_refused_and_still_the_same_ends_the_stream() -> None:
+def test_a_refused_secret_that_has_not_changed_ends_the_stream() -> None:
     for secret in ("secret", ""):
         stream = begun()
         stream.end_connection(WrongSecretError("no"), chance=0.0, now=1.0)
@@ -83,7 +83,7 @@ def test_a_secret_that_is_refused_and_still_the_same_ends_the_stream() -> None:
 
 
 @spec("STREAM-96")
-def test_a_refused_secret_is_never_shown_again_by_a_shell_that_reads_none() -> None:
+def test_a_shell_that_cannot_read_secrets_never_presents_a_refused_one_again() -> None:
     stream = begun()
     receive(stream, REFUSED)
     stream.end_connection(chance=0.0, now=1.0)
@@ -94,7 +94,7 @@ def test_a_refused_secret_is_never_shown_again_by_a_shell_that_reads_none() -> N
 
 
 @spec("STREAM-96")
-def test_a_welcome_lets_a_secret_be_refused_anew() -> None:
+def test_after_a_welcome_a_secret_can_be_refused_again() -> None:
     stream = begun()
     for newer in ("second", "third"):
         receive(stream, REFUSED)
@@ -106,7 +106,7 @@ def test_a_welcome_lets_a_secret_be_refused_anew() -> None:
 
 @spec("STREAM-96")
 @pytest.mark.parametrize("is_encrypted", [True, False, None])
-def test_what_opens_a_session_is_read_for_each_new_connection_where_something_may(
+def test_the_secret_is_read_for_each_new_connection_of_a_possibly_encrypted_session(
     *, is_encrypted: bool | None
 ) -> None:
     stream = ClientStream("a", "secret", now=0.0)

@@ -1,4 +1,4 @@
-"""Server-sent events survive any cut, and say what the standard says."""
+"""Server-sent events survive any cut, and follow the standard."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def decoded(*parts: bytes) -> list[ServerSentEvent]:
 
 
 @given(st.lists(sent_events, max_size=5), cuts)
-def test_what_is_encoded_is_decoded_however_it_is_cut(
+def test_encoded_events_are_decoded_however_they_are_cut(
     events: list[ServerSentEvent], sizes: list[int]
 ) -> None:
     body = b"".join(encode(event) for event in events)
@@ -76,7 +76,7 @@ def test_no_bytes_break_the_decoder(parts: list[bytes]) -> None:
         (b"data: never ended\n", []),
     ],
 )
-def test_the_standards_cases(body: bytes, expected: list[ServerSentEvent]) -> None:
+def test_the_cases_of_the_standard_are_decoded(body: bytes, expected: list[ServerSentEvent]) -> None:
     assert decoded(body) == expected
 
 
@@ -88,7 +88,7 @@ def test_an_id_counts_only_once_its_event_has_ended() -> None:
     assert decoder.last_event_id == "3-9"
 
 
-def test_the_server_may_say_when_to_come_back() -> None:
+def test_the_server_may_set_the_reconnection_time() -> None:
     decoder = SseDecoder()
     decoder.feed(b"retry: 1500\nretry: soon\n")
     assert decoder.retry_ms == 1500
@@ -102,17 +102,17 @@ def test_an_event_without_end_is_refused_before_it_fills_the_memory(body: bytes)
 
 
 @pytest.mark.parametrize("bad", [ServerSentEvent(b"", id="a\nb"), ServerSentEvent(b"", event="a\rb")])
-def test_an_id_or_a_kind_cannot_smuggle_in_another_field(bad: ServerSentEvent) -> None:
+def test_an_id_or_a_kind_cannot_inject_another_field(bad: ServerSentEvent) -> None:
     with pytest.raises(MalformedFrameError):
         encode(bad)
 
 
-def test_data_with_line_ends_cannot_smuggle_in_another_field() -> None:
+def test_data_with_line_ends_cannot_inject_another_field() -> None:
     body = encode(ServerSentEvent(b"a\nid: 666\r\n\r\nevent: fake"))
     assert decoded(body) == [ServerSentEvent(b"a\nid: 666\n\nevent: fake")]
 
 
-def test_records_go_out_as_they_are_stored_many_to_a_write() -> None:
+def test_records_are_sent_as_stored_with_many_in_one_write() -> None:
     records = [(EventId(2, position), b'{"n":%d}' % position) for position in (7, 8)]
     (block,) = events_of_records(records)
     assert decoded(block) == [
@@ -121,13 +121,13 @@ def test_records_go_out_as_they_are_stored_many_to_a_write() -> None:
     ]
 
 
-def test_a_write_is_bounded_and_a_large_record_travels_alone() -> None:
+def test_a_write_is_bounded_and_a_large_record_is_sent_alone() -> None:
     large = b'"%b"' % (b"x" * BLOCK_BYTES_MAX)
     blocks = events_of_records((EventId(1, place), body) for place, body in enumerate([b"1", large, b"2"]))
     assert [len(decoded(block)) for block in blocks] == [1, 1, 1]
 
 
-def test_a_frame_is_an_event_of_its_own_kind_and_the_welcome_says_where_to_go_on() -> None:
+def test_a_frame_is_an_event_of_its_own_kind_and_the_welcome_has_the_event_id_to_resume_from() -> None:
     welcome = Welcome(stream="", event_id="3-9", resume_from="3-4")
     beat = HeartbeatFrame("3-9")
     assert decoded(event_of_frame(welcome), event_of_frame(beat)) == [

@@ -1,7 +1,7 @@
 """Both halves of the stream protocol under every fault a network, a server and a client can have.
 
-Exactly once both ways: each command the client numbered stands in the journal once, in order; what the application
-has applied is the journal's line from the stream's first record to the end of its turn.
+Exactly once both ways: each command the client numbered is in the journal once, in order; the application has
+applied the journal from the stream's first record to the end of its turn.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SECRET = "s" * 43
 
 
 class Application:
-    """What a program with a disk of its own does with events: it applies them by id.
+    """A program with its own disk that applies events by id.
 
-    It writes an event down first and asks for the next one afterwards, so that whoever kills it in between makes
-    it see that event again.
+    It stores an event first and requests the next one afterwards, so that after a kill in between it receives
+    that event again.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Application:
         self.to_answer: list[CallStarted] = []
 
     def step(self, link: Link) -> None:
-        """Be done with the event in hand, and take the next one."""
+        """Finish the current event, and take the next one."""
         if self.in_hand is not None:
             link.client.mark_handled(self.in_hand)
             link.settle()
@@ -83,7 +83,7 @@ class Application:
 
 
 def advance_model(host: MemoryHost, *, calls: bool, ends: bool) -> None:
-    """The model says a word, asks for a tool of the client, or ends its answer."""
+    """Let the model stream a word, call a tool of the client, or end its answer."""
     turn = host.session.turn
     if not isinstance(turn, AwaitingModel):
         return
@@ -141,7 +141,7 @@ STEPS = ["up", "down", "up", "down", "time", "word", "call", "end", "read", "ans
 @spec("STREAM-12", "STREAM-14", "STREAM-21")
 @settings(max_examples=tried(300))
 @given(st.lists(st.sampled_from([*STEPS, *STEPS, *FAULTS, "cancel"]), max_size=60))
-def test_exactly_once_both_ways_whatever_is_cut_killed_or_lost(script: list[str]) -> None:
+def test_delivery_is_exactly_once_both_ways_under_cuts_kills_and_losses(script: list[str]) -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     for what in script:
@@ -154,7 +154,7 @@ def test_exactly_once_both_ways_whatever_is_cut_killed_or_lost(script: list[str]
     assert _sent_by(application.log) == _lines_of_stream(link.host)
 
 
-def test_the_happy_path_needs_one_connection() -> None:
+def test_a_turn_without_faults_needs_one_connection() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     _finish(link, application)
@@ -164,7 +164,7 @@ def test_the_happy_path_needs_one_connection() -> None:
 
 @spec("STREAM-12", "STREAM-14", "STREAM-19", "STREAM-21")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_after_each_step_of_a_turn_with_a_tool(fault: str) -> None:
+def test_one_fault_after_each_step_of_a_turn_with_a_tool_loses_nothing(fault: str) -> None:
     script = ["time", "up", "up", "down", "down", "word", "down", "read", "call", "down", *["read"] * 9]
     script += ["answer", "up", "down", "word", "down", "end", "down", "read"]
     for place in range(len(script) + 1):
@@ -177,7 +177,7 @@ def test_one_fault_after_each_step_of_a_turn_with_a_tool(fault: str) -> None:
         assert (place, _sent_by(application.log)) == (place, _lines_of_stream(link.host))
 
 
-def test_an_abort_said_while_nothing_is_connected_stops_the_turn_once() -> None:
+def test_an_abort_without_a_connection_stops_the_turn_once() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     link.run()
@@ -191,14 +191,14 @@ def test_an_abort_said_while_nothing_is_connected_stops_the_turn_once() -> None:
 
 
 @spec("STREAM-15")
-def test_an_abort_never_stops_the_turn_of_somebody_else() -> None:
+def test_an_abort_never_stops_the_turn_of_another_client() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     for _ in range(2):
         link.wait()
-        link.send_up()  # the open and the message arrive, no answer comes back
+        link.send_up()  # The open and the message arrive, no response comes back.
     link.cut()
-    application.abort(link)  # its turn is not known to this client, and ends meanwhile
+    application.abort(link)  # Its turn is not known to this client, and ends meanwhile.
     advance_model(link.host, calls=False, ends=True)
     other, another = _linked(link.host, key="b")
     another.say(other, SendPayload((Text("me too"),)))
@@ -208,7 +208,7 @@ def test_an_abort_never_stops_the_turn_of_somebody_else() -> None:
     assert link.host.session.is_live
 
 
-def test_a_second_message_while_a_turn_runs_is_refused_with_its_type() -> None:
+def test_a_second_message_during_a_turn_is_refused_with_its_type() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     link.run()
@@ -224,7 +224,7 @@ def _drain(application: Application, link: Link) -> None:
 
 
 @spec("STREAM-35")
-def test_a_queued_message_is_shown_its_own_turn_and_no_other() -> None:
+def test_a_queued_message_receives_its_own_turn_and_no_other() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     link.run()
@@ -243,7 +243,7 @@ def test_a_queued_message_is_shown_its_own_turn_and_no_other() -> None:
 
 
 @spec("STREAM-35")
-def test_a_queued_message_that_is_taken_back_ends_its_stream() -> None:
+def test_a_withdrawn_message_ends_its_stream() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     link.run()
@@ -259,7 +259,7 @@ def test_a_queued_message_that_is_taken_back_ends_its_stream() -> None:
     assert link.host.session.is_live
 
 
-def test_a_server_without_the_stream_is_told_from_one_that_never_saw_it() -> None:
+def test_a_server_that_lost_the_stream_is_distinguished_from_one_that_never_had_it() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     link.run()
@@ -269,7 +269,7 @@ def test_a_server_without_the_stream_is_told_from_one_that_never_saw_it() -> Non
     assert isinstance(link.client.error, StreamNotFoundError)
 
 
-def test_a_stop_from_any_client_is_a_stream_of_its_own() -> None:
+def test_an_abort_from_any_client_is_a_stream_of_its_own() -> None:
     link, application = _linked()
     application.say(link, SendPayload((Text("hi"),)))
     link.run()
@@ -288,7 +288,7 @@ def _linked(host: MemoryHost | None = None, *, key: str = "a") -> tuple[Link, Ap
 
 
 def _finish(link: Link, application: Application) -> None:
-    """No more faults: the model ends, the application reads, everything comes to rest."""
+    """End all faults: the model ends, the application reads, everything comes to rest."""
     for _ in range(60):
         link.run()
         advance_model(link.host, calls=False, ends=True)
@@ -303,7 +303,9 @@ def _finish(link: Link, application: Application) -> None:
 
 
 def _check_commands(link: Link, application: Application) -> None:
-    """What was accepted is a prefix of what was numbered, and what was acked is a prefix of that."""
+    """Assert that the accepted commands are a prefix of the numbered ones, and the acked ones a prefix of
+    those.
+    """
     accepted = [
         (record.seqno, record.digest)
         for record in _records(link.host)

@@ -1,4 +1,4 @@
-"""What an operator may say about streams, and what not."""
+"""Permitted settings of streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.spec import spec
 
 
 @spec("STREAM-56")
-def test_streams_can_be_resumed_unless_that_is_switched_off() -> None:
+def test_streams_can_be_resumed_unless_recovery_is_switched_off() -> None:
     assert StreamSettings().degraded_reason == ""
     assert StreamSettings(is_recovery_on=False).degraded_reason == SWITCHED_OFF
 

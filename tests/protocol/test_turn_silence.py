@@ -1,4 +1,4 @@
-"""The silence of a turn without a stream around it; `test_client_stream_stalls.py` has it within one."""
+"""The silence of a turn without a stream around it; `test_client_stream_stalls.py` covers it within one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tests.spec import spec
 
 
 @spec("STREAM-47")
-def test_a_heartbeat_of_before_the_last_event_decides_nothing() -> None:
+def test_a_heartbeat_older_than_the_last_event_is_ignored() -> None:
     silence = TurnSilence(3.0)
     silence.begin(0.0)
     silence.heartbeat("model", 1.0)
-    silence.begin(2.0)  # the event that asks a person
+    silence.begin(2.0)  # The event that asks a person.
     assert (silence.judge(4.9), silence.judge(5.0), silence.is_stalled) == (False, True, False)
     silence.heartbeat("person", 5.1)
     assert (silence.is_stalled, silence.due_at) == (False, 8.1)

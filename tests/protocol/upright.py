@@ -1,6 +1,6 @@
-"""What anybody may say to a decoder or to a half of the protocol, and what may come of it: nothing undocumented.
+"""Possible input of a decoder or of a half of the protocol, and its permitted results: nothing undocumented.
 
-Shared by the properties (`test_fuzz.py`) and by the fuzzer that is led by coverage (`fuzz.py`).
+Shared by the properties (`test_fuzz.py`) and by the coverage-guided fuzzer (`fuzz.py`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from midstream.session.turn.commands import Refused
 
 SECRET = "s" * 43
 CUT = b"cut"
-"""Said to a client's half: its connection breaks."""
+"""Marker in the input of a client's half: its connection breaks."""
 PAYLOADS = [
     frames.encode(payload)
     for payload in (
@@ -99,7 +99,7 @@ SERVER_FRAMES = [
 
 
 def decode_as_anything(body: bytes) -> None:
-    """Read bytes as each thing that has a decoder: they are one, or are refused as what they are not."""
+    """Decode bytes with each decoder: they are decoded, or refused as malformed."""
     for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
         with suppress(MalformedFrameError, FrameTooLargeError):
             decode(body)
@@ -110,7 +110,7 @@ def decode_as_anything(body: bytes) -> None:
 
 
 def read_events(pieces: Iterable[bytes]) -> None:
-    """Read server-sent events from pieces: the limit holds, and what was read can be said again."""
+    """Read server-sent events from pieces: the limit holds, and the decoded events can be encoded again."""
     decoder = SseDecoder(event_bytes_max=4096)
     with suppress(FrameTooLargeError):
         for piece in pieces:
@@ -120,14 +120,14 @@ def read_events(pieces: Iterable[bytes]) -> None:
 
 
 class _Journal:
-    """A journal, and what it folds to."""
+    """A journal, and its fold."""
 
     def __init__(self) -> None:
         self.state = Session()
         self.bodies: list[bytes] = []
 
     def take(self, received: Received) -> None:
-        """Append what a received causes; raise `Refused` where it may cause nothing."""
+        """Append the records of a received command; raise `Refused` where it is not permitted."""
         decided = decide(self.state, received, epoch=1, at=0.0)
         self.state = fold(((1, record) for record in decided), self.state)
         self.bodies += map(records.encode, decided)
@@ -138,9 +138,10 @@ class _Journal:
 
 
 def tell_server(said: Sequence[bytes]) -> None:
-    """Let clients say these frames, with the real judgement behind the server's half; `CUT` ends one's connection.
+    """Send these frames from clients to a server's half with the real decisions behind it; `CUT` ends a
+    connection.
 
-    What is refused is refused as `Refused`, what is accepted folds, and all that is answered are frames.
+    Refusals are raised as `Refused`, accepted records fold, and all responses are frames.
     """
     journal, stream = _Journal(), ServerStream(now=0.0)
     for number, body in enumerate(said):
@@ -178,7 +179,7 @@ def _admit(stream: ServerStream, journal: _Journal, at: EventId | None, now: flo
 
 
 def tell_client(said: Sequence[bytes]) -> None:
-    """Let a server say these frames to a client with a message under way; `CUT` breaks the connection."""
+    """Send these frames from a server to a client with a message under way; `CUT` breaks the connection."""
     stream = ClientStream("a", SECRET, now=0.0)
     stream.submit(SendPayload((Text("hi"),)))
     for number, body in enumerate(said):
@@ -200,10 +201,11 @@ def tell_client(said: Sequence[bytes]) -> None:
         stream.writes()
 
 
-# --- for a fuzzer: one string of bytes, and what it begins with ---------------------------------------------
+# --- input of a fuzzer: one string of bytes, and its seeds
+# ----------------------------------------------------
 
 BETWEEN = b"\n"
-"""Parts two frames, or two pieces of a stream of events: no frame of ours has it within."""
+"""Separator of two frames, or two pieces of a stream of events: no frame of ours contains it."""
 PIECES = b"\0"
 
 
@@ -219,21 +221,21 @@ TARGETS: dict[bytes, Callable[[bytes], None]] = {
     b"c": lambda body: tell_client(body.split(BETWEEN)),
 }
 HEADS = frozenset(TARGETS)
-"""First bytes of an input: what it is for."""
+"""First byte of an input: its target."""
 
 FOUND: tuple[bytes, ...] = ()
-"""What once raised something undocumented."""
+"""Inputs that once raised an undocumented exception."""
 
 
 def take(data: bytes) -> None:
-    """Take one input: nothing is raised, or it is a fault of ours."""
+    """Run one input: an exception is a fault of ours."""
     target = TARGETS.get(data[:1])
     if target is not None:
         target(data[1:])
 
 
 def seeds() -> list[bytes]:
-    """Return inputs to begin with: good frames alone, in turn, and in stories with a cut in them."""
+    """Return seeds: good frames alone, in turn, and in stories with a cut in them."""
     told: list[bytes] = [*FOUND]
     for head, said in ((b"s", CLIENT_FRAMES), (b"c", SERVER_FRAMES)):
         told += [head + frame for frame in said]
@@ -247,7 +249,7 @@ def seeds() -> list[bytes]:
 
 
 def words() -> list[str]:
-    """Return what frames are made of, as a dictionary of libFuzzer."""
+    """Return the parts of frames, as a dictionary of libFuzzer."""
     found: set[str] = set()
 
     def gather(value: object) -> None:
@@ -287,11 +289,11 @@ ODD: tuple[Any, ...] = (
         "x" * 300,
     ),
 )
-"""What stands where something else should."""
+"""Odd values to put in the place of good ones."""
 
 
 def bent(data: bytes, chance: Random) -> bytes:
-    """Return an input with one frame more, one less, two of them changed over, or another member in one."""
+    """Return an input with one frame added, removed, two of them swapped, or another member in one."""
     head, said = data[:1], data[1:].split(BETWEEN)
     good = [*(CLIENT_FRAMES if head == b"s" else SERVER_FRAMES), CUT]
     at = chance.randrange(len(said))
@@ -309,7 +311,7 @@ def bent(data: bytes, chance: Random) -> bytes:
 
 
 def _with_another_member(frame: bytes, chance: Random) -> bytes:
-    """Return a frame of which one member, at any depth, is missing, new, or something odd; b"" where it is no frame."""
+    """Return a frame in which one member, at any depth, is missing, new, or odd; b"" where it is no frame."""
     try:
         whole = json.loads(frame)
     except (ValueError, RecursionError):

@@ -37,7 +37,7 @@ from tests.session.stories import heard
 
 SECRET = "s" * 43
 ZOMBIES_MAX = 1
-"""Connections of one client that it gave up and the server still holds."""
+"""Connections of one client that it dropped and the server still holds."""
 
 Line = tuple[EventId, bytes]
 Action = tuple[str | int, ...]
@@ -69,21 +69,21 @@ class Scenario(Struct, frozen=True):
 
 
 class Connection:
-    """One connection: the server's half of the protocol, and what is under way in both directions."""
+    """One connection: the server's half of the protocol, and the frames in flight in both directions."""
 
     def __init__(self, owner: int, place: int = 0) -> None:
         self.owner = owner
-        """Which client made it."""
+        """The client that opened it."""
         self.place = place
-        """Which of the servers' processes has it."""
+        """The server's process that has it."""
         self.is_held = True
-        """Whether the client has it still."""
+        """Whether the client still has it."""
         self.server: ServerStream | None = ServerStream(now=AT)
         """None once the server's process died."""
         self.up: tuple[bytes, ...] = ()
         self.down: tuple[bytes, ...] = ()
         self.forwarded_commands: tuple[Submit | Received, ...] = ()
-        """What waits for the journal's owner: commands, and a notice that this connection has the stream."""
+        """Work for the journal's node: commands, and a notice that this connection has the stream."""
 
     def clone(self) -> Self:
         other = shallow(self)
@@ -97,23 +97,27 @@ class Connection:
 
     @property
     def are_commands_waiting(self) -> bool:
-        """Whether the next two frames on their way up are commands, which may come in another order as POSTs."""
+        """Return whether the next two frames to the server are commands, which as POSTs may come in another
+        order.
+        """
         waiting = self.up[:2]
         return len(waiting) > 1 and all(isinstance(decode_client(body), CommandFrame) for body in waiting)
 
     def flush(self) -> None:
-        """Put on the line what the server's half says; what a client has given up it does not hear."""
+        """Send the frames of the server's half; a connection that the client dropped delivers none."""
         if self.server is not None:
             sent = tuple(self.server.frames_to_send())
             self.down += sent if self.is_held else ()
 
 
 class World:
-    """See the module's text. `actions` says what can happen, `act` lets it happen, `check` says what must hold."""
+    """See the module's text. `actions` yields the possible actions, `act` performs one, `check` asserts the
+    invariants.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.left = scenario
-        """How often things may still happen."""
+        """Remaining numbers of faults."""
         self.may_lose_tail = scenario.power_cuts > 0
         self.session = Session()
         self.line: tuple[Line, ...] = ()
@@ -121,15 +125,15 @@ class World:
         self.synced = 0
         """Records that survive a power cut."""
         self.connections: tuple[Connection, ...] = ()
-        """In the order in which they were made."""
+        """In the order of their creation."""
         self.speakers: tuple[Connection | None, ...] = (None,) * scenario.servers
-        """Who speaks for the stream at each server."""
+        """The connection that has the stream, for each server."""
         self.owner = 0
         """The server that decides."""
         self.views: tuple[Session, ...] = (self.session,) * scenario.servers
-        """What each of the others has read."""
+        """The position that each of the others has read."""
         self.brought: tuple[tuple[int, int], ...] = ()
-        """Positions of the accepted commands, and the numbers of the connections they came by."""
+        """Positions of the accepted commands, and the numbers of their connections."""
         self.start_epoch()
         disk = Disk("a", SECRET)
         first = self.process(disk)
@@ -184,13 +188,14 @@ class World:
         self.read(self.owner)
 
     def read(self, place: int) -> None:
-        """Let a server know all of the journal."""
+        """Let a server read the whole journal."""
         self.views = (*self.views[:place], self.session, *self.views[place + 1 :])
 
-    # --- what can happen ----------------------------------------------------------------------------------------
+    # --- possible actions
+    # ------------------------------------------------------------------------------------------
 
     def actions(self) -> Iterator[Action]:
-        """Yield everything that can happen, faults last; the order is that of a good network."""
+        """Yield all possible actions, faults last; the order is that of a good network."""
         yield from self.progress()
         left = self.left
         for number, connection in enumerate(self.connections):
@@ -211,7 +216,7 @@ class World:
             yield ("power cut",)
 
     def progress(self) -> Iterator[Action]:
-        """Yield what happens without faults."""
+        """Yield the actions without faults."""
         for place, view in enumerate(self.views):
             if view.position < self.session.position:
                 yield "read on", place
@@ -252,13 +257,14 @@ class World:
             yield ("response",)
 
     def held(self, owner: int) -> Connection | None:
-        """Return the connection that a client has."""
+        """Return the current connection of a client."""
         return next((each for each in self.connections if each.is_held and each.owner == owner), None)
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- actions
+    # ---------------------------------------------------------------------------------------------------
 
     def act(self, action: Action) -> None:
-        """Let it happen."""
+        """Perform an action."""
         match action:
             case "up", int(number):
                 self.up(self.connections[number])
@@ -325,7 +331,7 @@ class World:
                 raise AssertionError(name)
         sent = process.settle()
         while process.has_unread and not self.left.client_deaths:
-            process.read()  # nothing can come between
+            process.read()  # Nothing can come between.
             process.settle()
         held = self.held(owner)
         if held is not None:
@@ -343,7 +349,7 @@ class World:
         stream.begin_connection(now=AT)
 
     def let_go(self, owner: int) -> None:
-        """Let the client forget its connection; the server does not know yet."""
+        """Let the client drop its connection; the server has not noticed yet."""
         held = self.held(owner)
         if held is None:
             return
@@ -370,7 +376,7 @@ class World:
             self.take(connection, connection.up[0])
 
     def take(self, connection: Connection, body: bytes) -> None:
-        """Let a frame reach the server, which does at once what its half asks for."""
+        """Deliver a frame to the server, which executes the requests of its half at once."""
         server = connection.server
         assert server is not None
         server.receive(body, now=AT)
@@ -406,12 +412,12 @@ class World:
         self.feed()
 
     def give_notice(self, connection: Connection, server: ServerStream) -> None:
-        """Let the other servers know of a connection, soon."""
+        """Inform the other servers of a connection, soon."""
         notice = notice_of(self.session, server.stream, server.connection) if len(self.views) > 1 else None
         connection.forwarded_commands += (notice,) if notice is not None else ()
 
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
-        """Whether the connection that was just admitted is older than the one that speaks."""
+        """Return whether the newly admitted connection is older than the current one."""
         return connection.is_before(speaker)
 
     def submit(self, connection: Connection, request: Submit) -> None:
@@ -421,7 +427,7 @@ class World:
             connection.forwarded_commands += (request,)
 
     def decide_letter(self, connection: Connection) -> None:
-        """Let the owner decide what was said at another server, or that a connection has the stream."""
+        """Let the journal's node decide a forwarded command, or that a connection has the stream."""
         forwarded, connection.forwarded_commands = (
             connection.forwarded_commands[0],
             connection.forwarded_commands[1:],
@@ -448,7 +454,7 @@ class World:
         self.acknowledge(server, request.seqno)
 
     def acknowledge(self, server: ServerStream, seqno: int) -> None:
-        """Say that a command is in the journal; its events have their own way, and may come later."""
+        """Acknowledge a command that is in the journal; its events are sent separately, and may come later."""
         server.acknowledge(seqno, now=AT)
         self.feed()
 
@@ -458,7 +464,7 @@ class World:
         return self.line[event_id.position - 1][0].epoch
 
     def feed(self) -> None:
-        """Send every reader what the journal gained."""
+        """Send every reader the new records of the journal."""
         for connection in self.connections:
             server, view = connection.server, self.views[connection.place]
             if server is None or not server.is_admitted:
@@ -470,7 +476,7 @@ class World:
             connection.flush()
 
     def is_fenced(self, server: ServerStream, view: Session) -> bool:
-        """Whether a newer connection has the stream, as far as a server has read."""
+        """Return whether a newer connection has the stream, as far as a server has read."""
         return server.is_fenced_by(view)
 
     def beat(self, connection: Connection) -> None:
@@ -489,7 +495,7 @@ class World:
         self.do(said)
 
     def response(self) -> None:
-        """Let the model ask for the client's tool in its first response, and answer in the next."""
+        """Let the model call the client's tool in its first response, and answer in the next."""
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
         response, plans = Response((Text("word"),)), tuple[CallPlan, ...]()
@@ -499,7 +505,7 @@ class World:
         self.do(ModelResponded(turn.ref, response, plans))
 
     def take_over(self) -> None:
-        """The owner's process dies with its connections; another one begins a new epoch."""
+        """The node's process dies with its connections; another one begins a new epoch."""
         self.speakers = tuple(
             None if place == self.owner else each for place, each in enumerate(self.speakers)
         )

@@ -1,8 +1,8 @@
-"""Every edge of the machine, found by trying everything in small: no edge is written down by hand.
+"""Find every edge of the machine by exhaustive search of a small world; no edge is written down by hand.
 
-The search begins with an empty session and gives every command that can be about it, apt or out of place, to every
-state it comes to. States that differ only in what no decision looks at (times, words, positions) count as one, which
-keeps the search finite: batches of one or two calls, two responses of a turn, one message in the queue.
+The search starts with an empty session and gives each command, fitting or misplaced, to every reached state.
+States that differ only in irrelevant parts (times, texts, positions) count as one, which keeps the search
+finite: batches of one or two calls, two responses of a turn, one message in the queue.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from tests.session.stories import (
 
 LATER_S = LOOK_BACK_S + 3600.0
 STATES_MAX = 20_000
-"""States after which the search is too wide to be called small."""
+"""Number of states above which the search counts as too wide."""
 
 JUDGED = ReuseDecision("new", "no record", "fresh")
 
@@ -100,7 +100,7 @@ class Edge(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one record does to a turn."""
+    """The effect of one record on a turn."""
 
     state: str
     record: str
@@ -108,21 +108,21 @@ class Step(NamedTuple):
 
 
 class Explored(Struct):
-    """What the search came to."""
+    """The result of the search."""
 
     edges: dict[Edge, int] = field(default_factory=dict)
-    """Each with how often it was taken."""
+    """Each with the number of times it was taken."""
     steps: set[Step] = field(default_factory=set)
     states: list[Session] = field(default_factory=list)
-    """One session for each state that decisions tell apart."""
+    """One session for each state that decisions distinguish."""
 
     def pairs(self) -> set[tuple[str, str]]:
-        """Return the kinds of states with the kinds of commands they were given."""
+        """Return the kinds of states with the kinds of commands given to them."""
         return {(edge.state, edge.command) for edge in self.edges}
 
 
 def edge_of(before: Session, command: Command, records: tuple[Record, ...] | Refused, after: Session) -> Edge:
-    """Return the edge that a command took."""
+    """Return the edge of a command."""
     if isinstance(records, Refused):
         said: tuple[str, ...] = (f"[{records.error.code}]",)
     else:
@@ -132,7 +132,7 @@ def edge_of(before: Session, command: Command, records: tuple[Record, ...] | Ref
 
 
 def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> Iterator[Step]:
-    """Yield what each of these records does to the turn."""
+    """Yield the effect of each of these records on the turn."""
     for record in records:
         after = sessions.evolve(session, record, epoch=epoch)
         yield Step(_kind(session.turn), _kind(record), _kind(after.turn))
@@ -141,7 +141,7 @@ def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> It
 
 @cache
 def explored() -> Explored:
-    """Search the whole machine in small."""
+    """Search the whole machine in a small world."""
     found = Explored()
     begin = sessions.fold([(1, EpochStarted(1, "node", AT))])
     waiting = deque([begin, _after_many_responses(begin)])
@@ -180,7 +180,8 @@ def _take(found: Explored, before: Session, command: Command, *, epoch: int, at:
     return after
 
 
-# --- what is tried ------------------------------------------------------------------------------------------------
+# --- the commands
+# ---------------------------------------------------------------------------------------------------
 
 _SINGLE = (
     reads("a"),
@@ -205,11 +206,11 @@ _PAIRS = (
 )
 _BATCHES: tuple[tuple[CallPlan, ...], ...] = (*((plan,) for plan in _SINGLE), *_PAIRS)
 _FEW = _BATCHES[:2] + _BATCHES[7:8]
-"""The batches where the calls themselves are not what is looked at."""
+"""Batches for states where the calls themselves are irrelevant."""
 
 
 def _commands(session: Session) -> Iterator[tuple[Command, int, float]]:
-    """Yield every command to try, with the epoch and the time it comes in."""
+    """Yield every command to try, with its epoch and time."""
     epoch, state = session.epoch, session.turn
     for command in (*_from_people(session), *_from_model(session), *strays(session)):
         yield command, epoch, AT
@@ -257,7 +258,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     yield from (fails(retriable=True, **place), fails(retriable=False, **place))
     yield from (overflows(1, **place), overflows(None, **place))
     yield breaks(**place)
-    if is_plain and not state.said:  # what was asked is looked at where there is little else
+    if is_plain and not state.said:  # Questions are examined where there is little else.
         asked = wants(
             f"leave-{state.attempt}", turn=state.turn, response=state.response_no, attempt=state.attempt
         )
@@ -265,7 +266,7 @@ def _from_model(session: Session) -> Iterator[Command]:
 
 
 def _about_question(state: AwaitingModel, question: AgentQuestion) -> Iterator[Command]:
-    """Yield every command about what an upstream's agent wants leave for."""
+    """Yield every command about a permission that an upstream agent requests."""
     ref = CallRef(state.turn, state.response_no, question.id)
     for choice in Choice:
         yield Answer(ref, question.digest, choice, "said")
@@ -324,11 +325,12 @@ def strays(session: Session) -> Iterator[Command]:
         yield CallFinished(late.turn, late.response, ToolResult(late.call_id, "late"))
 
 
-# --- when two states are one --------------------------------------------------------------------------------------
+# --- equality of states
+# ---------------------------------------------------------------------------------------------
 
 
 def _after_many_responses(begin: Session) -> Session:
-    """Return a session whose turn has made all model calls but the last one it may make."""
+    """Return a session with all model calls of its turn made but the last permitted one."""
     opened = sessions.decide(begin, say(), epoch=1, at=AT)
     session = sessions.fold([(1, each) for each in opened], begin)
     assert isinstance(session.turn, AwaitingModel)
@@ -346,7 +348,7 @@ def _is_small(session: Session) -> bool:
 
 
 def _key(session: Session) -> tuple[object, ...]:
-    """Return what decisions look at."""
+    """Return the parts that decisions depend on."""
     state = session.turn
     is_unsettled = isinstance(state, Idle) and bool(session.unsettled)
     about: tuple[object, ...] = (_kind(state), bool(session.queue), is_unsettled)
@@ -408,7 +410,7 @@ def _kind(value: object) -> str:
 
 
 def diagram(found: Explored) -> str:
-    """Return the machine as a Mermaid diagram: which commands lead from state to state."""
+    """Return the machine as a Mermaid diagram: the commands that lead from state to state."""
     ways: dict[tuple[str, str], set[str]] = {}
     for edge in found.edges:
         if edge.records and edge.state != edge.after:
@@ -418,7 +420,7 @@ def diagram(found: Explored) -> str:
 
 
 def table(found: Explored) -> str:
-    """Return all edges that append something, or refuse, as lines for a terminal."""
+    """Return all edges that append a record or refuse, as lines for a terminal."""
     return "\n".join(
         f"{count:7}  {edge.state:14} {edge.command:16} {' '.join(edge.records) or '-'} -> {edge.after}"
         for edge, count in sorted(found.edges.items())

@@ -1,4 +1,4 @@
-"""Lives of a session: random commands in any order, some apt, some out of place, over several nodes."""
+"""Random lives of a session: commands in any order, fitting or misplaced, over several nodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ outcomes = st.sampled_from(Outcome)
 
 
 class Step(Struct):
-    """A command, what it was decided to (None: refused), and the session before and after."""
+    """A command, the records it was decided to (None: refused), and the session before and after."""
 
     before: Session
     command: Command
@@ -85,7 +85,7 @@ class Step(Struct):
 
 
 class Life(Struct):
-    """What happened to one session."""
+    """The history of one session."""
 
     steps: list[Step] = field(default_factory=list)
     journal: list[tuple[int, Record]] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Life(Struct):
     at: float = AT
 
     def take(self, command: Command, *, epoch: int) -> None:
-        """Let one command be decided, and fold what comes of it."""
+        """Decide one command, and fold its records."""
         before = self.session
         try:
             records = sessions.decide(before, command, epoch=epoch, at=self.at)
@@ -104,7 +104,7 @@ class Life(Struct):
         self.steps.append(Step(before, command, records, self.session, epoch))
 
     def append(self, records: tuple[Record, ...], *, epoch: int) -> None:
-        """Put records into the journal and fold them."""
+        """Append records to the journal and fold them."""
         self.journal += [(epoch, record) for record in records]
         self.session = sessions.fold([(epoch, record) for record in records], self.session)
 
@@ -163,7 +163,7 @@ _dice = st.integers(0, 11)
 
 
 def _stray(draw: st.DrawFn) -> Command:
-    """Draw a command about anything at all."""
+    """Draw a command about any call, turn or question."""
     turn, response, attempt = draw(_places)
     ids = {"turn": turn, "response": response, "attempt": attempt}
     call_id = draw(_ids)
@@ -208,7 +208,7 @@ def _queued(draw: st.DrawFn) -> SendMessage:
 
 
 def _apt(draw: st.DrawFn, session: Session) -> Command:
-    """Draw a command that somebody would send in this state."""
+    """Draw a command that fits this state."""
     state = session.turn
     match state:
         case Idle():

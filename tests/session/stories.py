@@ -1,4 +1,4 @@
-"""Short words for the commands of a turn, so that a test reads like the story it tells."""
+"""Short names for the commands of a turn, so that a test reads like its story."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.states import Idle, TurnState
 
 AT = 1000.0
-"""When everything happens, where a story does not say otherwise."""
+"""Time of every command without a time of its own."""
 
 
 def say(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = "") -> SendMessage:
@@ -68,7 +68,7 @@ def breaks(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed
 
 
 def forgets(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
-    """The provider does not have the response that was to be taken up."""
+    """Report that the provider does not have the response to be continued."""
     return ModelFailed(AttemptRef(turn, response, attempt), "model_forgot", "it is gone", is_retriable=True)
 
 
@@ -127,7 +127,7 @@ def wants(
     turn: int = 1,
     response: int = 1,
 ) -> PermissionRequested:
-    """Let an upstream's agent ask leave in the middle of its answer."""
+    """Let an upstream agent request a permission in the middle of its answer."""
     return PermissionRequested(
         AttemptRef(turn, response, attempt),
         question_id,
@@ -155,7 +155,7 @@ def unknown(call_id: str, content: str) -> ToolResult:
 def decided(
     state: TurnState, command: Command, *, epoch: int = 1, at: float = AT
 ) -> tuple[tuple[Record, ...], TurnState]:
-    """Return what a command is decided to, and the state once that is folded."""
+    """Return the records of a command, and the state after them."""
     records = deciding.decide(state, command, epoch=epoch, at=at)
     return records, after(state, *records, epoch=epoch)
 
@@ -167,7 +167,7 @@ def after(state: TurnState, *records: Record, epoch: int = 1) -> TurnState:
 
 
 def told(*commands: Command, epoch: int = 1, at: float = AT) -> TurnState:
-    """Return the state a story has led to."""
+    """Return the state that a story leads to."""
     state: TurnState = Idle()
     for command in commands:
         _, state = decided(state, command, epoch=epoch, at=at)

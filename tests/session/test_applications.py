@@ -1,4 +1,4 @@
-"""A session whose conversation a client application resends: whatever it sends last is the history."""
+"""A session whose conversation a client application resends: its latest transcript is the history."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Life:
         return turn.ref
 
     def response(self, words: str, *ids: str) -> Response:
-        """Let the model response."""
+        """Let the model respond."""
         calls = tuple(ToolCall(each, "look") for each in ids)
         response = Response((Thinking("hm"), Text(words), *calls), Finish.CALLS if ids else Finish.STOP)
         plans = tuple(CallPlan(each, digest_of("look", "{}"), Site.CLIENT, has_effects=False) for each in ids)
@@ -111,7 +111,7 @@ class Life:
 
 
 def resent(response: Response, *results: str) -> Step:
-    """A response as an application sends it back: without the thinking, and with other white space."""
+    """Return a response as an application sends it back: without the thinking, and with other white space."""
     parts: tuple[ResponsePart, ...] = (Text(f" {response.text} "), *response.calls)
     pairs = zip(response.calls, results, strict=True)
     return Step(Response(parts), tuple(ToolResult(call.id, content) for call, content in pairs))
@@ -119,7 +119,7 @@ def resent(response: Response, *results: str) -> Step:
 
 @spec("REUSE-76")
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(seed: int) -> None:
+def test_the_latest_transcript_of_an_application_is_the_history_and_all_open_work(seed: int) -> None:
     chance, life, number = random.Random(seed), Life(), 0
     view: list[Entry] = []
     for _ in range(STEPS):
@@ -139,10 +139,10 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
         assert (newest.is_open, newest.entries) == (True, len(view))
         match chance.randrange(6):
             case 0:
-                pass  # it sends something else before there is a response
+                pass  # It sends another transcript before there is a response.
             case 1:
                 life.say("half")
-                life.node()  # the process dies
+                life.node()  # The process dies.
                 if chance.random() < 0.5:
                     view.append(resent(Response((Text("half" + life.response(" and half").text),))))
             case 2:
@@ -162,7 +162,7 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
 
 
 @spec("REUSE-76")
-def test_a_response_that_comes_back_is_journaled_once_and_keeps_what_no_application_resends() -> None:
+def test_a_resent_response_is_journaled_once_and_keeps_parts_that_no_application_resends() -> None:
     life = Life()
     life.send(HI)
     response = life.response("hello")
@@ -172,12 +172,12 @@ def test_a_response_that_comes_back_is_journaled_once_and_keeps_what_no_applicat
 
 
 @spec("REUSE-76")
-def test_the_results_of_all_calls_go_on_with_their_turn_and_any_other_transcript_closes_it() -> None:
+def test_the_results_of_all_calls_continue_their_turn_and_any_other_transcript_closes_it() -> None:
     life = Life()
     life.send(HI)
     response = life.response("I look.", "a", "b")
     assert isinstance(life.session.turn, RunningCalls)
-    assert sessions.pending_work(life.session) == ()  # nothing waits for the application
+    assert sessions.pending_work(life.session) == ()  # Nothing waits for the application.
     assert (life.session.is_live, life.session.status) == (False, SessionStatus.COMPLETED)
     accepted = life.send(HI, resent(response, "a tree", "a stone"))
     assert (accepted.turn, accepted.response, accepted.tail) == (1, 2, ())
@@ -188,7 +188,7 @@ def test_the_results_of_all_calls_go_on_with_their_turn_and_any_other_transcript
 
 
 @spec("REUSE-70")
-def test_what_was_sent_stands_when_the_process_dies_and_the_next_attempt_goes_on_behind_it() -> None:
+def test_a_partial_response_is_kept_when_the_process_dies_and_the_next_attempt_continues_after_it() -> None:
     life = Life()
     life.send(HI)
     life.say("one ")
@@ -203,7 +203,7 @@ def test_what_was_sent_stands_when_the_process_dies_and_the_next_attempt_goes_on
 
 
 @spec("REUSE-70")
-def test_a_failed_model_call_is_the_applications_to_retry() -> None:
+def test_the_application_retries_a_failed_model_call() -> None:
     life = Life()
     life.send(HI)
     failed = life.take(
@@ -215,7 +215,7 @@ def test_a_failed_model_call_is_the_applications_to_retry() -> None:
     assert (newest.status, newest.has_begun) == (TurnStatus.FAILED, False)
 
 
-def test_a_transcript_that_was_compared_with_an_older_session_is_refused() -> None:
+def test_a_transcript_compared_with_an_outdated_session_is_refused() -> None:
     life = Life()
     life.send(HI)
     before = life.session

@@ -33,7 +33,7 @@ def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[ToolResult, B
 
 @spec("TURN-70")
 @pytest.mark.parametrize("kind", [CallEnded, ResultArrivedLate])
-def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
+def test_a_large_result_is_replaced_by_its_beginning_digest_and_size(
     kind: type[CallEnded | ResultArrivedLate],
 ) -> None:
     records, blobs = split_large_results(
@@ -50,7 +50,7 @@ def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOB_BYTES_MIN - 1])
-def test_what_is_not_large_stays_as_it_is(size: int) -> None:
+def test_a_result_that_is_not_large_stays_unchanged(size: int) -> None:
     record: Record = CallEnded(1, 1, ToolResult("a", "x" * size), 5.0)
     (kept,), blobs = split_large_results([record])
     assert kept is record
@@ -58,14 +58,14 @@ def test_what_is_not_large_stays_as_it_is(size: int) -> None:
 
 
 @spec("TURN-70")
-def test_the_model_is_shown_the_whole_and_nothing_of_how_it_is_kept() -> None:
+def test_the_model_receives_the_whole_result_and_no_trace_of_its_storage() -> None:
     short, blob = _excerpt(LARGE)
     history = _history(short)
     assert digests_in(history) == {blob.digest}
     assert whole(history, {blob.digest: blob.body}) == _history(ToolResult("a", LARGE))
 
 
-def test_more_than_a_model_can_read_is_cut_for_it_with_a_mark_that_says_so() -> None:
+def test_a_result_beyond_the_models_limit_is_cut_with_a_mark() -> None:
     short, blob = _excerpt("x" * (SHOWN_CHARS_MAX + 7))
     _, step = whole(_history(short), {blob.digest: blob.body}).entries
     assert isinstance(step, Step)
@@ -78,24 +78,24 @@ def test_a_history_without_large_results_is_the_same_object() -> None:
     assert whole(history, {}) is history
 
 
-def test_where_the_whole_is_missing_the_beginning_is_shown() -> None:
+def test_an_excerpt_is_shown_where_the_whole_result_is_missing() -> None:
     history = _history(_excerpt(LARGE)[0])
     assert whole(history, {"e" * 64: b"other"}) == history
 
 
-def test_a_record_of_before_is_read_as_it_was() -> None:
+def test_a_record_of_an_older_version_is_decoded_unchanged() -> None:
     before = b'{"type":"call_ended","turn":1,"response":1,"result":{"call_id":"a","content":"x"},"at":5.0}'
     assert encode(decode(before)) == before
 
 
 @pytest.mark.parametrize("text", ["", "a" * 63, "g" * 64, "A" * 64, "a" * 64 + "\n", "../" + "a" * 61])
-def test_a_digest_has_one_form(text: str) -> None:
+def test_a_malformed_digest_is_not_a_digest(text: str) -> None:
     assert not is_digest(text)
 
 
 @spec("TURN-26")
-def test_what_is_left_out_of_a_long_conversation_is_measured_by_what_the_model_is_shown() -> None:
+def test_a_cut_of_a_long_conversation_is_measured_by_the_content_for_the_model() -> None:
     short, _ = _excerpt(LARGE)
     old = _history(short)
     entries = (*old.entries, *_history(ToolResult("a", "x" * 4000)).entries)
-    assert next_cut(History(entries)) == 2  # the large one counts whole: what follows is the lesser half
+    assert next_cut(History(entries)) == 2  # The large one counts completely: the rest is the lesser half.

@@ -1,4 +1,4 @@
-"""The one judgement about running a call."""
+"""Rules for running the calls of a batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ plans = st.lists(st.sampled_from([reads, writes, at_client]), min_size=1, max_si
 
 @given(plans, st.randoms(use_true_random=False))
 @spec("TURN-10")
-def test_every_batch_runs_to_its_end_and_effects_run_alone(batch: list[CallPlan], random: Random) -> None:
+def test_every_batch_runs_to_its_end_and_calls_with_effects_run_alone(
+    batch: list[CallPlan], random: Random
+) -> None:
     calls = [_call(plan) for plan in batch]
     for _ in range(2 * len(batch)):
         for ready in startable(calls):
@@ -58,7 +60,7 @@ def test_a_digest_binds_name_and_arguments() -> None:
 
 
 @spec("TURN-8")
-def test_a_call_that_is_closed_says_the_truth_about_itself() -> None:
+def test_a_closed_call_has_a_truthful_result() -> None:
     assert closing_result(_call(writes("a"))) == ToolResult("a", NOT_STARTED_CONTENT, Outcome.CANCELLED)
     assert closing_result(_call(writes("a"), runs=1)) == ToolResult("a", STOPPED_CONTENT, Outcome.UNKNOWN)
     assert closing_result(_call(writes("a"), runs=1), running="gone") == ToolResult(

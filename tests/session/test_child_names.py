@@ -1,4 +1,4 @@
-"""How the names of sessions say what they are part of."""
+"""Names of sessions that are parts of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may have killed a server, by what the journals say."""
+"""Sessions suspected of a server's death, by the journals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ IN_TOOL = _told(_begun(Session()), say(), asks(writes("w")))
         ((say(), _upstream(Outcome.OK)), False),
     ],
 )
-def test_only_a_session_for_which_code_ran_in_the_server_is_a_suspect(
+def test_only_a_session_with_code_running_in_the_server_is_a_suspect(
     commands: tuple[Command, ...], *, is_suspect: bool
 ) -> None:
     session = _told(_begun(Session()), *commands)
@@ -97,7 +97,7 @@ def test_the_next_message_ends_all_suspicion() -> None:
 
 
 @spec("TURN-84")
-def test_a_trial_is_over_when_the_turn_ended_or_waits_for_clients_and_people() -> None:
+def test_a_trial_ends_when_the_turn_ended_or_waits_for_clients_and_people() -> None:
     assert is_at_work(IN_TOOL)
     assert is_at_work(_told(_begun(Session()), say()))
     assert not is_at_work(_told(_begun(Session()), say(), answers()))

@@ -1,4 +1,4 @@
-"""What a loop of somebody else's reports, judged: the records of each command, and what they fold to."""
+"""Decisions on the reports of a foreign agent loop: the records of each command, and their fold."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ DONE = Response((Text("done"),))
 
 
 class Story:
-    """A session that commands are told to, one after the other."""
+    """A session that receives commands one after the other."""
 
     def __init__(self) -> None:
         self.state = Session()
@@ -144,7 +144,7 @@ def test_a_response_without_calls_enters_history_and_leaves_the_turn_open() -> N
 
 
 @spec("DRIVEN-5")
-def test_calls_start_when_the_loop_says_so_and_the_last_outcome_commits() -> None:
+def test_calls_start_on_request_of_the_loop_and_the_last_outcome_commits_the_step() -> None:
     told = story(RequestModelResponse(1, NOTHING))
     assert told.told(Responded(ASKS)) == (ResponseCompleted(1, 1, 1, ASKS, AT),)
     assert told.told(BeginCall("b")) == (CallStarted(1, 1, "b", 1, AT),)
@@ -161,7 +161,7 @@ def test_calls_start_when_the_loop_says_so_and_the_last_outcome_commits() -> Non
 
 
 @spec("DRIVEN-5")
-def test_what_the_loop_answered_itself_is_in_the_step() -> None:
+def test_results_that_the_loop_created_are_in_the_step() -> None:
     told = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
     answer = ToolResult("a", "no such tool", Outcome.ERROR)
     never = ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED)
@@ -183,7 +183,7 @@ def test_what_the_loop_answered_itself_is_in_the_step() -> None:
         (OnDoubt.RERUN, RERUNS_MAX + 1, False),
     ],
 )
-def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
+def test_a_call_in_doubt_is_decided_when_the_loop_begins_it(
     policy: OnDoubt,
     runs: int,
     is_run_again: bool,  # noqa: FBT001 - pytest's parameter
@@ -193,7 +193,7 @@ def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
     for run in range(1, runs + 1):
         told.fold(CallStarted(1, 1, "a", run, AT))
     with pytest.raises(Refused) as refused:
-        told.told(BeginCall("a"))  # it runs
+        told.told(BeginCall("a"))  # It runs.
     assert isinstance(refused.value.error, SessionBusyError)
     told.dies()
     unknown = ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)
@@ -201,7 +201,7 @@ def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
     assert told.told(BeginCall("a")) == (expected,)
 
 
-def test_a_call_that_stopped_for_a_person_starts_again_and_one_that_was_allowed_is_in_doubt() -> None:
+def test_a_call_stopped_for_a_person_starts_again_and_an_approved_one_is_in_doubt() -> None:
     told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
     told.dies()
     allowed = CallStarted(1, 1, "a", 2, AT, arguments="{}")
@@ -216,14 +216,14 @@ def test_a_call_that_stopped_for_a_person_starts_again_and_one_that_was_allowed_
     [RequestModelResponse(3, NOTHING), Responded(DONE), AttemptLost("c", "m"), BeginCall("z")],
     ids=repr,
 )
-def test_a_loop_that_has_lost_its_way_is_refused(command: DrivenCommand) -> None:
+def test_a_command_out_of_order_is_refused(command: DrivenCommand) -> None:
     told = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
     with pytest.raises(Refused) as refused:
         told.told(command)
     assert isinstance(refused.value.error, UsageError)
 
 
-def test_closing_in_the_middle_keeps_words_and_results() -> None:
+def test_closing_in_the_middle_keeps_texts_and_results() -> None:
     told = story(RequestModelResponse(1, NOTHING), AddOutput((Delta(1, 1, 1, 0, "text", "half"),)))
     kept = Response((Text("half"),), Finish.INTERRUPTED)
     assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
@@ -241,7 +241,7 @@ def test_closing_in_the_middle_keeps_words_and_results() -> None:
 
 
 @spec("DRIVEN-2")
-def test_a_host_owes_a_driven_turn_nothing_and_its_cancel_ends_it_at_once() -> None:
+def test_a_driven_turn_has_no_pending_work_for_the_host_and_a_cancel_ends_it_at_once() -> None:
     told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
     assert sessions.pending_work(told.state) == ()
     told.dies()

@@ -1,4 +1,4 @@
-"""The whole machine in small: every state takes every command, and no edge is a surprise."""
+"""The whole machine in a small world: every state accepts or refuses every command, along known edges."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tests.spec import spec
 from tools import docs
 
 STATES = {kind.__name__ for kind in get_args(TurnState)}
-# A session of a client application takes transcripts: `test_applications.py` gives them to every state.
+# A session of a client application takes transcripts: `test_applications.py` covers them in every state.
 COMMANDS = {kind.__name__ for kind in get_args(Command)} - {"SendTranscript"}
 RECORDS = {kind.__name__ for kind in get_args(Record)}
-# Records that no command of a turn is decided to: nodes, streams and tools that come and go write them.
+# Records that no command of a turn creates: nodes, streams and changing tools write them.
 OF_OTHERS = {
     "JournalPruned",
     "OutcomeDamaged",
@@ -45,25 +45,25 @@ OF_OTHERS = {
     "TranscriptAccepted",
 }
 
-pytestmark = pytest.mark.slow  # one search of a few seconds, in whichever test comes first
+pytestmark = pytest.mark.slow  # One search of a few seconds, in whichever test comes first.
 
 
-def test_the_specification_draws_it() -> None:
+def test_the_diagram_of_the_specification_is_current() -> None:
     assert list(docs.wrong_blocks(docs.ROOT / "docs" / "spec" / "turn.md")) == []
 
 
 @spec("TURN-9", "TURN-22")
-def test_every_state_takes_every_kind_of_command_and_raises_nothing_but_refused() -> None:
+def test_every_state_handles_every_kind_of_command_and_raises_only_refusals() -> None:
     assert explored().pairs() == {(state, command) for state in STATES for command in COMMANDS}
 
 
-def test_every_kind_of_record_is_the_decision_of_some_command() -> None:
+def test_every_kind_of_record_is_created_by_some_command() -> None:
     kinds = {step.record.partition("(")[0] for step in explored().steps}
     assert kinds == RECORDS - OF_OTHERS
 
 
 @spec("REUSE-76")
-def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
+def test_a_transcript_of_a_client_application_closes_all_open_work() -> None:
     sent = SendTranscript(ApplicationRequest("r1"), 0, 0, (UserMessage.of("hi"),))
     for before in explored().states:
         decided = sessions.decide(before, sent, epoch=before.epoch, at=AT)
@@ -75,7 +75,7 @@ def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
 
 
 @spec("TURN-1", "TURN-28", "TURN-91")
-def test_busy_always_refuses_or_queues() -> None:
+def test_a_busy_session_refuses_or_queues_every_message() -> None:
     taken = {
         (edge.state, edge.records, edge.after) for edge in explored().edges if edge.command == "SendMessage"
     }
@@ -89,7 +89,7 @@ def test_busy_always_refuses_or_queues() -> None:
 
 
 @spec("TURN-8", "TURN-9")
-def test_ended_absorbs_all_but_a_message_a_resumption_and_a_late_result() -> None:
+def test_an_ended_turn_accepts_only_a_message_a_resumption_and_a_late_result() -> None:
     taken = {edge for edge in explored().edges if edge.state == "Idle" and edge.records}
     assert taken == {
         Edge("Idle", "SendMessage", ("MessageAccepted", "AttemptStarted"), "AwaitingModel"),
@@ -110,13 +110,14 @@ def test_from_every_state_a_cancel_and_its_deadline_lead_to_rest() -> None:
         after = _told(session, Cancel())
         assert isinstance(after.turn, Idle | Cancelling) or after.turns > turn
         after = _told(after, CancelExpired(turn))
-        # What follows a rest is the turn of a queued message, or the last words of one whose time was over.
+        # After the rest comes the turn of a queued message, or the last response of a turn whose time was
+        # over.
         if not (after.turns > turn or getattr(after.turn, "is_last", False)):
             assert isinstance(after.turn, Idle)
 
 
 @spec("TURN-9")
-def test_in_no_state_is_a_command_about_something_else_accepted() -> None:
+def test_in_no_state_is_a_command_about_another_call_or_turn_accepted() -> None:
     for session in explored().states:
         unsettled = {(each.turn, each.response, each.call_id) for each in session.unsettled}
         for command in strays(session):
@@ -131,7 +132,7 @@ def test_in_no_state_is_a_command_about_something_else_accepted() -> None:
 
 
 @spec("TURN-21", "TURN-17")
-def test_in_every_state_that_is_live_something_is_owed_or_asked_and_taking_over_twice_is_once() -> None:
+def test_every_live_state_has_pending_work_or_a_question_and_recovery_is_idempotent() -> None:
     for session in explored().states:
         is_waiting = getattr(session.turn, "is_waiting_for_person", False)
         assert bool(pending_work(session.turn)) == session.is_live or is_waiting
@@ -145,7 +146,7 @@ def test_in_every_state_that_is_live_something_is_owed_or_asked_and_taking_over_
 
 @given(lives())
 @settings(max_examples=tried(50))
-def test_whatever_happens_in_a_life_no_record_does_what_the_search_has_not_seen(life: Life) -> None:
+def test_no_record_of_a_random_life_has_an_effect_that_the_search_has_not_seen(life: Life) -> None:
     begin = Session()
     found = explored().steps
     for step in life.steps:

@@ -1,4 +1,4 @@
-"""A damaged outcome costs only itself."""
+"""A damaged outcome damages nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTCOME = encode(CallEnded(3, 2, ToolResult('a"é\\', "it says", Outcome.ERROR),
         OUTCOME.replace(b"call_ended", b"result_arrived_late")[:-1],
     ],
 )
-def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
+def test_a_damaged_outcome_still_names_its_call(damaged: bytes) -> None:
     with pytest.raises(RecordUndecodableError):
         decode(damaged)
     assert salvage(damaged) == OutcomeDamaged(3, 2, 'a"é\\')
@@ -52,5 +52,5 @@ def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
         encode(TurnEnded(1, TurnStatus.COMPLETED, 1000.5))[:-1],
     ],
 )
-def test_what_is_no_outcome_for_certain_is_not_taken_for_one(damaged: bytes) -> None:
+def test_a_record_that_is_not_certainly_an_outcome_is_not_taken_for_one(damaged: bytes) -> None:
     assert salvage(damaged) is None

@@ -1,4 +1,4 @@
-"""Messages that wait for a turn, and results that come too late for theirs."""
+"""Queued messages, and results that arrive after their turn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.spec import spec
 
 
 @spec("TURN-70")
-def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
+def test_the_session_records_whether_it_has_blobs() -> None:
     small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
     assert (small.has_blobs, large.has_blobs) == (False, True)
     assert digests_in(large.history)
@@ -64,7 +64,7 @@ def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
 
 
 @spec("TURN-28")
-def test_a_message_that_waited_keeps_its_limits() -> None:
+def test_a_queued_message_keeps_its_limits() -> None:
     later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, responses_max=3)
     session = _live(say(), later, answers())
     assert isinstance(session.turn, AwaitingModel)
@@ -80,7 +80,7 @@ def test_the_queue_is_bounded() -> None:
 
 
 @spec("TURN-29")
-def test_a_stream_that_stops_takes_back_its_own_message_only() -> None:
+def test_a_cancel_on_a_stream_takes_back_only_its_own_message() -> None:
     session = _live(say())
     session = _fold(session, Received("s", "secret", 0, "d0", _queued("later")))
     session = _fold(session, Received("s", "secret", 1, "d1", Cancel()))
@@ -89,7 +89,7 @@ def test_a_stream_that_stops_takes_back_its_own_message_only() -> None:
 
 
 @spec("TURN-29")
-def test_a_stream_whose_message_waits_takes_no_other() -> None:
+def test_a_stream_with_a_queued_message_accepts_no_other() -> None:
     session = _fold(_live(say()), Received("s", "secret", 0, "d0", _queued("later")))
     with pytest.raises(Refused) as refused:
         decide(session, Received("s", "secret", 1, "d1", _queued("another")), epoch=1, at=AT)
@@ -97,7 +97,7 @@ def test_a_stream_whose_message_waits_takes_no_other() -> None:
 
 
 @spec("TURN-31")
-def test_a_result_that_comes_too_late_is_kept_once() -> None:
+def test_a_late_result_is_recorded_once() -> None:
     session = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
     late = ended("a", "it was sent after all")
     records = decide(session, late, epoch=1, at=AT)
@@ -107,7 +107,7 @@ def test_a_result_that_comes_too_late_is_kept_once() -> None:
 
 
 @spec("TURN-31", "TURN-15")
-def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
+def test_a_client_can_send_late_results_of_its_own_calls_only() -> None:
     said = Received("s", "secret", 0, "d0", say())
     ours = _live(said, asks(writes("a")), Cancel(), CancelExpired(1))
     theirs = _live(said, asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
@@ -117,7 +117,7 @@ def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
 
 
 @spec("TURN-91")
-def test_a_message_brings_the_conversation_that_its_client_has_changed() -> None:
+def test_a_message_can_carry_the_conversation_that_its_client_has_changed() -> None:
     session = _live(say("one"), answers("1"), say("two"), answers("2", turn=2))
     old = session.history.entries
     others = (UserMessage.of("dos"),)
@@ -128,7 +128,7 @@ def test_a_message_brings_the_conversation_that_its_client_has_changed() -> None
 
 
 @spec("TURN-91")
-def test_what_the_model_is_not_shown_any_more_is_shown_again_where_it_changed() -> None:
+def test_a_change_before_the_cut_shows_the_model_the_older_part_again() -> None:
     before = replace(_live(say("one"), answers("1"), say("two"), answers("2", turn=2)), cut=2)
     assert _fold(before, SendMessage(UserMessage.of("x"), keep=2, turns=2)).cut == 2
     assert _fold(before, SendMessage(UserMessage.of("x"), keep=1, turns=2)).cut == 0
@@ -139,7 +139,7 @@ def test_what_the_model_is_not_shown_any_more_is_shown_again_where_it_changed() 
     ("session", "code"),
     [(_live(say()), "session_busy"), (_live(say(), answers(), say(), answers(turn=2)), "journal_moved")],
 )
-def test_a_change_of_a_conversation_that_went_on_is_refused(session: Session, code: str) -> None:
+def test_a_change_of_an_outdated_conversation_is_refused(session: Session, code: str) -> None:
     said = SendMessage(UserMessage.of("x"), when_busy=WhenBusy.QUEUE, keep=0, turns=1)
     with pytest.raises(Refused) as refused:
         decide(session, said, epoch=1, at=AT)

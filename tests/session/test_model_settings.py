@@ -1,4 +1,4 @@
-"""How an answer is to be made, in nobody's dialect and in each API's."""
+"""Model settings, independent of a dialect, and in the fields of each API."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALL = ModelSettings(
 )
 
 
-def test_each_api_is_told_what_it_has_a_field_for() -> None:
+def test_each_api_receives_the_settings_it_has_a_field_for() -> None:
     nested = {"name": "place", "schema": {"type": "object"}, "strict": True}
     assert chat_fields(ALL.only(CHAT_GRANTS)) == {
         "temperature": 0.0,
@@ -78,7 +78,7 @@ def test_each_api_is_told_what_it_has_a_field_for() -> None:
     }
 
 
-def test_whoever_wishes_for_nothing_adds_nothing() -> None:
+def test_default_settings_add_nothing() -> None:
     assert [
         chat_fields(DEFAULT_SETTINGS),
         responses_fields(DEFAULT_SETTINGS),
@@ -110,13 +110,13 @@ def test_any_tool_and_any_json() -> None:
         ("openai/o3", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
     ],
 )
-def test_what_stands_in_every_request_or_is_refused_by_a_model_that_reasons_is_not_granted(
+def test_settings_fixed_by_configuration_or_refused_by_reasoning_models_are_not_supported(
     model: str, extra: dict[str, Any], missing: set[str]
 ) -> None:
     assert CHAT_GRANTS - select_granted(CHAT_GRANTS, model, extra, CHAT_NAMES) == missing
 
 
-def test_a_field_of_another_name_is_known_by_it() -> None:
+def test_a_setting_is_recognised_under_a_configured_field_name() -> None:
     extra = {"max_output_tokens": 5, "text": {}}
     assert RESPONSES_GRANTS - select_granted(RESPONSES_GRANTS, "m", extra, RESPONSES_NAMES) == {
         "tokens_max",
@@ -135,7 +135,7 @@ def test_a_field_of_another_name_is_known_by_it() -> None:
         ("agent", {"effort"}),
     ],
 )
-def test_a_model_of_anthropic_gets_a_schema_and_an_effort_if_it_takes_them(
+def test_an_anthropic_model_receives_a_schema_and_an_effort_only_where_it_supports_them(
     model: str, missing: set[str]
 ) -> None:
     assert MESSAGES_GRANTS - select_granted(MESSAGES_GRANTS, model, {}, MESSAGES_NAMES) == missing

@@ -1,4 +1,4 @@
-"""What may be told about a permission: plain values, so that what is journaled of them is what was meant."""
+"""Values about a permission: plain, so that their journaled form equals the original."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.timing import WAIT_S_MAX
 from tests.spec import spec
 
 
-def test_a_permission_says_by_default_that_all_is_shown_and_can_be_changed() -> None:
+def test_a_permission_by_default_is_complete_and_can_be_changed() -> None:
     wanted = Permission("agent", "Bash", "execute", "{}")
     assert (wanted.is_fixed, wanted.is_vague) == (False, False)
     assert Ask() == Ask("", 0.0)
@@ -22,12 +22,12 @@ def test_a_permission_says_by_default_that_all_is_shown_and_can_be_changed() -> 
 
 @spec("SEC-78")
 @pytest.mark.parametrize("seconds", [-1.0, 1e300, math.inf, math.nan, WAIT_S_MAX + 1])
-def test_a_person_gets_a_time_within_bounds(seconds: float) -> None:
+def test_the_answer_time_of_a_person_is_within_bounds(seconds: float) -> None:
     with pytest.raises(UsageError):
         Ask(answer_s=seconds)
     assert Ask(answer_s=WAIT_S_MAX).answer_s == WAIT_S_MAX
 
 
-def test_they_are_values() -> None:
+def test_permissions_are_serializable_values() -> None:
     wanted = Permission("agent", "Bash", "execute", '{"command":"make"}', is_fixed=True)
     assert msgspec.json.decode(msgspec.json.encode(wanted), type=Permission) == wanted

@@ -1,4 +1,4 @@
-"""What waits for a person, and nothing else."""
+"""Open questions to a person."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ def asked(*records: Record) -> tuple[Question, ...]:
     return questions_of("s1", fold((1, record) for record in records))
 
 
-def test_a_session_that_asks_nobody_has_none() -> None:
+def test_a_session_without_questions_has_none() -> None:
     assert asked() == asked(*ASKED[:2]) == ()
 
 
-def test_each_has_all_that_a_person_must_be_shown() -> None:
+def test_each_question_has_all_information_for_the_person() -> None:
     assert asked(*ASKED) == (PAY, WHOM)
 
 
-def test_an_answered_one_is_gone() -> None:
+def test_an_answered_question_is_removed() -> None:
     answered = QuestionAnswered(1, 1, "a", QuestionKind.APPROVAL, "da", Choice.ALLOW, 4.0)
     assert asked(*ASKED, answered, CallStarted(1, 1, "a", 1, 4.0)) == (WHOM,)
 
 
-def test_a_sub_agents_says_who_asks() -> None:
+def test_a_question_of_a_sub_agent_names_the_agents() -> None:
     parent = Parent("top", 1, 1, "c1", ("boss", "clerk"))
     opened = MessageAccepted(1, UserMessage.of("hi"), 2.0, parent=parent)
     (first, _) = asked(opened, *ASKED[1:])
     assert first.agents == ("boss", "clerk")
 
 
-def test_what_an_upstreams_agent_wants_leave_for_is_shown_as_it_was_asked() -> None:
+def test_a_permission_of_an_upstream_agent_is_shown_with_its_original_arguments() -> None:
     asked_by_agent = QuestionAsked(
         1,
         1,

@@ -1,4 +1,4 @@
-"""The facts of a journal: their stored form, and how hard each is synced."""
+"""Records of a journal: their stored form, and the sync of each."""
 
 from __future__ import annotations
 
@@ -155,12 +155,12 @@ def test_the_list_above_holds_every_kind_of_record() -> None:
 
 
 @pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
-def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+def test_a_record_is_decoded_as_it_was_encoded(record: Record) -> None:
     assert decode(encode(record)) == record
     assert encode(decode(encode(record))) == encode(record)
 
 
-def test_several_are_read_in_order() -> None:
+def test_several_records_are_decoded_in_order() -> None:
     assert decode_all(encode(record) for record in EVERY_RECORD) == EVERY_RECORD
 
 
@@ -176,7 +176,7 @@ def test_a_member_of_a_later_version_is_ignored(record: Record) -> None:
         pytest.param(b'{"type":' * 50_000, id="deeper than anything"),
     ],
 )
-def test_what_is_no_record_is_named_as_such(body: bytes) -> None:
+def test_bytes_that_are_no_record_are_refused(body: bytes) -> None:
     with pytest.raises(RecordUndecodableError):
         decode(body)
 
@@ -198,11 +198,11 @@ FULL = (
 
 
 @pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
-def test_each_append_is_as_durable_as_it_must_be(record: Record) -> None:
+def test_each_append_has_the_durability_of_its_records(record: Record) -> None:
     assert sync_of([record]) is (Sync.FULL if isinstance(record, FULL) else Sync.NORMAL)
 
 
-def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
+def test_the_start_of_an_effect_is_synced_before_the_tool_runs() -> None:
     assert sync_of([StepCommitted(1, 1), CallStarted(1, 1, "a", 1, 0.0)]) is Sync.FULL
     assert sync_of([CallStarted(1, 1, "a", 1, 0.0, has_effects=False)]) is Sync.NORMAL
     assert sync_of([]) is Sync.NORMAL

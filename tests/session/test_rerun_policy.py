@@ -1,4 +1,4 @@
-"""The one judgement about running a call."""
+"""Rules for running a call again."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ from tests.spec import spec
         (_call(at_client("a"), runs=1, epoch=4), CallVerdict.LEAVE),
     ],
 )
-def test_the_node_of_epoch_five_judges(call: CallState, verdict: CallVerdict) -> None:
+def test_the_node_of_epoch_five_decides(call: CallState, verdict: CallVerdict) -> None:
     assert judge(call, epoch=5) is verdict

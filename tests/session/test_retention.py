@@ -1,4 +1,4 @@
-"""Where a journal may begin, and how much of it goes."""
+"""The beginning of a pruned journal, and the amount pruned."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _turn(number: int, *, at: float, words: int = 3) -> list[Record]:
 
 
 @spec("STREAM-62")
-def test_what_is_too_old_goes_up_to_the_end_of_its_turn() -> None:
+def test_expired_records_are_pruned_up_to_the_end_of_their_turn() -> None:
     survey = _survey([*_turn(1, at=10.0), *_turn(2, at=20.0), *_turn(3, at=30.0)])
     kept = Retention(events_for_s=5.0, events_max=None, bytes_max=None)
     assert survey.ripe_at(kept) == 15.0
@@ -56,7 +56,7 @@ def test_what_is_too_old_goes_up_to_the_end_of_its_turn() -> None:
 
 
 @spec("STREAM-61")
-def test_of_an_open_turn_whole_steps_go_where_there_is_too_much_and_not_by_age() -> None:
+def test_whole_steps_of_an_open_turn_are_pruned_by_count_and_not_by_age() -> None:
     opened = MessageAccepted(2, UserMessage.of("hi"), 20.0)
     survey = _survey([*_turn(1, at=10.0), opened, StepCommitted(2, 1), *[WORD] * 30])
     old = Retention(events_for_s=1.0, events_max=None, bytes_max=None)
@@ -66,7 +66,7 @@ def test_of_an_open_turn_whole_steps_go_where_there_is_too_much_and_not_by_age()
 
 
 @spec("STREAM-61")
-def test_of_an_open_turn_that_another_loop_drives_nothing_goes() -> None:
+def test_nothing_is_pruned_from_an_open_turn_of_a_foreign_loop() -> None:
     opened = MessageAccepted(1, UserMessage.of("hi"), 20.0, driver="pydantic-ai")
     survey = _survey([opened, StepCommitted(1, 1), *[WORD] * 30])
     assert survey.cut(Retention(events_max=5), now=1e9) is None
@@ -74,14 +74,14 @@ def test_of_an_open_turn_that_another_loop_drives_nothing_goes() -> None:
 
 @spec("STREAM-62")
 @pytest.mark.parametrize(("events_max", "cut"), [(24, None), (23, 17), (13, 18), (6, 23)])
-def test_a_count_that_was_passed_is_left_half_full(events_max: int, cut: int | None) -> None:
+def test_pruning_by_count_leaves_half_of_the_limit(events_max: int, cut: int | None) -> None:
     survey = _survey([each for number in range(1, 5) for each in _turn(number, at=1.0)])
     found = survey.cut(Retention(None, events_max, None), now=1.0)
     assert found == (None if cut is None else (cut, 3))
 
 
 @spec("STREAM-62")
-def test_bytes_that_were_passed_are_left_half_full() -> None:
+def test_pruning_by_bytes_leaves_half_of_the_limit() -> None:
     turns = [each for number in range(1, 5) for each in _turn(number, at=1.0)]
     size = sum(len(encode(record)) for record in turns)
     survey = _survey(turns)
@@ -90,7 +90,7 @@ def test_bytes_that_were_passed_are_left_half_full() -> None:
     assert survey.cut(Retention(None, None, size - 1), now=1.0) in [(12, 3), (17, 3)]
 
 
-def test_what_a_pruned_journal_begins_with_is_no_event() -> None:
+def test_the_fold_of_a_pruned_journal_is_no_event() -> None:
     begins = JournalPruned(Raw(b'{"long":"' + b"x" * 10_000 + b'"}'), 1.0)
     survey = _survey([begins, *_turn(2, at=2.0)], begin=6)
     assert (survey.count, survey.bytes < 1000, survey.end) == (6, True, 12)
@@ -100,14 +100,14 @@ def test_what_a_pruned_journal_begins_with_is_no_event() -> None:
     assert (empty.count, empty.ripe_at(Retention()), empty.cut(Retention(), now=1e9)) == (0, math.inf, None)
 
 
-def test_when_it_was_pruned_says_nothing_about_what_came_after() -> None:
+def test_the_time_of_a_pruning_does_not_count_for_later_records() -> None:
     begins = JournalPruned(Raw(b"{}"), 1e6)
     survey = _survey([begins, *_turn(2, at=20.0)], begin=6)
     assert survey.ripe_at(Retention(5.0)) == 25.0
     assert survey.cut(Retention(5.0, None, None), now=25.0) == (12, 3)
 
 
-def test_much_goes_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_are_pruned_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention_module, "PRUNED_AT_ONCE_MAX", 13)
     turns = [each for number in range(1, 9) for each in _turn(number, at=1.0)]
     assert _survey(turns).cut(Retention(1.0, None, None), now=1e9) == (12, 3)
@@ -115,7 +115,7 @@ def test_much_goes_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _survey(turns).cut(Retention(1.0, None, None), now=1e9) == (5, 3), "the first place at least"
 
 
-def test_from_a_record_that_cannot_be_read_on_nothing_goes() -> None:
+def test_nothing_is_pruned_from_an_unreadable_record_on() -> None:
     survey = _survey(_turn(1, at=1.0))
     survey.take([(7, 3, b"\xff not json")])
     survey.take((number, 3, encode(each)) for number, each in enumerate(_turn(2, at=1.0), start=8))
@@ -127,7 +127,7 @@ def test_from_a_record_that_cannot_be_read_on_nothing_goes() -> None:
     st.integers(1, 20),
     st.integers(1, 60),
 )
-def test_what_stays_is_within_the_limit_or_cannot_be_parted(
+def test_the_rest_is_within_the_limit_or_cannot_be_split(
     kinds: list[str], events_max: int, page: int
 ) -> None:
     made: dict[str, Record] = {
@@ -149,12 +149,12 @@ def test_what_stays_is_within_the_limit_or_cannot_be_parted(
 
 
 @pytest.mark.parametrize("name", ["events_for_s", "events_max", "bytes_max", "sessions_for_s"])
-def test_a_limit_is_above_zero(name: str) -> None:
+def test_a_limit_must_be_above_zero(name: str) -> None:
     with pytest.raises(UsageError, match=name):
         Retention(**{name: 0})
 
 
-def test_nothing_is_limited_only_where_no_limit_is_set() -> None:
+def test_retention_is_unlimited_only_without_any_limit() -> None:
     assert FOR_EVER.is_endless
     assert not Retention().is_endless
     assert _survey(_turn(1, at=1.0)).cut(FOR_EVER, now=1e12) is None

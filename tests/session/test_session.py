@@ -1,4 +1,4 @@
-"""The fold of a session: what holds whatever happens to it, and how its streams are numbered."""
+"""The fold of a session: invariants of every history, and the numbering of its streams."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ from tests.session.stories import (
 )
 from tests.spec import spec
 
-# --- whatever happens -------------------------------------------------------------------------------------------
+# --- invariants
+# -------------------------------------------------------------------------------------------------
 
 
 @given(lives())
@@ -157,7 +158,7 @@ def test_history_holds_whole_steps_with_the_one_outcome_of_each_call(life: Life)
 
 @given(lives())
 @spec("TURN-21")
-def test_a_live_session_is_owed_something_after_every_append(life: Life) -> None:
+def test_a_live_session_has_pending_work_after_every_append(life: Life) -> None:
     for step in life.steps:
         waits = pending_work(step.after) != () or step.after.rests_on_people
         assert waits == step.after.is_live, step.command
@@ -165,7 +166,7 @@ def test_a_live_session_is_owed_something_after_every_append(life: Life) -> None
 
 @given(lives())
 @spec("TURN-1", "TURN-28")
-def test_a_message_is_taken_refused_or_queued_as_the_session_is_busy(life: Life) -> None:
+def test_a_message_is_accepted_refused_or_queued_as_the_session_is_busy(life: Life) -> None:
     for step in life.steps:
         if not isinstance(step.command, SendMessage):
             continue
@@ -195,7 +196,7 @@ def test_queued_messages_are_taken_once_and_in_order(life: Life) -> None:
 
 @given(lives())
 @spec("TURN-9", "TURN-3")
-def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
+def test_a_command_about_another_call_or_turn_changes_nothing(life: Life) -> None:
     for step in life.steps:
         if not _is_about(step.before, step.command):
             assert not step.records, step.command
@@ -203,7 +204,7 @@ def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
 
 
 def _is_about(session: Session, command: Command) -> bool:
-    """Say, from what is owed alone, whether a command concerns the session now."""
+    """Return, from the pending work alone, whether a command concerns the session now."""
     match command:
         case (
             ModelStreamed()
@@ -263,7 +264,7 @@ def _is_about(session: Session, command: Command) -> bool:
 
 
 def _is_call_open(session: Session, turn: int, response: int, call_id: str) -> bool:
-    """A call of the running batch that was started and has no result."""
+    """Return whether a call of the running batch was started and has no result."""
     calls = getattr(session.turn, "calls", ())
     numbers = (getattr(session.turn, "turn", 0), getattr(session.turn, "response_no", 0))
     return numbers == (turn, response) and any(each.call.id == call_id and each.is_running for each in calls)
@@ -282,7 +283,7 @@ def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bo
 
 @given(lives())
 @spec("TURN-8")
-def test_a_cancel_always_reaches_rest_and_nothing_of_the_turn_follows(life: Life) -> None:
+def test_a_cancel_always_leads_to_rest_and_no_record_of_the_turn_follows(life: Life) -> None:
     life.take(Withdraw(), epoch=life.session.epoch)
     turn = life.session.turns
     life.take(Cancel(), epoch=life.session.epoch)
@@ -312,7 +313,7 @@ def test_taking_over_twice_is_taking_over_once(life: Life, later: float) -> None
 
 @given(lives())
 @spec("TURN-10", "TURN-13")
-def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None:
+def test_every_run_is_announced_and_only_permitted_calls_run_again(life: Life) -> None:
     runs: Counter[tuple[int, int, str]] = Counter()
     granted: Counter[tuple[int, int, str]] = Counter()
     plans = {
@@ -338,11 +339,12 @@ def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None
     assert all(count <= 3 for call, count in runs.items() if call not in by_people)
 
 
-# --- two nodes -------------------------------------------------------------------------------------------------
+# --- two nodes
+# -------------------------------------------------------------------------------------------------
 
 
 class Node(Struct, eq=False):
-    """A process that believes it owns the session."""
+    """A process that considers itself the node of the session."""
 
     epoch: int
     session: Session
@@ -350,7 +352,7 @@ class Node(Struct, eq=False):
 
 
 class Outside(Struct):
-    """A journal that keeps the contract of stores, the nodes at it, and what tools really did."""
+    """A journal that keeps the contract of stores, its nodes, and the real effects of tools."""
 
     journal: list[tuple[int, Record]] = field(default_factory=list)
     epoch: int = 0
@@ -359,7 +361,7 @@ class Outside(Struct):
     at: float = AT
 
     def take_over(self) -> None:
-        """A new node claims the session; the old ones do not know yet."""
+        """Claim the session for a new node; the old ones have not noticed yet."""
         self.epoch += 1
         node = Node(self.epoch, fold(self.journal))
         self.nodes.append(node)
@@ -368,7 +370,7 @@ class Outside(Struct):
         self.append(node, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
 
     def tell(self, node: Node, command: Command) -> None:
-        """Let a node decide a command on what it believes, as its runner would."""
+        """Let a node decide a command on its own state, as its runner would."""
         try:
             records = decide(node.session, command, epoch=node.epoch, at=self.at)
         except Refused:
@@ -378,7 +380,7 @@ class Outside(Struct):
 
     def append(self, node: Node, records: tuple[Record, ...]) -> None:
         if node.epoch != self.epoch or node.session.position != len(self.journal):
-            self.nodes.remove(node)  # lease lost, or the journal moved: it stops at once
+            self.nodes.remove(node)  # Lease lost, or the journal moved: it stops at once.
             return
         self.journal += [(node.epoch, record) for record in records]
         node.session = fold([(node.epoch, record) for record in records], node.session)
@@ -391,7 +393,7 @@ class Outside(Struct):
 
 @given(st.data())
 @spec("TURN-23", "TURN-13", "TURN-10", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
-def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_say_so(data: st.DataObject) -> None:
+def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_permit_it(data: st.DataObject) -> None:
     outside = Outside()
     outside.take_over()
     for _ in range(data.draw(st.integers(1, 40))):
@@ -416,7 +418,7 @@ def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_say_so(data: 
 
 
 def _deed(data: st.DataObject, node: Node) -> Command:
-    """Draw what happens next at a node, who may have been overtaken."""
+    """Draw the next act of a node, which may have been overtaken."""
     state = node.session.turn
     asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
     if asked:
@@ -457,7 +459,7 @@ def _taken(session: Session, *commands: Received) -> Session:
 OPENED = fold([(1, EpochStarted(1, "node", AT))])
 
 
-def test_the_first_command_opens_its_stream_in_the_append_that_takes_it() -> None:
+def test_the_first_command_opens_its_stream_in_its_own_append() -> None:
     records = decide(OPENED, _command(0, say("hi")), epoch=1, at=AT)
     assert [type(record).__name__ for record in records] == [
         "StreamOpened",
@@ -479,7 +481,7 @@ def test_a_repeated_command_is_not_processed_again() -> None:
 
 
 @spec("STREAM-12", "STREAM-52")
-def test_a_later_number_with_another_payload_is_a_conflict_of_its_own_kind() -> None:
+def test_a_repeated_number_with_another_payload_is_a_conflict() -> None:
     session = _taken(OPENED, _command(0, say()), _command(1, Cancel()))
     with pytest.raises(Refused) as refused:
         decide(session, _command(1, Cancel(7)), epoch=1, at=AT)
@@ -506,7 +508,7 @@ def test_a_command_that_breaks_a_rule_is_refused(received: Received, error: type
     assert type(refused.value.error) is error
 
 
-def test_a_gap_names_the_command_that_is_expected() -> None:
+def test_a_gap_names_the_expected_command() -> None:
     with pytest.raises(Refused) as refused:
         decide(OPENED, _command(3, Cancel()), epoch=1, at=AT)
     assert isinstance(refused.value.error, SeqnoGapError)
@@ -521,7 +523,7 @@ def test_a_stream_ends_at_its_limit() -> None:
         decide(session, _command(COMMANDS_MAX, Cancel()), epoch=1, at=AT)
 
 
-def test_the_oldest_streams_are_forgotten() -> None:
+def test_the_oldest_streams_are_dropped() -> None:
     session = OPENED
     for number in range(STREAMS_KEPT_MAX + 2):
         session = evolve(session, StreamOpened(f"s{number}", "k"), epoch=1)
@@ -530,22 +532,20 @@ def test_the_oldest_streams_are_forgotten() -> None:
     assert f"s{STREAMS_KEPT_MAX + 1}" in session.streams
 
 
-def test_a_command_that_says_nothing_is_taken_all_the_same() -> None:
+def test_a_command_without_content_is_accepted() -> None:
     session = _taken(OPENED, _command(0, say()), _command(1, None))
     assert session.streams["s"].accepted == 2
 
 
 @spec("TURN-9")
-def test_a_late_result_of_a_client_is_taken_and_changes_nothing() -> None:
+def test_a_late_result_of_a_client_is_accepted_and_changes_nothing() -> None:
     session = _taken(OPENED, _command(0, say()))
     records = decide(session, _command(1, ended("a")), epoch=1, at=AT)
     assert records == (CommandAccepted("s", 1, f"digest of {ended('a')!r}"),)
 
 
 @spec("TURN-15")
-def test_an_outcome_of_no_call_or_of_a_call_that_was_not_started_is_refused_and_a_second_one_changes_nothing() -> (
-    None
-):
+def test_an_outcome_of_a_call_that_was_not_started_is_refused_and_a_second_one_changes_nothing() -> None:
     allowed_first = msgspec.structs.replace(at_client("b"), needs_approval=True)
     session = _told(_taken(OPENED, _command(0, say())), asks(at_client("c"), allowed_first))
     early, unknown, later = (ended(each, turn=turn) for each, turn in (("b", 1), ("x", 1), ("c", 2)))
@@ -563,7 +563,7 @@ def test_an_outcome_of_no_call_or_of_a_call_that_was_not_started_is_refused_and_
 
 
 @spec("TURN-15")
-def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
+def test_a_client_cannot_send_the_outcome_of_a_server_tool() -> None:
     session = _taken(OPENED, _command(0, say()))
     session = _told(session, asks(writes("a")))
     records = decide(session, _command(1, ended("a", "forged")), epoch=1, at=AT)
@@ -575,7 +575,7 @@ def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
 
 
 @spec("SEC-84")
-def test_a_result_counts_only_on_the_stream_whose_turn_it_is() -> None:
+def test_a_result_counts_only_on_the_stream_of_its_turn() -> None:
     session = _told(_taken(OPENED, _command(0, say())), asks(at_client("a")))
     forged = decide(session, _command(0, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
     assert [type(record) for record in forged] == [StreamOpened, CommandAccepted]
@@ -606,7 +606,7 @@ def test_turns_are_counted() -> None:
     assert records[0].turn == 2
 
 
-def test_the_session_knows_how_its_last_turn_ended_and_when_it_began() -> None:
+def test_the_session_records_the_end_of_its_last_turn_and_its_own_beginning() -> None:
     session = _told(_told(OPENED, say()), answers())
     assert session.last_turn == TurnEnded(1, TurnStatus.COMPLETED, AT)
     assert session.started_at == AT
@@ -614,12 +614,12 @@ def test_the_session_knows_how_its_last_turn_ended_and_when_it_began() -> None:
     assert (later.started_at, later.epoch) == (AT, 2)
 
 
-def test_a_fold_goes_on_where_another_stopped() -> None:
+def test_a_fold_can_continue_from_an_earlier_fold() -> None:
     journal = [(1, record) for record in decide(OPENED, say(), epoch=1, at=AT)]
     assert fold(journal[1:], fold(journal[:1], OPENED)) == fold(journal, OPENED)
 
 
-def test_what_the_model_says_is_not_history_before_the_response_is_whole() -> None:
+def test_a_partial_response_is_not_in_the_history() -> None:
     session = _told(_told(OPENED, say("hi")), heard("half"))
     assert session.history.entries == (UserMessage.of("hi"),)
     session = _told(session, asks(reads("a")))
@@ -627,7 +627,7 @@ def test_what_the_model_says_is_not_history_before_the_response_is_whole() -> No
 
 
 @spec("TURN-27")
-def test_what_is_left_out_for_the_model_stays_in_the_history_and_in_every_later_fold() -> None:
+def test_entries_left_out_for_the_model_stay_in_the_history_and_in_every_later_fold() -> None:
     life = Life()
     life.append((EpochStarted(1, "o", AT),), epoch=1)
     for turn in (1, 2):
@@ -648,7 +648,7 @@ def test_what_is_left_out_for_the_model_stays_in_the_history_and_in_every_later_
 
 @spec("TURN-26", "TURN-27")
 @given(lives())
-def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Life) -> None:
+def test_a_cut_only_grows_and_leaves_the_newest_entry(life: Life) -> None:
     for step in life.steps:
         assert step.before.cut <= step.after.cut
         entries = step.after.history.entries
@@ -668,7 +668,7 @@ def _with_result(content: str) -> Session:
 
 
 @spec("TURN-30")
-def test_a_turn_cut_in_its_words_goes_on_with_a_word_to_the_model() -> None:
+def test_a_turn_cut_within_a_response_continues_with_an_instruction_to_the_model() -> None:
     session = _live(say(), heard("half a sen"), fails(retriable=False), Resume())
     assert session.history.entries[-1] == UserMessage.of(CONTINUE)
     session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, response=2), Resume())
@@ -686,7 +686,8 @@ def _fold(session: Session, command: Command | Received) -> Session:
     return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
 
 
-# --- tools that come and go -------------------------------------------------------------------------------------
+# --- changing tools
+# ---------------------------------------------------------------------------------------------
 
 
 def _found(*names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str, ...] = ()) -> ToolsFound:
@@ -694,7 +695,7 @@ def _found(*names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str,
 
 
 @spec("TURN-42")
-def test_a_change_of_the_tools_is_recorded_once_and_against_what_was_told_last() -> None:
+def test_a_change_of_the_tools_is_recorded_once_against_the_last_recorded_state() -> None:
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
     assert decide(session, _found(), epoch=1, at=AT) == ()
     for found, changed in (
@@ -709,7 +710,7 @@ def test_a_change_of_the_tools_is_recorded_once_and_against_what_was_told_last()
 
 
 @spec("TURN-9", "TURN-42")
-def test_tools_found_for_another_model_call_are_no_news() -> None:
+def test_tools_found_for_another_model_call_are_not_recorded() -> None:
     assert decide(Session(), _found("a"), epoch=1, at=AT) == ()
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
     assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
@@ -718,7 +719,7 @@ def test_tools_found_for_another_model_call_are_no_news() -> None:
 
 @spec("STREAM-60", "STREAM-61")
 @given(lives())
-def test_a_journal_folds_to_the_same_wherever_it_was_pruned(life: Life) -> None:
+def test_a_journal_folds_to_the_same_session_wherever_it_was_pruned(life: Life) -> None:
     state = Session()
     for number, (epoch, record) in enumerate(life.journal, start=1):
         state = evolve(state, record, epoch=epoch)
@@ -732,7 +733,7 @@ def test_a_journal_folds_to_the_same_wherever_it_was_pruned(life: Life) -> None:
 
 
 @spec("STREAM-60")
-def test_a_pruned_journal_of_before_folds_for_ever() -> None:
+def test_a_pruned_journal_of_an_older_version_can_still_be_folded() -> None:
     kept = b"""{"type":"journal_pruned","state":{"position":9,"epoch":3,"turn":{"type":"idle","left":null},"turns":1,
     "history":{"entries":[{"type":"user","parts":[{"type":"text","text":"hi"}]},{"type":"step","response":{"parts":[
     {"type":"text","text":"hello"}]}}]},"has_blobs":false,"cut":0,"streams":{"k":{"secret_digest":"d","since":1,"epoch":3,
@@ -747,14 +748,14 @@ def test_a_pruned_journal_of_before_folds_for_ever() -> None:
 
 
 @spec("STREAM-61")
-def test_a_journal_does_not_begin_within_a_turn_that_another_loop_drives() -> None:
+def test_a_journal_cannot_be_pruned_within_a_turn_of_a_foreign_loop() -> None:
     opened = MessageAccepted(1, UserMessage.of("hi"), AT, driver="pydantic-ai")
     state = fold([(1, EpochStarted(1, "host", AT)), (1, opened)])
     assert not is_prunable(state)
     assert is_prunable(evolve(state, TurnEnded(1, TurnStatus.COMPLETED, AT), epoch=1))
 
 
-def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:
+def test_a_message_without_a_time_limit_gets_that_of_the_agent() -> None:
     said = SendMessage(UserMessage.of("hi"))
     short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
     received = Received("stream", "secret", 0, "digest", said)

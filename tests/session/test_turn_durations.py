@@ -1,4 +1,4 @@
-"""Intervals are read off the records, and say nothing of what was said."""
+"""Durations are computed from the records and contain no content."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_each_turn_model_call_and_tool_call_is_one_interval() -> None:
     assert "words" not in repr(_ended(TURN))
 
 
-def test_what_began_before_is_not_there_and_no_clock_makes_less_than_no_time() -> None:
+def test_an_unknown_beginning_gives_no_interval_and_no_duration_is_negative() -> None:
     assert _ended(TURN[5:6] + TURN[6:]) == [
         Interval(IntervalKind.CALL, "s1", 1, 1, 1, "c1", 15.0, 19.0, outcome="ok")
     ]
     assert Interval(IntervalKind.TURN, "s1", 1, 0, 0, "", 10.0, 9.0).seconds == 0.0
 
 
-def test_what_never_ends_is_forgotten() -> None:
+def test_intervals_that_never_end_are_dropped() -> None:
     intervals = Intervals()
     for number in range(OPEN_MAX + 10):
         list(intervals.add(f"s{number}", TURN[0]))

@@ -1,4 +1,6 @@
-"""What an upstream's agent wants leave for in the middle of its answer: one question, one answer, used once."""
+"""Permissions that an upstream agent requests in the middle of its answer: one question, one answer, used
+once.
+"""
 
 from __future__ import annotations
 
@@ -81,15 +83,15 @@ def refused(state: TurnState, command: Answer | UseAnswer) -> str:
 
 
 @spec("TURN-77")
-def test_a_question_holds_all_that_a_person_must_be_shown_and_the_agent_waits() -> None:
+def test_a_question_has_all_information_for_the_person_and_the_agent_waits() -> None:
     records, state = decided(told(say()), wants())
     assert records == (ASKED,)
     assert is_waiting(state)
-    assert pending_work(state) == (MODEL,)  # the agent waits in there, for as long as people take
+    assert pending_work(state) == (MODEL,)  # The agent waits inside, for as long as people take.
 
 
 @spec("TURN-79")
-def test_an_answer_is_on_disk_then_its_use_and_only_then_the_agent_is_told() -> None:
+def test_an_answer_and_its_use_are_synced_before_the_agent_receives_it() -> None:
     records, state = decided(told(say(), wants()), allows())
     assert records == (ALLOWED,)
     assert pending_work(state) == (MODEL, TELL)
@@ -106,13 +108,13 @@ def test_an_answer_is_used_once() -> None:
     state = told(say(), wants(), allows(), USE)
     assert refused(state, USE) == "question_closed"
     assert refused(state, allows()) == "question_closed"
-    # The same once more is another question.
+    # A repetition is another question.
     again, _ = decided(state, wants("leave-2"))
     assert [type(each) for each in again] == [QuestionAsked]
 
 
 @spec("TURN-79")
-def test_nothing_is_used_that_nobody_decided_or_that_came_too_late() -> None:
+def test_an_answer_that_is_missing_or_late_cannot_be_used() -> None:
     waiting = told(say(), wants())
     assert refused(waiting, USE) == "question_closed"
     for state in (told(say(), wants(), allows(), Cancel()), told(say(), asks(writes("a")))):
@@ -123,7 +125,7 @@ def test_nothing_is_used_that_nobody_decided_or_that_came_too_late() -> None:
 
 
 @spec("TURN-77", "TURN-33")
-def test_an_answer_is_bound_to_what_was_shown_and_the_first_one_stands() -> None:
+def test_an_answer_is_bound_to_the_shown_arguments_and_the_first_one_stands() -> None:
     waiting = told(say(), wants())
     assert refused(waiting, allows(digest="of other arguments")) == "answer_mismatch"
     assert refused(waiting, allows(choice=Choice.RERUN)) == "answer_mismatch"
@@ -132,7 +134,7 @@ def test_an_answer_is_bound_to_what_was_shown_and_the_first_one_stands() -> None
 
 
 @spec("TURN-81")
-def test_other_arguments_are_a_json_object_and_only_where_the_agent_takes_them() -> None:
+def test_changed_arguments_are_a_json_object_and_accepted_only_where_the_agent_supports_them() -> None:
     edited = '{"path": "b"}'
     records, _ = decided(told(say(), wants()), allows(arguments=edited))
     assert isinstance(records[0], QuestionAnswered)
@@ -147,7 +149,7 @@ def test_other_arguments_are_a_json_object_and_only_where_the_agent_takes_them()
 
 
 @spec("TURN-80")
-def test_whatever_ends_the_attempt_closes_its_questions_first() -> None:
+def test_the_end_of_an_attempt_closes_its_questions_first() -> None:
     waiting = told(say(), wants())
     ended, state = decided(waiting, Cancel())
     assert ended == (
@@ -171,19 +173,19 @@ def test_whatever_ends_the_attempt_closes_its_questions_first() -> None:
 
 
 @spec("TURN-80")
-def test_an_agent_that_goes_on_without_an_answer_closes_its_question() -> None:
+def test_an_agent_that_continues_without_an_answer_closes_its_question() -> None:
     dropped = PermissionWithdrawn(AttemptRef(1, 1, 1), "leave-1")
     records, state = decided(told(say(), wants()), dropped)
     assert records == (WITHDRAWN,)
     assert refused(state, allows()) == "question_closed"
     assert decided(state, dropped) == ((), state)
-    # Decided, and the agent no longer there to hear it: nothing of it is left.
+    # Decided, and the agent is no longer there to receive it: nothing of it is left.
     _, state = decided(told(say(), wants(), allows()), dropped)
     assert pending_work(state) == (MODEL,)
 
 
 @spec("TURN-80")
-def test_when_its_time_is_over_the_agent_is_told_that_nobody_answered() -> None:
+def test_the_agent_is_informed_when_the_time_for_an_answer_is_over() -> None:
     waiting = told(say(), wants(answer_s=60.0))
     assert pending_work(waiting) == (MODEL, AwaitPerson(CallRef(1, 1, "leave-1"), AT + 60.0))
     expired = QuestionExpired(CallRef(1, 1, "leave-1"))
@@ -206,7 +208,7 @@ def test_a_new_node_closes_the_question_and_begins_the_next_attempt_however_long
 
 
 @spec("TURN-79")
-def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question_once() -> None:
+def test_an_undelivered_answer_holds_once_for_the_same_question_of_the_next_attempt() -> None:
     cut = after(told(say(), wants(), allows(text="go", by="ann")), EpochStarted(2, "next", AT), epoch=2)
     _, state = decided(cut, Recover(), epoch=2)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
@@ -227,11 +229,11 @@ def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question
         AnswerAgent(AttemptRef(1, 1, 2), "leave-2"),
     )
     again, _ = decided(state, wants("leave-3", attempt=2), epoch=2)
-    assert [type(each) for each in again] == [QuestionAsked]  # used up
+    assert [type(each) for each in again] == [QuestionAsked]  # Used up.
 
 
 @spec("TURN-79")
-def test_what_expired_is_asked_again() -> None:
+def test_an_expired_question_is_asked_again() -> None:
     waiting = told(say(), wants(answer_s=60.0))
     _, expired = decided(waiting, QuestionExpired(CallRef(1, 1, "leave-1")), at=AT + 60.0)
     _, state = decided(expired, fails(), at=AT + 61.0)
@@ -240,7 +242,7 @@ def test_what_expired_is_asked_again() -> None:
 
 
 @spec("TURN-78")
-def test_the_time_of_a_turn_does_not_run_while_people_take_theirs() -> None:
+def test_the_time_limit_of_a_turn_is_paused_while_people_decide() -> None:
     said = SendMessage(say().message, timeout_s=100.0)
     _, state = decided(told(said), wants(), at=AT + 10.0)
     _, state = decided(state, wants("leave-2"), at=AT + 20.0)
@@ -252,7 +254,7 @@ def test_the_time_of_a_turn_does_not_run_while_people_take_theirs() -> None:
 
 
 @spec("TURN-77")
-def test_an_agent_that_asks_without_end_is_refused() -> None:
+def test_an_agent_that_asks_endlessly_is_refused() -> None:
     state = told(say(), *(wants(f"leave-{number}") for number in range(QUESTIONS_MAX)))
     with pytest.raises(Refused, match="64 questions already wait"):
         decide(state, wants("one more"), epoch=1, at=AT)
@@ -260,7 +262,7 @@ def test_an_agent_that_asks_without_end_is_refused() -> None:
 
 @given(lives())
 @spec("TURN-79")
-def test_whatever_happens_no_answer_is_used_twice_nor_one_that_nobody_gave(life: Life) -> None:
+def test_no_answer_is_used_twice_or_without_a_person(life: Life) -> None:
     used = Counter(record.call_id for _, record in life.journal if isinstance(record, AnswerUsed))
     given_once = {record.call_id for _, record in life.journal if isinstance(record, QuestionAnswered)}
     late = {
@@ -272,7 +274,7 @@ def test_whatever_happens_no_answer_is_used_twice_nor_one_that_nobody_gave(life:
         record.repeats for _, record in life.journal if isinstance(record, QuestionAsked) and record.repeats
     )
     assert set((used | repeated).values()) <= {1}
-    assert not set(used) & set(repeated)  # used up here, or handed on to one question: never both
+    assert not set(used) & set(repeated)  # Used up here, or handed on to one question: never both.
     assert set(used) <= given_once | late
     assert set(repeated) <= given_once
 

@@ -1,4 +1,4 @@
-"""The calls of one response where people, probes and policies have a say."""
+"""The calls of one response that depend on people, probes and policies."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ DIGEST = digest_of("work", "{}")
 
 
 def _found_by_the_next_node(*plans: CallPlan, at: float = AT) -> TurnState:
-    """Let a batch run, and another node find it."""
+    """Run a batch, and let another node recover it."""
     state = after(told(say(), asks(*plans)), EpochStarted(2, "next", AT), epoch=2)
     return decided(state, Recover(), epoch=2, at=at)[1]
 
@@ -84,7 +84,7 @@ def _found_by_the_next_node(*plans: CallPlan, at: float = AT) -> TurnState:
 
 
 @spec("TURN-32")
-def test_a_call_that_needs_approval_waits_and_owes_nothing() -> None:
+def test_a_call_that_needs_approval_waits_without_pending_work() -> None:
     records, state = decided(told(say()), asks(needs_approval("a"), reads("b")))
     assert [type(record) for record in records] == [ResponseCompleted, QuestionAsked]
     assert records[1] == QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?")
@@ -92,7 +92,7 @@ def test_a_call_that_needs_approval_waits_and_owes_nothing() -> None:
 
 
 @spec("TURN-32")
-def test_all_approvals_are_asked_at_once_and_calls_keep_their_order() -> None:
+def test_all_approvals_are_requested_at_once_and_calls_keep_their_order() -> None:
     _, state = decided(told(say()), asks(needs_approval("a"), needs_approval("b")))
     _, state = decided(state, responses("b", Choice.ALLOW))
     assert pending_work(state) == ()
@@ -106,13 +106,13 @@ def test_all_approvals_are_asked_at_once_and_calls_keep_their_order() -> None:
 
 
 @spec("TURN-32")
-def test_reading_calls_before_it_do_not_wait_for_a_person() -> None:
+def test_earlier_calls_without_effects_do_not_wait_for_a_person() -> None:
     _, state = decided(told(say()), asks(reads("a"), needs_approval("b")))
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1),)
 
 
 @spec("TURN-33")
-def test_what_is_declined_is_told_to_the_model_with_the_reason() -> None:
+def test_the_model_receives_a_denial_with_its_reason() -> None:
     records, state = decided(told(say(), asks(needs_approval("a"))), responses("a", Choice.DENY, "too dear"))
     assert (
         CallEnded(1, 1, ToolResult("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT)
@@ -122,7 +122,7 @@ def test_what_is_declined_is_told_to_the_model_with_the_reason() -> None:
 
 
 @spec("TURN-33")
-def test_a_person_may_change_the_arguments_and_the_model_is_told() -> None:
+def test_a_person_may_change_the_arguments_and_the_model_is_informed() -> None:
     answer = responses("a", Choice.ALLOW, arguments='{"amount": 1}')
     records, state = decided(told(say(), asks(needs_approval("a"))), answer)
     assert records[-1] == CallStarted(1, 1, "a", 1, AT, arguments='{"amount": 1}')
@@ -135,7 +135,7 @@ def test_a_person_may_change_the_arguments_and_the_model_is_told() -> None:
 
 
 @spec("TURN-33")
-def test_an_answer_is_bound_to_the_arguments_it_was_shown() -> None:
+def test_an_answer_is_bound_to_the_shown_arguments() -> None:
     state = told(say(), asks(needs_approval("a")))
     other = responses("a", Choice.ALLOW)
     other = type(other)(CallRef(1, 1, "a"), digest_of("work", '{"amount": 1000}'), Choice.ALLOW)
@@ -146,7 +146,7 @@ def test_an_answer_is_bound_to_the_arguments_it_was_shown() -> None:
 
 @spec("TURN-33")
 @pytest.mark.parametrize("choice", [Choice.RESPOND, Choice.HAPPENED, Choice.RERUN, Choice.SKIP])
-def test_a_question_takes_only_its_own_answers(choice: Choice) -> None:
+def test_a_question_accepts_only_its_own_kinds_of_answers(choice: Choice) -> None:
     with pytest.raises(Refused) as refused:
         decide(told(say(), asks(needs_approval("a"))), responses("a", choice), epoch=1, at=AT)
     assert isinstance(refused.value.error, AnswerMismatchError)
@@ -163,7 +163,7 @@ def test_a_question_is_answered_once(choice: Choice) -> None:
 
 @spec("TURN-33")
 @pytest.mark.parametrize("state", [Idle(), told(say()), told(say(), asks(writes("a")), Cancel())], ids=repr)
-def test_nobody_can_answer_what_nobody_asked(state: TurnState) -> None:
+def test_an_answer_without_a_question_is_refused(state: TurnState) -> None:
     with pytest.raises(Refused) as refused:
         decide(state, responses("a", Choice.ALLOW), epoch=1, at=AT)
     assert isinstance(refused.value.error, QuestionClosedError)
@@ -198,7 +198,7 @@ def test_a_permission_is_used_up_by_the_start() -> None:
 
 
 @spec("TURN-8", "TURN-32")
-def test_a_cancel_closes_what_waits_for_a_person() -> None:
+def test_a_cancel_closes_calls_that_wait_for_a_person() -> None:
     records, state = decided(told(say(), asks(needs_approval("a"))), Cancel())
     assert CallEnded(1, 1, ToolResult("a", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT) in records
     assert state == Idle()
@@ -208,7 +208,7 @@ def test_a_cancel_closes_what_waits_for_a_person() -> None:
 
 
 @spec("TURN-32")
-def test_a_question_is_answered_in_words() -> None:
+def test_a_text_answers_a_question() -> None:
     records, state = decided(told(say()), asks(at_person("a"), reads("b")))
     assert QuestionAsked(1, 1, "a", QuestionKind.QUESTION, DIGEST, AT, "Which one?") in records
     assert pending_work(state) == (RunCall(CallRef(1, 1, "b"), 1),)
@@ -217,7 +217,7 @@ def test_a_question_is_answered_in_words() -> None:
 
 
 @spec("TURN-34")
-def test_a_question_nobody_answers_is_closed() -> None:
+def test_an_unanswered_question_is_closed() -> None:
     state = told(say(), asks(at_person("a", answer_s=60.0)))
     records = decide(state, QuestionExpired(CallRef(1, 1, "a")), epoch=1, at=AT + 60.0)
     assert records[0] == CallEnded(1, 1, ToolResult("a", NO_RESPONSE_CONTENT, Outcome.CANCELLED), AT + 60.0)
@@ -235,7 +235,9 @@ def test_a_question_nobody_answers_is_closed() -> None:
         (Choice.SKIP, "", unknown("a", SKIPPED_CONTENT)),
     ],
 )
-def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str, result: ToolResult) -> None:
+def test_a_held_call_gets_the_outcome_that_a_person_states(
+    choice: Choice, text: str, result: ToolResult
+) -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.HOLD))
     records, state = decided(state, responses("a", choice, text), epoch=2)
     assert CallEnded(1, 1, result, AT) in records
@@ -243,7 +245,7 @@ def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str
 
 
 @spec("TURN-36")
-def test_a_held_call_runs_again_where_a_person_says_so() -> None:
+def test_a_held_call_runs_again_where_a_person_permits_it() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.HOLD), writes("b"))
     assert pending_work(state) == ()
     _, state = decided(state, responses("a", Choice.RERUN), epoch=2)
@@ -251,7 +253,7 @@ def test_a_held_call_runs_again_where_a_person_says_so() -> None:
 
 
 @spec("TURN-37")
-def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
+def test_a_call_in_doubt_is_probed_and_gets_the_found_outcome() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE), writes("b"))
     assert pending_work(state) == (ProbeCall(CallRef(1, 1, "a")),)
     _, state = decided(state, CallProbed(CallRef(1, 1, "a"), ToolResult("a", "sent")), epoch=2)
@@ -259,7 +261,7 @@ def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
 
 
 @spec("TURN-37")
-def test_what_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
+def test_a_call_that_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
     for run in range(2, RERUNS_MAX + 2):
         _, state = decided(state, CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=run)
@@ -271,14 +273,14 @@ def test_what_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
 
 
 @spec("TURN-37")
-def test_where_the_outside_world_cannot_tell_the_outcome_is_unknown() -> None:
+def test_the_outcome_is_unknown_where_a_probe_cannot_find_it() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
     records, _ = decided(state, CallProbed(CallRef(1, 1, "a")), epoch=2)
     assert CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT) in records
 
 
 @spec("TURN-37", "TURN-17")
-def test_an_node_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
+def test_a_node_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
     state = after(state, EpochStarted(3, "third", AT), epoch=3)
     records, state = decided(state, Recover(), epoch=3)
@@ -287,7 +289,7 @@ def test_an_node_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
 
 
 @spec("TURN-37", "TURN-35")
-def test_what_needs_approval_and_did_not_happen_is_asked_anew() -> None:
+def test_a_call_with_approval_that_did_not_happen_needs_a_new_approval() -> None:
     state = told(say(), asks(needs_approval("a", OnDoubt.PROBE)), responses("a", Choice.ALLOW))
     state = after(state, EpochStarted(2, "next", AT), epoch=2)
     _, state = decided(state, Recover(), epoch=2)
@@ -299,7 +301,7 @@ def test_what_needs_approval_and_did_not_happen_is_asked_anew() -> None:
 
 @spec("TURN-9", "TURN-37")
 @pytest.mark.parametrize("plan", [writes("a"), writes("a", OnDoubt.HOLD)], ids=["unknown", "hold"])
-def test_a_probe_of_what_is_not_being_probed_changes_nothing(plan: CallPlan) -> None:
+def test_the_result_of_a_probe_of_another_call_changes_nothing(plan: CallPlan) -> None:
     assert decide(told(say(), asks(plan)), CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=1, at=AT) == ()
     state = _found_by_the_next_node(plan)
     assert decide(state, CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=2, at=AT) == ()
@@ -319,7 +321,7 @@ def test_a_cancel_leaves_a_call_in_doubt_unknown() -> None:
 
 
 @spec("TURN-13")
-def test_what_is_one_transaction_with_its_outcome_runs_again() -> None:
+def test_a_call_in_the_transaction_of_its_outcome_runs_again() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.IN_TRANSACTION))
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 2),)
 
@@ -328,7 +330,7 @@ def test_what_is_one_transaction_with_its_outcome_runs_again() -> None:
 
 
 @spec("TURN-38")
-def test_a_running_tool_says_how_far_it_is() -> None:
+def test_a_running_tool_reports_its_progress() -> None:
     state = told(say(), asks(writes("a"), writes("b")))
     records, after_it = decided(state, CallProgress(CallRef(1, 1, "a"), 1, "half way"))
     assert records == (CallProgressed(1, 1, "a", 1, "half way", AT),)
@@ -337,17 +339,18 @@ def test_a_running_tool_says_how_far_it_is() -> None:
 
 
 @spec("TURN-6")
-def test_the_last_answer_of_people_and_tools_commits_the_step() -> None:
+def test_the_last_outcome_of_people_and_tools_commits_the_step() -> None:
     state = told(say(), asks(at_person("a"), reads("b")), ended("b"))
     records, _ = decided(state, responses("a", Choice.RESPOND, "yes"))
     assert records[-2:] == (StepCommitted(1, 1), AttemptStarted(1, 2, 1, AT))
 
 
-# --- outcomes that cannot be read any more -------------------------------------------------------------------------
+# --- unreadable outcomes
+# ------------------------------------------------------------------------------------------
 
 
 def _lost(plan: CallPlan, *, at: float = AT) -> TurnState:
-    """Let two calls run, lose the outcome of the first, and let another node find it."""
+    """Run two calls, lose the outcome of the first, and let another node recover."""
     began = told(say(), asks(plan, reads("b")))
     state = after(began, OutcomeDamaged(1, 1, plan.call_id), EpochStarted(2, "next", AT), epoch=2)
     return decided(state, Recover(), epoch=2, at=at)[1]
@@ -363,7 +366,7 @@ def _lost(plan: CallPlan, *, at: float = AT) -> TurnState:
         (OnDoubt.RERUN, Site.SERVER, None),
     ],
 )
-def test_a_call_whose_outcome_was_lost_is_in_doubt_and_one_that_surely_happened_does_not_run_again(
+def test_a_call_with_a_lost_outcome_is_in_doubt_and_does_not_run_again_if_it_surely_happened(
     on_doubt: OnDoubt, site: Site, content: str | None
 ) -> None:
     state = _lost(CallPlan("a", DIGEST, site, has_effects=False, on_doubt=on_doubt))
@@ -377,7 +380,7 @@ def test_a_call_whose_outcome_was_lost_is_in_doubt_and_one_that_surely_happened_
 
 
 @spec("TURN-72")
-def test_a_lost_outcome_of_a_step_that_was_committed_leaves_the_history_whole() -> None:
+def test_a_lost_outcome_of_a_committed_step_leaves_the_history_complete() -> None:
     began = told(say(), asks(reads("a"), reads("b")))
     lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, ToolResult("b", "it says"), AT))
     step = step_of(lost)
@@ -387,13 +390,13 @@ def test_a_lost_outcome_of_a_step_that_was_committed_leaves_the_history_whole() 
 
 @spec("TURN-72")
 @pytest.mark.parametrize("place", [(1, 2), (2, 1)])
-def test_a_lost_outcome_of_elsewhere_says_nothing_about_this_batch(place: tuple[int, int]) -> None:
+def test_a_lost_outcome_of_another_batch_does_not_affect_this_one(place: tuple[int, int]) -> None:
     began = told(say(), asks(reads("a")))
     assert after(began, OutcomeDamaged(*place, "a")) == began
 
 
 @spec("TURN-67")
-def test_a_start_in_a_transaction_need_not_reach_the_disk_first() -> None:
+def test_a_start_in_a_transaction_need_not_be_synced_first() -> None:
     plan = CallPlan("a", DIGEST, on_doubt=OnDoubt.IN_TRANSACTION)
     records, _ = decided(told(say()), asks(plan))
     assert CallStarted(1, 1, "a", 1, AT, has_effects=False) in records

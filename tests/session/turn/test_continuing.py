@@ -1,4 +1,4 @@
-"""Responses that their provider keeps: taken up where they were cut, or asked for anew; and silence that is told."""
+"""Responses that their provider keeps: continued after a cut, or requested again; and reports of silence."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _recovered(state: TurnState, *, epoch: int = 2) -> tuple[tuple[object, ...],
 
 
 @spec("TURN-61")
-def test_where_a_response_is_kept_is_in_the_journal_once() -> None:
+def test_the_token_of_a_kept_response_is_recorded_once() -> None:
     records, state = decided(told(say()), kept())
     assert records == (AttemptResumable(1, 1, 1, "resp_1"),)
     assert decide(state, kept(), epoch=1, at=AT) == ()
@@ -54,7 +54,7 @@ def test_where_a_response_is_kept_is_in_the_journal_once() -> None:
 
 
 @spec("TURN-61")
-def test_a_cut_response_that_is_kept_goes_on_as_the_same_attempt() -> None:
+def test_a_cut_response_that_is_kept_continues_as_the_same_attempt() -> None:
     records, state = decided(told(say(), kept(), heard("Half a ")), breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), not_before=AT + 1.0, continued=1),)
@@ -67,7 +67,7 @@ def test_a_cut_response_that_is_kept_goes_on_as_the_same_attempt() -> None:
 
 
 @spec("TURN-61")
-def test_a_new_node_takes_up_a_response_that_is_kept() -> None:
+def test_a_new_node_continues_a_kept_response() -> None:
     records, state = _recovered(told(say(), kept(), heard("Half a ")))
     assert records == (AttemptContinued(1, 1, 1, 1, AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), continued=1),)
@@ -88,7 +88,7 @@ def test_a_new_node_takes_up_a_response_that_is_kept() -> None:
     ],
     ids=["mute", "in the middle", "another node"],
 )
-def test_a_response_that_the_provider_forgot_is_asked_for_anew_at_once(state: TurnState) -> None:
+def test_a_response_that_the_provider_lost_is_requested_again_at_once(state: TurnState) -> None:
     records, state = decided(state, forgets(), epoch=2)
     assert records == (AttemptStarted(1, 1, 2, AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
@@ -97,7 +97,7 @@ def test_a_response_that_the_provider_forgot_is_asked_for_anew_at_once(state: Tu
 
 
 @spec("TURN-62")
-def test_a_continuation_that_brings_nothing_new_is_not_tried_twice() -> None:
+def test_a_continuation_without_new_content_is_not_tried_twice() -> None:
     state = told(say(), kept(), heard("Half a "), breaks())
     records, state = decided(state, breaks())
     assert records == (FAILED, AttemptStarted(1, 1, 2, AT, not_before=AT + 2.0))
@@ -108,7 +108,7 @@ def test_a_continuation_that_brings_nothing_new_is_not_tried_twice() -> None:
 
 
 @spec("TURN-62", "TURN-4")
-def test_cuts_and_forgetting_are_bounded_like_other_failures() -> None:
+def test_cuts_and_lost_responses_are_bounded_like_other_failures() -> None:
     state: TurnState = told(say())
     for number in range(MODEL_ATTEMPTS_MAX):
         attempt = number + 1
@@ -118,7 +118,7 @@ def test_cuts_and_forgetting_are_bounded_like_other_failures() -> None:
 
 
 @spec("TURN-62")
-def test_what_the_provider_ended_itself_is_asked_for_anew() -> None:
+def test_a_response_that_the_provider_ended_is_requested_again() -> None:
     records, _ = decided(told(say(), kept(), heard("Half")), fails())
     assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
 
@@ -133,7 +133,7 @@ def test_without_a_token_a_cut_attempt_is_repeated() -> None:
 
 
 @spec("TURN-65")
-def test_silence_of_a_model_is_told_and_changes_nothing() -> None:
+def test_silence_of_a_model_is_recorded_and_changes_nothing() -> None:
     before = told(say(), heard("Half"))
     records, state = decided(before, Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 15.0))
     assert records == (StallNoticed(1, 1, StalledOn.BETWEEN_TOKENS, 15.0, AT),)
@@ -144,7 +144,7 @@ def test_silence_of_a_model_is_told_and_changes_nothing() -> None:
 
 
 @spec("TURN-65")
-def test_silence_of_a_tool_is_told_and_changes_nothing() -> None:
+def test_silence_of_a_tool_is_recorded_and_changes_nothing() -> None:
     before = told(say(), asks(reads("a")))
     records, state = decided(before, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"))
     assert records == (StallNoticed(1, 1, StalledOn.TOOL, 60.0, AT, "a"),)
@@ -162,6 +162,6 @@ def test_silence_of_a_tool_is_told_and_changes_nothing() -> None:
     ],
     ids=["idle", "another call", "cancelling", "model"],
 )
-def test_silence_of_what_is_over_is_not_told(state: TurnState) -> None:
+def test_silence_of_finished_work_is_not_recorded(state: TurnState) -> None:
     assert decide(state, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"), epoch=1, at=AT) == ()
     assert decide(state, Stalled(1, 2, StalledOn.FIRST_TOKEN, 60.0), epoch=1, at=AT) == ()

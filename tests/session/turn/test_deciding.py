@@ -1,4 +1,4 @@
-"""The turn, told as stories: one for each edge of the machine."""
+"""The turn, as stories: one for each edge of the machine."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_response_without_calls_ends_the_turn_in_one_append() -> None:
 
 @spec("TURN-3", "TURN-9")
 @pytest.mark.parametrize("other", [{"turn": 2}, {"response": 2}, {"attempt": 2}, {"attempt": 0}])
-def test_what_another_attempt_says_changes_nothing(other: dict[str, int]) -> None:
+def test_output_of_another_attempt_changes_nothing(other: dict[str, int]) -> None:
     state = told(say())
     assert decide(state, heard("x", **other), epoch=1, at=AT) == ()
     assert decide(state, answers("x", **other), epoch=1, at=AT) == ()
@@ -145,7 +145,7 @@ def test_what_another_attempt_says_changes_nothing(other: dict[str, int]) -> Non
 
 
 @spec("TURN-4")
-def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
+def test_a_failed_attempt_is_retried_after_a_pause() -> None:
     records, state = decided(told(say(), heard("half")), fails())
     assert records == (
         AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
@@ -165,7 +165,7 @@ def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
 
 
 @spec("TURN-25")
-def test_where_the_conversation_is_too_long_the_model_is_asked_again_with_less() -> None:
+def test_a_conversation_that_is_too_long_is_shortened_and_the_request_repeated() -> None:
     records, state = decided(told(say(), heard("half")), overflows(2))
     assert records == (
         AttemptFailed(1, 1, 1, "context_overflow", "too long", AT),
@@ -176,7 +176,7 @@ def test_where_the_conversation_is_too_long_the_model_is_asked_again_with_less()
 
 
 @spec("TURN-25")
-def test_a_second_overflow_of_one_model_call_ends_the_turn_and_says_why() -> None:
+def test_a_second_overflow_of_one_model_call_ends_the_turn_with_its_reason() -> None:
     records, state = decided(told(say(), overflows(2)), overflows(4, attempt=2))
     end = records[-1]
     assert isinstance(end, TurnEnded)
@@ -187,7 +187,7 @@ def test_a_second_overflow_of_one_model_call_ends_the_turn_and_says_why() -> Non
 
 
 @spec("TURN-25")
-def test_where_nothing_can_be_left_out_the_turn_ends_at_once() -> None:
+def test_the_turn_ends_at_once_where_nothing_can_be_left_out() -> None:
     records, _ = decided(told(say()), overflows(None))
     end = records[-1]
     assert isinstance(end, TurnEnded)
@@ -203,26 +203,26 @@ def test_each_model_call_may_be_shortened_once() -> None:
 
 
 @spec("TURN-25")
-def test_a_shortened_request_has_all_its_tries() -> None:
+def test_a_shortened_request_has_all_its_attempts() -> None:
     state = told(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
     _, state = decided(state, fails(attempt=4))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 5), not_before=AT + 1.0),)
 
 
 @spec("TURN-4")
-def test_a_provider_that_asks_for_more_time_gets_it() -> None:
+def test_a_longer_pause_requested_by_the_provider_is_kept() -> None:
     _, state = decided(told(say()), fails(retry_after_s=30.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + 30.0),)
 
 
 @spec("TURN-4", "TURN-21")
-def test_no_provider_makes_a_turn_wait_for_hours() -> None:
+def test_the_pause_requested_by_a_provider_is_bounded() -> None:
     _, state = decided(told(say()), fails(retry_after_s=86_400.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + RETRY_AFTER_MAX_S),)
 
 
 @spec("TURN-4", "TURN-19")
-def test_a_failure_that_will_not_heal_ends_the_turn_and_keeps_what_was_shown() -> None:
+def test_a_permanent_failure_ends_the_turn_and_keeps_the_shown_text() -> None:
     records, state = decided(told(say(), heard("Half a sen")), fails(retriable=False))
     assert records == (
         AttemptFailed(1, 1, 1, "model_rejected", "it broke", AT),
@@ -234,14 +234,14 @@ def test_a_failure_that_will_not_heal_ends_the_turn_and_keeps_what_was_shown() -
 
 
 @spec("TURN-3", "TURN-16")
-def test_words_of_an_attempt_that_failed_are_not_kept_with_the_next() -> None:
+def test_text_of_a_failed_attempt_is_not_kept_with_the_next() -> None:
     state = told(say(), heard("wrong"), fails(), heard("right", attempt=2))
     records, _ = decided(state, Cancel())
     assert records[1] == ResponseCompleted(1, 1, 2, Response((Text("right"),), Finish.INTERRUPTED), AT)
 
 
 @spec("TURN-20")
-def test_an_agent_that_loops_is_stopped() -> None:
+def test_a_turn_ends_at_the_limit_of_model_calls() -> None:
     state: TurnState = AwaitingModel(1, MODEL_CALLS_MAX, attempt=1, epoch=1)
     _, state = decided(state, asks(reads("a"), response=MODEL_CALLS_MAX))
     records, state = decided(state, ended("a", response=MODEL_CALLS_MAX))
@@ -290,13 +290,13 @@ def test_calls_with_effects_run_alone_and_in_order() -> None:
 
 
 @spec("TURN-10")
-def test_the_start_of_the_next_call_stands_in_the_append_of_the_outcome_before_it() -> None:
+def test_the_start_of_the_next_call_is_in_the_append_of_the_outcome_before_it() -> None:
     records, _ = decided(told(say(), asks(writes("a"), writes("b"))), ended("a"))
     assert records == (CallEnded(1, 1, ToolResult("a", "done"), AT), CallStarted(1, 1, "b", 1, AT))
 
 
 @spec("TURN-11")
-def test_a_call_that_cannot_run_is_answered_and_the_others_go_on() -> None:
+def test_a_call_that_cannot_run_gets_an_error_and_the_others_continue() -> None:
     records, state = decided(told(say()), asks(impossible("a"), writes("b")))
     assert records[1:] == (
         CallEnded(1, 1, ToolResult("a", "There is no such tool.", Outcome.ERROR), AT),
@@ -306,7 +306,7 @@ def test_a_call_that_cannot_run_is_answered_and_the_others_go_on() -> None:
 
 
 @spec("TURN-11", "TURN-6")
-def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
+def test_the_model_is_called_again_at_once_where_no_call_can_run() -> None:
     records, state = decided(told(say()), asks(impossible("a")))
     assert [type(record) for record in records] == [
         ResponseCompleted,
@@ -337,7 +337,7 @@ def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
     ids=repr,
 )
 def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> None:
-    """`a` has ended, `b` waits for `c`: nobody may speak for either."""
+    """`a` has ended, `b` waits for `c`: neither accepts an outcome."""
     state = told(say(), asks(reads("a"), reads("c"), writes("b")), ended("a"))
     assert decide(state, late, epoch=1, at=AT) == ()
 
@@ -357,7 +357,7 @@ def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> Non
     ],
     ids=repr,
 )
-def test_after_the_end_nothing_but_a_message_means_anything(late: Command) -> None:
+def test_an_ended_turn_ignores_all_commands_but_a_message(late: Command) -> None:
     assert decide(told(say(), answers()), late, epoch=1, at=AT) == ()
 
 
@@ -385,7 +385,7 @@ def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
 
 
 @spec("TURN-8", "TURN-19")
-def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
+def test_a_cancel_during_a_model_call_ends_the_turn_at_once() -> None:
     records, state = decided(told(say(), heard("Once upon", " a time")), Cancel())
     assert records == (
         CancelRequested(1, AT, deadline_at=AT),
@@ -397,7 +397,7 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
 
 
 @spec("TURN-8", "REUSE-55")
-def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown() -> None:
+def test_a_call_running_upstream_at_a_cancel_is_recorded_as_unknown() -> None:
     runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
     deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
     records, _ = decided(told(say(), ModelStreamed(AttemptRef(1, 1, 1), deltas)), Cancel())
@@ -407,7 +407,7 @@ def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown
 
 
 @spec("TURN-8")
-def test_a_cancel_before_the_first_word_leaves_no_empty_response() -> None:
+def test_a_cancel_before_the_first_token_leaves_no_empty_response() -> None:
     records, _ = decided(told(say()), Cancel(turn=1))
     assert records == (CancelRequested(1, AT, deadline_at=AT), TurnEnded(1, TurnStatus.CANCELLED, AT))
 
@@ -435,7 +435,7 @@ def test_an_outcome_during_a_cancel_is_kept() -> None:
 
 
 @spec("TURN-7")
-def test_a_cancel_waits_for_every_tool_that_runs() -> None:
+def test_a_cancel_waits_for_every_running_tool() -> None:
     state = told(say(), asks(reads("a"), reads("b")), Cancel())
     records, state = decided(state, ended("b"))
     assert records == (CallEnded(1, 1, ToolResult("b", "done"), AT),)
@@ -443,7 +443,7 @@ def test_a_cancel_waits_for_every_tool_that_runs() -> None:
 
 
 @spec("TURN-8")
-def test_a_tool_that_does_not_stop_is_left_behind() -> None:
+def test_a_tool_that_does_not_stop_is_abandoned() -> None:
     state = told(say(), asks(reads("a"), reads("b"), writes("c")), ended("b"), Cancel())
     assert decide(state, CancelExpired(2), epoch=1, at=AT) == ()
 
@@ -461,12 +461,12 @@ def test_a_tool_that_does_not_stop_is_left_behind() -> None:
 @pytest.mark.parametrize(
     "late", [Cancel(), Cancel(1), heard("x"), answers(), fails(), CallExpired(CallRef(1, 1, "a"))], ids=repr
 )
-def test_during_a_cancel_nothing_else_matters(late: Command) -> None:
+def test_during_a_cancel_all_other_commands_are_ignored(late: Command) -> None:
     assert decide(told(say(), asks(writes("a")), Cancel()), late, epoch=1, at=AT) == ()
 
 
 @spec("TURN-8")
-def test_a_cancel_waits_for_no_client() -> None:
+def test_a_cancel_does_not_wait_for_a_client() -> None:
     records, state = decided(told(say(), asks(at_client("a"))), Cancel())
     assert [type(record) for record in records] == [CancelRequested, CallEnded, StepCommitted, TurnEnded]
     assert records[1] == CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT)
@@ -488,7 +488,7 @@ def test_a_cut_model_call_is_announced_again() -> None:
 
 
 @spec("TURN-18")
-def test_a_response_is_asked_for_again_however_many_nodes_die_meanwhile() -> None:
+def test_a_response_is_requested_again_however_many_nodes_die() -> None:
     state = told(say(), heard("boom"))
     for epoch in range(2, 20):
         records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
@@ -497,7 +497,7 @@ def test_a_response_is_asked_for_again_however_many_nodes_die_meanwhile() -> Non
 
 
 @spec("TURN-85", "TURN-19")
-def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_what_was_finished() -> None:
+def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_its_finished_parts() -> None:
     suspect = Recover(is_suspect=True)
     records, _ = decided(_taken_over(told(say(), heard("boom"))), suspect, epoch=2)
     assert records == (
@@ -533,7 +533,7 @@ def _ran(outcome: Outcome | None, *, response: int = 1) -> ModelStreamed:
     ],
     ids=["words", "a call that ended", "a call in doubt"],
 )
-def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
+def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_request(
     said: ModelStreamed, part: ResponsePart
 ) -> None:
     cut = (
@@ -552,7 +552,7 @@ def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
 
 
 @spec("TURN-83")
-def test_an_agent_that_only_thought_or_a_plain_model_is_asked_the_same_again() -> None:
+def test_an_agent_that_only_thought_or_a_plain_model_gets_the_same_request_again() -> None:
     thought = ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "hm"),))
     for state in (told(say(), _judged(), thought), told(say(), heard("hel"))):
         records, _ = decided(_taken_over(state), Recover(), epoch=2)
@@ -574,7 +574,7 @@ def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_mode
 
 
 @spec("TURN-18")
-def test_a_turn_that_lay_too_long_is_ended() -> None:
+def test_a_turn_left_for_too_long_is_ended() -> None:
     late = AT + LOOK_BACK_S + 1
     records, state = decided(_taken_over(told(say())), Recover(), epoch=2, at=late)
     assert records == (TurnEnded(1, TurnStatus.INTERRUPTED, late),)
@@ -603,7 +603,7 @@ def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
 
 @spec("TURN-13")
 @pytest.mark.parametrize("on_doubt", [OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY])
-def test_a_tool_that_may_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> None:
+def test_a_tool_with_a_rerun_policy_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> None:
     state = told(say(), asks(writes("a", on_doubt)))
     for epoch, run in ((2, 2), (3, 3)):
         records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
@@ -619,7 +619,7 @@ def test_a_tool_that_may_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> No
 
 
 @spec("TURN-13", "TURN-12")
-def test_a_call_that_has_its_outcome_is_in_no_doubt() -> None:
+def test_a_call_with_an_outcome_is_not_in_doubt() -> None:
     state = _taken_over(told(say(), asks(reads("a"), reads("b")), ended("a", "found")))
     records, _ = decided(state, Recover(), epoch=2)
     assert records == (CallStarted(1, 1, "b", 2, AT, has_effects=False),)
@@ -666,14 +666,15 @@ def test_recovering_twice_is_recovering_once(state: TurnState) -> None:
     assert decide(once, Recover(), epoch=2, at=AT) == ()
 
 
-def test_the_tools_of_the_client_stay_known_for_the_whole_turn() -> None:
+def test_the_client_tools_are_kept_for_the_whole_turn() -> None:
     tools = (ClientTool(ToolSpec("ask")),)
     state = told(say(tools=tools), asks(reads("a")), ended("a"))
     assert isinstance(state, AwaitingModel)
     assert state.terms.tools == tools
 
 
-# --- everything against everything ------------------------------------------------------------------------------
+# --- all states, all commands
+# -------------------------------------------------------------------------------------
 
 STATES: dict[str, TurnState] = {
     "idle": Idle(),
@@ -717,7 +718,7 @@ COMMANDS = (
 @spec("TURN-1", "TURN-21")
 @pytest.mark.parametrize("epoch", [1, 2], ids=["same node", "next node"])
 @pytest.mark.parametrize("command", COMMANDS, ids=repr)
-def test_every_state_decides_every_command_and_goes_on_owing_something(command: Command, epoch: int) -> None:
+def test_every_state_decides_every_command_and_keeps_pending_work(command: Command, epoch: int) -> None:
     for name, state in STATES.items():
         if isinstance(command, SendMessage) and name != "idle":
             with pytest.raises(Refused, match="still running"):

@@ -1,4 +1,4 @@
-"""What a turn remembers: its time limit, and where it can be taken up again."""
+"""State of a turn: its time limit, and the point of its resumption."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _interrupted(*commands: Command) -> TurnState:
 
 
 @spec("TURN-39")
-def test_a_turn_with_a_limit_owes_its_end() -> None:
+def test_a_turn_with_a_limit_has_its_deadline_as_pending_work() -> None:
     state = told(_limited())
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1)), AwaitEnd(1, AT + LIMIT_S))
     state = told(_limited(), asks(writes("a")))
@@ -73,7 +73,7 @@ def test_a_turn_with_a_limit_owes_its_end() -> None:
 
 
 @spec("TURN-39")
-def test_a_turn_that_takes_too_long_fails_and_keeps_its_words() -> None:
+def test_a_turn_beyond_its_limit_fails_and_keeps_its_text() -> None:
     records, state = decided(told(_limited(), heard("so far")), TurnExpired(1))
     end = records[-1]
     assert isinstance(end, TurnEnded)
@@ -83,7 +83,7 @@ def test_a_turn_that_takes_too_long_fails_and_keeps_its_words() -> None:
 
 
 @spec("TURN-39", "TURN-7")
-def test_tools_of_a_turn_that_takes_too_long_have_the_grace_of_a_cancel() -> None:
+def test_tools_of_a_turn_beyond_its_limit_have_the_grace_of_a_cancel() -> None:
     records, state = decided(told(_limited(), asks(writes("a"), writes("b"))), TurnExpired(1))
     assert records == (CancelRequested(1, AT, AT + 5.0, TurnStatus.FAILED),)
     assert pending_work(state) == (AwaitCancelled(1, AT + 5.0),)
@@ -97,7 +97,7 @@ def test_tools_of_a_turn_that_takes_too_long_have_the_grace_of_a_cancel() -> Non
 
 @spec("TURN-8", "TURN-39")
 @pytest.mark.parametrize("responses_max", [0, 2])
-def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(responses_max: int) -> None:
+def test_cancelling_a_turn_that_its_limit_is_stopping_cancels_it(responses_max: int) -> None:
     limited = SendMessage(UserMessage.of("hi"), timeout_s=LIMIT_S, responses_max=responses_max)
     stopping = told(limited, asks(writes("a")), TurnExpired(1))
     records, state = decided(stopping, Cancel(1), at=AT + 1.0)
@@ -109,7 +109,7 @@ def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(responses
 
 
 @spec("TURN-39")
-def test_time_does_not_run_while_a_person_is_being_waited_for() -> None:
+def test_the_time_limit_is_paused_while_a_person_decides() -> None:
     state = told(_limited(), asks(needs_approval("a")))
     assert pending_work(state) == ()
     _, state = decided(state, responses("a", Choice.ALLOW), at=AT + 1000.0)
@@ -137,7 +137,7 @@ def test_the_limit_of_another_turn_changes_nothing() -> None:
     ],
     ids=["silent", "half said", "in a tool", "failed", "too long"],
 )
-def test_a_turn_that_was_not_finished_goes_on_where_it_stopped(state: TurnState, response_no: int) -> None:
+def test_an_unfinished_turn_resumes_where_it_stopped(state: TurnState, response_no: int) -> None:
     records, resumed = decided(state, Resume(), at=AT + 5.0)
     assert records == (TurnResumed(1, response_no, AT + 5.0), AttemptStarted(1, response_no, 1, AT + 5.0))
     assert CallModel(AttemptRef(1, response_no, 1)) in pending_work(resumed)
@@ -161,7 +161,7 @@ def test_a_resumed_turn_has_its_whole_time_again() -> None:
     ],
     ids=["new", "completed", "cancelled", "another"],
 )
-def test_what_was_finished_or_stopped_cannot_be_resumed(state: TurnState, command: Command) -> None:
+def test_a_finished_or_cancelled_turn_cannot_be_resumed(state: TurnState, command: Command) -> None:
     with pytest.raises(Refused) as refused:
         decide(state, command, epoch=1, at=AT)
     assert isinstance(refused.value.error, NothingToResumeError)
@@ -169,7 +169,7 @@ def test_what_was_finished_or_stopped_cannot_be_resumed(state: TurnState, comman
 
 @spec("TURN-30", "TURN-9")
 @pytest.mark.parametrize("state", [told(say()), told(say(), asks(writes("a")))], ids=["model", "tool"])
-def test_resuming_what_runs_changes_nothing(state: TurnState) -> None:
+def test_resuming_a_running_turn_changes_nothing(state: TurnState) -> None:
     assert decide(state, Resume(), epoch=1, at=AT) == ()
 
 

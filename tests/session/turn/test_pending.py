@@ -1,4 +1,4 @@
-"""What is owed, in which order, and who may speak for a call."""
+"""Pending work, its order, and the senders of a call's outcome."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from tests.spec import spec
 
 
 @spec("TURN-15")
-def test_a_client_speaks_for_its_own_call_that_runs() -> None:
+def test_a_client_may_send_the_outcome_of_its_own_running_call() -> None:
     running = told(say(), asks(at_client("a"), at_client("b")))
     assert is_pending_for_client(running, ended("a"))
-    assert not is_pending_for_client(running, ended("b"))  # it has not started
+    assert not is_pending_for_client(running, ended("b"))  # It has not started.
     assert not is_pending_for_client(running, ended("a", response=2))
 
 
 @spec("TURN-15")
-def test_a_client_never_speaks_for_a_tool_of_the_server() -> None:
+def test_a_client_may_never_send_the_outcome_of_a_server_tool() -> None:
     assert not is_pending_for_client(told(say(), asks(writes("a"))), ended("a"))
     assert not is_pending_for_client(told(say(), asks(writes("a")), Cancel()), ended("a"))
     assert not is_pending_for_client(told(say()), ended("a"))
 
 
 @spec("TURN-10")
-def test_calls_are_owed_in_their_order_whatever_they_are_called() -> None:
+def test_calls_are_pending_in_their_order_whatever_their_names() -> None:
     names = ("z", "b", "a", "y")
     state = told(say(), asks(*(reads(name) for name in names)))
     assert pending_work(state) == tuple(RunCall(CallRef(1, 1, name), 1) for name in names)
@@ -54,8 +54,8 @@ def test_calls_are_owed_in_their_order_whatever_they_are_called() -> None:
     "commands",
     [(), (heard("a"),), (kept(),), (wants("q"),), (wants("q"), responses("q", Choice.ALLOW)), (fails(),)],
 )
-def test_words_change_nothing_that_is_owed(commands: tuple[Command, ...]) -> None:
-    """So a runner need not look after each token."""
+def test_streamed_text_changes_no_pending_work(commands: tuple[Command, ...]) -> None:
+    """So a runner need not check after each token."""
     state = told(say(), *commands)
     assert isinstance(state, AwaitingModel)
     words = Delta(1, 1, state.attempt, 0, "text", "b")

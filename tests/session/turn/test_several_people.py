@@ -16,7 +16,7 @@ def _answer(by: str, choice: Choice = Choice.ALLOW) -> Answer:
 
 
 @spec("SEC-27")
-def test_nobody_allows_twice_and_nobody_without_a_name() -> None:
+def test_a_person_can_allow_an_act_once_and_only_under_a_name() -> None:
     require_another_person(_answer("bob"), 2, ("ada",))
     require_another_person(_answer("ada", Choice.DENY), 2, ("ada",))
     require_another_person(_answer(""), 1, ())
