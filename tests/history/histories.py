@@ -1,4 +1,4 @@
-"""Any history there can be: what models, tools and people really leave behind, and worse."""
+"""Any possible history: the output of real models, tools and people, and worse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from midstream.history.messages import (
 )
 
 MODEL = "claude-1"
-"""The model that is asked; it signs as Claude does, so that its signatures look alike."""
+"""The requested model; it signs as Claude does, so that its signatures look alike."""
 SIGNATURES = ("EqoBCkgIARABGAIiQA", "EqoBCkgIARABGAIiQB")
 
 _words = st.sampled_from(["hi", "", " ", "\n", "two words", "ends in space ", "ünï ", "a\nb", "\ud800"])

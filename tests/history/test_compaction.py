@@ -1,4 +1,4 @@
-"""What a model is shown of a conversation that is too long for it."""
+"""The part of a conversation that is too long for a model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened(*parts: Text | File) -> UserMessage:
 
 
 @spec("TURN-26")
-def test_the_older_half_goes_and_the_rest_stands_under_a_line_that_says_so() -> None:
+def test_the_older_half_is_replaced_by_a_line_that_states_it() -> None:
     long = history(asked("one"), told("x" * 20), asked("two"), told("y" * 20), asked("three"))
     assert next_cut(long) == 3
     assert cut_history(long, 3) == cut_history(long, 2)
@@ -54,7 +54,7 @@ def test_the_older_half_goes_and_the_rest_stands_under_a_line_that_says_so() -> 
 
 
 @spec("TURN-26")
-def test_within_a_turn_the_message_it_answers_is_still_shown() -> None:
+def test_within_a_turn_the_answered_message_is_still_shown() -> None:
     long = history(asked("do it"), read("x" * 30), read("y" * 30), read("z" * 30))
     assert cut_history(long, 3) == history(opened(Text("do it")), read("z" * 30))
     assert next_cut(long) == 3
@@ -68,13 +68,13 @@ def test_the_newest_entry_stays_however_long_it_is() -> None:
     assert next_cut(history()) is None
 
 
-def test_what_was_too_long_by_itself_goes_with_the_next_prompt() -> None:
-    """A turn that failed on one giant result, or one giant message, is not the end of its session."""
+def test_an_oversized_entry_is_left_out_with_the_next_prompt() -> None:
+    """A turn that failed on one oversized result or message must not end its session."""
     assert next_cut(history(asked("do it"), read("y" * 1000), asked("well?"))) == 2
     assert next_cut(history(asked("y" * 1000), asked("well?"))) == 1
 
 
-def test_a_cut_goes_on_from_the_last_one() -> None:
+def test_a_cut_continues_from_the_last_one() -> None:
     entries = [entry for n in range(8) for entry in (asked(f"q{n}"), told("x" * 20))]
     long = history(*entries, asked("and?"))
     first = next_cut(long)
@@ -84,24 +84,24 @@ def test_a_cut_goes_on_from_the_last_one() -> None:
     assert 0 < first < second < len(long.entries)
 
 
-def test_attachments_count_as_a_model_reads_them() -> None:
+def test_attachments_count_with_their_size_for_a_model() -> None:
     photo = UserMessage((File("image/png", data="A" * 10 * FILE_CHARS_MAX),))
     long = history(asked("x"), told("y" * FILE_CHARS_MAX), photo)
     assert next_cut(long) == 2
 
 
-def test_nothing_is_left_out_by_no_cut() -> None:
+def test_a_cut_of_zero_leaves_nothing_out() -> None:
     long = history(asked("one"), told("x"))
     assert cut_history(long, 0) is long
 
 
-def test_a_history_that_begins_with_a_response_has_nobody_to_show() -> None:
+def test_a_history_that_begins_with_a_response_is_opened_without_a_message() -> None:
     assert cut_history(history(told("a"), told("b")), 1) == history(opened(), told("b"))
 
 
 @spec("TURN-26")
 @given(histories(10), st.sampled_from(sorted(PROFILES)))
-def test_whatever_is_cut_is_shorter_ends_and_is_accepted(drawn: History, profile: str) -> None:
+def test_every_cut_is_shorter_and_valid_and_cuts_come_to_an_end(drawn: History, profile: str) -> None:
     cut, cuts = next_cut(drawn), 0
     while cut is not None:
         assert cut < len(drawn.entries)
@@ -117,7 +117,7 @@ def test_whatever_is_cut_is_shorter_ends_and_is_accepted(drawn: History, profile
 
 
 @given(histories(8), st.integers(1, 5), st.integers(1, 8))
-def test_what_comes_later_is_shown_after_what_was_shown(drawn: History, cut: int, kept: int) -> None:
+def test_later_entries_are_shown_after_the_earlier_ones(drawn: History, cut: int, kept: int) -> None:
     cut = min(cut, kept)
     shorter = History(drawn.entries[:kept])
     if cut < len(shorter.entries):
@@ -126,7 +126,7 @@ def test_what_comes_later_is_shown_after_what_was_shown(drawn: History, cut: int
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
-def test_a_call_is_never_parted_from_its_result(cut: int) -> None:
+def test_a_call_is_never_separated_from_its_result(cut: int) -> None:
     long = history(asked("q"), read("1"), read("2"), asked("r"), read("3"))
     for entry in cut_history(long, cut).entries:
         assert isinstance(entry, UserMessage) or entry in long.entries

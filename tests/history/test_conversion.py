@@ -24,7 +24,7 @@ def test_a_valid_history_is_valid_in_every_other_format_and_back(source: str, ta
         assert markers(back.messages) == markers(messages)
 
 
-def test_signed_thinking_stays_with_its_provider_and_says_so() -> None:
+def test_signed_thinking_is_left_out_for_another_provider_with_a_finding() -> None:
     history = [user("q"), response(thought("hm", "sig"), text("a"))]
     bedrock = convert(history, source="anthropic", target="bedrock")
     assert bedrock.messages[1]["content"][0] == {
@@ -35,7 +35,7 @@ def test_signed_thinking_stays_with_its_provider_and_says_so() -> None:
     assert [finding.code for finding in items.findings] == ["thinking-left-out"]
 
 
-def test_images_cross() -> None:
+def test_images_are_converted() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
     history = [user([{"type": "image", "source": source}])]
     chat = convert(history, source="anthropic", target="openai-chat")
@@ -44,17 +44,17 @@ def test_images_cross() -> None:
     assert convert(chat.messages, source="openai-chat", target="anthropic").messages == history
 
 
-def test_system_prompts_go_where_the_target_has_them() -> None:
+def test_system_prompts_are_converted_to_the_place_of_the_target() -> None:
     chat = convert([user("q")], source="anthropic", target="openai-chat", system="be kind")
     assert chat.messages == [{"role": "system", "content": "be kind"}, user("q")]
     assert convert(chat.messages, source="openai-chat", target="anthropic").system == "be kind"
 
 
-def test_its_own_format_comes_back_as_it_is() -> None:
+def test_conversion_to_the_same_format_changes_nothing() -> None:
     history = [user("q")]
     assert convert(history, source="anthropic", target="claude").messages is history
 
 
-def test_what_is_no_message_is_refused() -> None:
+def test_a_value_that_is_no_message_is_refused() -> None:
     with pytest.raises(InvalidHistoryError, match="message 0"):
         convert(["hi"], source="anthropic", target="gemini")

@@ -41,7 +41,7 @@ def test_a_step_with_other_results_than_its_calls_cannot_exist(ids: tuple[str, .
         Step(TWO_CALLS, tuple(ToolResult(call_id, "") for call_id in ids))
 
 
-def test_nor_can_one_be_read_from_json() -> None:
+def test_an_invalid_step_cannot_be_decoded_from_json() -> None:
     body = b'{"response":{"parts":[{"type":"call","id":"a","name":"read"}]},"results":[],"type":"step"}'
     with pytest.raises((InvalidHistoryError, msgspec.ValidationError)):
         msgspec.json.decode(body, type=Step)
@@ -53,7 +53,7 @@ def test_the_calls_of_a_response_have_distinct_ids(ids: tuple[str, ...]) -> None
         Response(tuple(ToolCall(call_id, "read") for call_id in ids))
 
 
-def test_the_text_of_a_response_is_what_is_said_aloud() -> None:
+def test_the_text_of_a_response_excludes_thinking_and_calls() -> None:
     response = Response((Thinking("hm"), Text("yes"), ToolCall("a", "read"), Text(", and no")))
     assert response.text == "yes, and no"
     assert response.calls == (ToolCall("a", "read"),)
@@ -65,7 +65,7 @@ def test_history_grows_by_copies() -> None:
     assert empty.entries == ()
 
 
-def test_missing_and_repeated_ids_are_minted_from_their_place_and_keep_the_original() -> None:
+def test_missing_and_repeated_ids_are_derived_from_their_position_and_keep_the_original() -> None:
     parts = with_distinct_ids(
         (ToolCall("", "x"), Text("and"), ToolCall("k", "y"), ToolCall("k", "z")), response_no=4
     )
@@ -86,7 +86,7 @@ def test_any_ids_become_distinct_and_stay_so(ids: list[str]) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_whatever_a_text_holds_it_can_be_stored(text: str) -> None:
+def test_any_text_can_be_stored(text: str) -> None:
     stored = storable(text)
     assert msgspec.json.decode(msgspec.json.encode(stored)) == stored
     assert len(stored) == len(text)
@@ -94,8 +94,8 @@ def test_whatever_a_text_holds_it_can_be_stored(text: str) -> None:
         assert stored == text
 
 
-def test_history_holds_no_call_that_still_runs_upstream() -> None:
-    Response((UpstreamCall("u", "grep"),))  # a response that is being made may
+def test_history_contains_no_running_upstream_call() -> None:
+    Response((UpstreamCall("u", "grep"),))  # A response in progress may.
 
     with pytest.raises(InvalidHistoryError):
         Step(Response((UpstreamCall("u", "grep"),)))

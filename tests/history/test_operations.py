@@ -15,7 +15,7 @@ from tests.history.repair.reported import response, result, thought, use, user
 BROKEN = [user("q"), response(use("a")), user("w")]
 
 
-def test_checking_tells_the_place_and_the_rule() -> None:
+def test_a_finding_has_the_position_and_the_rule() -> None:
     assert [(finding.code, finding.at, finding.rule) for finding in midstream.check(BROKEN)] == [
         ("dangling-call", 1, "Every tool call has a result, directly after it.")
     ]
@@ -46,27 +46,27 @@ def test_bedrock_is_advised_to_declare_the_tools() -> None:
     assert done.advice.tools is True
 
 
-def test_the_words_a_model_reads_are_the_callers_if_they_know_more() -> None:
+def test_outcomes_given_by_the_caller_decide_the_text_for_the_model() -> None:
     done = midstream.repair(BROKEN, outcomes={"a": "denied"})
     assert done.messages[2]["content"][0]["content"] == "The user did not approve this tool call."
 
 
 @pytest.mark.parametrize("odd", [None, "hi", {}, (), 1])
-def test_what_is_no_list_is_refused(odd: object) -> None:
+def test_a_value_that_is_no_list_is_refused(odd: object) -> None:
     with pytest.raises(InvalidHistoryError, match="list of messages"):
         midstream.repair(odd)  # type: ignore[arg-type]
     with pytest.raises(InvalidHistoryError, match="list of messages"):
         midstream.convert(odd, source="anthropic", target="gemini")  # type: ignore[arg-type]
 
 
-def test_formats_have_the_names_people_use() -> None:
+def test_formats_have_common_aliases() -> None:
     for name in (*FORMATS, "openai", "responses", "pydantic_ai", "google", "langgraph"):
         assert repair_by_name([], format=name).messages == []
     with pytest.raises(UsageError, match="openai-chat"):
         midstream.repair([], format="nobody")  # type: ignore[arg-type]
 
 
-def test_a_type_checker_knows_every_name_of_a_format_and_of_a_profile_and_no_other() -> None:
+def test_the_literal_types_have_every_name_of_a_format_and_of_a_profile_and_no_other() -> None:
     assert sorted(get_args(FormatName)) == sorted({*format_registry.FORMATS, *format_registry._ALIASES})
     assert sorted(get_args(ProfileName)) == sorted({*profiles.PROFILES, *profiles._ALIASES})
     for function, parameters in (

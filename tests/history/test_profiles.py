@@ -17,20 +17,20 @@ def test_every_provider_has_its_profile() -> None:
     assert {name: profile.name for name, profile in PROFILES.items()} == {name: name for name in PROFILES}
 
 
-def test_a_name_is_understood_in_the_spellings_people_use() -> None:
+def test_a_profile_is_found_in_common_spellings() -> None:
     assert find_profile("Bedrock") is PROFILES["bedrock-claude"]
     assert find_profile("gemini_3") is PROFILES["gemini-3"]
     with pytest.raises(UsageError, match="anthropic, bedrock-claude"):
         find_profile("nobody")
 
 
-def test_two_profiles_together_accept_what_both_accept() -> None:
+def test_two_combined_profiles_accept_only_what_both_accept() -> None:
     together = both(PROFILES["anthropic"], PROFILES["mistral-v3"])
     assert (together.id_size_exact, together.blank, together.ids_are_unique) == (9, "white", "list")
     assert both(PROFILES["anthropic"], PROFILES["anthropic"]) == PROFILES["anthropic"]
 
 
-def test_a_formats_own_rules_hold_at_every_provider() -> None:
+def test_the_rules_of_a_format_hold_at_every_provider() -> None:
     assert profile_for(find_format("anthropic"), "minimax").blank == "white"
     assert profile_for(find_format("anthropic"), None) is PROFILES["anthropic"]
     assert profile_for(find_format("bedrock"), "bedrock-mistral") is PROFILES["bedrock-mistral"]
@@ -38,7 +38,7 @@ def test_a_formats_own_rules_hold_at_every_provider() -> None:
     assert (converse.blank, converse.system, converse.alternates) == ("white", "apart", "spoken")
 
 
-def test_ids() -> None:
+def test_each_profile_accepts_its_own_form_of_ids() -> None:
     assert PROFILES["anthropic"].takes_id("toolu_01-a")
     assert not PROFILES["anthropic"].takes_id("functions.run:0")
     assert not PROFILES["openai-chat"].takes_id("x" * 41)

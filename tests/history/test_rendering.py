@@ -1,4 +1,4 @@
-"""What a provider is sent, whatever the turns of a session came to."""
+"""The messages sent to a provider, for any turns of a session."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def chat(history: History, profile: str = "openai-chat") -> list[Json]:
 @spec("HISTORY-90")
 @settings(max_examples=tried(120))
 @given(histories(), EVERYBODY)
-def test_whatever_is_rendered_is_accepted(history: History, profile: str) -> None:
+def test_every_rendered_history_is_accepted(history: History, profile: str) -> None:
     assert findings(render(history, "Be brief.", profile, model=MODEL), profile) == []
 
 
 @spec("HISTORY-90")
 @settings(max_examples=tried(100))
 @given(histories(), EVERYBODY, st.sampled_from(sorted(FORMATS)))
-def test_any_format_may_speak_for_any_profile(history: History, profile: str, form: str) -> None:
+def test_any_format_can_be_rendered_for_any_profile(history: History, profile: str, form: str) -> None:
     assert findings(render(history, "", profile, form=form, model=MODEL), profile, form) == []
 
 
@@ -74,7 +74,7 @@ def test_more_entries_change_no_message(history: History, profile: str, kept: in
 @spec("HISTORY-90")
 @settings(max_examples=tried(100))
 @given(lives(), EVERYBODY)
-def test_whatever_a_session_lived_through_its_next_prompt_is_accepted(life: Life, profile: str) -> None:
+def test_the_next_prompt_of_any_session_is_accepted(life: Life, profile: str) -> None:
     history = life.session.history.then(UserMessage.of("and now?"))
     assert findings(render(history, "Be brief.", profile), profile) == []
 
@@ -82,7 +82,7 @@ def test_whatever_a_session_lived_through_its_next_prompt_is_accepted(life: Life
 @spec("HISTORY-90")
 @settings(max_examples=tried(100))
 @given(histories(), EVERYBODY)
-def test_what_is_rendered_can_be_sent_and_says_what_was_said(history: History, profile: str) -> None:
+def test_rendered_messages_can_be_encoded_and_contain_all_content(history: History, profile: str) -> None:
     sent = msgspec.json.encode(render(history, "", profile, model=MODEL).messages).decode()
     words = [part.text for entry in history.entries for part in _spoken(entry) if isinstance(part, Text)]
     words += [r.content for e in history.entries if isinstance(e, Step) for r in e.results]
@@ -102,7 +102,7 @@ def test_instructions_come_first_and_only_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize("profile", ["anthropic", "bedrock-claude", "gemini", "pydantic-ai"])
-def test_instructions_stand_beside_the_messages_where_the_format_keeps_them_there(profile: str) -> None:
+def test_instructions_are_outside_the_messages_where_the_format_requires_it(profile: str) -> None:
     rendered = render(History((HI,)), "Be brief.", profile)
     assert (rendered.system, len(rendered.messages)) == ("Be brief.", 1)
 
@@ -125,19 +125,19 @@ def test_a_step_is_a_response_and_its_results_in_order() -> None:
     ]
 
 
-def test_a_response_of_calls_alone_has_null_for_its_words() -> None:
+def test_a_response_of_calls_alone_has_null_content() -> None:
     step = Step(Response((ToolCall("a", "list"),)), (ToolResult("a", ""),))
     _, asked, answered = chat(History((HI, step)))
     assert (asked["content"], answered["content"]) == (None, "(no output)")
 
 
-def test_a_response_of_nothing_but_thoughts_is_left_out() -> None:
+def test_a_response_of_thoughts_alone_is_left_out() -> None:
     thought = Step(Response((Thinking("hm", SIGNATURES[0]),), model=MODEL))
     for profile in PROFILES:
         assert len(render(History((HI, thought)), "", profile, model=MODEL).messages) == 1
 
 
-def test_users_in_a_row_are_parted_where_roles_take_turns() -> None:
+def test_consecutive_user_messages_are_separated_where_roles_alternate() -> None:
     history = History((HI, UserMessage.of("are you there?")))
     assert [message["content"] for message in chat(history)] == ["hi", "are you there?"]
     assert [message["content"] for message in chat(history, "strict-template")] == [
@@ -147,12 +147,12 @@ def test_users_in_a_row_are_parted_where_roles_take_turns() -> None:
     ]
 
 
-def test_a_user_without_words_says_so() -> None:
+def test_an_empty_user_message_is_marked_as_such() -> None:
     assert chat(History((UserMessage(()),)))[0]["content"] == NO_WORDS
     assert chat(History((UserMessage.of(" \n"),)))[0]["content"] == NO_WORDS
 
 
-def test_signed_thinking_goes_back_to_the_model_that_signed_it_and_to_no_other() -> None:
+def test_signed_thinking_is_sent_only_to_the_model_that_signed_it() -> None:
     responded = Response((Thinking("hm", SIGNATURES[0]), Text("yes")), model=MODEL)
     history = History((HI, Step(responded)))
     (_, own) = render(history, "", "anthropic", model=MODEL).messages
@@ -162,7 +162,7 @@ def test_signed_thinking_goes_back_to_the_model_that_signed_it_and_to_no_other()
     assert chat(history)[1] == {"role": "assistant", "content": "yes"}
 
 
-def test_thinking_in_sealed_words_goes_back_to_the_model_that_sealed_them_and_to_no_other() -> None:
+def test_redacted_thinking_is_sent_only_to_the_model_that_created_it() -> None:
     sealed = Thinking("", SIGNATURES[0], is_redacted=True)
     history = History((HI, Step(Response((sealed, Text("yes")), model=MODEL))))
     (_, own) = render(history, "", "anthropic", model=MODEL).messages
@@ -174,13 +174,13 @@ def test_thinking_in_sealed_words_goes_back_to_the_model_that_sealed_them_and_to
 
 
 @pytest.mark.parametrize("name", ["claude-sonnet-4-20250514", "claude-sonnet-4", "claude-sonnet-4-0"])
-def test_a_model_asked_by_its_short_name_gets_its_own_thinking_back(name: str) -> None:
+def test_a_model_requested_by_its_short_name_receives_its_own_thinking(name: str) -> None:
     responded = Response((Thinking("hm", SIGNATURES[0]), Text("yes")), model="claude-sonnet-4-20250514")
     (_, own) = render(History((HI, Step(responded))), "", "anthropic", model=name).messages
     assert own["content"][0]["signature"] == SIGNATURES[0]
 
 
-def test_reasoning_goes_back_to_who_asks_for_it_and_is_replaced_where_it_was_lost() -> None:
+def test_reasoning_is_sent_to_models_that_need_it_and_replaced_where_it_was_lost() -> None:
     called = Step(Response((ToolCall("a", "list"),)), (ToolResult("a", "x"),))
     thought = Step(Response((Thinking("hm"), ToolCall("b", "list"))), (ToolResult("b", "x"),))
     sent = chat(History((HI, called, thought)), "deepseek")
@@ -188,7 +188,7 @@ def test_reasoning_goes_back_to_who_asks_for_it_and_is_replaced_where_it_was_los
     assert "reasoning_content" not in chat(History((HI, called)), "kimi")[1]
 
 
-def test_the_first_call_of_a_response_bears_the_stand_in_where_calls_are_signed() -> None:
+def test_the_first_call_of_a_response_has_the_placeholder_signature_where_calls_are_signed() -> None:
     step = Step(
         Response((ToolCall("a", "x"), ToolCall("b", "x"))), (ToolResult("a", ""), ToolResult("b", ""))
     )
@@ -203,7 +203,7 @@ def test_lost_thinking_in_a_running_loop_turns_thinking_off() -> None:
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_ids_that_come_again_or_cannot_be_taken_are_replaced_in_call_and_result(profile: str) -> None:
+def test_repeated_or_invalid_ids_are_replaced_in_call_and_result(profile: str) -> None:
     step = Step(Response((ToolCall("functions.read:0", "x"),)), (ToolResult("functions.read:0", "1"),))
     rendered = render(History((HI, step, step, step)), "", profile)
     assert findings(rendered, profile) == []
@@ -220,7 +220,7 @@ def test_a_later_id_never_changes_an_earlier_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["fs.read", "", "n" * 80, "lies\n"])
-def test_a_name_no_tool_can_have_is_made_one(name: str) -> None:
+def test_an_invalid_tool_name_is_replaced(name: str) -> None:
     step = Step(Response((ToolCall("a", name),)), (ToolResult("a", "no such tool", Outcome.ERROR),))
     sent = chat(History((HI, step)))[1]["tool_calls"][0]["function"]["name"]
     assert 0 < len(sent) <= 64
@@ -228,12 +228,12 @@ def test_a_name_no_tool_can_have_is_made_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("broken", ['{"path": "x', "[1]", '{"a":' * 300, '{"x": NaN}', '{"x": "\\ud800"}'])
-def test_broken_arguments_travel_whole_inside_an_object(broken: str) -> None:
+def test_broken_arguments_are_sent_complete_inside_an_object(broken: str) -> None:
     found, text = arguments_of(ToolCall("a", "read", broken))
     assert found == {"_raw": broken} == msgspec.json.decode(text)
 
 
-def test_a_file_nobody_can_be_shown_is_told_in_words() -> None:
+def test_an_unsupported_file_is_described_in_text() -> None:
     message = UserMessage((Text("look"), File("image/png", data="!"), File("image/png", url="file:///a.png")))
     for profile in PROFILES:
         rendered = render(History((message,)), "", profile)
@@ -243,7 +243,7 @@ def test_a_file_nobody_can_be_shown_is_told_in_words() -> None:
     assert seen[0]["content"] == "[attached file: image/png, which you cannot be shown]"
 
 
-def test_a_profile_nobody_knows_is_refused() -> None:
+def test_an_unknown_profile_is_refused() -> None:
     with pytest.raises(UsageError):
         render(History(), "", "nobody")
 
@@ -257,7 +257,7 @@ def test_a_profile_nobody_knows_is_refused() -> None:
         ("openai-chat", None, ("tool_calls", "extra_content", "google", "thought_signature")),
     ],
 )
-def test_a_signed_call_goes_back_signed_to_its_own_model(
+def test_a_signed_call_keeps_its_signature_for_its_own_model(
     profile: str, form: str | None, path: list[str]
 ) -> None:
     signed = Step(Response((ToolCall("a", "x", signature="c2ln"),), model="m"), (ToolResult("a", "1"),))
@@ -275,7 +275,7 @@ def test_a_signed_call_goes_back_signed_to_its_own_model(
 
 @spec("REUSE-56")
 @pytest.mark.parametrize("profile", ["openai-chat", "anthropic", "gemini"])
-def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile: str) -> None:
+def test_an_upstream_call_is_described_in_text_for_another_model(profile: str) -> None:
     ran = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
     response = Response((Text("I look."), ran, Text("Found.")))
     rendered = render(History((HI, Step(response), HI)), "", profile)
@@ -288,7 +288,7 @@ def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile:
 
 
 @spec("REUSE-56")
-def test_a_response_that_only_ran_tools_upstream_is_told() -> None:
+def test_a_response_of_upstream_calls_alone_is_described() -> None:
     ran = UpstreamCall("u", "grep", "{}", "", Outcome.ERROR)
     assert chat(History((HI, Step(Response((ran,)))))) == [
         {"role": "user", "content": "hi"},

@@ -15,12 +15,12 @@ def test_a_call_starts_and_ends() -> None:
     )
 
 
-def test_one_that_never_ended_says_so() -> None:
+def test_a_call_without_an_end_has_an_unknown_outcome() -> None:
     assert close_call(CALL) == end_call(CALL, UPSTREAM_CUT, Outcome.UNKNOWN)
     assert close_call(end_call(CALL, "words", Outcome.OK)) == end_call(CALL, "words", Outcome.OK)
 
 
-def test_what_is_long_is_cut_with_a_mark() -> None:
+def test_a_long_text_is_cut_with_a_mark() -> None:
     long = "x" * (UPSTREAM_CHARS_MAX + 7)
     call = end_call(start_call("a", "write", long), long, Outcome.OK)
 
@@ -28,13 +28,13 @@ def test_what_is_long_is_cut_with_a_mark() -> None:
     assert (call.arguments, call.content) == (cut, cut)
 
 
-def test_half_a_character_can_be_kept() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     assert end_call(start_call("\ud800", "\ud800", "\ud800"), "\ud800", Outcome.OK) == UpstreamCall(
         "?", "?", "?", "?", Outcome.OK
     )
 
 
-def test_it_is_told_in_words() -> None:
+def test_an_upstream_call_is_described_in_text() -> None:
     assert words_of(CALL) == '[ran elsewhere: read {"path":"x"}; it runs]'
     assert words_of(end_call(start_call("a", "", ""), "gone", Outcome.UNKNOWN)) == (
         "[ran elsewhere: a tool {}; nobody knows how it ended]\ngone"

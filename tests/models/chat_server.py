@@ -1,4 +1,4 @@
-"""A server of chat completions (or of another API with one path) on this machine that answers by a script."""
+"""A scripted local server of chat completions (or of another API with one path)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ Json = dict[str, Any]
 
 
 class Hasty(World):
-    """A world that does not wait before it asks such a server again."""
+    """A world without waits between attempts."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
 
 
 class Answer(Struct):
-    """One answer: a status with headers and a body in pieces. `ending` says what comes after the last piece."""
+    """One answer: a status with headers and a body in pieces. `ending` is its behaviour after the last piece."""
 
     pieces: list[bytes]
     status: int = 200
     content_type: str = "text/event-stream"
     headers: dict[str, str] = {}
     ending: str = "end"
-    """`end`; `cut`: the connection is closed without the end of the body; `hang`: nothing, until the client goes;
-    `never`: not even a status, until the client goes."""
+    """`end`; `cut`: the connection is closed without the end of the body; `hang`: nothing until the client
+    disconnects; `never`: not even a status until the client disconnects.
+    """
     gate: asyncio.Event | None = None
-    """Wait for it before the last piece."""
+    """Event to wait for before the last piece."""
 
 
 def delta(finish: str | None = None, **fields: object) -> Json:
@@ -69,7 +70,7 @@ def usage(prompt: int, completion: int) -> Json:
 
 
 def stream(*chunks: Json | bytes, ending: str = "end", is_marked: bool = True) -> Answer:
-    """Answer with a stream of chunks; bytes go out as they are."""
+    """Answer with a stream of chunks; bytes are sent unchanged."""
     pieces = [
         each if isinstance(each, bytes) else b"data: %b\n\n" % json.dumps(each).encode() for each in chunks
     ]
@@ -79,7 +80,7 @@ def stream(*chunks: Json | bytes, ending: str = "end", is_marked: bool = True) -
 
 
 def silence() -> Answer:
-    """Take the request and never answer: the hang of a provider that lost the thread."""
+    """Accept the request and never answer: the hang of a provider."""
     return Answer([], ending="never")
 
 
@@ -90,7 +91,7 @@ def refusal(status: int, error: object = None, **headers: str) -> Answer:
 
 
 class ChatServer:
-    """Gives each request the next answer of the script and remembers what was asked."""
+    """A server that gives each request the next answer of the script and records the requests."""
 
     def __init__(self, answers: Sequence[Answer], path: str) -> None:
         self._path = path
@@ -99,11 +100,11 @@ class ChatServer:
         self.raw_bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.connections: list[object] = []
-        """Where each request came from: the same place, the same connection."""
+        """Peer of each request: the same peer, the same connection."""
         self.asked = asyncio.Event()
-        """A request has arrived."""
+        """Set when a request has arrived."""
         self.left = asyncio.Event()
-        """A client closed its connection before the end of its answer."""
+        """Set when a client has closed its connection before the end of its answer."""
         self._answers = list(answers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,8 +153,8 @@ async def chat_server(*answers: Answer, path: str = "/v1/chat/completions") -> A
 
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an app on a free port until the end of the block; give the base address of its API."""
-    # With the protocol named, asyncio lets small writes out at once: else a client waits 40 ms for the second.
+    """Serve an app on a free port until the end of the block; yield the base address of its API."""
+    # With the protocol named, asyncio sends small writes at once: else a client waits 40 ms for the second.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(

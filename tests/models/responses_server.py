@@ -1,4 +1,4 @@
-"""A server of OpenAI's Responses API on this machine that keeps its responses, and breaks as it is told."""
+"""A local server of OpenAI's Responses API that keeps its responses, and breaks by script."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.models.chat_server import Json, served
 
 
 class Link(Struct, frozen=True):
-    """How one connection behaves: it brings `events_max` events (None: all), then does as `ending` says.
+    """Behaviour of one connection: it sends `events_max` events (None: all), then acts as `ending` states.
 
-    `end` closes it in order, `cut` in the middle of an event, `hang` says nothing more; a `status` other than 200 is
-    all it says, with `retry_after` as its `Retry-After` where there is one.
+    `end` closes it cleanly, `cut` in the middle of an event, `hang` sends nothing more; a `status` other than
+    200 is its whole response, with `retry_after` as its `Retry-After` where there is one.
     """
 
     events_max: int | None = None
@@ -43,7 +43,7 @@ def call_item(arguments: str, call_id: str = "call_1", name: str = "read", **mor
 
 
 def asked(arguments: str, call_id: str = "call_1", name: str = "read") -> list[Json]:
-    """The events of a call, its arguments in two pieces."""
+    """Return the events of a call, with its arguments in two pieces."""
     item, half = call_item(arguments, call_id, name), len(arguments) // 2
     return [
         event("output_item.added", output_index=0, item={**item, "arguments": "", "status": "in_progress"}),
@@ -64,9 +64,9 @@ HELLO_TEXT = "Hello, you there"
 
 
 class ResponsesServer:
-    """Makes each response of the script in the background, at once, and keeps it.
+    """A server that creates each response of the script in the background, at once, and keeps it.
 
-    Each connection takes the next `Link`; those beyond them are faultless. Events are `pace_s` apart.
+    Each connection takes the next `Link`; later ones are faultless. Events are `pace_s` apart.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class ResponsesServer:
         self.cancelled: list[str] = []
         self.kept: dict[str, list[Json]] = {}
         self.left = asyncio.Event()
-        """A client went before the end of its answer."""
+        """Set when a client has disconnected before the end of its answer."""
         self._responses = list(responses)
         self._links = list(links)
         self._pace_s = pace_s
 
     def forget(self) -> None:
-        """Keep nothing of what was said so far."""
+        """Delete all responses."""
         self.kept.clear()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +139,7 @@ class ResponsesServer:
             await send(_piece(_wire(each)))
             await World().sleep(self._pace_s)
         if link.ending == "cut" and len(shown) < len(events):
-            await send(_piece(_wire(events[len(shown)])[:-20]))  # and no end of the body
+            await send(_piece(_wire(events[len(shown)])[:-20]))  # And no end of the body.
         elif link.ending == "hang":
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -175,7 +175,7 @@ async def responses_server(
 
 
 def numbers_asked(server: ResponsesServer) -> list[str | None]:
-    """Return from where each GET wanted the stream."""
+    """Return the position from which each GET requested the stream."""
     queries: list[dict[str, Any]] = [
         urllib.parse.parse_qs(path.partition("?")[2]) for method, path in server.asked if method == "GET"
     ]

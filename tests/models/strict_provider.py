@@ -1,6 +1,6 @@
-"""A provider on this machine: it refuses what the real ones refuse about calls and results, and says so in their words.
+"""A strict local provider: it refuses calls and results as the real ones do, with their error texts.
 
-The rules here are written from the providers' error texts and know nothing of ours.
+The rules here are written from the providers' error texts and share nothing with ours.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ RESPONSES_RESPONSE: Json = {
 
 
 class StrictProvider:
-    """What was asked, as it came, and where to ask."""
+    """The requests, unchanged, and the address."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -70,7 +70,7 @@ class StrictProvider:
         return request
 
     def answer(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, Json]:
-        """Judge a request."""
+        """Check a request."""
         self.bodies.append(body)
         self.headers.append(headers)
         request = json.loads(body)

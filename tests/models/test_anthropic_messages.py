@@ -1,4 +1,4 @@
-"""Anthropic's Messages by its address, against a scripted server and against the types of the real SDK."""
+"""Anthropic's Messages API, against a scripted server and against the types of the real SDK."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ SHORT = HttpLimits(connect_s=1, first_byte_s=0.25, between_bytes_s=0.25)
 
 
 def stream(*events: Json | bytes, ending: str = "end") -> Answer:
-    """Answer with a stream of events, each in its own piece; bytes go out as they are."""
+    """Answer with a stream of events, each in its own piece; bytes are sent unchanged."""
     return Answer([each if isinstance(each, bytes) else wire([each]) for each in events], ending=ending)
 
 
@@ -107,7 +107,7 @@ def messages_server(*answers: Answer) -> contextlib.AbstractAsyncContextManager[
 
 
 async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
-    """Return what a model said, without mere signs of life and empty pieces."""
+    """Return the events of a model, without keep-alives and empty pieces."""
     async with asyncio.timeout(WAIT_S):
         events = [event async for event in model.stream(request)]
     return [event for event in events if is_progress(event) and type(event).__name__ != "Working"]
@@ -122,7 +122,7 @@ async def error_from(answer: Answer) -> ModelError:
 
 @contextlib.asynccontextmanager
 async def asked_with(**options: Any) -> AsyncIterator[tuple[ChatServer, AnthropicMessages]]:  # noqa: ANN401 - the model's own
-    """A server that says hello as often as it is asked here, and a model there."""
+    """Run a server that answers each request with hello, and a model at it."""
     async with (
         messages_server(*[HELLO] * 20) as server,
         AnthropicMessages(server.url, "m", **options) as model,
@@ -130,7 +130,8 @@ async def asked_with(**options: Any) -> AsyncIterator[tuple[ChatServer, Anthropi
         yield server, model
 
 
-# --- what comes back --------------------------------------------------------------------------------------------
+# --- responses
+# ------------------------------------------------------------------------------------------------
 
 
 async def test_text_is_streamed_with_its_usage() -> None:
@@ -138,7 +139,7 @@ async def test_text_is_streamed_with_its_usage() -> None:
         assert await answered(model) == [TextDelta("Hel"), TextDelta("lo"), END]
 
 
-async def test_thinking_tools_of_the_provider_and_calls_come_in_their_order() -> None:
+async def test_thinking_hosted_tools_and_calls_arrive_in_order() -> None:
     answer = stream(
         began(),
         *thought(0, "hm", signature="c2ln=="),
@@ -162,7 +163,7 @@ async def test_thinking_tools_of_the_provider_and_calls_come_in_their_order() ->
         ]
 
 
-async def test_a_ping_and_a_piece_of_an_event_are_heartbeats() -> None:
+async def test_a_ping_and_a_partial_event_are_keep_alives() -> None:
     begun, *rest = HELLO.pieces
     gate = asyncio.Event()
     answer = Answer([begun, b"event: ping\n", b'data: {"type": "ping"}\n\n' + b"".join(rest)], gate=gate)
@@ -174,10 +175,11 @@ async def test_a_ping_and_a_piece_of_an_event_are_heartbeats() -> None:
             assert [event async for event in events][-1] == END
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------
+# --- requests
+# -------------------------------------------------------------------------------------------------
 
 
-async def test_the_request_says_everything_and_carries_key_and_version() -> None:
+async def test_the_request_has_all_content_with_key_and_version() -> None:
     request = ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,), key="s1/1/2")
     search = {"type": "web_search_20250305", "name": "web_search"}
     options = {"extra": {"temperature": 0.5}, "upstream_tools": [search], "is_cached": False}
@@ -198,7 +200,7 @@ async def test_the_request_says_everything_and_carries_key_and_version() -> None
     assert "authorization" not in headers
 
 
-async def test_an_answer_is_made_as_it_was_wished() -> None:
+async def test_model_settings_are_in_the_request() -> None:
     settings = ModelSettings(
         temperature=0.5, top_k=3, tokens_max=9, seed=1, stop=("END",), forced_tool="read"
     )
@@ -213,7 +215,7 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
 @pytest.mark.parametrize(
     "options", [{"thinking": {"type": "adaptive"}}, {"headers": {"Anthropic-Version": "2026-10-21"}}]
 )
-async def test_what_the_api_refuses_beside_thinking_is_not_passed_on(options: dict[str, Any]) -> None:
+async def test_settings_that_the_api_refuses_with_thinking_are_not_sent(options: dict[str, Any]) -> None:
     settings = ModelSettings(temperature=0.5, tokens_max=9, stop=("END",), forced_tool="read")
     async with asked_with(**options) as (server, model):
         await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
@@ -223,7 +225,7 @@ async def test_what_the_api_refuses_beside_thinking_is_not_passed_on(options: di
     assert not body.keys() & {"temperature", "tool_choice"}
 
 
-async def test_other_servers_get_the_headers_and_fields_they_want() -> None:
+async def test_other_servers_receive_their_headers_and_fields() -> None:
     headers = {"Authorization": "Bearer secret", "Anthropic-Version": "2024-01-01", "anthropic-beta": "x"}
     async with asked_with(headers=headers, extra={"max_tokens": None}, tokens_max=5) as (server, model):
         await answered(model, ModelRequest("", ASKED.history))
@@ -234,7 +236,7 @@ async def test_other_servers_get_the_headers_and_fields_they_want() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"is_cached": False}, {"cache_ttl": "1h"}])
-async def test_what_is_sent_is_what_the_sdk_has_types_for(options: dict[str, Any]) -> None:
+async def test_the_request_fits_the_types_of_the_sdk(options: dict[str, Any]) -> None:
     thinking = {"type": "enabled", "budget_tokens": 2000}
     signed = Response(
         (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True), ToolCall("a", "read")), model="m"
@@ -262,7 +264,7 @@ SIGNED = stream(
 )
 
 
-async def test_signed_thinking_goes_back_byte_for_byte_to_the_same_model_and_to_no_other() -> None:
+async def test_signed_thinking_is_sent_back_byte_for_byte_to_the_same_model_only() -> None:
     @tool
     async def read(path: str) -> str:
         """Read a file."""
@@ -302,7 +304,7 @@ async def test_signed_thinking_goes_back_byte_for_byte_to_the_same_model_and_to_
         ({}, None),
     ],
 )
-async def test_a_tool_loop_that_lost_its_thinking_goes_on_without(
+async def test_a_tool_loop_that_lost_its_thinking_continues_without_it(
     options: dict[str, Any], expected: object
 ) -> None:
     request = ModelRequest("", ASKED.history.then(RAN), (READ,))
@@ -315,7 +317,7 @@ async def test_a_tool_loop_that_lost_its_thinking_goes_on_without(
 
 
 @spec("REUSE-56")
-async def test_what_the_provider_ran_itself_is_told_in_words_the_next_time() -> None:
+async def test_a_hosted_call_is_described_in_text_in_the_next_request() -> None:
     ran = Response(
         (UpstreamCall("s", "web_search", '{"query": "q"}', "T", Outcome.OK), Text("T says so.")), model="m"
     )
@@ -331,7 +333,7 @@ async def test_what_the_provider_ran_itself_is_told_in_words_the_next_time() -> 
 
 
 def marks(body: Json) -> list[str]:
-    """Where the marks of a body stand."""
+    """Return the places of the cache marks in a body."""
     groups = {"tools": body.get("tools", []), "system": body.get("system", [])}
     for number, message in enumerate(body["messages"]):
         groups[f"messages[{number}]"] = message["content"] if isinstance(message["content"], list) else []
@@ -344,7 +346,7 @@ def marks(body: Json) -> list[str]:
 
 
 @spec("REUSE-61")
-async def test_four_marks_and_none_for_side_calls_or_where_they_are_not_wanted() -> None:
+async def test_four_cache_marks_are_set_and_none_for_side_calls_or_where_disabled() -> None:
     history = ASKED.history.then(RAN)
     asked = ModelRequest("Be brief.", history, (WRITE, READ))
     async with asked_with(cache_ttl="1h") as (server, model):
@@ -368,7 +370,7 @@ def without_marks(raw: bytes) -> bytes:
 
 
 @spec("REUSE-58", "REUSE-59", "REUSE-61")
-async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before_but_for_the_marks() -> None:
+async def test_the_body_of_a_turn_starts_with_the_bytes_of_the_turn_before_but_for_the_marks() -> None:
     first = ASKED.history
     second = first.then(RAN)
     third = second.then(SAID).then(UserMessage.of("thanks"))
@@ -387,13 +389,13 @@ async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before_but_f
 @spec("REUSE-58", "REUSE-61")
 @settings(max_examples=tried(25))
 @given(histories(8))
-def test_whatever_was_said_two_requests_share_their_bytes_up_to_the_first_anchor_that_moved(
+def test_two_requests_share_their_bytes_up_to_the_first_moved_anchor(
     history: History,
 ) -> None:
-    """Three things hold, of every request and the one after it.
+    """Three laws of every request and its successor.
 
-    All before the messages is the same, byte for byte. So are the messages of the earlier request, all of them, but for
-    marks. With marks, the later body begins with the earlier one up to the first mark among its messages.
+    All bytes before the messages are the same. So are the messages of the earlier request, all of them, but
+    for marks. With marks, the later body begins with the earlier one up to the first mark among its messages.
     """
     ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
     for before, now in itertools.pairwise(asyncio.run(bodies_of(history, ends))):
@@ -414,7 +416,7 @@ async def bodies_of(history: History, ends: list[int]) -> list[bytes]:
 
 
 def is_asked(entries: tuple[Entry, ...]) -> bool:
-    """Whether a model is asked here: by a user, or after the results of its calls."""
+    """Return whether a model is called here: after a user message, or after the results of its calls."""
     last = entries[-1]
     return isinstance(last, UserMessage) or bool(last.results)
 
@@ -455,11 +457,11 @@ def error_event(kind: str, message: str = "x") -> Json:
     ],
 )
 @spec("TURN-62")
-async def test_every_end_that_is_none_is_typed(answer: Answer, kind: type[ModelError]) -> None:
+async def test_every_unsuccessful_end_is_typed(answer: Answer, kind: type[ModelError]) -> None:
     assert type(await error_from(answer)) is kind
 
 
-async def test_the_pause_that_the_server_asks_for_is_kept() -> None:
+async def test_the_delay_requested_by_the_server_is_kept() -> None:
     error = await error_from(refusal(529, {"type": "overloaded_error"}, **{"retry-after": "2.5"}))
     assert error.retry_after_s == 2.5
 
@@ -494,7 +496,7 @@ async def test_connections_are_kept_between_responses() -> None:
     assert len(set(server.connections)) == 1
 
 
-def test_an_address_that_is_none_is_refused_at_once() -> None:
+def test_an_invalid_address_is_refused_at_once() -> None:
     with pytest.raises(UsageError):
         AnthropicMessages("example.org", "m")
 
@@ -502,7 +504,7 @@ def test_an_address_that_is_none_is_refused_at_once() -> None:
 # --- the real SDK at the same server ----------------------------------------------------------------------------
 
 
-async def test_the_sdk_reads_the_same_from_the_same_server() -> None:
+async def test_the_sdk_decodes_the_same_response_from_the_same_server() -> None:
     async with messages_server(SIGNED, SIGNED) as server, AnthropicMessages(server.url, "m") as model:
         events = await answered(model)
         client = anthropic.AsyncAnthropic(api_key="k", base_url=server.url.removesuffix("/v1"), max_retries=0)

@@ -1,4 +1,4 @@
-"""The events of a streamed message, as they come and as they may not come; judged by the real SDK."""
+"""The events of a streamed message, valid and invalid; compared with the real SDK."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ END = Finished(Finish.STOP, "claude-1", Usage(7, 9))
 
 
 def events_of(body: bytes, cuts: Iterable[int] = ()) -> list[ModelEvent]:
-    """Read a whole answer whose bytes arrive in pieces."""
+    """Decode a whole answer whose bytes arrive in pieces."""
     decoder, reader = SseDecoder(), MessageReader()
     places = [0, *sorted(cuts), len(body)]
     found: list[ModelEvent] = []
@@ -83,7 +83,7 @@ def events_of(body: bytes, cuts: Iterable[int] = ()) -> list[ModelEvent]:
 
 
 def read(*events: Json) -> list[ModelEvent]:
-    """Return what was said, without mere signs of life and empty pieces."""
+    """Return the decoded events, without keep-alives and empty pieces."""
     found = events_of(wire(events))
     return [each for each in found if is_progress(each) and not isinstance(each, Working)]
 
@@ -98,7 +98,7 @@ def response_of(events: Sequence[ModelEvent]) -> Response | None:
 # --- one response --------------------------------------------------------------------------------------------------
 
 
-def test_blocks_come_in_their_order_and_thoughts_with_their_signatures() -> None:
+def test_blocks_arrive_in_order_and_thoughts_with_their_signatures() -> None:
     events = [
         began(),
         PING,
@@ -121,13 +121,13 @@ def test_blocks_come_in_their_order_and_thoughts_with_their_signatures() -> None
     ]
 
 
-def test_a_thought_whose_words_are_omitted_keeps_its_signature() -> None:
+def test_a_thought_with_omitted_text_keeps_its_signature() -> None:
     response = response_of(read(began(), *thought(0), *text(1, "yes"), *ended()))
     assert response is not None
     assert response.parts == (Thinking("", "c2ln"), Text("yes"))
 
 
-def test_pings_are_no_progress_and_arguments_being_written_are() -> None:
+def test_pings_are_no_progress_and_streamed_arguments_are() -> None:
     reader = MessageReader()
     first, *pieces, _ = call(0, '{"a": 1}')
     assert reader.read_json(json.dumps(PING).encode()) == [KeepAlive()]
@@ -136,7 +136,7 @@ def test_pings_are_no_progress_and_arguments_being_written_are() -> None:
     ] * 2
 
 
-def test_tools_that_the_provider_runs_are_told_with_what_they_read() -> None:
+def test_hosted_tools_are_reported_with_their_results() -> None:
     hit = {"type": "web_search_result", "title": "T", "url": "u", "encrypted_content": "x" * 99}
     search = {"call_id": "srvtoolu_1", "name": "web_search", "kind": "server_tool_use"}
     asked = {"call_id": "mcptoolu_1", "name": "echo", "kind": "mcp_tool_use", "server_name": "s"}
@@ -159,7 +159,7 @@ def test_tools_that_the_provider_runs_are_told_with_what_they_read() -> None:
     ]
 
 
-def test_a_tool_of_the_provider_that_failed_says_so() -> None:
+def test_a_failed_hosted_tool_has_an_error_outcome() -> None:
     error = {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}
     (_, ending, _) = read(
         *call(0, call_id="s", name="web_search", kind="server_tool_use"),
@@ -184,11 +184,11 @@ def test_a_tool_of_the_provider_that_failed_says_so() -> None:
         (None, Finish.STOP),
     ],
 )
-def test_every_reason_to_stop_is_one_of_ours(reason: str | None, finish: Finish) -> None:
+def test_every_stop_reason_maps_to_a_finish(reason: str | None, finish: Finish) -> None:
     assert read(began(), *text(0, "Hm"), *ended(reason))[-1] == Finished(finish, "claude-1", Usage(7, 9))
 
 
-def test_every_reason_that_the_sdk_knows_has_a_case() -> None:
+def test_every_stop_reason_of_the_sdk_has_a_case() -> None:
     known = set(get_args(anthropic.types.StopReason))
     assert known == {
         "end_turn",
@@ -205,15 +205,13 @@ def test_every_reason_that_the_sdk_knows_has_a_case() -> None:
     ("reason", "kind"),
     [("refusal", ModelFilteredError), ("model_context_window_exceeded", ContextOverflowError)],
 )
-def test_a_refusal_and_a_full_window_that_leave_nothing_are_errors(
-    reason: str, kind: type[ModelError]
-) -> None:
+def test_a_refusal_or_a_full_window_without_content_is_an_error(reason: str, kind: type[ModelError]) -> None:
     with pytest.raises(ModelError) as caught:
         read(began(), *thought(0, "hm"), *ended(reason))
     assert type(caught.value) is kind
 
 
-def test_what_the_length_limit_left_open_counts_as_far_as_it_came() -> None:
+def test_a_part_cut_by_the_length_limit_counts_as_far_as_it_came() -> None:
     begun = call(0, '{"path": ')[:-1]
     assert read(began(), *begun, *ended("max_tokens")) == [
         ToolCallRequested("toolu_1", "read", '{"path": '),
@@ -222,7 +220,7 @@ def test_what_the_length_limit_left_open_counts_as_far_as_it_came() -> None:
     assert read(began(), *call(0)[:-1], *ended("max_tokens"))[0] == ToolCallRequested("toolu_1", "read", "")
 
 
-def test_what_came_from_the_cache_counts_as_input_too() -> None:
+def test_cached_tokens_count_as_input() -> None:
     cached: dict[str, Any] = {"cache_creation_input_tokens": 20, "cache_read_input_tokens": 300}
     at_first = read(began(input_tokens=4, **cached), *text(0, "x"), *ended())
     in_the_end = read(began(input_tokens=0), *text(0, "x"), *ended(input_tokens=4, **cached))
@@ -230,8 +228,10 @@ def test_what_came_from_the_cache_counts_as_input_too() -> None:
     assert at_first[-1] == Finished(Finish.STOP, "claude-1", Usage(324, 9, 300, 20))
 
 
-def test_the_rules_of_other_servers_are_read_too() -> None:
-    """Arguments whole at the beginning, no usage, no reason, nothing after the reason, unknown events and blocks."""
+def test_deviations_of_other_servers_are_accepted() -> None:
+    """Arguments whole at the beginning, no usage, no reason, nothing after the reason, unknown events and
+    blocks.
+    """
     whole = [opened(0, "tool_use", id="a", name="read", input={"path": "x"}), closed(0)]
     assert read(*whole, {"type": "message_stop"}, *text(1, "late")) == [
         ToolCallRequested("a", "read", '{"path":"x"}'),
@@ -250,7 +250,8 @@ def test_the_rules_of_other_servers_are_read_too() -> None:
     ]
 
 
-# --- what may not come ------------------------------------------------------------------------------------------
+# --- invalid streams
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_an_error_in_the_middle_is_typed(error: object, kind: type[ModelError]) 
     assert type(caught.value) is kind
 
 
-def test_a_stream_that_breaks_off_anywhere_is_no_response() -> None:
+def test_a_stream_cut_anywhere_is_no_response() -> None:
     events = [began(), *thought(0, "hm"), *text(1, "yes"), *call(2, "{}"), *ended("tool_use")]
     for count in range(len(events) - 1):
         with pytest.raises(ModelUnavailableError):
@@ -282,12 +283,12 @@ def test_a_stream_that_breaks_off_anywhere_is_no_response() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"<html>", b'{"type": 5}'])
-def test_what_is_no_event_may_pass_the_next_time(data: bytes) -> None:
+def test_bytes_that_are_no_event_are_a_retryable_error(data: bytes) -> None:
     with pytest.raises(ModelUnavailableError):
         MessageReader().read_json(data)
 
 
-def test_a_block_that_never_began_and_blocks_without_end_are_faults() -> None:
+def test_a_delta_without_its_block_and_too_many_blocks_are_errors() -> None:
     with pytest.raises(ModelUnavailableError):
         read(began(), grown(3, "input_json_delta", partial_json="{"))
     with pytest.raises(ModelUnavailableError):
@@ -319,7 +320,7 @@ _events = st.one_of(
 
 
 @given(st.lists(_events, max_size=6))
-def test_whatever_comes_is_events_or_a_typed_error(events: list[Json]) -> None:
+def test_any_input_gives_events_or_a_typed_error(events: list[Json]) -> None:
     try:
         found = events_of(wire(events))
     except ModelError:
@@ -372,7 +373,7 @@ def _responses(draw: st.DrawFn) -> list[Json]:
 
 
 def sdk_message(body: bytes) -> anthropic.types.Message:
-    """Let the real SDK read the same bytes."""
+    """Decode the same bytes with the real SDK."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=body)
@@ -387,7 +388,7 @@ def sdk_message(body: bytes) -> anthropic.types.Message:
 
 
 def parts_of(message: anthropic.types.Message) -> list[ResponsePart]:
-    """Return what the SDK read as our parts; neighbouring texts are one, empty ones none."""
+    """Return the SDK's response as our parts; neighbouring texts are one, empty ones none."""
     parts: list[ResponsePart] = []
     for block in message.content:
         match block.type:
@@ -416,7 +417,7 @@ def _dumped(value: object) -> str:
 
 
 def compared(part: ResponsePart) -> ResponsePart:
-    """Without what the SDK has in another form: the spelling of arguments, the words of a result."""
+    """Normalise parts that the SDK has in another form: the spelling of arguments, the text of a result."""
     if isinstance(part, ToolCall):
         return ToolCall(part.id, part.name, _dumped(json.loads(part.arguments or "{}")))
     if isinstance(part, UpstreamCall):
@@ -430,7 +431,9 @@ def compared(part: ResponsePart) -> ResponsePart:
 
 @settings(max_examples=tried(60))
 @given(_responses(), st.data())
-def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], data: st.DataObject) -> None:
+def test_the_same_bytes_cut_anywhere_equal_the_response_of_the_sdk(
+    events: list[Json], data: st.DataObject
+) -> None:
     body = wire(events)
     cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=8))
     found = events_of(body, cuts)
@@ -454,7 +457,7 @@ def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], 
 
 @settings(max_examples=tried(10))
 @given(_responses())
-def test_cut_at_every_single_byte_it_is_the_same_response(events: list[Json]) -> None:
+def test_a_cut_at_every_single_byte_gives_the_same_response(events: list[Json]) -> None:
     body = wire(events)
     whole = events_of(body)
     assert events_of(body, range(1, len(body))) == whole
@@ -464,7 +467,7 @@ def test_cut_at_every_single_byte_it_is_the_same_response(events: list[Json]) ->
 # --- tools ------------------------------------------------------------------------------------------------------
 
 
-def test_tools_are_written_as_the_api_has_them() -> None:
+def test_tools_have_the_form_of_the_api() -> None:
     schema = {"properties": {"path": {"type": "string"}}}
     assert render_tools([ToolSpec("read", "Read a file.", schema), ToolSpec("list", "", {})]) == [
         {"name": "read", "description": "Read a file.", "input_schema": {"type": "object", **schema}},

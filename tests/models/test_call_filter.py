@@ -21,14 +21,14 @@ def passed(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]
 
 
 @spec("REUSE-67")
-def test_a_call_for_an_application_without_tools_is_a_thought_too() -> None:
+def test_a_call_for_an_application_without_tools_becomes_thinking() -> None:
     assert passed(ToolCallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
         ThinkingDelta("\n[look {}]\n"),
         Finished(Finish.STOP),
     ]
 
 
-def test_each_call_has_an_id_of_its_own() -> None:
+def test_each_call_has_a_distinct_id() -> None:
     calls = [ToolCallRequested(given, "look", "") for given in ("", "c", "c", "call_1")]
     events = passed(*calls, Finished(Finish.STOP), has_tools=True)
     assert [event.id for event in events if isinstance(event, ToolCallRequested)] == [
@@ -41,5 +41,5 @@ def test_each_call_has_an_id_of_its_own() -> None:
     assert events[-1] == Finished(Finish.CALLS)
 
 
-def test_everything_else_passes_as_it_is() -> None:
+def test_all_other_events_pass_unchanged() -> None:
     assert passed(TextDelta("a"), Working("x")) == [TextDelta("a"), Working("x")]

@@ -41,7 +41,7 @@ PNG = base64.b64encode(bytes(range(250))).decode()
 
 
 @spec("REUSE-1")
-def test_what_models_and_tools_said_does_not_count() -> None:
+def test_text_of_models_and_tools_does_not_count() -> None:
     told = sent(said("a"), responded("yes", calls=["c1"]), said("b"))
     response = Response(
         (Thinking("hm", "sig"), Text("as the host writes it"), ToolCall("c1", "other", "[1]")), model="m"
@@ -63,12 +63,12 @@ def test_what_models_and_tools_said_does_not_count() -> None:
         sent(),
     ],
 )
-def test_everything_else_counts(other: object) -> None:
+def test_every_other_difference_counts(other: object) -> None:
     assert other != sent(said("a"))
 
 
 @spec("REUSE-2")
-def test_neither_the_order_of_tools_nor_of_keys_at_any_depth_counts() -> None:
+def test_the_order_of_tools_and_of_keys_at_any_depth_does_not_count() -> None:
     one = ToolSpec(
         "read", "d", {"type": "object", "properties": {"a": {"x": 1, "y": [{"p": 1, "q": 2}]}, "b": {}}}
     )
@@ -86,7 +86,7 @@ def test_neither_the_order_of_tools_nor_of_keys_at_any_depth_counts() -> None:
 
 
 @spec("REUSE-2")
-def test_the_order_of_lists_counts_and_so_does_every_value() -> None:
+def test_the_order_of_lists_and_every_value_counts() -> None:
     def tool(names: Sequence[object]) -> bytes:
         return tools_digest([ToolSpec("read", parameters={"properties": {"a": {"enum": list(names)}}})])
 
@@ -97,7 +97,7 @@ def test_the_order_of_lists_counts_and_so_does_every_value() -> None:
 
 
 @spec("REUSE-2")
-def test_empty_and_missing_are_alike() -> None:
+def test_empty_and_missing_are_equal() -> None:
     assert tools_digest([]) == servers_digest(()) == system_digest("") == identity_digest({})
     assert tools_digest([ToolSpec("read", "", {})]) == tools_digest([ToolSpec("read")])
     assert servers_digest([ForwardedMcpServer("f", env={}, headers={}, args=())]) == servers_digest(
@@ -107,12 +107,12 @@ def test_empty_and_missing_are_alike() -> None:
 
 
 @spec("REUSE-2")
-def test_two_sets_are_never_written_alike() -> None:
+def test_two_different_sets_are_never_encoded_alike() -> None:
     assert tools_digest([ToolSpec("a"), ToolSpec("b")]) != tools_digest([ToolSpec('a"}{"name":"b')])
     assert tools_digest([ToolSpec("a"), ToolSpec("a")]) != tools_digest([ToolSpec("a")])
 
 
-def test_half_a_character_is_no_reason_to_fail() -> None:
+def test_a_lone_surrogate_does_not_fail() -> None:
     assert canonical({"b": 1, "a": "\ud800"}) == b'{"a":"\\ud800","b":1}'
     assert system_digest("\ud800") != system_digest("?")
     assert sent(said("\ud800")) != sent(said("?"))
@@ -120,7 +120,7 @@ def test_half_a_character_is_no_reason_to_fail() -> None:
 
 
 @spec("REUSE-3")
-def test_words_count_however_they_are_cut_into_parts() -> None:
+def test_text_counts_however_it_is_split_into_parts() -> None:
     def print_of(*parts: UserPart) -> bytes:
         return sent(UserMessage(parts)).fingerprint.users
 
@@ -141,7 +141,7 @@ def test_words_count_however_they_are_cut_into_parts() -> None:
 
 
 @spec("REUSE-4")
-def test_an_attachment_is_its_content() -> None:
+def test_an_attachment_is_identified_by_its_content() -> None:
     other = base64.b64encode(bytes(250)).decode()
     assert file_digest(File("image/png", PNG)) != file_digest(File("image/png", other))
     assert file_digest(File("image/png", PNG, name="a.png")) == file_digest(
@@ -168,7 +168,7 @@ def test_the_same_bytes_in_another_base64_are_the_same_attachment(same: File) ->
 
 
 @spec("REUSE-4")
-def test_what_cannot_be_read_is_compared_as_it_is() -> None:
+def test_an_unreadable_attachment_is_compared_unchanged() -> None:
     files = [
         File("image/png", url="https://a/1"),
         File("image/png", url="https://a/2"),
@@ -184,7 +184,7 @@ def test_what_cannot_be_read_is_compared_as_it_is() -> None:
 
 @spec("REUSE-5")
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
-def test_the_longest_common_beginning_is_found(one: list[str], two: list[str]) -> None:
+def test_the_longest_common_prefix_is_found(one: list[str], two: list[str]) -> None:
     links = [sent(*talk(*texts)).fingerprint for texts in (one, two)]
     expected = next(
         (at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
@@ -194,7 +194,7 @@ def test_the_longest_common_beginning_is_found(one: list[str], two: list[str]) -
 
 
 @spec("REUSE-5")
-def test_it_is_found_by_halving() -> None:
+def test_the_common_prefix_is_found_by_bisection() -> None:
     class Watched(bytes):
         looks = 0
 
@@ -209,7 +209,7 @@ def test_it_is_found_by_halving() -> None:
 
 
 @spec("REUSE-1")
-def test_the_tail_is_what_has_nothing_behind_it_but_users() -> None:
+def test_the_tail_consists_of_the_trailing_user_messages_and_results() -> None:
     told = sent(said("a"), responded(calls=["c1"]), responded(calls=["c2", "c3"]), said("b"), said("c"))
     assert (told.tail_users, told.tail_results, told.answered) == (2, ("c2", "c3"), ("c1", "c2", "c3"))
     told = sent(said("a"), responded(calls=["c1"]), responded(), said("b"))
@@ -230,7 +230,7 @@ _entries = st.lists(
 
 @spec("REUSE-6")
 @given(st.lists(_entries, max_size=6), st.booleans())
-def test_a_chain_says_what_hashing_the_whole_says(batches: list[list[Entry]], is_growing: bool) -> None:  # noqa: FBT001 - drawn
+def test_a_chain_equals_the_hash_of_the_whole_history(batches: list[list[Entry]], is_growing: bool) -> None:  # noqa: FBT001 - drawn
     chain = Chain()
     history = History()
     for batch in batches:
@@ -241,7 +241,7 @@ def test_a_chain_says_what_hashing_the_whole_says(batches: list[list[Entry]], is
 
 
 @spec("REUSE-6")
-def test_a_chain_reads_only_what_is_new() -> None:
+def test_a_chain_hashes_only_new_entries() -> None:
     class Counted(str):
         __slots__ = ()
         reads = 0
@@ -259,7 +259,7 @@ def test_a_chain_reads_only_what_is_new() -> None:
 
 
 @spec("REUSE-6")
-def test_a_chain_notices_that_a_known_message_was_replaced() -> None:
+def test_a_chain_notices_a_replaced_entry() -> None:
     first, second, third = said("a"), said("b"), said("c")
     chain = Chain().then(History((first, second)))
     edited = History((said("A"), second, third))

@@ -1,4 +1,4 @@
-"""The examples of `docs/guides/models.md` run, and its tables are the truth."""
+"""The examples of `docs/guides/models.md` run, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _examples() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for example in re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL):
         names: dict[str, Any] = {}
-        exec(compile(example, "models.md", "exec"), names)  # it is our own guide
+        exec(compile(example, "models.md", "exec"), names)  # The code is from our own guide.
         found.append(names)
     return found
 
@@ -46,7 +46,7 @@ def test_every_budget_is_in_the_table_with_its_default() -> None:
     }
 
 
-def test_every_error_of_a_model_that_asks_for_something_is_named() -> None:
+def test_every_error_of_a_model_that_needs_an_action_is_named() -> None:
     kinds = [
         each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ModelError)
     ]

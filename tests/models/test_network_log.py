@@ -68,7 +68,7 @@ def test_secrets_are_redacted_also_where_the_line_is_cut(body: str, caplog: pyte
     assert len(line) < SHOWN_BYTES_MAX + 100
 
 
-def test_a_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_entry_is_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, NETWORK_LOGGER)
     NetworkLog("m", []).log_piece(b"data: 1\n\ndata: \xff\xf0\r\x1b[2J")
     assert caplog.records[0].getMessage().isprintable()
@@ -93,7 +93,7 @@ asyncio.run(main())
     "setup", ["", "logging.basicConfig(level=logging.DEBUG)"], ids=["none", "own logging"]
 )
 @pytest.mark.parametrize("asked", ["", "1"])
-def test_the_variable_shows_each_line_once(setup: str, asked: str) -> None:
+def test_the_environment_variable_shows_each_line_once(setup: str, asked: str) -> None:
     environment = {**os.environ, "MIDSTREAM_DEBUG_NETWORK": asked}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(setup=setup)],

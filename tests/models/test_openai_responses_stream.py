@@ -1,4 +1,4 @@
-"""The events of a streamed Responses response, as they come and as they may not come."""
+"""The events of a streamed Responses response, valid and invalid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def delta(number: int, text: str) -> dict[str, Any]:
     return {"type": "response.output_text.delta", "sequence_number": number, "delta": text}
 
 
-def test_an_event_that_was_read_before_is_passed_over() -> None:
+def test_a_repeated_event_is_ignored() -> None:
     reader = ResponsesReader()
     assert read(reader, delta(0, "a"), delta(1, "b"), delta(1, "b"), delta(0, "a"), delta(2, "c")) == [
         TextDelta("a"),
@@ -33,14 +33,14 @@ def test_an_event_that_was_read_before_is_passed_over() -> None:
     assert reader.sequence == 2
 
 
-def test_states_are_no_progress_and_work_that_cannot_be_shown_is() -> None:
+def test_states_are_no_progress_and_hidden_work_is() -> None:
     reader = ResponsesReader()
     assert read(reader, {"type": "response.queued", "response": {"id": "resp_1"}}) == [KeepAlive()]
     assert read(reader, {"type": "response.web_search_call.searching"}) == [Working()]
     assert reader.response_id == "resp_1"
 
 
-def test_a_response_that_was_not_streamed_is_read_from_its_end() -> None:
+def test_a_response_without_deltas_is_decoded_from_its_end() -> None:
     content = [{"type": "output_text", "text": "Hello"}, {"type": "refusal", "refusal": "!"}]
     output = [{"type": "reasoning"}, {"type": "message", "content": content}]
     reader = ResponsesReader()
@@ -56,14 +56,14 @@ def test_usage_without_details_counts() -> None:
     assert read(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(3, 1))]
 
 
-def test_what_the_cache_gave_and_took_is_counted() -> None:
+def test_cached_and_cache_writing_tokens_are_counted() -> None:
     details = {"cached_tokens": 20, "cache_write_tokens": 5}
     usage = {"input_tokens": 30, "input_tokens_details": details, "output_tokens": 1}
     done = {"type": "response.completed", "response": {"usage": usage}}
     assert read(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(30, 1, 20, 5))]
 
 
-def test_tools_are_written_flat() -> None:
+def test_tools_have_a_flat_form() -> None:
     assert render_tools([ToolSpec("read", "Read a file.", {})]) == [
         {
             "type": "function",
@@ -76,7 +76,7 @@ def test_tools_are_written_flat() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"<html>", b'{"type": 5}'])
-def test_what_is_no_event_may_pass_the_next_time(data: bytes) -> None:
+def test_bytes_that_are_no_event_are_a_retryable_error(data: bytes) -> None:
     with pytest.raises(ModelUnavailableError):
         ResponsesReader().read_json(data)
 
@@ -111,7 +111,7 @@ _events = st.fixed_dictionaries(
 
 
 @given(st.lists(_events, max_size=4))
-def test_whatever_comes_is_events_or_a_typed_error(events: list[dict[str, Any]]) -> None:
+def test_any_input_gives_events_or_a_typed_error(events: list[dict[str, Any]]) -> None:
     reader = ResponsesReader()
     try:
         read(reader, *events)

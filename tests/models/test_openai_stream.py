@@ -37,7 +37,7 @@ def read(*chunks: dict[str, Any]) -> list[ModelEvent]:
     return [*events, *reader.end()]
 
 
-def test_text_comes_at_once_and_the_end_with_its_usage() -> None:
+def test_text_arrives_at_once_and_the_end_with_its_usage() -> None:
     usage = {
         "prompt_tokens": 7,
         "completion_tokens": 2,
@@ -53,7 +53,7 @@ def test_text_comes_at_once_and_the_end_with_its_usage() -> None:
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_thinking_has_two_names(field: str) -> None:
+def test_thinking_has_two_field_names(field: str) -> None:
     assert read(chunk(**{field: "hm"}), chunk("stop", content="yes")) == [
         ThinkingDelta("hm"),
         TextDelta("yes"),
@@ -61,7 +61,7 @@ def test_thinking_has_two_names(field: str) -> None:
     ]
 
 
-def test_parallel_calls_are_put_together_by_their_index() -> None:
+def test_parallel_calls_are_joined_by_their_index() -> None:
     assert read(
         chunk(tool_calls=[call_piece(0, "", id="a", name="read")]),
         chunk(tool_calls=[call_piece(1, "{", id="b", name="list"), call_piece(0, '{"path"')]),
@@ -75,7 +75,7 @@ def test_parallel_calls_are_put_together_by_their_index() -> None:
     ]
 
 
-def test_calls_without_an_index_begin_with_their_id() -> None:
+def test_calls_without_an_index_start_with_their_id() -> None:
     assert read(
         chunk(tool_calls=[call_piece(None, '{"a"', id="a", name="read")]),
         chunk(tool_calls=[call_piece(None, ": 1}")]),
@@ -97,11 +97,11 @@ def test_calls_without_an_index_begin_with_their_id() -> None:
         ("new", Finish.STOP),
     ],
 )
-def test_each_reason_has_its_finish(reason: str, finish: Finish) -> None:
+def test_each_finish_reason_maps_to_a_finish(reason: str, finish: Finish) -> None:
     assert read(chunk(reason, content="a"))[-1] == Finished(finish, "m")
 
 
-def test_the_marker_alone_ends_a_response() -> None:
+def test_the_end_marker_alone_ends_a_response() -> None:
     reader = ChatStreamReader()
     assert reader.read_json(json.dumps(chunk(content="a")).encode()) == [TextDelta("a")]
     assert reader.read_json(b"[DONE]") == []
@@ -113,12 +113,12 @@ def test_a_response_without_its_end_is_cut() -> None:
         read(chunk(content="Hel"))
 
 
-def test_a_response_that_the_filter_withheld_is_not_asked_for_again() -> None:
+def test_a_filtered_response_is_not_retryable() -> None:
     with pytest.raises(ModelFilteredError, match="content filter"):
         read(chunk("content_filter"))
 
 
-def test_a_server_that_counts_calls_without_end_is_broken() -> None:
+def test_too_many_calls_are_an_error() -> None:
     with pytest.raises(ModelUnavailableError, match="limit"):
         read(chunk(tool_calls=[call_piece(CALLS_MAX, "{}", id="a", name="read")]))
 
@@ -140,7 +140,7 @@ def test_a_server_that_counts_calls_without_end_is_broken() -> None:
         ),
     )
 )
-def test_whatever_comes_is_events_or_a_typed_error(data: bytes) -> None:
+def test_any_input_gives_events_or_a_typed_error(data: bytes) -> None:
     reader = ChatStreamReader()
     try:
         reader.read_json(data)
@@ -156,7 +156,7 @@ def test_an_error_in_the_middle_of_a_stream_is_typed() -> None:
         read({"error": {"message": "bad tool", "type": "invalid_request_error", "code": None}})
 
 
-def test_googles_thought_signature_comes_with_its_call() -> None:
+def test_googles_thought_signature_arrives_with_its_call() -> None:
     extra = {"google": {"thought_signature": "c2ln"}}
     signed = call_piece(0, "{}", name="run", id="a", extra_content=extra)
     found = read(

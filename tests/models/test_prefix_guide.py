@@ -1,4 +1,4 @@
-"""The example of `docs/guides/prefix-cache.md` runs, and its table is the truth."""
+"""The example of `docs/guides/prefix-cache.md` runs, and its table is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "prefix-cache.md").read
 def test_the_example_runs() -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(example, "prefix-cache.md", "exec"), names)  # it is our own guide
+    exec(compile(example, "prefix-cache.md", "exec"), names)  # The code is from our own guide.
 
     marked = names["marked"]
     blocks = (marked["tools"][0], marked["system"][0], marked["messages"][0]["content"][0])

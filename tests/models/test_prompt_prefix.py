@@ -1,4 +1,4 @@
-"""Requests whose beginning stays the same, byte for byte."""
+"""Requests with a byte-for-byte stable prefix."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def encoded(messages: object) -> bytes:
 @spec("REUSE-58")
 @settings(max_examples=tried(120))
 @given(histories(8), EVERYBODY, st.data())
-def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
+def test_the_messages_of_a_turn_start_with_those_of_the_turn_before(
     history: History, profile: str, data: st.DataObject
 ) -> None:
-    """The request before a user's message is answered, and every one after it."""
+    """The request before the answer to a user's message, and every later one."""
     ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
     if len(ends) > 1:
         before = data.draw(st.sampled_from(ends[:-1]))
@@ -72,14 +72,14 @@ def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
 
 
 def is_asked(entries: tuple[Entry, ...]) -> bool:
-    """Whether a model is asked here: by a user, or after the results of its calls."""
+    """Return whether a model is called here: after a user message, or after the results of its calls."""
     last = entries[-1]
     return isinstance(last, UserMessage) or bool(last.results)
 
 
 @spec("REUSE-59")
 @given(st.permutations([READ, LIST, ToolSpec("write", "Write.", {"required": ["b", "a"], "type": "object"})]))
-def test_the_same_tools_are_the_same_bytes_in_whatever_order_they_come(tools: list[ToolSpec]) -> None:
+def test_the_same_tools_in_any_order_are_the_same_bytes(tools: list[ToolSpec]) -> None:
     shuffled = [
         ToolSpec(each.name, each.description, dict(reversed(each.parameters.items()))) for each in tools
     ]
@@ -112,7 +112,7 @@ def test_another_prompt_or_tool_has_another_digest() -> None:
 
 
 @spec("REUSE-60")
-def test_a_cache_key_is_short_stable_and_says_nothing_of_the_session() -> None:
+def test_a_cache_key_is_short_stable_and_reveals_nothing_of_the_session() -> None:
     key = cache_key_of("s-with-a-name" * 40)
 
     assert key == cache_key_of("s-with-a-name" * 40) != cache_key_of("another")
@@ -130,7 +130,7 @@ def test_a_cache_key_is_short_stable_and_says_nothing_of_the_session() -> None:
         ("127.0.0.1", False),
     ],
 )
-def test_the_key_goes_to_servers_that_are_known_to_take_it(host: str, is_known: bool) -> None:  # noqa: FBT001 - a case
+def test_the_key_is_sent_to_servers_known_to_accept_it(host: str, is_known: bool) -> None:  # noqa: FBT001 - a case
     assert takes_cache_key(host) is is_known
 
 
@@ -185,8 +185,10 @@ def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
 
 
 @spec("REUSE-61")
-def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
-    """However many blocks one response adds: a look back of 20 would not reach over 25 calls and their results."""
+def test_the_second_anchor_is_at_the_end_of_the_previous_request() -> None:
+    """One response may add any number of blocks: a look back of 20 would not reach over 25 calls and their
+    results.
+    """
     calls = LOOK_BACK_BLOCKS + 5
     first, second = asked("read it all"), [*asked("read it all"), ran(calls)]
     third = [*second, Step(Response((Text("Done."),))), *asked("again")]
@@ -200,7 +202,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
 @spec("REUSE-61")
 @settings(max_examples=tried(80))
 @given(histories(8))
-def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
+def test_the_number_of_marks_is_limited_and_each_is_on_a_permitted_block(history: History) -> None:
     body = anchor(body_of(*history.entries))
     for message in body["messages"]:
         for block in message["content"] if isinstance(message["content"], list) else ():
@@ -214,7 +216,7 @@ def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(histo
 @spec("REUSE-61")
 @settings(max_examples=tried(80))
 @given(histories(8), st.data())
-def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
+def test_but_for_the_marks_a_longer_conversation_starts_with_the_shorter_one(
     history: History, data: st.DataObject
 ) -> None:
     ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
@@ -225,7 +227,7 @@ def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
 
 
 @spec("REUSE-61")
-def test_a_body_with_marks_of_its_own_is_left_alone() -> None:
+def test_a_body_with_its_own_marks_is_unchanged() -> None:
     body = body_of(*asked("hi"))
     body["messages"] = [
         {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
@@ -245,7 +247,7 @@ def chat_of(*entries: Entry) -> dict[str, Any]:
 
 @spec("REUSE-61")
 def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
-    """Beside the content of a result a mark is reported to make one such server hang."""
+    """A mark beside the content of a result reportedly makes one such server hang."""
     entries = [*asked("read it"), ran(2)]
     before, now = (anchor_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
     mark = {"type": "ephemeral", "ttl": "1h"}
@@ -265,7 +267,7 @@ def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
 
 
 @spec("REUSE-61")
-def test_of_a_message_with_an_image_its_words_are_marked() -> None:
+def test_the_text_of_a_message_with_an_image_is_marked() -> None:
     picture = UserMessage((Text("What is it?"), File("image/png", data="AAAA")))
     (_, user) = anchor_chat(chat_of(picture))["messages"]
 
@@ -275,7 +277,7 @@ def test_of_a_message_with_an_image_its_words_are_marked() -> None:
 @spec("REUSE-61")
 @settings(max_examples=tried(80))
 @given(histories(8), st.data())
-def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
+def test_but_for_the_marks_longer_chat_completions_start_with_the_shorter_ones(
     history: History, data: st.DataObject
 ) -> None:
     ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
@@ -287,14 +289,14 @@ def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
         assert anchor_chat(longer) == longer
 
 
-def test_the_body_that_was_given_stays_as_it_is() -> None:
+def test_the_input_body_is_not_changed() -> None:
     body = body_of(*asked("hi"), ran(2))
     before = msgspec.json.encode(body)
     anchor(body)
     assert msgspec.json.encode(body) == before
 
 
-def test_a_body_without_anything_to_mark_is_no_trouble() -> None:
+def test_a_body_without_anything_to_mark_is_accepted() -> None:
     assert anchor({"messages": []}) == {"messages": []}
     assert anchor({"messages": [{"role": "user", "content": " "}]})["messages"][0]["content"] == [
         {"type": "text", "text": " "}

@@ -1,4 +1,4 @@
-"""Every refusal we know of, and what becomes of it."""
+"""Every known refusal, and its typed error."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ from tests.spec import spec
         (None, {"type": "authentication_error"}, ModelAccessError),
     ],
 )
-def test_only_what_may_pass_is_asked_again(status: int | None, error: object, kind: type[ModelError]) -> None:
+def test_only_temporary_failures_are_retryable(
+    status: int | None, error: object, kind: type[ModelError]
+) -> None:
     assert type(error_of(error, status=status)) is kind
 
 
@@ -94,12 +96,12 @@ def test_every_known_status_decides_where_no_code_is_known(status: int) -> None:
 
 
 @pytest.mark.parametrize("words", OVERFLOW_WORDS)
-def test_words_about_the_length_are_understood(words: str) -> None:
+def test_error_texts_about_the_length_are_recognised(words: str) -> None:
     assert type(error_of({"message": f"Sorry: {words.upper()} 5"}, status=400)) is ContextOverflowError
 
 
 @spec("TURN-59")
-def test_what_a_table_says_is_asked_again_or_never_or_of_a_person() -> None:
+def test_each_error_type_of_the_tables_is_retried_or_not_or_needs_a_person() -> None:
     found: dict[str, set[str]] = {}
     for kind in {*STATUSES.values(), *CODES.values(), *TYPES.values()}:
         found.setdefault(kind.retry, set()).add(kind.__name__)
@@ -125,7 +127,7 @@ def test_every_code_of_the_providers_own_sdks_is_in_the_tables() -> None:
     assert theirs - CODES.keys() - TYPES.keys() == set()
 
 
-def test_an_error_says_what_to_do() -> None:
+def test_an_error_contains_advice() -> None:
     assert "API key" in error_of({"message": "no"}, status=401).message
     assert "resume the turn" in error_of({"message": "no"}, status=402).message
     assert "longer than the model can read" in error_of({"type": "exceed_context_size_error"}).message
@@ -147,5 +149,5 @@ _json = st.recursive(
 
 
 @given(_json, st.none() | st.integers(0, 1000))
-def test_whatever_a_server_sends_is_a_typed_error(error: object, status: int | None) -> None:
+def test_any_response_of_a_server_gives_a_typed_error(error: object, status: int | None) -> None:
     assert isinstance(error_of(error, status=status), ModelError)

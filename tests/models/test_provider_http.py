@@ -1,4 +1,4 @@
-"""Promises of HTTP itself; what a model makes of it is tested with each model built on it."""
+"""Promises of the HTTP layer; each model built on it has its own tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEAD_ONLY = stream(ending="hang")
 ONE_PIECE = stream(delta(content="a"), ending="hang")
 LONG = 60.0
 SHORT = 0.25
-"""Seconds in which a machine that others use gets a request from one end of a socket to the other."""
+"""Seconds for a request from one end of a socket to the other, on a busy machine."""
 
 
 async def test_only_the_wait_for_a_piece_counts_as_silence_and_one_timer_serves_all_pieces() -> None:
@@ -59,7 +59,7 @@ async def test_only_the_wait_for_a_piece_counts_as_silence_and_one_timer_serves_
             while seen < len(pieces):
                 seen += len(await anext(events))
             assert world.timers <= 2, "the first byte has a limit of its own"
-            await world.advance(50)  # the reader takes its time
+            await world.advance(50)  # The reader is slow.
             waiting = asyncio.ensure_future(anext(events))
             await world.settle()
             await world.advance(4)
@@ -86,7 +86,7 @@ async def test_only_the_wait_for_a_piece_counts_as_silence_and_one_timer_serves_
     ],
     ids=["nothing", "head", "piece", "equal", "budget", "budget between"],
 )
-async def test_silence_is_cut_by_the_limit_that_holds(
+async def test_silence_is_cut_by_the_limit_in_effect(
     answer: Answer, limits: HttpLimits | None, stalls: StallBudgets | None, limit_s: float
 ) -> None:
     async with chat_server(answer) as server:
@@ -98,8 +98,8 @@ async def test_silence_is_cut_by_the_limit_that_holds(
         await provider.aclose()
 
 
-async def test_a_first_byte_may_take_longer_than_what_follows() -> None:
-    """The gate opens only after the limit between bytes has passed, which says nothing about the first one."""
+async def test_a_first_byte_may_take_longer_than_the_later_ones() -> None:
+    """The gate opens only after the limit between bytes has passed, which does not apply to the first one."""
     gate = asyncio.Event()
     answer = Answer(stream(delta(content="a")).pieces[:1], gate=gate)
     async with chat_server(answer) as server:
@@ -116,12 +116,12 @@ async def _all(provider: Provider) -> list[Sequence[ServerSentEvent]]:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://example.org", "http://", "http://host:port", ""])
-def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+def test_an_invalid_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(UsageError):
         Provider(url, "m", world=World())
 
 
-async def test_what_is_gone_is_forgotten_and_other_refusals_are_not() -> None:
+async def test_a_missing_resource_is_reported_as_lost_and_other_refusals_are_not() -> None:
     async with chat_server(refusal(404), refusal(503), stream(delta(content="a"))) as server:
         provider = Provider(server.url, "m", world=World())
         path = "/chat/completions"
@@ -174,14 +174,14 @@ class Scripted:
 
     @property
     def heads(self) -> list[dict[str, str]]:
-        """The headers of each request, with its first line under ""."""
+        """Return the headers of each request, with its first line under ""."""
         heads = [each.partition(b"\r\n\r\n")[0].decode().split("\r\n") for each in self.requests]
         return [{"": first, **dict(line.split(": ", 1) for line in lines)} for first, *lines in heads]
 
 
 @contextlib.asynccontextmanager
 async def serving(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Run `talk` on each connection to an address; in the end wait until all of them have ended."""
+    """Run `talk` on each connection to an address; at the end wait for all of them."""
     talks: list[asyncio.Event] = []
 
     async def talked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -228,7 +228,7 @@ async def _words(provider: Provider, body: bytes = b"{}") -> list[bytes]:
     ],
     ids=["length", "chunks", "hints", "close", "1.0", "gzip"],
 )
-async def test_a_body_is_whole_however_it_comes(answer: bytes, piece_bytes: int) -> None:
+async def test_a_body_is_complete_however_it_is_split(answer: bytes, piece_bytes: int) -> None:
     async with scripted(answer, piece_bytes=piece_bytes) as (_, provider):
         assert await _words(provider) == [b"hello"]
 
@@ -268,7 +268,7 @@ async def test_a_connection_is_kept_unless_the_server_ends_it(first: bytes, conn
         OK + b"x: y\r\n" * 100_000,
     ],
 )
-async def test_an_answer_that_breaks_off_or_is_not_http_is_an_outage(answer: bytes | None) -> None:
+async def test_a_response_that_is_cut_or_not_http_is_an_outage(answer: bytes | None) -> None:
     async with scripted(answer) as (_, provider):
         with pytest.raises(ModelUnavailableError, match="the connection to m failed"):
             await _words(provider)
@@ -282,12 +282,12 @@ async def test_a_server_that_does_not_listen_is_an_outage() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full backlog refuses on other systems")
-async def test_a_connection_that_is_not_made_in_time_is_an_outage() -> None:
+async def test_a_connection_not_established_in_time_is_an_outage() -> None:
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.socket())
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
-        for _ in range(4):  # more than it takes while nobody accepts
+        for _ in range(4):  # More than its backlog holds.
             waiting = stack.enter_context(socket.socket())
             waiting.settimeout(0)
             with contextlib.suppress(BlockingIOError):
@@ -301,7 +301,7 @@ async def test_a_connection_that_is_not_made_in_time_is_an_outage() -> None:
 
 
 @pytest.mark.slow
-async def test_a_small_answer_that_unpacks_to_a_large_event_is_refused() -> None:
+async def test_a_small_response_that_unpacks_to_a_large_event_is_refused() -> None:
     packed = gzip.compress(b"data: " + bytes(8 * EVENT_BYTES_MAX))
     answer = OK + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
     async with scripted(answer + packed) as (_, provider):
@@ -310,8 +310,8 @@ async def test_a_small_answer_that_unpacks_to_a_large_event_is_refused() -> None
 
 
 @pytest.mark.slow
-async def test_an_unread_answer_stays_with_the_server() -> None:
-    """A reader that waits must not fill the memory: the server cannot send the end before it reads."""
+async def test_an_unread_response_stays_at_the_server() -> None:
+    """A waiting reader must not fill the memory: the server cannot send the end before it reads."""
     size, sent = 64 << 20, asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -325,7 +325,7 @@ async def test_an_unread_answer_stays_with_the_server() -> None:
         provider = Provider(url, "m", world=World())
         asked = provider.events("GET", "/responses/r")
         await anext(asked)
-        for _ in range(100):  # rounds of the loop, in which it could have come
+        for _ in range(100):  # Rounds of the loop, in which it could have come.
             await asyncio.sleep(0)
         assert not sent.is_set()
         async for _ in asked:
@@ -334,14 +334,14 @@ async def test_an_unread_answer_stays_with_the_server() -> None:
         await provider.aclose()
 
 
-async def test_a_large_request_is_sent_whole() -> None:
+async def test_a_large_request_is_sent_completely() -> None:
     async with scripted(WHOLE) as (peer, provider):
         body = b"x" * (8 << 20)
         assert await _words(provider, body) == [b"hello"]
         assert peer.requests[0].endswith(b"\r\n\r\n" + body)
 
 
-async def test_a_server_that_takes_nothing_is_given_up() -> None:
+async def test_a_server_that_reads_nothing_is_a_stall() -> None:
     is_given_up = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -360,7 +360,7 @@ async def test_a_server_that_takes_nothing_is_given_up() -> None:
 
 
 @pytest.mark.slow
-async def test_bytes_that_come_unasked_cost_the_connection() -> None:
+async def test_unrequested_bytes_close_the_connection() -> None:
     is_answered, is_left = asyncio.Event(), asyncio.Event()
     connections = 0
 
@@ -386,7 +386,7 @@ async def test_bytes_that_come_unasked_cost_the_connection() -> None:
         await provider.aclose()
 
 
-async def test_the_head_has_all_that_a_server_needs_and_no_more() -> None:
+async def test_the_request_head_has_only_the_needed_headers() -> None:
     async with scripted(WHOLE, WHOLE, headers={"X-Mine": "a", "User-Agent": "mine"}) as (peer, provider):
         await _words(provider)
         with_password = peer.url.replace("127", "me:pass%40word@127", 1)
@@ -407,7 +407,7 @@ async def test_the_head_has_all_that_a_server_needs_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\r\nx: y", "a\n", "a\0"])
-def test_a_header_that_no_request_can_carry_is_refused_at_once(value: str) -> None:
+def test_an_invalid_header_is_refused_at_once(value: str) -> None:
     with pytest.raises(UsageError, match="no header can carry"):
         Provider("http://127.0.0.1", "m", value, world=World())
     with pytest.raises(UsageError, match="no header can carry"):
@@ -415,7 +415,7 @@ def test_a_header_that_no_request_can_carry_is_refused_at_once(value: str) -> No
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_no_redirect_takes_the_key_elsewhere(status: int) -> None:
+async def test_a_redirect_never_receives_the_key(status: int) -> None:
     elsewhere = Scripted(WHOLE)
     async with serving(elsewhere.talk) as url:
         moved = f"HTTP/1.1 {status} Moved\r\nlocation: {url}/\r\ncontent-length: 0\r\n\r\n"
@@ -425,16 +425,14 @@ async def test_no_redirect_takes_the_key_elsewhere(status: int) -> None:
     assert elsewhere.connections == 0
 
 
-async def test_a_cookie_of_one_answer_is_not_in_later_requests() -> None:
+async def test_a_cookie_of_one_response_is_not_in_later_requests() -> None:
     async with scripted(WHOLE.replace(TYPE, TYPE + b"set-cookie: a=b\r\n"), WHOLE) as (peer, provider):
         await _words(provider)
         await _words(provider)
     assert [head.get("Cookie") for head in peer.heads] == [None, None]
 
 
-async def test_the_password_file_of_the_user_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_users_netrc_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password word\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -444,7 +442,7 @@ async def test_the_password_file_of_the_user_is_not_read(
 
 
 @pytest.mark.parametrize("prefix", ["http://", ""])
-async def test_a_proxy_of_the_environment_is_asked(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_the_environment_is_used(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = Scripted(WHOLE)
     async with serving(proxy.talk) as url:
         monkeypatch.setenv("http_proxy", prefix + url.removeprefix("http://"))
@@ -455,7 +453,7 @@ async def test_a_proxy_of_the_environment_is_asked(prefix: str, monkeypatch: pyt
     assert proxy.heads[0][""] == "POST http://model.example/v1/chat/completions?b=c HTTP/1.1"
 
 
-async def test_a_proxy_tunnels_tls_and_never_gets_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_tunnels_tls_and_never_receives_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = Scripted(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
     async with serving(proxy.talk) as url:
         monkeypatch.setenv("all_proxy", url)
@@ -468,7 +466,7 @@ async def test_a_proxy_tunnels_tls_and_never_gets_the_key(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
-async def test_a_server_is_known_by_a_certificate_that_the_system_trusts(
+async def test_a_server_certificate_trusted_by_the_system_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_trusted: bool
 ) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -491,20 +489,20 @@ async def test_a_server_is_known_by_a_certificate_that_the_system_trusts(
     assert len(peer.requests) == is_trusted
 
 
-async def test_no_proxy_is_asked_for_an_address_that_is_excepted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_excepted_address_does_not_use_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     async with scripted(WHOLE) as (_, provider):
         assert await _words(provider) == [b"hello"]
 
 
-def test_a_proxy_that_is_not_supported_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_proxy_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1")
     with pytest.raises(UsageError, match="socks5"):
         Provider("http://model.example/v1", "m", world=World())
 
 
-def test_connections_that_are_not_closed_end_with_their_loop(caplog: pytest.LogCaptureFixture) -> None:
+def test_unclosed_connections_end_with_their_loop(caplog: pytest.LogCaptureFixture) -> None:
     def talk(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection:
@@ -520,7 +518,7 @@ def test_connections_that_are_not_closed_end_with_their_loop(caplog: pytest.LogC
         talking.start()
         provider = Provider(f"http://127.0.0.1:{listening.getsockname()[1]}", "m", world=World())
         assert asyncio.run(_words(provider)) == [b"hello"]
-        talking.join(WAIT_S)  # the connection was closed
+        talking.join(WAIT_S)  # The connection was closed.
         assert not talking.is_alive()
     del provider
     gc.collect()

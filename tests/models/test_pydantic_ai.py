@@ -1,4 +1,6 @@
-"""pydantic-ai's models as models of ours: its test doubles, and its real OpenAI model against a scripted server."""
+"""pydantic-ai's models as models of ours: its test doubles, and its real OpenAI model against a scripted
+server.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ async def test_a_test_model_calls_and_then_answers() -> None:
     assert (told.text, told.finish) == ("all done", Finish.STOP)
 
 
-async def test_thinking_text_and_calls_come_in_their_form() -> None:
+async def test_thinking_text_and_calls_are_converted() -> None:
     async def say(
         sent: list[messages.ModelMessage], info: AgentInfo
     ) -> AsyncIterator[str | dict[int, DeltaThinkingPart] | dict[int, DeltaToolCall]]:
@@ -138,7 +140,7 @@ async def test_thinking_text_and_calls_come_in_their_form() -> None:
     assert finished.finish is Finish.CALLS
 
 
-async def test_the_provider_is_told_the_tools_and_the_instructions() -> None:
+async def test_the_provider_receives_the_tools_and_the_instructions() -> None:
     seen: list[tuple[AgentInfo, str | None]] = []
 
     async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
@@ -155,7 +157,7 @@ async def test_the_provider_is_told_the_tools_and_the_instructions() -> None:
 
 
 class Seen(httpx2.AsyncBaseTransport):
-    """Keeps what Anthropic is sent and refuses it, or answers with a stream."""
+    """A transport that records the requests to Anthropic, and refuses or answers with a stream."""
 
     def __init__(self, answer: bytes = b"") -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -175,7 +177,7 @@ def claude(seen: Seen) -> PydanticModel:
     return AnthropicModel("claude-test", provider=AnthropicProvider(anthropic_client=client))
 
 
-async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
+async def test_redacted_thinking_is_received_and_sent_back_unchanged() -> None:
     thoughts = [*claudes.thought(0, "hm"), *claudes.withheld(1, "c2VhbGVk")]
     words = [*claudes.text(2, "I look."), *claudes.call(3, "{}")]
     events = [claudes.began("claude-test"), *thoughts, *words, *claudes.ended("tool_use")]
@@ -206,14 +208,14 @@ CLAUDES = [
 
 
 @spec("REUSE-61")
-async def test_what_anthropic_is_sent_is_marked_for_its_cache() -> None:
+async def test_requests_to_anthropic_have_cache_marks() -> None:
     seen = Seen()
     model = PydanticAIModel(claude(seen))
     for request in CLAUDES:
         with pytest.raises(ModelRejectedError):
             await answered(model, request)
 
-    assert all("cache_control" in body for body in seen.bodies)  # its mark at the end of the messages
+    assert all("cache_control" in body for body in seen.bodies)  # Its mark at the end of the messages.
     assert all("cache_control" in body["tools"][-1] for body in seen.bodies)
     assert all("cache_control" in body["system"][-1] for body in seen.bodies)
     opening = [body["messages"][0]["content"][0] for body in seen.bodies]
@@ -240,7 +242,7 @@ def unmarked(value: Any) -> Any:  # noqa: ANN401 - any JSON
         ({}, {"is_ephemeral": True}),
     ],
 )
-async def test_nothing_is_marked_where_that_is_not_wanted(
+async def test_nothing_is_marked_where_it_is_disabled(
     options: dict[str, Any], request_of: dict[str, Any]
 ) -> None:
     seen = Seen()
@@ -251,7 +253,7 @@ async def test_nothing_is_marked_where_that_is_not_wanted(
     assert b"cache_control" not in msgspec.json.encode(seen.bodies)
 
 
-def test_a_history_is_rendered_whole() -> None:
+def test_a_history_is_rendered_completely() -> None:
     made = (ToolCall("a", "read", '{"path": "x"}'), ToolCall("b", "read", "{broken"))
     responded = Response((Thinking("hm", "sig"), Text("I will look."), *made), Finish.CALLS, "test")
     history = History(
@@ -281,7 +283,7 @@ def test_the_thinking_of_another_model_is_not_sent() -> None:
     assert answering.parts == [messages.TextPart("yes")]
 
 
-def test_files_take_the_form_their_kind_has() -> None:
+def test_files_are_converted_by_their_kind() -> None:
     files = (
         File("image/png", data="AAAA"),
         File("image/png", url="https://example.org/a.png"),
@@ -302,7 +304,7 @@ def test_files_take_the_form_their_kind_has() -> None:
     ]
 
 
-def test_an_attachment_that_is_no_base64_does_not_end_the_session() -> None:
+def test_an_invalid_attachment_does_not_end_the_session() -> None:
     history = History((UserMessage((File("image/png", data="!"),)),))
     ((asking,), _) = render_request(history, "", TestModel())
     (prompt,) = asking.parts
@@ -328,7 +330,7 @@ def test_an_attachment_arrives_byte_for_byte() -> None:
         ("deepseek", "r", "deepseek"),
     ],
 )
-def test_the_provider_says_whose_rules_hold(system: str, name: str, profile: str) -> None:
+def test_the_provider_decides_the_profile(system: str, name: str, profile: str) -> None:
     class Named(TestModel):
         @property
         def system(self) -> str:
@@ -338,7 +340,7 @@ def test_the_provider_says_whose_rules_hold(system: str, name: str, profile: str
     assert PydanticAIModel(Named(model_name=name), profile="portable")._profile == "portable"
 
 
-async def test_a_tool_loop_that_lost_its_thinking_goes_on_without() -> None:
+async def test_a_tool_loop_that_lost_its_thinking_continues_without_it() -> None:
     seen: list[object] = []
 
     async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
@@ -380,13 +382,13 @@ async def test_a_real_model_makes_parallel_calls() -> None:
     ]
 
 
-async def test_a_real_model_shows_its_thinking() -> None:
+async def test_a_real_model_streams_its_thinking() -> None:
     events = await answered_by(stream(delta(reasoning_content="hm"), delta("stop", content="yes")))
     assert [type(event) for event in events if not isinstance(event, Finished)][-1] is TextDelta
     assert any(isinstance(event, ThinkingDelta) and event.text == "hm" for event in events)
 
 
-async def test_the_wire_carries_the_whole_conversation() -> None:
+async def test_the_request_carries_the_whole_conversation() -> None:
     step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,))
     async with chat_server(HELLO) as server, openai_at(server.url) as model:
@@ -411,19 +413,19 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
     ],
     ids=["429", "500", "quota", "400", "401", "overflow", "cut", "error-inside", "filter"],
 )
-async def test_what_goes_wrong_is_typed(answer: Answer, kind: type[ModelError]) -> None:
+async def test_each_failure_is_typed(answer: Answer, kind: type[ModelError]) -> None:
     with pytest.raises(ModelError) as caught:
         await answered_by(answer)
     assert type(caught.value) is kind
 
 
-async def test_the_pause_a_provider_asks_for_is_kept() -> None:
+async def test_the_delay_requested_by_a_provider_is_kept() -> None:
     with pytest.raises(ModelUnavailableError) as caught:
         await answered_by(refusal(429, **{"retry-after": "3"}))
     assert caught.value.retry_after_s == 3.0
 
 
-async def test_no_provider_is_unavailable() -> None:
+async def test_an_absent_provider_is_unavailable() -> None:
     async with chat_server() as server:
         gone = server.url
     async with openai_at(gone) as model:
@@ -442,7 +444,7 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
         await server.left.wait()
 
 
-async def test_a_provider_that_never_answers_is_left_and_asked_again() -> None:
+async def test_a_provider_that_never_answers_can_be_cancelled_and_called_again() -> None:
     async with chat_server(silence(), HELLO) as server, openai_at(server.url) as model:
         async with asyncio.timeout(WAIT_S):
             asking = asyncio.create_task(answered(PydanticAIModel(model)))
@@ -455,7 +457,7 @@ async def test_a_provider_that_never_answers_is_left_and_asked_again() -> None:
     assert len(set(server.connections)) == 2
 
 
-def test_a_model_nobody_knows_and_one_without_its_key_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_model_or_a_missing_key_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UsageError, match="Unknown model"):
         PydanticAIModel("nobody:nothing")
@@ -465,14 +467,14 @@ def test_a_model_nobody_knows_and_one_without_its_key_say_so(monkeypatch: pytest
     assert PydanticAIModel("openai:gpt-5").name == "openai:gpt-5"
 
 
-def test_a_provider_whose_package_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_with_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "groq", None)
     monkeypatch.delitem(sys.modules, "pydantic_ai.models.groq", raising=False)
     with pytest.raises(ModelMissingError, match="groq"):
         PydanticAIModel("groq:llama")
 
 
-def test_without_pydantic_ai_the_error_holds_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pydantic_ai_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic_ai", None)
     monkeypatch.delitem(sys.modules, "midstream.models.pydantic_ai")
     with pytest.raises(ModelMissingError, match=r"pip install 'midstream\[models\]'"):
@@ -480,7 +482,7 @@ def test_without_pydantic_ai_the_error_holds_the_command(monkeypatch: pytest.Mon
 
 
 class Google(TestModel):
-    """A double of Google's models: its calls bear a thought signature."""
+    """A double of Google's models: its calls have a thought signature."""
 
     @property
     def system(self) -> str:
@@ -502,7 +504,7 @@ class Google(TestModel):
             yield streamed
 
 
-async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -> None:
+async def test_a_thought_signature_is_received_with_its_call_and_sent_back() -> None:
     model = Google(model_name="gemini-3-pro")
     *_, called, finished = await answered(PydanticAIModel(model))
     assert isinstance(called, ToolCallRequested)

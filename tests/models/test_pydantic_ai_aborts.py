@@ -1,4 +1,4 @@
-"""Turns of pydantic-ai that were left open: the next message works, and has what was finished."""
+"""Interrupted turns of pydantic-ai: the next message works, and has the finished parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.spec import spec
 
 
 @spec("DRIVEN-9")
-async def test_after_an_abort_the_next_message_works_and_has_what_was_finished() -> None:
+async def test_after_an_abort_the_next_message_works_and_has_the_finished_parts() -> None:
     lab = Lab([call("c1")], [call("c2"), call("c3")], [TextPart("never")])
     agent = lab.agent(system_prompt="Be brief.")
     lab.hangs_in = "c3"
@@ -69,7 +69,7 @@ async def test_after_an_abort_the_next_message_works_and_has_what_was_finished()
         TurnStatus.COMPLETED,
     ]
     assert sorted(lab.ran) == ["c1", "c2", "c3"]
-    lab.start_process()  # told again by another process: the same, without the model
+    lab.start_process()  # Replayed by another process: the same, without the model.
     lab_agent = lab.agent(system_prompt="Be brief.")
     again = await lab.run(lab_agent, prompt="stop that", key="k2")
     assert (again.output, len(again.all_messages()), len(heard)) == (
@@ -82,7 +82,7 @@ async def test_after_an_abort_the_next_message_works_and_has_what_was_finished()
 
 
 @spec("DRIVEN-9")
-async def test_words_of_a_cut_response_are_in_the_next_run() -> None:
+async def test_text_of_a_cut_response_is_in_the_next_run() -> None:
     lab = Lab([TextPart("one two three")])
     agent = lab.agent()
     spoken = asyncio.Event()
@@ -136,7 +136,7 @@ async def test_a_tool_that_raised_does_not_block_the_session() -> None:
 
 @pytest.mark.parametrize("is_own", [True, False])
 @pytest.mark.parametrize("keyword", ["instructions", "system_prompt"])
-async def test_an_agents_own_prompts_win_over_those_of_a_stored_history(keyword: str, is_own: bool) -> None:  # noqa: FBT001 - pytest's parameter
+async def test_the_prompts_of_an_agent_override_those_of_a_stored_history(keyword: str, is_own: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab([TextPart("first")])
     lab.durable = DurableTurns(MemoryStore(lab.memory), own_prompts=is_own)
     heard: list[list[ModelMessage]] = []
@@ -159,7 +159,7 @@ async def test_an_agents_own_prompts_win_over_those_of_a_stored_history(keyword:
         assert prompts == ["Old."]
     else:
         assert prompts == (["New."] if keyword == "system_prompt" else [])
-        assert isinstance(stored[0].parts[0], SystemPromptPart)  # the application's own list is as it was
+        assert isinstance(stored[0].parts[0], SystemPromptPart)  # The application's own list is unchanged.
     plain: Agent[None, Any] = Agent(FunctionModel(model), deps_type=type(None), capabilities=[lab.durable])
     await lab.run(plain, prompt="and more", message_history=stored)
     assert "Old." in str(heard[1])
@@ -209,7 +209,7 @@ def test_the_message_after_a_kill_works_in_another_process(tmp_path: Path) -> No
         return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
     assert run("go").returncode == -signal.SIGKILL
-    for _ in range(2):  # the second time it is told again from the journal
+    for _ in range(2):  # The second time it is replayed from the journal.
         later = run("stop that")
         assert later.returncode == 0, later.stderr
         assert later.stdout.strip() == f"go | stop that | done once | {UNKNOWN_CONTENT}"

@@ -1,4 +1,4 @@
-"""From what a model says to the response that comes of it."""
+"""From the events of a model to its response."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _built(*said: ModelEvent) -> tuple[list[Delta], Response | None]:
     return deltas, builder.response()
 
 
-def test_thinking_in_sealed_words_is_a_part_of_its_own() -> None:
+def test_redacted_thinking_is_a_part_of_its_own() -> None:
     sealed = ThinkingDelta("", "c2VhbGVk", is_redacted=True)
     deltas, response = _built(ThinkingDelta("hm"), sealed, sealed, TextDelta("yes"), Finished())
     assert [delta.text for delta in deltas] == ["hm", "yes"]
@@ -64,7 +64,7 @@ def test_thinking_in_sealed_words_is_a_part_of_its_own() -> None:
     assert response.parts == (Thinking("hm"), withheld, withheld, Text("yes"))
 
 
-def test_a_response_is_made_of_what_was_said_in_order() -> None:
+def test_a_response_consists_of_its_events_in_order() -> None:
     deltas, response = _built(
         ThinkingDelta("let me "),
         ThinkingDelta("see", signature="sig"),
@@ -87,16 +87,16 @@ def test_a_response_is_made_of_what_was_said_in_order() -> None:
     )
 
 
-def test_a_response_that_was_not_finished_is_none() -> None:
+def test_an_unfinished_response_is_none() -> None:
     assert _built(TextDelta("half a"))[1] is None
 
 
-def test_a_response_of_nothing_is_none() -> None:
+def test_an_empty_response_is_none() -> None:
     assert _built(Finished())[1] is None
     assert _built(TextDelta(" \n"), ThinkingDelta(""), Finished())[1] is None
 
 
-def test_a_finish_is_noticed() -> None:
+def test_a_finish_is_recorded() -> None:
     builder = ResponseBuilder(AttemptRef(1, 1, 1))
     assert not builder.is_finished
     builder.add(Finished())
@@ -104,7 +104,7 @@ def test_a_finish_is_noticed() -> None:
 
 
 @given(events)
-def test_readers_who_join_the_deltas_read_what_the_response_says(said: list[ModelEvent]) -> None:
+def test_joined_deltas_equal_the_response(said: list[ModelEvent]) -> None:
     deltas, response = _built(*said, Finished())
     texts: dict[int, str] = {}
     for delta in deltas:
@@ -121,8 +121,8 @@ def test_readers_who_join_the_deltas_read_what_the_response_says(said: list[Mode
 
 
 @given(events)
-def test_whatever_a_model_says_can_be_stored(said: list[ModelEvent]) -> None:
-    """Providers cut an emoji in two: half of it has no UTF-8 form."""
+def test_any_output_of_a_model_can_be_stored(said: list[ModelEvent]) -> None:
+    """Providers split an emoji in two: half of it has no UTF-8 form."""
     deltas, response = _built(*said, Finished())
     for delta in deltas:
         encode(delta)
@@ -133,7 +133,7 @@ def test_whatever_a_model_says_can_be_stored(said: list[ModelEvent]) -> None:
 
 
 @given(events)
-def test_merging_deltas_changes_no_word_and_never_crosses_parts(said: list[ModelEvent]) -> None:
+def test_merging_deltas_changes_no_text_and_never_crosses_parts(said: list[ModelEvent]) -> None:
     deltas, _ = _built(*said)
     merged = merge_deltas(deltas)
     for part in {delta.part for delta in deltas}:
@@ -145,7 +145,7 @@ def test_merging_deltas_changes_no_word_and_never_crosses_parts(said: list[Model
     assert told == sorted(set(told))
 
 
-def test_no_delta_outgrows_a_frame() -> None:
+def test_no_delta_exceeds_a_frame() -> None:
     deltas, _ = _built(TextDelta("x" * (2 * DELTA_CHARS_MAX + 1)))
     assert [len(delta.text) for delta in deltas] == [DELTA_CHARS_MAX, DELTA_CHARS_MAX, 1]
     assert [len(delta.text) for delta in merge_deltas(deltas)] == [DELTA_CHARS_MAX, DELTA_CHARS_MAX, 1]
@@ -158,7 +158,7 @@ RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
 
 
 @spec("REUSE-54")
-def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends() -> None:
+def test_an_upstream_call_is_reported_at_its_start_and_its_end() -> None:
     deltas, response = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
 
     assert deltas == [
@@ -183,7 +183,7 @@ def test_a_running_call_has_its_newest_arguments() -> None:
 
 
 @spec("REUSE-55")
-def test_one_that_never_ended_has_an_unknown_outcome() -> None:
+def test_a_call_without_an_end_has_an_unknown_outcome() -> None:
     deltas, response = _built(START, Finished())
 
     unknown = UpstreamCall("u", "grep", '{"for":"x"}', UPSTREAM_CUT, Outcome.UNKNOWN)
@@ -210,9 +210,7 @@ def test_an_end_without_a_start_is_kept() -> None:
         ({0: RAN}, []),
     ],
 )
-def test_a_response_that_is_taken_up_again_tells_only_what_is_new(
-    shown: dict[int, Words], told: list[UpstreamCall]
-) -> None:
+def test_a_resumed_response_emits_only_new_deltas(shown: dict[int, Words], told: list[UpstreamCall]) -> None:
     builder = ResponseBuilder(AttemptRef(1, 1, 1), shown)
     deltas = [delta for event in (START, END, Finished()) for delta in builder.add(event)]
 
@@ -229,8 +227,6 @@ def test_a_response_that_is_taken_up_again_tells_only_what_is_new(
         ({0: RUNS}, Finished()),
     ],
 )
-def test_a_response_that_is_taken_up_again_with_other_calls_is_refused(
-    shown: dict[int, Words], said: ModelEvent
-) -> None:
+def test_a_resumed_response_with_other_calls_is_refused(shown: dict[int, Words], said: ModelEvent) -> None:
     with pytest.raises(ModelForgotError):
         ResponseBuilder(AttemptRef(1, 1, 1), shown).add(said)

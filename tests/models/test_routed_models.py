@@ -19,7 +19,7 @@ HISTORY = History((UserMessage.of("hi"),))
 
 
 class Kept:
-    """A model whose provider keeps its responses, and which is used and closed."""
+    """A model whose provider keeps its responses, and that counts its uses and records its close."""
 
     name = "kept"
 
@@ -77,7 +77,7 @@ async def test_a_request_is_answered_by_the_model_that_it_names() -> None:
         await said(model, "three")
 
 
-async def test_a_model_that_fails_does_not_keep_the_others_from_answering() -> None:
+async def test_a_failing_model_does_not_affect_the_others() -> None:
     model = routed(down=ScriptedModel([[ModelUnavailableError("down")]]), up=ScriptedModel([text("I am up")]))
     with pytest.raises(ModelUnavailableError):
         await said(model, "down")
@@ -98,7 +98,7 @@ async def test_a_response_is_resumed_and_stopped_at_the_model_that_began_it() ->
     assert (other.resumed, other.stopped) == ([], [])
 
 
-async def test_all_models_are_used_and_closed_also_behind_one_that_cannot_be() -> None:
+async def test_all_models_are_used_and_closed_also_after_one_that_cannot_be() -> None:
     kept, last = Kept(), Kept()
     model = routed(kept=kept, bad=Unclosable(), plain=ScriptedModel(()), last=last)
     model.begin_use(MemoryStore())
@@ -116,6 +116,6 @@ def test_models_need_names() -> None:
             RoutedModels({name: Route(ScriptedModel(())) for name in names})
 
 
-def test_a_model_alone_answers_every_name() -> None:
+def test_a_single_model_answers_every_name() -> None:
     alone = ScriptedModel(())
     assert route_of(alone, "any").model is alone

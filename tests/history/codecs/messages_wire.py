@@ -1,4 +1,4 @@
-"""The events of a response of Anthropic's Messages API, as they go over the wire."""
+"""The events of a response of Anthropic's Messages API, as on the wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def began(model: str = "claude-1", **usage: int) -> Json:
-    """The first event of a response."""
+    """Return the first event of a response."""
     counts = {"input_tokens": 7, "output_tokens": 1, **usage}
     message = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "content": []}
     return {
@@ -64,7 +64,7 @@ def result(index: int, content: object, *, call_id: str, kind: str, **more: obje
 
 
 def ended(stop_reason: str | None = "end_turn", **usage: int) -> list[Json]:
-    """The last two events of a response."""
+    """Return the last two events of a response."""
     delta = {"stop_reason": stop_reason, "stop_sequence": None}
     counts = {"output_tokens": 9, **usage}
     return [{"type": "message_delta", "delta": delta, "usage": counts}, {"type": "message_stop"}]
@@ -74,7 +74,7 @@ PING: Json = {"type": "ping"}
 
 
 def wire(events: Sequence[Json]) -> bytes:
-    """Return events as they go over the wire."""
+    """Return the wire form of events."""
     return b"".join(
         b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), json.dumps(event).encode())
         for event in events

@@ -1,4 +1,4 @@
-"""A further message format is one file and one row of the registry: a toy one is added and used like the others."""
+"""A new message format is one file and one row of the registry: a toy one is added and used like the others."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _part(bit: Value) -> Part:
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    """Add the row, which is all that the registry needs."""
+    """Add the row to the registry, which is sufficient."""
     FORMATS["toy"] = Toy
     yield
     del FORMATS["toy"]
@@ -130,12 +130,12 @@ VALID: list[Json] = [
 ]
 
 
-def test_a_valid_history_of_an_added_format_comes_back_as_it_is() -> None:
+def test_a_valid_history_of_an_added_format_is_unchanged() -> None:
     assert repair(VALID, format="toy").messages is VALID
     assert check(VALID, format="toy") == []
 
 
-def test_a_call_without_its_result_is_found_and_answered() -> None:
+def test_a_call_without_its_result_is_found_and_gets_one() -> None:
     broken = [VALID[1], VALID[2], me("and?")]
     assert [finding.code for finding in check(broken, format="toy")] == ["dangling-call"]
     fixed = repair(broken, format="toy").messages
@@ -143,12 +143,12 @@ def test_a_call_without_its_result_is_found_and_answered() -> None:
     assert [bit["no"] for message in fixed for bit in message["bits"] if "got" in bit] == ["c1"]
 
 
-def test_a_role_that_the_format_lacks_becomes_the_nearest_of_its_table() -> None:
+def test_an_unknown_role_becomes_the_nearest_of_the_formats_table() -> None:
     odd = [{"who": "assistant", "bits": [{"send": "hello"}]}]
     assert repair([me("hi"), *odd], format="toy").messages[1]["who"] == "it"
 
 
-def test_it_is_converted_from_and_to_another_format() -> None:
+def test_a_history_can_be_converted_from_and_to_another_format() -> None:
     chat = convert(VALID, source="toy", target="openai").messages
     assert [message["role"] for message in chat] == ["system", "user", "assistant", "tool", "assistant"]
     assert check(chat, format="openai") == []
@@ -156,7 +156,7 @@ def test_it_is_converted_from_and_to_another_format() -> None:
 
 
 @pytest.mark.slow
-def test_repair_of_mutated_histories_is_stable_and_leaves_its_input_alone() -> None:
+def test_repair_of_mutated_histories_is_stable_and_does_not_change_its_input() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         messages = copy.deepcopy(VALID * 3)

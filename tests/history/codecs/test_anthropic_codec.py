@@ -11,7 +11,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("anthropic")
     for message in valid("anthropic", Random(seed)):
         turn = form.parse(message, 0)
@@ -21,7 +21,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
         assert form.build(turn) == {**message, "content": blocks}
 
 
-def test_unknown_blocks_and_cache_markers_are_carried_untouched() -> None:
+def test_unknown_blocks_and_cache_markers_are_kept_unchanged() -> None:
     form = find_format("anthropic")
     blocks = [
         {"type": "new_thing", "x": [1]},
@@ -33,7 +33,7 @@ def test_unknown_blocks_and_cache_markers_are_carried_untouched() -> None:
     assert all(a is b for a, b in zip(form.build(turn)["content"], blocks, strict=True))
 
 
-def test_a_block_without_a_type_is_what_its_keys_say() -> None:
+def test_a_block_without_a_type_is_classified_by_its_keys() -> None:
     blocks = [
         {"id": "a", "name": "run", "input": {}},
         {"tool_use_id": "a", "content": "x"},

@@ -12,7 +12,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("bedrock")
     for message in valid("bedrock", Random(seed)):
         turn = form.parse(message, 0)
@@ -20,7 +20,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
         assert form.build(turn) == message
 
 
-def test_a_null_signature_goes_where_none_is_asked_for() -> None:
+def test_a_null_signature_is_removed_where_none_is_required() -> None:
     thought = {"reasoningContent": {"reasoningText": {"text": "hm", "signature": None}}}
     history = [
         {"role": "user", "content": [{"text": "q"}]},
@@ -31,7 +31,7 @@ def test_a_null_signature_goes_where_none_is_asked_for() -> None:
     assert [edit.code for edit in done.edits] == ["content-shape"]
 
 
-def test_a_block_that_holds_several_things_is_several_and_one_that_holds_none_is_none() -> None:
+def test_a_block_of_several_kinds_becomes_several_parts_and_an_empty_one_becomes_text() -> None:
     both = {"text": "a", "toolUse": {"toolUseId": "c", "name": "run", "input": {}}}
     turn = Bedrock().parse({"role": "assistant", "content": [both, {"toolUse": None}]}, 0)
     assert [(part.kind, part.body) for part in turn.parts] == [
@@ -41,7 +41,7 @@ def test_a_block_that_holds_several_things_is_several_and_one_that_holds_none_is
     ]
 
 
-def test_anthropics_text_blocks_are_read_and_reasoning_that_is_a_text_is_one() -> None:
+def test_text_blocks_of_anthropic_and_plain_reasoning_texts_are_parsed() -> None:
     blocks = [{"type": "text", "text": "a"}, {"reasoningContent": {"reasoningText": "hm"}}]
     text, thought = Bedrock().parse({"role": "assistant", "content": blocks}, 0).parts
     assert (text.raw, thought.raw) == (
@@ -50,13 +50,13 @@ def test_anthropics_text_blocks_are_read_and_reasoning_that_is_a_text_is_one() -
     )
 
 
-def test_a_result_piece_that_holds_nothing_goes() -> None:
+def test_an_empty_piece_of_a_result_is_replaced() -> None:
     result = {"toolResult": {"toolUseId": "c", "content": [{}], "status": "done"}}
     (part,) = Bedrock().parse({"role": "user", "content": [result]}, 0).parts
     assert Bedrock().tidy(part) == "empty-result"
     assert part.raw == {"toolResult": {"toolUseId": "c", "content": [{"text": "(no output)"}]}}
 
 
-def test_a_content_that_is_one_block_of_several_things_is_taken_apart_too() -> None:
+def test_a_content_that_is_one_block_of_several_kinds_is_split_too() -> None:
     turn = Bedrock().parse({"role": "user", "content": {"toolUse": None, "text": "a"}}, 0)
     assert [(part.kind, part.body) for part in turn.parts] == [(PartKind.TEXT, ""), (PartKind.TEXT, "a")]

@@ -44,14 +44,14 @@ def test_arguments_that_should_be_the_text_of_an_object(arguments: object, sent:
     assert object_in_text(arguments) == sent
 
 
-def test_anything_may_stand_where_a_name_is_expected() -> None:
+def test_any_value_is_accepted_in_the_place_of_a_name() -> None:
     assert (name_of(["x"]), type_of({"type": ["x"]}), role_in({}, ["x"])) == ("", "", "other")
 
 
-def test_two_texts_stand_on_lines_of_their_own() -> None:
+def test_two_texts_are_joined_on_separate_lines() -> None:
     assert (both_words("a", "b"), both_words("", "b"), both_words("a", "")) == ("a\nb", "b", "a")
 
 
-def test_half_a_character_spelled_as_an_escape_is_replaced_and_a_whole_one_is_joined() -> None:
+def test_an_escaped_lone_surrogate_is_replaced_and_a_pair_is_joined() -> None:
     assert object_of('{"path": "a\\ud83d"}') == {"path": "a\ufffd"}
     assert object_of('{"path": "a\\ud83d\\ude00"}') == {"path": "a\U0001f600"}

@@ -18,7 +18,7 @@ def raw(form: str, file: File, takes: str = "any") -> object:
     return None if part is None else part.raw
 
 
-def test_chat_takes_images_audio_and_files() -> None:
+def test_chat_supports_images_audio_and_files() -> None:
     assert raw("openai-chat", PNG) == {
         "type": "image_url",
         "image_url": {"url": "data:image/png;base64,AAAA"},
@@ -38,7 +38,7 @@ def test_chat_takes_images_audio_and_files() -> None:
     assert raw("openai-chat", File("application/pdf", url="https://example.org/a.pdf")) is None
 
 
-def test_others_take_documents_and_images_in_their_own_form() -> None:
+def test_other_formats_write_documents_and_images_in_their_own_form() -> None:
     assert raw("anthropic", PDF) == {
         "type": "document",
         "source": {"type": "base64", "media_type": "application/pdf", "data": "CCCC"},
@@ -59,7 +59,7 @@ def test_others_take_documents_and_images_in_their_own_form() -> None:
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
-def test_what_is_no_attachment_is_shown_to_nobody(form: str) -> None:
+def test_an_invalid_attachment_is_never_sent(form: str) -> None:
     broken = [File("image/png", data="!"), File("image/png", data=""), File("image/png")]
     for file in [*broken, File("image/png", url="file:///a.png"), File("image/x-odd", data="AAAA")]:
         if (form, file.media_type) != ("pydantic-ai", "image/x-odd"):
@@ -67,14 +67,14 @@ def test_what_is_no_attachment_is_shown_to_nobody(form: str) -> None:
 
 
 @spec("HISTORY-92")
-def test_a_profile_says_what_is_shown() -> None:
+def test_a_profile_decides_which_attachments_are_sent() -> None:
     assert file_part(find_format("openai-chat"), "none", PNG) is None
     assert file_part(find_format("openai-chat"), "images", PDF) is None
     assert file_part(find_format("openai-chat"), "images", PNG) is not None
 
 
 @spec("HISTORY-92")
-def test_what_is_not_shown_is_told() -> None:
+def test_an_attachment_that_is_not_sent_is_described_in_text() -> None:
     assert file_words(PDF) == "[attached file: application/pdf, which you cannot be shown]"
     named = File("application/pdf", url="https://example.org/a.pdf", name="a.pdf")
     assert file_words(named) == "[attached file: a.pdf at https://example.org/a.pdf]"

@@ -7,7 +7,7 @@ from midstream.history.codecs.format_registry import FORMATS, find_format
 from midstream.history.profiles import PROFILES, WIRES
 
 
-def test_every_format_names_profiles_there_are() -> None:
+def test_every_format_has_existing_profiles() -> None:
     for name in FORMATS:
         form = find_format(name)
         assert form.name == name
@@ -15,6 +15,6 @@ def test_every_format_names_profiles_there_are() -> None:
         assert form.wire == "" or form.wire in WIRES
 
 
-def test_an_unknown_format_is_refused_with_those_there_are() -> None:
+def test_an_unknown_format_is_refused_with_the_known_names() -> None:
     with pytest.raises(UsageError, match="bedrock, pydantic-ai, langchain"):
         find_format("nobody")

@@ -11,7 +11,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("gemini")
     for message in valid("gemini", Random(seed)):
         turn = form.parse(message, 0)
@@ -28,14 +28,14 @@ def test_signatures_and_snake_case_survive() -> None:
     assert form.build(turn) == message
 
 
-def test_a_part_that_holds_several_things_is_several() -> None:
+def test_a_part_of_several_kinds_becomes_several_parts() -> None:
     both = {"text": "a", "functionCall": {"name": "run", "args": {}}, "thoughtSignature": "s"}
     turn = Gemini().parse({"role": "model", "parts": [both]}, 0)
     assert [part.kind for part in turn.parts] == [PartKind.TEXT, PartKind.CALL]
     assert all(part.is_new for part in turn.parts)
 
 
-def test_thoughts_and_attachments_without_anything_in_them() -> None:
+def test_empty_thoughts_and_attachments_are_parsed() -> None:
     parts = [
         {"thought": True},
         {"thought": True, "thoughtSignature": "s"},

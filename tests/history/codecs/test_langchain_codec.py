@@ -13,7 +13,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("langchain")
     for message in valid("langchain", Random(seed)):
         turn = form.parse(message, 0)
@@ -35,12 +35,12 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
         },
     ],
 )
-def test_every_way_to_write_a_message_survives(message: dict[str, object]) -> None:
+def test_every_notation_of_a_message_survives(message: dict[str, object]) -> None:
     form = find_format("langchain")
     assert form.build(form.parse(message, 0)) == message
 
 
-def test_blocks_that_mirror_a_call_take_its_new_id() -> None:
+def test_blocks_that_mirror_a_call_get_its_new_id() -> None:
     form = find_format("langchain")
     content = [{"type": "text", "text": "a"}, {"type": "tool_use", "id": "x", "name": "f", "input": {}}]
     call = {"name": "f", "args": {}, "id": "x", "type": "tool_call"}
@@ -63,7 +63,7 @@ def test_data_that_is_no_object_is_the_content() -> None:
     assert repair(done.messages, format="langchain").messages is done.messages
 
 
-def test_a_call_that_only_the_content_has_comes_behind_the_one_before_it_there() -> None:
+def test_a_call_listed_only_in_the_content_keeps_its_order() -> None:
     def use(call_id: str, name: str) -> dict[str, Any]:
         return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
 
@@ -74,7 +74,7 @@ def test_a_call_that_only_the_content_has_comes_behind_the_one_before_it_there()
 
 
 @pytest.mark.parametrize("path", [None, [], [[]], [{}], ["langchain", "schema", "messages", "AIMessage"]])
-def test_a_dumped_message_is_read_whatever_its_path_holds(path: object) -> None:
+def test_a_dumped_message_is_parsed_for_any_value_of_its_path(path: object) -> None:
     dumped = {"lc": 1, "type": "constructor", "id": path, "kwargs": {"type": "ai", "content": "x"}}
     role = LangChain().parse(dumped, 0).role
     assert role is (Role.OTHER if path in ([[]], [{}]) else Role.ASSISTANT)

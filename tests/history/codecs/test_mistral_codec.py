@@ -9,7 +9,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("mistral")
     for message in valid("mistral", Random(seed)):
         turn = form.parse(message, 0)

@@ -11,7 +11,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("openai-chat")
     for message in valid("openai-chat", Random(seed)):
         turn = form.parse(message, 0)
@@ -25,19 +25,19 @@ def test_reasoning_and_refusals_survive() -> None:
     assert form.build(form.parse(message, 0)) == message
 
 
-def test_old_function_calls_survive() -> None:
+def test_deprecated_function_calls_survive() -> None:
     form = find_format("openai-chat")
     message = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     assert form.build(form.parse(message, 0)) == message
 
 
-def test_an_empty_list_of_calls_beside_a_users_words_goes() -> None:
+def test_an_empty_list_of_calls_in_a_user_message_is_removed() -> None:
     done = repair([{"role": "user", "content": "q", "tool_calls": []}], format="openai-chat")
     assert done.messages == [{"role": "user", "content": "q"}]
     assert [edit.code for edit in done.edits] == ["empty-calls"]
 
 
-def test_calls_beside_a_users_words_make_it_a_response() -> None:
+def test_calls_in_a_user_message_make_it_a_response() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "t", "arguments": "{}"}}
     asked = {"role": "user", "content": "w", "tool_calls": [call]}
     history = [
@@ -50,7 +50,7 @@ def test_calls_beside_a_users_words_make_it_a_response() -> None:
     assert [edit.code for edit in done.edits] == ["unknown-role"]
 
 
-def test_a_call_of_no_known_type_is_one_of_a_function_also_where_none_need_be_said() -> None:
+def test_a_call_of_unknown_type_becomes_a_function_call_also_where_the_type_is_optional() -> None:
     call = {"id": "A9vOOFPsp", "type": "{", "function": {"name": "run", "arguments": "{}"}}
     history: list[Any] = [
         {"role": "user", "content": "q"},

@@ -10,7 +10,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("openai-responses")
     for message in valid("openai-responses", Random(seed)):
         turn = form.parse(message, 0)
@@ -47,7 +47,7 @@ def test_a_response_of_one_foreign_chunk_without_an_id_becomes_a_plain_text() ->
     assert done.messages[1]["content"] == [{"type": "output_text", "text": "a", "annotations": []}]
 
 
-def test_empty_words_stay_words_when_their_role_is_mended() -> None:
+def test_empty_text_stays_text_when_its_role_is_repaired() -> None:
     done = repair([{"role": "critic", "content": ""}], format="openai-responses")
     assert done.messages == [{"role": "user", "content": ""}]
     assert repair(done.messages, format="openai-responses").edits == ()

@@ -9,7 +9,7 @@ from tests.history.repair.histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_message_survives_being_read_and_written(seed: int) -> None:
+def test_a_message_survives_parsing_and_building(seed: int) -> None:
     form = find_format("pydantic-ai")
     for message in valid("pydantic-ai", Random(seed)):
         turn = form.parse(message, 0)
@@ -17,7 +17,7 @@ def test_a_message_survives_being_read_and_written(seed: int) -> None:
         assert form.build(turn) == message
 
 
-def test_a_return_without_content_gets_some() -> None:
+def test_a_tool_return_without_content_gets_some() -> None:
     form = find_format("pydantic-ai")
     gone = {"part_kind": "tool-return", "tool_name": "t", "tool_call_id": "c"}
     part = form.parse({"kind": "request", "parts": [gone]}, 0).parts[0]

@@ -19,14 +19,14 @@ CHAT = [
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_valid_list_comes_back_as_it_is_without_its_format(form: str) -> None:
+def test_a_valid_list_is_unchanged_without_a_format(form: str) -> None:
     for seed in range(40):
         given = Script(form, Random(seed)).messages
         assert repair(given).messages is given, (form, seed)
         assert check(given) == []
 
 
-def test_a_broken_list_is_mended_in_its_own_shape() -> None:
+def test_a_broken_list_is_repaired_in_its_own_format() -> None:
     done = repair([*CHAT[:2], user("and now?")])
     assert done.messages[2]["role"] == "tool"
     assert [finding.code for finding in check([*CHAT[:2], user("and now?")])] == ["dangling-call"]
@@ -37,7 +37,7 @@ def test_a_broken_list_is_mended_in_its_own_shape() -> None:
     assert repair(CHAT, profile="anthropic").messages[1] == CHAT[1]
 
 
-def test_a_list_of_plain_words_with_a_fault_in_some_format_is_refused_with_the_candidates() -> None:
+def test_an_ambiguous_list_with_a_fault_is_refused_with_the_candidate_formats() -> None:
     greeting = [{"role": "assistant", "content": "hi"}, user("q")]
     for asked in (repair, check):
         with pytest.raises(UnreadableHistoryError, match="openai-chat, anthropic") as refused:
@@ -67,5 +67,7 @@ def test_a_list_of_several_formats_is_refused_with_the_candidates() -> None:
         ([user("q"), response(use("a")), tool("b")], ("anthropic", "openai-chat")),
     ],
 )
-def test_the_marks_of_messages_name_their_format(messages: list[object], names: tuple[str, ...]) -> None:
+def test_marker_keys_of_messages_identify_their_format(
+    messages: list[object], names: tuple[str, ...]
+) -> None:
     assert candidates_for(messages) == names

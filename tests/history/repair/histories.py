@@ -1,6 +1,6 @@
-"""Histories for tests: valid ones in every format, and the ways they break in the field.
+"""Histories for tests: valid ones in every format, and their real-world defects.
 
-Every text, argument and result carries a marker word of its own, so that a test can see what was lost.
+Every text, argument and result carries its own marker word, so that a test can detect losses.
 """
 
 # ruff: noqa: ANN401 - a history may hold anything
@@ -28,7 +28,7 @@ MARKER = re.compile(r"m\d+x")
 
 
 class Script:
-    """Writes one valid conversation into one format."""
+    """A writer of one valid conversation in one format."""
 
     def __init__(self, form: str, chance: Random, *, turns: int = 6) -> None:
         self.form = form
@@ -190,12 +190,12 @@ class Script:
 
 
 def valid(form: str, chance: Random, *, turns: int = 6) -> list[Json]:
-    """A history no provider of this format has anything against."""
+    """Return a history that every provider of this format accepts."""
     return Script(form, chance, turns=turns).messages
 
 
 def broken(form: str, chance: Random, *, breaks: int = 3) -> list[Json]:
-    """A valid history after a few accidents."""
+    """Return a valid history after a few accidents."""
     messages = copy.deepcopy(valid(form, chance))
     for _ in range(chance.randint(1, breaks)):
         chance.choice(ACCIDENTS)(messages, chance)
@@ -203,7 +203,7 @@ def broken(form: str, chance: Random, *, breaks: int = 3) -> list[Json]:
 
 
 def parts_of(message: Json) -> list[Any] | None:
-    """The list in a message that accidents can happen to, if it has one."""
+    """Return the list in a message that accidents can change, if it has one."""
     for key in ("content", "parts", "tool_calls"):
         if isinstance(message.get(key), list):
             found: list[Any] = message[key]
@@ -346,12 +346,12 @@ ACCIDENTS = (
 
 
 def markers(value: Any) -> set[str]:
-    """The marker words in a value."""
+    """Return the marker words in a value."""
     return set(MARKER.findall(json.dumps(value, ensure_ascii=False)))
 
 
 def prompt(form: str) -> Json:
-    """The next thing the user says."""
+    """Return the user's next message."""
     chance = Random(0)
     script = Script.__new__(Script)
     script.form, script.chance, script.messages, script.count = form, chance, [], 0

@@ -1,7 +1,7 @@
-"""Validators written by others, each used where it is installed.
+"""Validators by other authors, each used where it is installed.
 
-Every function returns what the validator said against a list of messages, or None where it had nothing to say.
-Histories of formats a validator does not speak are read, literally, into chat shape first.
+Every function returns the validator's complaint about a list of messages, or None. Histories of formats that
+a validator does not support are converted literally into chat messages first.
 """
 
 # ruff: noqa: ANN401 - a history may hold anything
@@ -18,7 +18,7 @@ Oracle = Callable[[list[Any]], str | None]
 
 
 def installed(form: str) -> dict[str, Oracle]:
-    """The validators that can judge this format here, by name."""
+    """Return the validators installed here for this format, by name."""
     found: dict[str, Oracle] = {}
     for name, (forms, make) in _ORACLES.items():
         if form not in forms:
@@ -31,7 +31,7 @@ def installed(form: str) -> dict[str, Oracle]:
 
 
 def as_chat(form: str, messages: list[Any]) -> list[Json]:
-    """Read a history into chat shape, message by message, without repairing anything."""
+    """Convert a history to chat messages, message by message, without any repair."""
     return [item for message in messages for item in _READERS[form](message)]
 
 
@@ -237,7 +237,7 @@ _ORACLES: dict[str, tuple[tuple[str, ...], Callable[[str], Oracle]]] = {
 
 
 def pydantic_ai_wires() -> dict[str, Callable[[list[Any]], list[Any]]]:
-    """What pydantic-ai makes of its messages for each provider whose SDK is installed."""
+    """Return pydantic-ai's mapping of its messages for each provider with an installed SDK."""
     found: dict[str, Callable[[list[Any]], list[Any]]] = {}
     for form, name, kind in (
         ("openai-chat", "openai", "OpenAIChat"),

@@ -1,4 +1,4 @@
-"""Histories as people reported them: the smallest sequence that gives each refusal, with invented words."""
+"""Histories as people reported them: the smallest sequence that causes each refusal, with invented texts."""
 
 # ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 class Case(Struct, frozen=True):
-    """One broken history: what is sent where, and what a test may look for in the edits."""
+    """One broken history: its format and profile, and the edits that a test may expect."""
 
     name: str
     form: str

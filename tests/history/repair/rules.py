@@ -1,7 +1,7 @@
-"""What providers refuse, written down literally and apart from the code under test.
+"""The refusals of providers, written down literally and apart from the code under test.
 
-Each function takes a list of messages as it would be sent, with the next prompt behind it, and returns the
-refusals. Nothing here is shared with `midstream.session`.
+Each function takes a list of messages as sent, with the next prompt at its end, and returns the refusals.
+Nothing here is shared with `midstream.session`.
 """
 
 # ruff: noqa: ANN401, PERF401 - a history may hold anything
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def refusals(form: str, messages: list[Any], profile: str | None = None) -> list[str]:
-    """Everything a provider of this format (or this profile) would say about a list of messages."""
+    """Return all refusals of a list of messages by a provider of this format (or this profile)."""
     check = {
         "anthropic": anthropic,
         "bedrock": bedrock,
@@ -37,7 +37,7 @@ def has_surrogates(value: Any) -> bool:
 
 
 def pairs(turns: list[tuple[str, list[Any]]], *, joined: bool) -> list[str]:
-    """Turns are ("response", call ids) or ("user", [result id or None for words])."""
+    """Return turns: ("response", call ids) or ("user", [result id or None for text])."""
     found: list[str] = []
     for place, (who, items) in enumerate(turns):
         if who == "response":
@@ -182,7 +182,7 @@ def bedrock(messages: list[Json], profile: str) -> list[str]:
             if "reasoningContent" in block and "reasoningText" in block["reasoningContent"]:
                 if (
                     not block["reasoningContent"]["reasoningText"].get("signature")
-                    and profile not in ("bedrock-mistral", "strict-template")  # their models sign nothing
+                    and profile not in ("bedrock-mistral", "strict-template")  # Their models do not sign.
                 ):
                     found.append(f"SIGNATURE at {place}")
             items.append(block["toolResult"].get("toolUseId") if "toolResult" in block else None)
@@ -268,7 +268,7 @@ def chat(messages: list[Json], profile: str) -> list[str]:
 
 
 def _chat_response(message: Json, place: int, profile: str, all_ids: set[str], found: list[str]) -> list[Any]:
-    """Judge a response; return the ids that must be answered next."""
+    """Check a response; return the ids that need a result next."""
     calls = message.get("tool_calls")
     if calls is not None and not calls:
         found.append(f"EMPTYCALLS at {place}")

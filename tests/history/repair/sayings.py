@@ -1,7 +1,7 @@
-"""What is said in a history: every text, result and call, read literally, as a multiset and in order.
+"""The content of a history: every text, result and call, read literally, as a multiset and in order.
 
-Shares no code with `midstream.session`. Thinking is left out (it may go), and so is everything that is no content:
-ids, roles, signatures, settings, images.
+Shares no code with `midstream.session`. Thinking is left out (it may be removed), and so is everything
+without content: ids, roles, signatures, settings, images.
 """
 
 # ruff: noqa: ANN401 - a history may hold anything
@@ -26,22 +26,22 @@ _LISTS = ("tool_calls", "invalid_tool_calls")
 
 @dataclass(frozen=True)
 class Saying:
-    """One text, one result's text or one call with its arguments."""
+    """One text, the text of one result, or one call with its arguments."""
 
     kind: str
     text: str
 
 
 def sayings(messages: Any) -> list[Saying]:
-    """Everything that is said, in order."""
+    """Return all content, in order."""
     return [Saying(said.kind, text) for said in _said(messages, "words") if (text := _mended(said.text))]
 
 
 def unsaid(before: list[Saying], after: list[Saying]) -> Counter[str]:
-    """What is no longer said: each saying of the input needs a place of its own in the output.
+    """Return the lost content: each item of the input needs a place of its own in the output.
 
-    The same text first; where a result became marked words, or was joined with others, a part of a text: it is
-    cut out of it, so that nothing else can stand there too.
+    The same text comes first; where a result became marked text, or was joined with others, a part of a text:
+    it is cut out of it, so that no other item can match there.
     """
     there = Counter(said.text for said in after)
     left: list[str] = []
@@ -64,7 +64,7 @@ def unsaid(before: list[Saying], after: list[Saying]) -> Counter[str]:
 
 
 def out_of_order(before: list[Saying], after: list[Saying]) -> list[str]:
-    """What was said in another order than it is now; results are left out, they go to their calls."""
+    """Return the content whose order has changed; results are left out, they move to their calls."""
     count = Counter(said.text for said in before)
     places: list[tuple[tuple[int, int], str]] = []
     for said in before:
@@ -108,18 +108,18 @@ def _said(value: Any, kind: str) -> Iterator[Saying]:
 
 
 def _unlisted(content: Any, kind: str, listed: list[Saying]) -> Iterator[Saying]:
-    """LangChain writes a call of the content in `tool_calls` too: it is one call."""
+    """Count a call once that LangChain has in the content and in `tool_calls`."""
     there = list(_said(content, kind))
     if not any(said.kind == "call" for said in Counter(there) - Counter(listed)):
         yield from (said for said in there if said.kind != "call")
-        yield from listed  # it has them all, in order
+        yield from listed  # It has them all, in order.
         return
     yield from there
     yield from (Counter(listed) - Counter(there)).elements()
 
 
 def _leaves(value: Any, kind: str) -> Iterator[Saying]:
-    """The texts of a result, whatever shape it has; not those of its images."""
+    """Return the texts of a result of any shape, without those of its images."""
     if isinstance(value, str):
         yield Saying(kind, value)
     elif isinstance(value, list):
@@ -155,7 +155,7 @@ def _is_thought(value: Json) -> bool:
 
 
 def _call(value: Json) -> Saying:
-    """A call as one text; a name that no provider takes is left out, it is replaced."""
+    """Return a call as one text; a name that no provider accepts is left out, since it is replaced."""
     name = value.get("tool_name", value.get("name"))
     arguments = next(value[key] for key in _ARGUMENTS if key in value)
     plain = name if isinstance(name, str) and _NAME.fullmatch(name) else ""
@@ -163,7 +163,7 @@ def _call(value: Json) -> Saying:
 
 
 def _written_call(text: str) -> Saying | None:
-    """A call that stood in another's message: repair can only write it there as JSON."""
+    """Return a call in the message of another role: repair can only write it there as JSON."""
     if not text.startswith('{"type": "tool_'):
         return None
     try:
@@ -193,7 +193,7 @@ def _canonical(arguments: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """How a text stands in JSON."""
+    """Return a text in its JSON form."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

@@ -1,4 +1,4 @@
-"""Histories to search: valid ones of every format, what accidents made of them, and what was never one."""
+"""Histories to search: valid ones of every format, their damaged variants, and arbitrary junk."""
 
 # ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
@@ -38,38 +38,38 @@ SPOKEN_BY: dict[str, tuple[str, ...]] = {
     "pydantic-ai": ("neutral", "portable"),
     "langchain": ("strict-template",),
 }
-"""Per format, the profiles beside its own that are met with it and that the judges know."""
+"""The profiles beside a format's own that occur with it and that the validators support."""
 PAIRS: tuple[Pair, ...] = tuple((form, name) for form in WRITERS for name in (None, *SPOKEN_BY[form]))
 EVERY_PAIR: tuple[Pair, ...] = tuple((form, name) for form in WRITERS for name in PROFILES)
 
 SOUND = (*ACCIDENTS, not_a_message, bad_name)
-"""Accidents after which everything that was said can still be read."""
+"""Accidents after which all content is still readable."""
 
 seeds = st.integers(0, 2**16)
 
 
 @dataclass
 class Broken:
-    """A history, and what it was before the accidents."""
+    """A history, and its original before the accidents."""
 
     whole: list[Any]
     messages: list[Any]
 
 
 def told(pair: Pair, messages: list[Any], **more: Any) -> Repaired:
-    """Repair for a pair. DeepSeek is told that it thinks: else it looks whether any response of the list does."""
+    """Repair for a pair. For DeepSeek, thinking is stated: otherwise it depends on any response of the list."""
     thinking = True if pair[1] == "deepseek" else None
     return repair(messages, format=pair[0], profile=pair[1], thinking=thinking, **more)
 
 
 def fine(pair: Pair, seed: int, turns: int = 3) -> list[Any]:
-    """A history this pair has nothing against: one that is valid for its format, repaired for its profile."""
+    """Return a history this pair accepts: one that is valid for its format, repaired for its profile."""
     return told(pair, valid(pair[0], Random(seed), turns=turns)).messages
 
 
 @st.composite
 def broken(draw: st.DrawFn, pair: Pair, *, accidents: tuple[Accident, ...] = SOUND, turns: int = 3) -> Broken:
-    """A fine history after one to three accidents."""
+    """Return a history of `fine` after one to three accidents."""
     form = pair[0]
     whole = fine(pair, draw(seeds), draw(st.integers(1, turns)))
     return Broken(whole, draw(accidents_to(form, whole, accidents=accidents)))
@@ -79,7 +79,7 @@ def broken(draw: st.DrawFn, pair: Pair, *, accidents: tuple[Accident, ...] = SOU
 def accidents_to(
     draw: st.DrawFn, form: str, messages: list[Any], *, accidents: tuple[Accident, ...] = ACCIDENTS
 ) -> list[Any]:
-    """A copy of a history after one to three accidents."""
+    """Return a copy of a history after one to three accidents."""
     messages = copy.deepcopy(messages)
     for accident, seed in draw(
         st.lists(st.tuples(st.sampled_from(accidents), seeds), min_size=1, max_size=3)
@@ -92,31 +92,31 @@ def _happen(accident: Accident, form: str, messages: list[Any], chance: Random) 
     try:
         accident(form, messages, chance)
     except (AttributeError, TypeError, KeyError, ValueError, StopIteration):
-        return  # what an earlier accident left cannot be broken this way
+        return  # The remains of an earlier accident cannot be broken this way.
 
 
 @st.composite
 def following(draw: st.DrawFn, pair: Pair) -> list[Any]:
-    """What comes after a turn boundary: a complete turn, and then anything; no id of it was used before."""
+    """Return messages after a turn boundary: a complete turn, and then anything; all ids are new."""
     start = turn(pair[0], Random(draw(seeds)))
     made: list[Any] = renamed([*start, *draw(broken(pair, turns=2)).messages], "x")
     return made
 
 
 def turn(form: str, chance: Random) -> list[Any]:
-    """One valid turn, without a system prompt."""
+    """Return one valid turn, without a system prompt."""
     return without_systems(valid(form, chance, turns=1))
 
 
 def without_systems(messages: list[Any]) -> list[Any]:
-    """The messages that are no system prompts: not every judge takes them in mid-list."""
+    """Return the messages that are no system prompts: not every validator accepts them in mid-list."""
     systems = ("system", "developer")
     return [m for m in messages if not {m.get("role"), m.get("type")} & set(systems)]
 
 
 @st.composite
 def late(draw: st.DrawFn, pair: Pair) -> tuple[list[Any], list[Any]]:
-    """A history some of whose results are lacking, and those of them that come later, in any order."""
+    """Return a history that lacks some results, and those of them that arrive later, in any order."""
     form = pair[0]
     messages = copy.deepcopy(fine(pair, draw(seeds)))
     coming: list[Any] = []
@@ -131,7 +131,7 @@ def late(draw: st.DrawFn, pair: Pair) -> tuple[list[Any], list[Any]]:
 
 
 def results_message(form: str, results: list[Any]) -> Json:
-    """The user's message that brings results."""
+    """Return the user's message with results."""
     if form == "gemini":
         return {"role": "user", "parts": results}
     if form == "pydantic-ai":
@@ -143,7 +143,7 @@ _NAMES = ("id", "call_id", "tool_use_id", "tool_call_id", "toolUseId", "signatur
 
 
 def renamed(value: Any, tag: str) -> Any:
-    """The same with other ids, signatures and names of tools."""
+    """Return the same with other ids, signatures and names of tools."""
     if isinstance(value, list):
         return [renamed(item, tag) for item in value]
     if not isinstance(value, dict):
@@ -180,12 +180,12 @@ junk = st.recursive(
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inside, max_size=5),
     max_leaves=8,
 )
-"""Any JSON value, mostly with words that formats know."""
+"""Any JSON value, mostly with keywords of the formats."""
 
 
 @st.composite
 def littered(draw: st.DrawFn, pair: Pair) -> Broken:
-    """A broken history with junk between its messages, and in the places of their parts and fields."""
+    """Return a broken history with junk between its messages, and in the places of their parts and fields."""
     case, form = draw(broken(pair, turns=2)), pair[0]
     messages = case.messages
     for place, thing, how in draw(

@@ -17,25 +17,25 @@ def ids_after(profile: str | None, *ids: str) -> list[str]:
     return [str(call.id) for call in pairing.calls]
 
 
-def test_an_id_that_was_used_before_gets_a_number() -> None:
+def test_a_repeated_id_gets_a_numeric_suffix() -> None:
     assert ids_after(None, "a", "b", "a", "a") == ["a", "b", "a_2", "a_3"]
 
 
-def test_a_number_that_is_taken_is_not_given_again() -> None:
+def test_a_taken_suffix_is_not_used_again() -> None:
     assert ids_after(None, "a", "a_2", "a") == ["a", "a_2", "a_3"]
 
 
-def test_odd_characters_are_replaced() -> None:
+def test_invalid_characters_are_replaced() -> None:
     assert ids_after(None, "functions.run:0", "") == ["functions_run_0", "call_6048aa95"]
 
 
-def test_nine_characters_are_the_same_nine_every_time() -> None:
+def test_shortened_ids_are_deterministic() -> None:
     first = ids_after("mistral-v3", "call_1", "call_2")
     assert [len(each) for each in first] == [9, 9]
     assert first == ids_after("mistral-v3", "call_1", "call_2", "call_3")[:2]
 
 
-def test_an_id_that_will_do_stays() -> None:
+def test_a_valid_id_stays() -> None:
     task = task_for()
     pairing = Pairing(turns_for(task, [response(use("toolu_1")), user([result("toolu_1")])]), task)
     pairing.run()
@@ -43,7 +43,7 @@ def test_an_id_that_will_do_stays() -> None:
     assert codes(task) == []
 
 
-def test_a_call_without_an_id_is_named_by_what_it_asks_for_wherever_it_stands() -> None:
+def test_a_call_without_an_id_is_named_by_its_content_at_any_place() -> None:
     assert ids_after(None, "a", "")[1] == ids_after(None, "a", "b", "")[2]
     first, second = ids_after(None, "", "")
     assert second == f"{first}_2"

@@ -1,6 +1,8 @@
-"""The work of a repair grows with the history and no faster (HISTORY-9): counted in lines of code, never timed.
+"""The work of a repair grows with the history and no faster (HISTORY-9): counted in lines of code, never
+timed.
 
-What C does inside one line (copying a list, looking through one) is not seen here; `bench/growth.py` times it.
+The work of C code inside one line (copying a list, searching one) is not counted here; `bench/growth.py`
+times it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ MESSAGES = 50
 
 
 def lines_of(messages: list[Any], form: str, profile: str | None = None) -> int:
-    """How many lines of the package one repair runs."""
+    """Return the number of lines of the package that one repair runs."""
     with lines_run() as lines:
         repair(messages, format=form, profile=profile)
     return lines.count
@@ -37,7 +39,7 @@ def test_twice_the_messages_are_twice_the_work(form: str, shape: str, profile: s
 
 @spec("HISTORY-9", "HISTORY-27")
 @pytest.mark.parametrize("form", FORMATS)
-def test_results_that_come_after_their_stand_ins_are_no_more_work(form: str) -> None:
+def test_results_after_their_placeholders_are_no_more_work(form: str) -> None:
     def late(count: int) -> list[Any]:
         stored = repair(history(form, "parallel calls", count), format=form).messages
         return [*stored, *history(form, "orphans", count)]

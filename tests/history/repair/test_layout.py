@@ -16,27 +16,27 @@ def laid_out(task: Task, messages: list[Any]) -> list[Any]:
     return [task.form.build(turn) if turn.is_changed else turn.source for turn in turns]
 
 
-def test_a_dangling_call_is_told_apart_by_what_is_known_of_it() -> None:
+def test_a_dangling_call_gets_the_content_of_its_known_outcome() -> None:
     task = task_for("openai-chat", outcomes={"a": "denied"})
     calls = chat_response(chat_call("a"), chat_call("b"))
     messages = laid_out(task, [user("q"), calls])
     assert [message["content"] for message in messages[2:]] == [DENIED, UNKNOWN]
 
 
-def test_a_call_that_was_cut_while_it_was_written_was_not_executed() -> None:
+def test_a_call_cut_within_its_arguments_counts_as_not_executed() -> None:
     task = task_for("openai-responses")
     item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "status": "incomplete"}
     assert laid_out(task, [item])[1]["output"] == NOT_STARTED
 
 
-def test_a_live_tail_is_left_alone() -> None:
+def test_a_live_tail_is_left_unchanged() -> None:
     task = task_for(is_live=True)
     messages = [user("q"), response(use("a"), use("b")), user([result("a")])]
     assert laid_out(task, messages) == messages
     assert codes(task) == []
 
 
-def test_a_late_result_moves_as_the_object_it_is() -> None:
+def test_a_late_result_moves_as_the_same_object() -> None:
     task = task_for("openai-chat")
     late = tool("a")
     done = laid_out(task, [user("q"), chat_response(chat_call("a")), user("w"), late])
@@ -44,7 +44,7 @@ def test_a_late_result_moves_as_the_object_it_is() -> None:
     assert codes(task) == ["misplaced-result"]
 
 
-def test_an_orphan_keeps_its_words_where_it_stood() -> None:
+def test_an_orphan_keeps_its_text_at_its_place() -> None:
     task = task_for()
     done = laid_out(task, [user([result("z", "found it"), text("and?")])])
     assert [block["text"] for block in done[0]["content"]] == [
@@ -53,7 +53,7 @@ def test_an_orphan_keeps_its_words_where_it_stood() -> None:
     ]
 
 
-def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_the_others() -> None:
+def test_late_results_and_placeholders_are_in_the_order_of_their_calls() -> None:
     calls = chat_response(chat_call("a"), chat_call("b"), chat_call("c"))
     at_once = laid_out(task_for("openai-chat"), [calls, user("w"), tool("b", "late")])
     assert [message.get("tool_call_id") for message in at_once] == [None, "a", "b", "c", None]
@@ -61,7 +61,7 @@ def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_
     assert laid_out(task_for("openai-chat"), [*stored, user("w"), tool("b", "late")]) == at_once
 
 
-def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
+def test_a_placeholder_is_a_message_of_its_own_where_results_are() -> None:
     first = [response(use("a"), use("b")), user([result("a")]), user([result("b")])]
     second = [response(use("c"), use("d")), user([result("c")])]
     messages = laid_out(task_for(), [user("q"), *first, *second])
@@ -69,7 +69,7 @@ def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
     assert messages[-1]["content"][0]["tool_use_id"] == "d"
 
 
-def test_an_orphan_behind_a_live_response_ends_it() -> None:
+def test_an_orphan_after_a_live_response_ends_it() -> None:
     task = task_for("openai-chat", is_live=True)
     messages = laid_out(
         task, [user("q"), chat_response(chat_call("a"), chat_call("b")), tool("x"), tool("y")]
@@ -77,7 +77,7 @@ def test_an_orphan_behind_a_live_response_ends_it() -> None:
     assert [message["role"] for message in messages[2:]] == ["tool", "tool", "user", "user"]
 
 
-def test_a_moved_result_joins_the_others_so_that_going_on_finds_the_same_layout() -> None:
+def test_a_moved_result_joins_the_others_so_that_a_continuation_has_the_same_layout() -> None:
     moved = [
         user("q"),
         response(use("a"), use("b")),

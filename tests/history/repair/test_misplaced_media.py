@@ -16,7 +16,7 @@ def repaired(messages: list[Any], form: str = "anthropic", profile: str | None =
     return done.messages
 
 
-def test_a_failed_result_holds_words_only_and_its_image_stands_behind_it() -> None:
+def test_a_failed_result_contains_only_text_and_its_image_follows_it() -> None:
     failed = result("a", [text("no"), PIXEL], is_error=True)
     messages = [user("q"), response(use("a")), user([failed, text("so?")])]
     answer = repaired(messages)[2]["content"]
@@ -25,12 +25,12 @@ def test_a_failed_result_holds_words_only_and_its_image_stands_behind_it() -> No
     assert repaired(only)[2]["content"][0]["content"] == ATTACHED_BELOW
 
 
-def test_a_result_that_did_not_fail_keeps_its_image() -> None:
+def test_a_successful_result_keeps_its_image() -> None:
     messages = [user("q"), response(use("a")), user([result("a", [text("w"), PIXEL])])]
     assert repair(messages).messages is messages
 
 
-def test_an_image_in_a_response_is_the_users() -> None:
+def test_an_image_in_a_response_moves_to_the_user() -> None:
     messages = [user("q"), response(text("here"), PIXEL), user("thanks")]
     assert repaired(messages) == [
         user("q"),
@@ -40,7 +40,7 @@ def test_an_image_in_a_response_is_the_users() -> None:
     ]
 
 
-def test_the_results_of_a_response_come_before_what_it_could_not_show() -> None:
+def test_the_results_of_a_response_precede_its_moved_media() -> None:
     messages = [user("q"), response(text("here"), PIXEL, use("a")), user([result("a")])]
     assert repaired(messages) == [
         user("q"),
@@ -50,7 +50,7 @@ def test_the_results_of_a_response_come_before_what_it_could_not_show() -> None:
     ]
 
 
-def test_a_tool_message_is_text_and_the_images_of_all_follow_the_last() -> None:
+def test_a_tool_message_is_text_and_all_images_follow_the_last() -> None:
     asked = chat_response(chat_call("a"), chat_call("b"))
     messages = [user("q"), asked, tool("a", [LINK]), tool("b", [text("w"), LINK])]
     shown = {"role": "user", "content": [text(ATTACHED), LINK, text(ATTACHED), LINK]}
@@ -63,7 +63,7 @@ def test_a_tool_message_is_text_and_the_images_of_all_follow_the_last() -> None:
     ]
 
 
-def test_who_takes_images_in_tool_messages_gets_them() -> None:
+def test_images_in_tool_messages_stay_where_the_profile_supports_them() -> None:
     messages = [user("q"), chat_response(chat_call("a")), tool("a", [LINK])]
     assert repair(messages, format="openai-chat", profile="kimi").messages is messages
 
@@ -75,7 +75,7 @@ def test_an_orphan_in_a_response_leaves_its_image_to_the_user() -> None:
     assert repaired(messages, "bedrock")[2]["content"] == [{"text": ATTACHED}, image]
 
 
-def test_a_chunk_of_no_known_type_in_a_result_becomes_words_at_once() -> None:
+def test_a_chunk_of_unknown_type_in_a_result_becomes_text_at_once() -> None:
     answer = {"role": "tool", "tool_call_id": "a", "content": [{"type": " ", "text": "w"}]}
     done = repair([user("q"), chat_response(chat_call("a")), answer], format="openai-chat")
     assert isinstance(done.messages[2]["content"], str)

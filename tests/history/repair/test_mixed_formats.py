@@ -34,7 +34,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("form", SHAPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_step_in_another_providers_shape_is_written_anew(form: str, shape: str) -> None:
+def test_a_step_in_the_format_of_another_provider_is_rewritten(form: str, shape: str) -> None:
     first = {"role": "user", "parts": [{"text": "q"}]} if form == "gemini" else user("q")
     done = repair([first, *SHAPES[shape]], format=form)
     found = {edit.code for edit in done.edits}
@@ -47,11 +47,11 @@ def test_a_step_in_another_providers_shape_is_written_anew(form: str, shape: str
 
 
 @pytest.mark.parametrize("form", SHAPES)
-def test_a_format_takes_none_of_its_own_messages_for_foreign(form: str) -> None:
+def test_a_format_never_considers_its_own_messages_foreign(form: str) -> None:
     assert [shape_of(message, find_format(form)) for message in SHAPES[form]] == [None, None]
 
 
-def test_results_of_anthropics_shape_are_langchains_too() -> None:
+def test_results_in_anthropics_shape_are_valid_in_langchain() -> None:
     message = user([{"type": "tool_result", "tool_use_id": "a", "content": "w"}])
     assert shape_of(message, find_format("langchain")) is None
 
@@ -66,11 +66,11 @@ def test_results_of_anthropics_shape_are_langchains_too() -> None:
         ({"role": "user", "content": "", "id": "msg_1", "timestamp": "2026"}, ""),
     ],
 )
-def test_words_under_a_key_that_nobody_reads_are_kept(message: dict[str, Any], words: str) -> None:
+def test_text_under_an_unknown_key_is_kept(message: dict[str, Any], words: str) -> None:
     assert foreign_words(message, find_format("anthropic")) == words
 
 
-def test_what_was_kept_is_said_by_who_said_it() -> None:
+def test_kept_text_has_the_role_of_its_message() -> None:
     done = repair([{"role": "user", "text": "m1x"}, {"role": "assistant", "text": "m2x"}], format="anthropic")
     assert done.messages == [user("m1x"), {"role": "assistant", "content": "m2x"}]
     assert [edit.code for edit in done.edits] == ["content-shape", "content-shape"]

@@ -36,17 +36,17 @@ def test_rollback_ends_with_the_last_complete_step() -> None:
     assert done.is_lossy
 
 
-def test_rollback_of_a_good_history_is_that_history() -> None:
+def test_rollback_of_a_valid_history_is_that_history() -> None:
     good = [user("q")]
     assert repair(good, mode="rollback").messages is good
 
 
-def test_rollback_says_what_was_lost() -> None:
+def test_rollback_names_the_lost_content() -> None:
     done = repair([user("q"), response(text("let me"), use("b")), user("hello?")], mode="rollback")
     assert [edit.lost for edit in done.edits] == ["let me\nrun({})", "hello?"]
 
 
-def test_drop_keeps_every_word_of_the_user_and_every_complete_step() -> None:
+def test_drop_keeps_every_user_text_and_every_complete_step() -> None:
     asked, more = user("q"), user("more")
     whole = [asked, response(use("a")), user([result("a")]), response(text("done")), more]
     broken = [
@@ -71,14 +71,14 @@ def test_drop_of_an_open_call_leaves_its_question() -> None:
     ]
 
 
-def test_drop_takes_a_result_that_stands_elsewhere_for_none() -> None:
+def test_drop_ignores_a_misplaced_result() -> None:
     late = [user("q"), chat_response(chat_call("a")), user("hello?"), tool("a", "m1x"), user("next")]
     done = repair(late, mode="drop")
     assert done.messages == [user("q"), user("hello?"), user("next")]
     assert [edit.lost for edit in done.edits] == ["run({})", "m1x"]
 
 
-def test_drop_leaves_a_valid_list_alone_in_every_format() -> None:
+def test_drop_leaves_a_valid_list_unchanged_in_every_format() -> None:
     for form in FORMATS:
         for seed in range(20):
             script = Script(form, Random(seed))
@@ -88,14 +88,14 @@ def test_drop_leaves_a_valid_list_alone_in_every_format() -> None:
                 assert repair(given, format=form, mode=mode).messages is given, (form, seed, mode)
 
 
-def test_drop_judges_the_items_of_one_response_together() -> None:
+def test_drop_treats_the_items_of_one_response_together() -> None:
     said = {"type": "message", "role": "assistant", "content": "m1x"}
     whole = [user("q"), item("a"), item("b"), output("a"), output("b"), said, user("next")]
     assert repair(whole, mode="drop").messages is whole
     assert repair([*whole[:4], *whole[5:]], mode="drop").messages == [user("q"), said, user("next")]
 
 
-def test_sanitize_does_what_the_passes_of_tunacode_do() -> None:
+def test_sanitize_does_the_same_as_the_passes_of_tunacode() -> None:
     system = {"part_kind": "system-prompt", "content": "be brief"}
     said = {"part_kind": "text", "content": "done"}
     history = [
@@ -125,12 +125,12 @@ def test_sanitize_does_what_the_passes_of_tunacode_do() -> None:
     assert repair(done.messages, mode="sanitize").messages is done.messages
 
 
-def test_sanitize_keeps_results_that_no_response_followed() -> None:
+def test_sanitize_keeps_results_without_a_following_response() -> None:
     finished = [user("q"), response(use("a")), user([result("a")]), user("and now?")]
     assert repair(finished, mode="sanitize").messages is finished
 
 
-def test_sanitize_leaves_out_system_messages_and_open_calls_of_a_chat() -> None:
+def test_sanitize_removes_system_messages_and_open_calls_of_a_chat() -> None:
     history = [
         {"role": "system", "content": "be brief"},
         user("first"),
@@ -143,7 +143,7 @@ def test_sanitize_leaves_out_system_messages_and_open_calls_of_a_chat() -> None:
     assert sorted(edit.lost for edit in done.edits) == ["be brief", "first", "run({})"]
 
 
-def test_places_in_edits_are_those_of_the_list_that_was_given() -> None:
+def test_positions_in_edits_refer_to_the_input_list() -> None:
     history = [
         user("q"),
         response(use("a")),
@@ -157,9 +157,7 @@ def test_places_in_edits_are_those_of_the_list_that_was_given() -> None:
 
 @pytest.mark.parametrize("mode", ["drop", "sanitize", "rollback"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_a_mode_makes_of_a_broken_list_is_valid_and_at_rest_and_its_losses_are_named(
-    form: str, mode: Mode
-) -> None:
+def test_the_output_of_a_mode_is_valid_and_stable_and_its_losses_are_named(form: str, mode: Mode) -> None:
     for seed in range(60):
         given = broken(form, Random(seed))
         before = copy.deepcopy(given)
@@ -171,6 +169,6 @@ def test_what_a_mode_makes_of_a_broken_list_is_valid_and_at_rest_and_its_losses_
         assert all(edit.at <= max(len(given) - 1, 0) for edit in done.edits), seed
 
 
-def test_a_mode_has_a_name() -> None:
+def test_an_unknown_mode_is_refused_with_the_valid_names() -> None:
     with pytest.raises(UsageError, match="sanitize"):
-        repair([user("q")], mode="clean")  # what somebody may write
+        repair([user("q")], mode="clean")  # A plausible wrong name.

@@ -21,12 +21,12 @@ def test_one_constant_id_pairs_by_order() -> None:
     assert answers("openai-chat", [calls, tool("x", "1"), tool("x", "2")]) == ([["1"], ["2"]], [])
 
 
-def test_a_result_belongs_to_the_latest_response_that_waits() -> None:
+def test_a_result_belongs_to_the_latest_response_with_an_open_call() -> None:
     messages = [chat_response(chat_call("x")), user("hm"), chat_response(chat_call("x")), tool("x", "1")]
     assert answers("openai-chat", messages)[0] == [[], ["1"]]
 
 
-def test_the_one_open_call_gets_the_result_with_a_foreign_id() -> None:
+def test_the_only_open_call_gets_the_result_with_a_foreign_id() -> None:
     assert answers("anthropic", [response(use("a")), user([result("b", "1")])]) == (
         [["1"]],
         ["foreign-result-id"],
@@ -44,12 +44,12 @@ def test_a_call_written_twice_is_one_call() -> None:
     assert (found, told) == ([["1"]], ["repeated-call"])
 
 
-def test_a_real_result_takes_the_place_of_its_stand_in() -> None:
+def test_a_real_result_replaces_its_placeholder() -> None:
     messages = [response(use("a")), user([result("a", UNKNOWN)]), user("and?"), user([result("a", "1")])]
     assert answers("anthropic", messages) == ([["1"]], ["late-result"])
 
 
-def test_a_result_that_came_before_its_call_is_found() -> None:
+def test_a_result_before_its_call_is_found() -> None:
     assert answers("openai-chat", [tool("a", "1"), chat_response(chat_call("a"))])[0] == [["1"]]
 
 
@@ -60,7 +60,7 @@ def test_functions_without_ids_pair_by_name() -> None:
     assert answers("gemini", messages)[0] == [[{"r": 1}], [{"r": 1}]]
 
 
-def test_results_know_their_calls() -> None:
+def test_results_refer_to_their_calls() -> None:
     task = task_for()
     pairing = Pairing(turns_for(task, [response(use("a")), user([result("a")])]), task)
     turns = pairing.run()
@@ -68,12 +68,12 @@ def test_results_know_their_calls() -> None:
     assert found.owner == id(turns[0].parts[0])
 
 
-def test_a_late_result_under_a_foreign_id_takes_the_place_of_its_stand_in() -> None:
+def test_a_late_result_under_a_foreign_id_replaces_its_placeholder() -> None:
     messages = [response(use("a")), user([result("a", UNKNOWN)]), user([result("b", "late")])]
     assert answers("anthropic", messages) == ([["late"]], ["foreign-result-id", "late-result"])
 
 
-def test_where_results_have_no_ids_the_latest_stand_in_of_the_name_gives_way() -> None:
+def test_without_ids_the_latest_placeholder_of_the_name_is_replaced() -> None:
     def told(response: str, key: str = "result") -> dict[str, Any]:
         return {"functionResponse": {"name": "read", "response": {key: response}}}
 
@@ -85,7 +85,7 @@ def test_where_results_have_no_ids_the_latest_stand_in_of_the_name_gives_way() -
     assert named == ["late-result"]
 
 
-def test_a_result_whose_id_a_call_bears_belongs_to_no_call_without_one() -> None:
+def test_a_result_with_the_id_of_a_call_belongs_to_no_call_without_an_id() -> None:
     calls = [{"functionCall": {"name": "read", "args": {}}}]
     other = [{"functionCall": {"id": "x", "name": "read", "args": {"path": "a"}}}]
     early = {"functionResponse": {"id": "x", "name": "read", "response": {"result": "1"}}}
@@ -94,20 +94,20 @@ def test_a_result_whose_id_a_call_bears_belongs_to_no_call_without_one() -> None
     assert found == [[], [{"result": "1"}]]
 
 
-def test_of_two_copies_of_a_response_the_one_that_is_signed_stays() -> None:
+def test_of_two_copies_of_a_response_the_signed_one_stays() -> None:
     bare, signed = response(thought("hm", None), use("a")), response(thought(), use("a"))
     done = repair([user("q"), bare, signed, user([result("a")])])
     assert done.messages == [user("q"), signed, user([result("a")])]
     assert "repeated-call" in [edit.code for edit in done.edits]
 
 
-def test_the_result_of_a_function_under_a_tools_id_is_the_tools() -> None:
+def test_a_function_result_under_a_tool_call_id_becomes_a_tool_result() -> None:
     answer = {"role": "function", "tool_call_id": "a", "name": "run", "content": "w"}
     done = repair([user("q"), chat_response(chat_call("a")), answer], format="openai-chat")
     assert done.messages[2] == {"role": "tool", "tool_call_id": "a", "name": "run", "content": "w"}
 
 
-def test_a_result_without_an_id_that_answers_a_call_takes_its_kind() -> None:
+def test_a_result_without_an_id_gets_the_kind_of_its_call() -> None:
     answer = {"role": "function", "name": "run", "content": "w"}
     done = repair([user("q"), chat_response(chat_call("a")), answer], format="openai-chat")
     assert done.messages[2] == {"role": "tool", "tool_call_id": "a", "name": "run", "content": "w"}
@@ -116,7 +116,7 @@ def test_a_result_without_an_id_that_answers_a_call_takes_its_kind() -> None:
     assert done.messages[2] == {"role": "function", "content": "w", "name": "run"}
 
 
-def test_a_result_that_bears_the_item_id_of_a_call_long_answered_is_another_result_of_it() -> None:
+def test_a_result_with_the_item_id_of_an_answered_call_is_another_result_of_it() -> None:
     def called(number: int) -> dict[str, Any]:
         ids = {"id": f"fc_{number}", "call_id": f"c{number}"}
         return {"type": "function_call", **ids, "name": "read", "arguments": "{}"}

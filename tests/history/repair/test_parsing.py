@@ -12,20 +12,20 @@ from tests.history.repair.reported import response, text, thought, user
 from tests.spec import spec
 
 
-def test_half_characters_are_replaced_and_halves_that_fit_are_joined() -> None:
+def test_lone_surrogates_are_replaced_and_matching_ones_are_joined() -> None:
     assert mend_text("a\ud83d") == "a\ufffd"
     assert mend_text("a\ud83d\ude00") == "a\U0001f600"
     assert mend_text("plain") == "plain"
 
 
-def test_signed_thinking_that_had_to_change_goes() -> None:
+def test_changed_signed_thinking_is_removed() -> None:
     done = repair([user("q"), response(thought("hm \ud83d"), text("a"))])
     assert done.messages[1]["content"] == [text("a")]
     assert not has_surrogates(done.messages)
 
 
 @pytest.mark.parametrize("profile", ["bedrock-mistral", "strict-template"])
-def test_thinking_that_had_to_change_bears_no_signature_where_it_needs_none(profile: str) -> None:
+def test_changed_thinking_loses_its_signature_where_none_is_required(profile: str) -> None:
     thought = {"reasoningContent": {"reasoningText": {"text": "hm \ud83d", "signature": "s"}}}
     messages = [
         {"role": "user", "content": [{"text": "q"}]},
@@ -36,7 +36,7 @@ def test_thinking_that_had_to_change_bears_no_signature_where_it_needs_none(prof
     assert done.messages[1]["content"] == [kept, {"text": "a"}]
 
 
-def test_a_cycle_is_refused_with_its_place() -> None:
+def test_a_cycle_is_refused_with_its_position() -> None:
     knot: dict[str, Any] = {"role": "user"}
     knot["content"] = [knot]
     with pytest.raises(InvalidHistoryError, match="message 1"):
@@ -44,7 +44,7 @@ def test_a_cycle_is_refused_with_its_place() -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_levels_are_refused_with_their_place() -> None:
+def test_ten_thousand_levels_are_refused_with_their_position() -> None:
     deep: Any = "x"
     for _ in range(10_000):
         deep = [deep]
@@ -53,7 +53,7 @@ def test_ten_thousand_levels_are_refused_with_their_place() -> None:
 
 
 @spec("SEC-75")
-def test_more_levels_than_the_limit_are_refused_with_their_place() -> None:
+def test_more_levels_than_the_limit_are_refused_with_their_position() -> None:
     def nested(levels: int) -> object:
         deep: object = "x"
         for _ in range(levels):
@@ -70,7 +70,7 @@ def test_an_object_that_is_no_json_is_refused() -> None:
         repair([user(object())])
 
 
-def test_a_result_whose_words_stand_under_another_key_keeps_them() -> None:
+def test_a_result_with_text_under_another_key_keeps_it() -> None:
     done = repair([{"role": "tool", "text": "by the way"}], format="mistral")
     assert done.messages[-1]["content"].endswith(" by the way")
 
@@ -91,9 +91,7 @@ STRANGE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("key", ["role", "kind", "type"])
 @pytest.mark.parametrize("odd", [True, None, 7, [], {"x": 1}, "", "other", "critic", "chat", "remove"])
-def test_whoever_a_message_says_it_is_of_it_is_written_and_then_at_rest(
-    form: str, key: str, odd: object
-) -> None:
+def test_any_role_value_is_repaired_and_stays_stable(form: str, key: str, odd: object) -> None:
     for message in STRANGE:
         done = repair([user("q"), {**message, key: odd}], format=form)
         again = repair(done.messages, format=form, system=done.system)
@@ -101,6 +99,6 @@ def test_whoever_a_message_says_it_is_of_it_is_written_and_then_at_rest(
         assert "other" not in {each.get("role") for each in done.messages if each.get("role") != odd}, message
 
 
-def test_words_under_a_key_of_their_own_are_a_users_where_nobody_knows_the_role() -> None:
+def test_text_under_its_own_key_belongs_to_the_user_where_the_role_is_unknown() -> None:
     done = repair([{"type": "chat", "data": {"content": "", "remark": "by the way"}}], format="langchain")
     assert done.messages == [{"type": "human", "data": {"type": "human", "content": "by the way"}}]

@@ -1,7 +1,7 @@
-"""What holds of every history, for every format and profile (HISTORY-1 to HISTORY-8), searched by Hypothesis.
+"""The laws of all histories, for every format and profile (HISTORY-1 to HISTORY-8), searched by Hypothesis.
 
-`make check` searches every format with its own profile. The slow part searches it with the profiles that it is met
-with, and, with fewer examples, with every profile.
+`make check` searches every format with its own profile. The slow part searches it with the profiles that
+occur with it, and, with fewer examples, with every profile.
 """
 
 # ruff: noqa: ANN401 - a history may hold anything
@@ -54,13 +54,13 @@ quick = settings(max_examples=tried(5), suppress_health_check=NOISY)
 longer = settings(max_examples=tried(25), suppress_health_check=NOISY)
 
 Law = Callable[[Pair, Broken, Repaired], Any]
-"""Looks at a history before and after; returns what is wrong, or something empty."""
+"""Function that compares a history before and after; returns the violation, or something empty."""
 
 
 def accepted(pair: Pair, case: Broken, done: Repaired) -> Any:
     form, profile = pair
     if pair not in PAIRS:
-        return []  # the judges do not know what this server would say
+        return []  # The validators do not have the server's rules.
     known = "" if pair == ("gemini", "portable") else profile or ""
     return refusals(form, done.messages, known)
 
@@ -99,20 +99,22 @@ def in_order(pair: Pair, case: Broken, done: Repaired) -> Any:
 
 
 def the_start_is_untouched(pair: Pair, case: Broken, done: Repaired) -> Any:
-    """Up to the first thing that happened; not the results right before it, if some of them are lacking."""
+    """The messages before the first accident are unchanged; results right before it may differ if some of
+    them are missing.
+    """
     start = first_defect(case.whole, case.messages)
     if pair[0] in GROUPED and start:
         start -= any(said.kind == "result" for said in sayings(case.messages[start - 1]))
     pairs = zip(case.messages[:start], done.messages[:start], strict=False)
     changed = [(mine, its) for mine, its in pairs if mine is not its]
-    # An accident that takes a turn's end makes it one in progress, which wants signatures.
+    # An accident that removes a turn's end makes it one in progress, which needs signatures.
     if pair[1] == "gemini-3":
         changed = [(mine, its) for mine, its in changed if mine != _unsigned(its)]
     return len(done.messages) < start or bool(changed)
 
 
 def _unsigned(message: Any) -> Any:
-    """The message without the stand-ins that calls of a turn in progress got for their signatures."""
+    """Return the message without the placeholder signatures that calls of a turn in progress got."""
     parts = [
         {key: value for key, value in part.items() if value != SENTINEL} if isinstance(part, dict) else part
         for part in message["parts"]
@@ -132,11 +134,11 @@ LAWS: tuple[Law, ...] = (
 
 
 FORMAL = (idempotent, deterministic, told_exactly_if_changed)
-"""The laws that hold of junk too."""
+"""The laws that also hold for junk."""
 
 
 def faults(pair: Pair, case: Broken, laws: tuple[Law, ...] = LAWS) -> dict[str, Any]:
-    """Which laws the repair of one history breaks, and how."""
+    """Return the laws that the repair of one history breaks, and how."""
     before = copy.deepcopy(case.messages)
     done = told(pair, case.messages)
     found = {law.__name__: wrong for law in laws if (wrong := law(pair, case, done))}
@@ -186,10 +188,10 @@ def commutes(pair: Pair, messages: list[Any], more: list[Any]) -> None:
 
 
 def is_past(pair: Pair, messages: list[Any]) -> bool:
-    """Whether nothing at the end would be read otherwise if the list went on (the exceptions of HISTORY-8)."""
+    """Return whether the end would be read the same if the list continued (the exceptions of HISTORY-8)."""
     said = len(messages)
     while pair[0] == "openai-responses" and said and _is_mute(messages[said - 1]):
-        said -= 1  # what goes for saying nothing is no item that reasoning led to
+        said -= 1  # An empty message is no item that reasoning led to.
     last = messages[said - 1] if said else None
     if not isinstance(last, dict):
         return True
@@ -213,14 +215,14 @@ def a_repaired_beginning_begins_the_repaired_whole(pair: Pair, data: st.DataObje
 
 
 def _is_joined(stand_in: Any, whole: Any) -> bool:
-    """Whether words of the next turn were put behind results that only stand in."""
+    """Return whether text of the next turn was put after results that are only placeholders."""
     said, more = sayings(stand_in), sayings(whole)
     return more[: len(said)] == said and all(each.text in ANSWERS for each in said)
 
 
 @spec("HISTORY-7")
 def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> None:
-    """Two turns before and two turns after it, messages are the same objects in the same places."""
+    """Two turns before and two turns after a changed turn, messages are the same objects in the same places."""
     form, seed = pair[0], data.draw(seeds)
     turns = [
         told(pair, renamed(turn(form, Random(seed + number)), f"t{number}")).messages for number in range(5)
@@ -228,7 +230,7 @@ def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> Non
     assume(told(pair, [message for each in turns for message in each]).edits == ())
     hit = data.draw(accidents_to(form, turns[2]))
     repaired = told(pair, [*turns[0], *turns[1], *hit, *turns[3], *turns[4]])
-    assume("repeated-system" not in [edit.code for edit in repaired.edits])  # the accident said it first
+    assume("repeated-system" not in [edit.code for edit in repaired.edits])  # The accident repeated it first.
     done = repaired.messages
     first, last = turns[0], turns[4]
     assert [id(message) for message in done[: len(first)]] == [id(message) for message in first]
@@ -248,8 +250,8 @@ NAMED = attrgetter("__name__")
 Search = Callable[[Pair, st.DataObject], None]
 
 
-def test_calls_get_signatures_where_an_accident_took_the_end_of_their_turn() -> None:
-    """Found by chance: for Gemini 3 the start is as it was, but for these."""
+def test_calls_get_signatures_where_an_accident_removed_the_end_of_their_turn() -> None:
+    """Found by a random search: for Gemini 3 the beginning is unchanged, except for these."""
     part = {"functionCall": {"id": "c00100001", "name": "read_file", "args": {}}}
     answer = {"functionResponse": {"id": "c00100001", "name": "read_file", "response": {"result": "k1z"}}}
     whole = [
@@ -266,7 +268,7 @@ def test_calls_get_signatures_where_an_accident_took_the_end_of_their_turn() -> 
 @pytest.mark.parametrize("pair", with_slow(PAIRS, [pair for pair in PAIRS if pair[1] is not None]), ids=str)
 @longer
 @given(data=st.data())
-def test_it_holds(search: Search, pair: Pair, data: st.DataObject) -> None:
+def test_the_laws_hold_for_every_format(search: Search, pair: Pair, data: st.DataObject) -> None:
     search(pair, data)
 
 
@@ -276,7 +278,9 @@ def test_it_holds(search: Search, pair: Pair, data: st.DataObject) -> None:
 @quick
 @given(data=st.data())
 @spec("HISTORY-83")
-def test_it_holds_for_every_format_at_every_profile(search: Search, pair: Pair, data: st.DataObject) -> None:
+def test_the_laws_hold_for_every_format_at_every_profile(
+    search: Search, pair: Pair, data: st.DataObject
+) -> None:
     search(pair, data)
 
 
@@ -285,7 +289,7 @@ def test_it_holds_for_every_format_at_every_profile(search: Search, pair: Pair, 
 @longer
 @given(data=st.data())
 @spec("HISTORY-1")
-def test_every_judge_that_is_installed_accepts(form: str, data: st.DataObject) -> None:
+def test_every_installed_validator_accepts_the_repaired_history(form: str, data: st.DataObject) -> None:
     messages = data.draw(broken((form, None))).messages
     asked = [name for name in PACKAGES if not missing(name)]
     kept = {name: without_systems(told((form, SPEAKS_FOR.get(name)), messages).messages) for name in asked}
@@ -308,7 +312,7 @@ print(hashlib.sha256(json.dumps(made).encode()).hexdigest())
 @pytest.mark.slow
 @spec("HISTORY-4")
 def test_another_process_with_other_hashes_writes_the_same_bytes() -> None:
-    """Sets and dicts of texts are walked in another order by every process that is not told otherwise."""
+    """Sets and dicts of texts are iterated in another order by every process without a fixed hash seed."""
     digests = {
         subprocess.run(
             [sys.executable, "-c", _DIGEST],

@@ -18,24 +18,24 @@ from tests.history.repair.reported import (
 RS = {"type": "reasoning", "id": "rs_1", "summary": []}
 
 
-def test_reasoning_goes_with_the_id_of_what_it_led_to() -> None:
+def test_reasoning_is_removed_with_the_id_of_its_lost_item() -> None:
     done = repair([user("q"), RS, user("w"), item("a", id="fc_1"), output("a")], format="openai-responses")
     assert done.messages == [user("q"), user("w"), item("a"), output("a")]
 
 
-def test_reasoning_that_is_followed_stays() -> None:
+def test_reasoning_with_its_item_stays() -> None:
     good = [user("q"), RS, item("a", id="fc_1"), output("a")]
     assert repair(good, format="openai-responses").messages is good
 
 
-def test_a_reasoning_models_call_without_its_reasoning_goes_without_its_id() -> None:
+def test_a_call_without_its_reasoning_loses_its_id_at_a_reasoning_model() -> None:
     history = [user("q"), item("a", id="fc_1"), output("a")]
     assert repair(history, format="openai-responses").messages is history
     done = repair(history, format="openai-responses", model="gpt-5.1")
     assert done.messages[1] == item("a")
 
 
-def test_only_the_first_call_of_a_step_in_progress_gets_the_stand_in() -> None:
+def test_only_the_first_call_of_a_step_in_progress_gets_the_placeholder_signature() -> None:
     history = [human({"text": "q"}), model(fcall(), fcall("b")), human(fresponse(), fresponse("b"))]
     done = repair(history, format="gemini", profile="gemini-3")
     assert [part.get("thoughtSignature") for part in done.messages[1]["parts"]] == [SENTINEL, None]
@@ -43,14 +43,14 @@ def test_only_the_first_call_of_a_step_in_progress_gets_the_stand_in() -> None:
     assert repair(answered, format="gemini", profile="gemini-3").messages is answered
 
 
-def test_deepseek_gets_a_placeholder_while_it_thinks() -> None:
+def test_deepseek_gets_a_placeholder_during_thinking() -> None:
     history = [user("q"), chat_response(chat_call("a")), tool("a")]
     done = repair(history, format="openai-chat", profile="deepseek", thinking=True)
     assert done.messages[1]["reasoning_content"] == NO_REASONING
     assert repair(history, format="openai-chat", profile="deepseek").messages is history
 
 
-def test_reasoning_before_a_message_without_its_id_goes() -> None:
+def test_reasoning_before_a_message_without_its_id_is_removed() -> None:
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
     led = {**RS, "summary": [{"type": "summary_text", "text": "hm"}]}
     done = repair([user("q"), led, said, user("w")], format="openai-responses")
@@ -60,14 +60,14 @@ def test_reasoning_before_a_message_without_its_id_goes() -> None:
     assert repair(named, format="openai-responses").messages is named
 
 
-def test_reasoning_goes_where_a_repair_takes_the_id_of_its_message() -> None:
+def test_reasoning_is_removed_where_a_repair_removes_the_id_of_its_message() -> None:
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
     done = repair([user("q"), RS, {**said, "id": "item_1"}, user("w")], format="openai-responses")
     assert [message.get("type") for message in done.messages] == [None, "message", None]
     assert repair(done.messages, format="openai-responses").messages is done.messages
 
 
-def test_a_provider_that_wants_reasoning_on_every_response_gets_it() -> None:
+def test_a_provider_that_requires_reasoning_on_every_response_gets_it() -> None:
     thoughtful = {"role": "assistant", "content": "m1x", "reasoning_content": "hm"}
     history = [
         user("q"),

@@ -7,19 +7,19 @@ from tests.history.repair.makers import task_for, turns_for
 from tests.history.repair.reported import response, result, text, use, user
 
 
-def test_calls_and_results_are_silent() -> None:
+def test_calls_and_results_have_no_text() -> None:
     task = task_for()
     turns = turns_for(task, [user("q"), response(use("a")), user([result("a")]), response(text("b"))])
     assert [is_silent(turn) for turn in turns] == [False, True, True, False]
 
 
-def test_only_constant_words_stand_in() -> None:
+def test_only_constant_texts_are_placeholders() -> None:
     task = task_for()
     made = turns_for(task, [user([result("a", UNKNOWN), result("b", "42")])])[0]
     assert [stands_in(part) for part in made.parts] == [True, False]
 
 
-def test_white_space_says_nothing() -> None:
+def test_white_space_is_no_text() -> None:
     assert [is_text(value) for value in ("a", " ", "", None, 1)] == [True, False, False, False, False]
 
 

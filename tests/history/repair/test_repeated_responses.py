@@ -29,14 +29,14 @@ def test_an_exact_copy_of_a_call_with_its_result_is_dropped() -> None:
     assert not done.is_lossy
 
 
-def test_a_copy_with_another_result_stays_under_an_id_of_its_own() -> None:
+def test_a_copy_with_another_result_stays_under_a_new_id() -> None:
     once = [user("q"), response(use("a")), user([result("a")])]
     done = repair([*once, response(use("a")), user([result("a", "m2x")])])
     assert len(done.messages) == 5
     assert [edit.code for edit in done.edits] == ["repeated-id"]
 
 
-def test_a_copy_where_ids_may_come_again_is_no_fault() -> None:
+def test_a_copy_is_valid_where_ids_may_repeat() -> None:
     once = [chat_response(chat_call("a")), tool("a")]
     history = [user("q"), *once, *copy.deepcopy(once), user("and now?")]
     assert repair(history, format="openai-chat").messages is history

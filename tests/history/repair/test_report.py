@@ -3,7 +3,7 @@ from __future__ import annotations
 from midstream.history.repair.report import Edit, EditLog, Repaired
 
 
-def test_a_report_keeps_what_it_is_told_in_order() -> None:
+def test_a_report_keeps_its_edits_in_order() -> None:
     report = EditLog()
     report.note("blank-text", 3, "dropped", part=1)
     report.note("unsigned-thinking", 4, "dropped", lost="hm")
@@ -13,14 +13,14 @@ def test_a_report_keeps_what_it_is_told_in_order() -> None:
     ]
 
 
-def test_only_a_text_names_a_call() -> None:
+def test_only_a_text_is_a_call_id_in_an_edit() -> None:
     report = EditLog()
     for odd in (7, ["a"], {"id": "a"}, None, "a"):
         report.note("dangling-call", 0, "added a result", call_id=odd)
     assert [edit.call_id for edit in report.edits] == [None, None, None, None, "a"]
 
 
-def test_a_repair_is_lossy_when_an_edit_lost_something() -> None:
+def test_a_repair_is_lossy_when_an_edit_lost_content() -> None:
     assert Repaired([], edits=(Edit("unsigned-thinking", 0, "dropped", lost="hm"),)).is_lossy
     kept = Repaired([], edits=(Edit("dangling-call", 0, "added a result"),))
     assert (kept.is_changed, kept.is_lossy) == (True, False)

@@ -1,4 +1,4 @@
-"""Roles: who must have said a message that names nobody its provider knows."""
+"""Roles: inferred for a message with a role unknown to its provider."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALLS = [{"id": "c1", "type": "function", "function": {"name": "t", "arguments":
         ("bedrock", {"role": "SYSTEM", "content": [{"text": "x"}]}, "system"),
     ],
 )
-def test_the_speaker_is_known_by_what_only_one_side_says(
+def test_the_role_is_inferred_from_keys_that_only_one_side_uses(
     form: str, message: dict[str, Any], role: str
 ) -> None:
     assert with_known_role(message, find_format(form).spec)["role"] == role
@@ -45,24 +45,24 @@ def test_the_speaker_is_known_by_what_only_one_side_says(
         ({"weird": 1}, "message"),
     ],
 )
-def test_an_item_without_a_type_gets_the_one_its_keys_belong_to(item: dict[str, Any], kind: str) -> None:
+def test_an_item_without_a_type_gets_the_type_of_its_keys(item: dict[str, Any], kind: str) -> None:
     assert with_known_role(item, find_format("openai-responses").spec)["type"] == kind
 
 
-def test_a_message_that_is_fine_is_the_same_object() -> None:
+def test_a_valid_message_is_the_same_object() -> None:
     for form in ("anthropic", "openai-chat", "langchain"):
         message = {"role": "user", "content": "x"}
         assert with_known_role(message, find_format(form).spec) is message
 
 
 @pytest.mark.parametrize("kind", [True, None, [], "", "x"])
-def test_a_message_that_langchain_dumped_is_a_constructors_whatever_its_type_says(kind: object) -> None:
+def test_a_message_dumped_by_langchain_is_a_constructor_whatever_its_type(kind: object) -> None:
     path = ["langchain", "schema", "messages", "AIMessage"]
     dumped = {"lc": 1, "type": kind, "id": path, "kwargs": {"type": "ai", "content": "x"}}
     assert with_known_role(dumped, find_format("langchain").spec) == {**dumped, "type": "constructor"}
 
 
-def test_a_part_that_is_in_no_list_decides_the_role_at_once() -> None:
+def test_a_part_outside_a_list_decides_the_role_in_the_first_repair() -> None:
     once = repair_by_name([{"content": {"functionCall": None}, "tool_calls": {"a": 1}}], format="bedrock")
     again = repair_by_name(once.messages, format="bedrock")
     assert again.edits == ()

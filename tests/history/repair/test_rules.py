@@ -9,7 +9,7 @@ from midstream.history.repair.rules import REFUSALS, HistoryRule
 HOME = Path(midstream.history.repair.__file__).parent
 
 
-def test_every_code_a_step_may_tell_has_its_rule() -> None:
+def test_every_code_of_an_edit_has_its_rule() -> None:
     told = {
         node.args[0].value
         for path in HOME.glob("*.py")
@@ -22,5 +22,5 @@ def test_every_code_a_step_may_tell_has_its_rule() -> None:
     assert told - REFUSALS.keys() == set()
 
 
-def test_a_refusal_may_have_no_known_wording() -> None:
+def test_a_rule_may_have_no_known_error_text() -> None:
     assert HistoryRule("Say something.").errors == ()

@@ -15,18 +15,18 @@ def system(words: str) -> dict[str, str]:
     return {"role": "system", "content": words}
 
 
-def test_the_first_ones_go_into_the_parameter() -> None:
+def test_the_first_system_prompts_move_into_the_parameter() -> None:
     done = repair([system("a"), system("b"), user("q")], system="z")
     assert (done.messages, done.system) == ([user("q")], "z\n\na\n\nb")
 
 
-def test_a_later_one_stays_in_its_place_as_marked_words() -> None:
+def test_a_later_system_prompt_stays_in_its_place_as_marked_text() -> None:
     done = repair([user("q"), response(text("a")), system("be brief"), user("w")], format="anthropic")
     assert done.messages[2] == user("[system message] be brief")
     assert done.system is None
 
 
-def test_one_that_was_said_before_is_dropped() -> None:
+def test_a_repeated_system_prompt_is_dropped() -> None:
     done = repair([user("q"), system("be kind")], system="be kind")
     assert (done.messages, done.system) == ([user("q")], "be kind")
 
@@ -42,7 +42,7 @@ def test_a_system_parameter_keeps_its_shape() -> None:
     assert words_of_system([{"text": "a"}, {"text": "b"}]) == "a\nb"
 
 
-def test_chat_takes_system_prompts_anywhere_and_mistral_not_after_a_response() -> None:
+def test_chat_accepts_system_prompts_anywhere_and_mistral_not_after_a_response() -> None:
     history = [user("q"), {"role": "assistant", "content": "a"}, system("b"), user("w")]
     assert repair(history, format="openai-chat").messages is history
     assert repair(history, format="mistral").messages[2] == user("[system message] b")
@@ -57,14 +57,14 @@ ANSWER = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
 
 @spec("HISTORY-43")
 @pytest.mark.parametrize("profile", ["mistral", "mistral-v3"])
-def test_pydantic_ai_keeps_them_in_requests_and_there_they_are_marked_too(profile: str) -> None:
+def test_pydantic_ai_keeps_system_prompts_in_requests_and_marks_later_ones(profile: str) -> None:
     history = [prompt(("system-prompt", "s"), ("user-prompt", "q")), ANSWER, prompt(("system-prompt", "t"))]
     done = repair(history, format="pydantic-ai", profile=profile)
     assert done.messages == [*history[:2], prompt(("user-prompt", "[system message] t"))]
     assert [(edit.code, edit.at, edit.part) for edit in done.edits] == [("system-in-list", 2, 0)]
 
 
-def test_one_after_a_prompt_is_where_mistral_takes_it_and_a_template_does_not() -> None:
+def test_mistral_accepts_a_system_prompt_after_a_prompt_and_a_template_does_not() -> None:
     history = [prompt(("user-prompt", "q")), ANSWER, prompt(("user-prompt", "w"), ("system-prompt", "t"))]
     assert repair(history, format="pydantic-ai", profile="mistral").messages is history
     done = repair(history, format="pydantic-ai", profile="strict-template")
@@ -75,14 +75,14 @@ def test_one_after_a_prompt_is_where_mistral_takes_it_and_a_template_does_not() 
     ]
 
 
-def test_a_request_of_system_prompts_alone_does_not_begin_for_the_user() -> None:
+def test_a_request_of_system_prompts_alone_does_not_count_as_the_users_first() -> None:
     done = repair([prompt(("system-prompt", "s")), ANSWER], format="pydantic-ai")
     assert [edit.code for edit in done.edits] == ["starts-with-response"]
     assert done.messages[0] == prompt(("system-prompt", "s"))
     assert done.messages[1]["parts"][0]["part_kind"] == "user-prompt"
 
 
-def test_a_template_is_told_the_same_prompt_once() -> None:
+def test_a_template_receives_the_same_prompt_once() -> None:
     history = [prompt(("system-prompt", "s"), ("user-prompt", "q")), ANSWER, prompt(("system-prompt", "s"))]
     done = repair(history, format="pydantic-ai", profile="strict-template")
     assert (done.messages, [edit.code for edit in done.edits]) == (
@@ -91,18 +91,18 @@ def test_a_template_is_told_the_same_prompt_once() -> None:
     )
 
 
-def test_one_that_an_earlier_repair_kept_as_words_was_said_before() -> None:
+def test_a_system_prompt_that_an_earlier_repair_kept_as_text_is_dropped_as_repeated() -> None:
     history = [user("q"), response(text("a")), system("be brief"), user("w")]
     stored = repair(history, format="anthropic").messages
     assert repair([*stored, system("be brief")], format="anthropic").messages == stored
 
 
-def test_what_says_nothing_is_not_before_the_first_one() -> None:
+def test_an_empty_message_does_not_count_before_the_first_system_prompt() -> None:
     history = [{"role": "assistant", "content": []}, system("be brief"), user("q")]
     assert repair(history, format="openai-chat", profile="strict-template").messages == history[1:]
 
 
-def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
+def test_a_model_that_supports_a_system_prompt_in_mid_list_receives_it_there() -> None:
     history = [user("q"), response(text("a")), user("w"), system("be brief"), response(text("b"))]
     assert repair(history, format="anthropic", model="claude-opus-4-8").messages is history
     assert repair(history, format="anthropic", model="claude-opus-4-5").messages[3] == user(
@@ -111,7 +111,7 @@ def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
     assert repair(history, profile="vertex", model="claude-opus-4-8").messages is not history
 
 
-def test_not_behind_a_response_and_not_at_the_end_where_a_prompt_follows() -> None:
+def test_a_mid_list_system_prompt_stays_neither_after_a_response_nor_at_the_end_before_a_prompt() -> None:
     for history in (
         [user("q"), response(text("a")), system("be brief"), response(text("b"))],
         [user("q"), system("be brief")],
@@ -122,7 +122,7 @@ def test_not_behind_a_response_and_not_at_the_end_where_a_prompt_follows() -> No
         assert repair(done.messages, format="anthropic", model="claude-opus-5").messages is done.messages
 
 
-def test_a_prompt_that_an_agent_put_in_again_is_dropped() -> None:
+def test_a_prompt_that_an_agent_repeated_is_dropped() -> None:
     part = {"part_kind": "system-prompt", "content": "be kind"}
     asked = {"part_kind": "user-prompt", "content": "q"}
     answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
@@ -137,7 +137,7 @@ def test_a_prompt_that_an_agent_put_in_again_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("profile", ["portable", "strict-template", "neutral"])
-def test_a_system_prompt_that_an_earlier_repair_kept_as_words_is_a_copy_to_a_later_one(profile: str) -> None:
+def test_a_system_prompt_kept_as_text_counts_as_a_copy_in_a_later_repair(profile: str) -> None:
     def said(*parts: tuple[str, str]) -> dict[str, Any]:
         return {"kind": "request", "parts": [{"part_kind": kind, "content": words} for kind, words in parts]}
 

@@ -15,19 +15,19 @@ def tidied(messages: list[Any], profile: str | None = None) -> tuple[list[Any], 
     return [task.form.build(turn) if turn.is_changed else turn.source for turn in turns], codes(task)
 
 
-def test_thinking_of_a_cut_response_stays_with_a_word_after_it() -> None:
+def test_trailing_thinking_of_a_cut_response_gets_a_text_after_it() -> None:
     done, told = tidied([user("q"), response(thought())])
     assert done[1]["content"] == [thought(), text(INTERRUPTED)]
     assert told == ["thinking-last"]
 
 
-def test_a_response_stored_in_pieces_is_one_again() -> None:
+def test_a_response_stored_in_pieces_is_joined() -> None:
     done, told = tidied([user("q"), response(thought()), response(text("a"), use("c"))])
     assert done[1:] == [response(thought(), text("a"), use("c"))]
     assert told == ["split-response"]
 
 
-def test_a_result_inside_a_response_does_not_hide_that_the_response_goes_on() -> None:
+def test_a_result_inside_a_response_does_not_split_it() -> None:
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "a tree"}
     spliced = response(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
     once = repair([user("hi"), spliced, response(text("so"))], format="anthropic", profile="openai-chat")
@@ -36,7 +36,7 @@ def test_a_result_inside_a_response_does_not_hide_that_the_response_goes_on() ->
     assert again.edits == ()
 
 
-def test_thinking_that_stands_last_once_the_results_are_moved_gets_a_word_in_the_same_pass() -> None:
+def test_trailing_thinking_after_moved_results_gets_a_text_in_the_same_pass() -> None:
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "a tree"}
     spliced = response(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
     following = response(thought("so", "R2.EqQBCkYICxgCKkA"), text("so"))
@@ -45,33 +45,33 @@ def test_thinking_that_stands_last_once_the_results_are_moved_gets_a_word_in_the
     assert repair(once.messages, format="anthropic", profile="openai-chat").edits == ()
 
 
-def test_thinking_of_two_responses_is_taken_apart() -> None:
+def test_thinking_of_two_responses_is_split() -> None:
     second = thought("so", "sig2.EqQB")
     done, told = tidied([user("q"), response(thought(), use("a"), second, use("b"))])
     assert done[1:] == [response(thought(), use("a")), response(second, use("b"))]
     assert told == ["spliced-thinking"]
 
 
-def test_a_hosted_call_that_was_cut_is_closed() -> None:
+def test_a_cut_hosted_call_is_closed() -> None:
     done, _ = tidied([user("q"), response(SEARCH, text("a"))])
     error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
     closed = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": error}
     assert done[1]["content"] == [SEARCH, closed, text("a")]
 
 
-def test_an_unknown_hosted_call_becomes_words() -> None:
+def test_an_unknown_hosted_call_becomes_text() -> None:
     odd = SEARCH | {"name": "new_tool"}
     done, _ = tidied([user("q"), response(odd, text("a"))])
     assert done[1]["content"][0]["text"].endswith('new_tool {"query": "m3x"}')
     assert UNKNOWN not in str(done)
 
 
-def test_a_hosted_pair_is_left_alone() -> None:
+def test_a_hosted_pair_is_left_unchanged() -> None:
     history = [user("q"), response(SEARCH, FOUND, text("a"))]
     assert tidied(history) == (history, [])
 
 
-def test_a_hosted_id_may_be_anything() -> None:
+def test_a_hosted_id_may_be_any_value() -> None:
     """An id that is a list or an object used to raise TypeError; found by the property tests."""
     done, told = tidied([user("q"), response(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
     assert [block["type"] for block in done[1]["content"]] == [SEARCH["type"], FOUND["type"], "text", "text"]
@@ -84,7 +84,7 @@ def test_broken_arguments_keep_their_text() -> None:
     assert told == ["broken-arguments"]
 
 
-def test_thinking_behind_other_thinking_or_words_is_of_another_response() -> None:
+def test_thinking_after_other_thinking_or_text_belongs_to_another_response() -> None:
     first, second, third = thought("1", "s1"), thought("2", "s2"), thought("3", "s3")
     done, told = tidied([user("q"), response(first, second, text("a"), third, use("c"))])
     assert done[1:] == [
@@ -105,25 +105,25 @@ def test_a_response_that_thinks_around_its_hosted_tools_is_one() -> None:
     assert tidied(messages) == (messages, [])
 
 
-def test_withheld_thinking_stands_next_to_other_thinking() -> None:
+def test_redacted_thinking_may_follow_other_thinking() -> None:
     withheld = {"type": "redacted_thinking", "data": "R"}
     messages = [user("q"), response(thought("1", "s1"), withheld, thought("2", "s2"), text("b"))]
     assert tidied(messages) == (messages, [])
 
 
-def test_the_same_thinking_twice_is_no_second_response() -> None:
+def test_repeated_thinking_is_no_second_response() -> None:
     done, told = tidied([user("q"), response(thought(), thought(), text("b"))])
     assert done[1] == response(thought(), text("b"))
     assert told == ["repeated-thinking"]
 
 
-def test_a_text_that_is_none_is_made_one() -> None:
+def test_a_text_that_is_no_string_becomes_one() -> None:
     done, told = tidied([user([{"type": "text", "text": ["w"]}])])
     assert done == [user([text('["w"]')])]
     assert told == ["content-shape"]
 
 
-def test_a_copy_of_a_cut_response_is_not_the_rest_of_it() -> None:
+def test_a_copy_of_a_cut_response_is_not_its_continuation() -> None:
     first, second = response(text("a"), thought("1", "s1")), response(text("a"), thought("2", "s2"))
     done, told = tidied([user("q"), first, second])
     assert done[1:] == [response(*each["content"], text(INTERRUPTED)) for each in (first, second)]

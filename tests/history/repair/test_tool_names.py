@@ -1,4 +1,4 @@
-"""Tool names: what is taken, and the nearest name that all take."""
+"""Tool names: the valid ones, and the nearest name that every provider accepts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from midstream.history.repair.tool_names import names_of, nearest_name, takes_na
         ("1st", "_1st"),
     ],
 )
-def test_the_nearest_name_is_taken_everywhere(name: str, nearest: str) -> None:
+def test_the_nearest_name_is_accepted_everywhere(name: str, nearest: str) -> None:
     assert nearest_name(name) == nearest
     for form in ("anthropic", "openai-chat", "gemini", "bedrock"):
         assert takes_name(nearest, find_format(form).spec.names)
 
 
-def test_gemini_takes_dots_and_the_others_do_not() -> None:
+def test_gemini_accepts_dots_and_the_others_do_not() -> None:
     assert takes_name("functions.read", find_format("gemini").spec.names)
     assert not takes_name("functions.read", find_format("openai-chat").spec.names)
     assert not takes_name(None, find_format("anthropic").spec.names)
 
 
-def test_only_those_who_speak_a_format_take_its_dotted_names() -> None:
+def test_dotted_names_are_accepted_only_by_native_profiles_of_the_format() -> None:
     gemini = find_format("gemini")
     taken = [
         takes_name("functions.read", names_of(gemini, PROFILES[name])) for name in ("gemini-3", "portable")

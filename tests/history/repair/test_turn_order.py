@@ -9,14 +9,14 @@ from tests.history.repair.makers import codes, task_for, turns_for
 from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
 
-def test_a_response_may_not_begin() -> None:
+def test_a_history_cannot_start_with_a_response() -> None:
     task = task_for()
     turns = settle_edges(turns_for(task, [response(text("hi"))]), task)
     assert [task.form.build(turn) for turn in turns[:1]] == [{"role": "user", "content": FIRST}]
     assert codes(task) == ["starts-with-response"]
 
 
-def test_neighbours_of_one_role_are_parted_and_neither_is_changed() -> None:
+def test_neighbours_of_one_role_are_separated_and_neither_is_changed() -> None:
     task = task_for(profile="bedrock-claude")
     messages = [user("a"), user("b"), response(text("c")), response(text("d"))]
     turns = settle_edges(turns_for(task, messages), task)
@@ -30,14 +30,14 @@ def test_neighbours_of_one_role_are_parted_and_neither_is_changed() -> None:
     ]
 
 
-def test_results_and_words_are_parted_where_they_may_not_share_a_message() -> None:
+def test_results_and_text_are_separated_where_they_may_not_share_a_message() -> None:
     task = task_for(profile="minimax")
     messages = [user("q"), response(use("a")), user([result("a"), text("b")])]
     turns = settle_edges(turns_for(task, messages), task)
     assert [task.form.build(turn) for turn in turns[2:]] == [user([result("a")]), user([text("b")])]
 
 
-def test_a_template_gets_results_right_after_their_call_also_where_words_came_with_them() -> None:
+def test_a_template_receives_results_right_after_their_call_also_where_text_came_with_them() -> None:
     history = [user("q"), response(use("a12345678")), user([result("a12345678"), text("b")])]
     done = repair(history, profile="strict-template")
     assert done.messages == [
@@ -48,7 +48,7 @@ def test_a_template_gets_results_right_after_their_call_also_where_words_came_wi
     ]
 
 
-def test_a_template_gets_each_prompt_of_a_request_in_its_turn() -> None:
+def test_a_template_receives_each_prompt_of_a_request_as_its_own_turn() -> None:
     prompts = [{"part_kind": "user-prompt", "content": words} for words in ("a", "b")]
     history = [{"kind": "request", "parts": prompts}]
     done = repair(history, format="pydantic-ai", profile="strict-template")
@@ -60,7 +60,7 @@ def test_a_template_gets_each_prompt_of_a_request_in_its_turn() -> None:
     assert repair(history, format="pydantic-ai").messages is history
 
 
-def test_what_a_hosted_tool_did_is_nobodys_turn() -> None:
+def test_items_of_a_hosted_tool_are_no_turn() -> None:
     history = [
         {"role": "user", "content": "q"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed"},
@@ -69,7 +69,7 @@ def test_what_a_hosted_tool_did_is_nobodys_turn() -> None:
     assert repair(history, format="openai-responses", profile="strict-template").messages is history
 
 
-def test_a_response_of_thoughts_alone_gets_a_word_that_a_template_can_show() -> None:
+def test_a_response_of_thoughts_alone_gets_a_text_for_a_template() -> None:
     history: list[Any] = [
         {"role": "user", "parts": [{"text": "q"}]},
         {"role": "model", "parts": [{"text": "hm", "thought": True}]},
@@ -91,7 +91,7 @@ def test_a_prefill_does_not_end_in_white_space() -> None:
     assert repair(history, format="openai-chat", prefill=True).messages is history
 
 
-def test_older_templates_of_mistral_want_a_response_between_a_result_and_a_user() -> None:
+def test_older_templates_of_mistral_need_a_response_between_a_result_and_a_user() -> None:
     history = [user("q"), chat_response(chat_call("abcdefgh1")), tool("abcdefgh1"), user("and now?")]
     assert repair(history, format="mistral", profile="mistral-v3").messages is history
     done = repair(history, format="mistral", profile="mistral-legacy")
@@ -106,7 +106,7 @@ def test_older_templates_of_mistral_want_a_response_between_a_result_and_a_user(
     assert repair(done.messages, format="mistral", profile="mistral-legacy").messages is done.messages
 
 
-def test_blank_text_goes_behind_a_proxy_that_speaks_to_anthropic() -> None:
+def test_blank_text_is_removed_for_a_proxy_in_front_of_anthropic() -> None:
     history = [user("q"), chat_response(chat_call("a"), content=" "), tool("a"), user([text(" "), text("w")])]
     assert repair(history, format="openai-chat").messages is history
     asked: Any

@@ -1,4 +1,4 @@
-"""The whole walk, seen from its door: reported histories, and the properties of any history."""
+"""The whole repair through its public function: reported histories, and the properties of any history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.history.repair.rules import refusals
 from tests.search import tried
 from tests.spec import spec
 
-# Profiles that give histories of a format something to be judged by in `rules.py`.
+# Profiles with rules for a format in `rules.py`.
 PROFILED = [
     ("anthropic", "bedrock-claude"),
     ("anthropic", "vertex"),
@@ -52,7 +52,7 @@ searched = settings(max_examples=tried(60), suppress_health_check=[HealthCheck.t
 
 @spec("HISTORY-1", "HISTORY-5", "HISTORY-6")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.form}: {case.name}")
-def test_a_reported_history_is_made_valid_with_nothing_lost(case: Case) -> None:
+def test_a_reported_history_is_made_valid_without_loss(case: Case) -> None:
     before = copy.deepcopy(case.messages)
     done = repair(case.messages, format=case.form, profile=case.profile, system=case.system)
 
@@ -89,7 +89,7 @@ def test_any_broken_history_becomes_valid_and_stays_so(form: str, profile: str |
 @pytest.mark.parametrize("form", FORMATS)
 @searched
 @given(seed=seeds)
-def test_a_valid_history_comes_back_as_the_same_object(form: str, seed: int) -> None:
+def test_a_valid_history_is_returned_as_the_same_object(form: str, seed: int) -> None:
     messages = valid(form, Random(seed))
     assert refusals(form, messages) == []
     assert repair(messages, format=form).messages is messages
@@ -111,7 +111,7 @@ def test_repairing_commutes_with_appending(form: str, seed: int) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 @searched
 @given(seed=seeds)
-def test_a_message_that_needs_no_change_is_the_same_object(form: str, seed: int) -> None:
+def test_a_message_without_a_needed_change_is_the_same_object(form: str, seed: int) -> None:
     messages = broken(form, Random(seed))
     done = repair(messages, format=form)
     kept = {id(message) for message in done.messages}
@@ -122,7 +122,7 @@ def test_a_message_that_needs_no_change_is_the_same_object(form: str, seed: int)
 
 @spec("HISTORY-1")
 @pytest.mark.parametrize("form", FORMATS)
-def test_validators_of_others_agree(form: str) -> None:
+def test_independent_validators_accept_repaired_histories(form: str) -> None:
     judges = installed(form)
     if not judges:
         pytest.skip(f"no validator for {form} is installed (mistral-common, langgraph, an SDK)")
@@ -142,13 +142,13 @@ def test_every_profile_repairs_every_format() -> None:
             assert repair(done.messages, format=form, profile=name, system=done.system).edits == ()
 
 
-def test_an_empty_history_is_nothing_to_repair() -> None:
+def test_an_empty_history_needs_no_repair() -> None:
     nothing: list[Any] = []
     assert repair(nothing).messages is nothing
 
 
-def test_pydantic_ais_own_mapping_is_accepted_by_every_wire() -> None:
-    """Its messages, mapped to a provider's by its own model classes, are judged by that provider's rules."""
+def test_pydantic_ais_own_mapping_is_accepted_by_every_wire_format() -> None:
+    """Its messages, mapped to a provider's by its own model classes, are checked by that provider's rules."""
     wires = pydantic_ai_wires()
     if not wires:
         pytest.skip("pydantic-ai with openai or anthropic is not installed")
@@ -158,7 +158,7 @@ def test_pydantic_ais_own_mapping_is_accepted_by_every_wire() -> None:
             assert refusals(form, wire([*messages, prompt("pydantic-ai")])) == []
 
 
-def test_words_behind_the_last_results_do_not_end_a_loop_that_lost_its_thinking() -> None:
+def test_text_after_the_last_results_does_not_end_a_loop_that_lost_its_thinking() -> None:
     loop = [user("q"), response(use("a")), user([result("a")])]
     for more in ([], [user("w")], [user("w"), user("v")]):
         assert repair([*loop, *more], thinking=True).advice.thinking is False
