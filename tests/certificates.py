@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 
 def certificate(file: Path) -> Path:
-    """Write a key and a certificate for 127.0.0.1 that it signed itself."""
+    """Write a key and a self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = dt.datetime.now(dt.UTC)

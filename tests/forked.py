@@ -24,7 +24,8 @@ ROOT: Final = Path(__file__).parents[1]
 PROCESSES: Final = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.preloaded"])
 _ONE: Final = threading.Lock()
-"""One thread at a time: a start reads the exit codes of processes that have ended, and each can be read once."""
+"""Lock for one thread at a time: a start reads the exit codes of ended processes, and each can be read once.
+"""
 
 
 class Start(NamedTuple):
@@ -62,7 +63,7 @@ def exit_code(process: multiprocessing.process.BaseProcess) -> int | None:
 
 
 def _live(start: Start) -> None:
-    """Be a program."""
+    """Run as a program."""
     for number, file in enumerate(start.files):
         os.dup2(file.fileno(), number)
         file.close()
@@ -86,7 +87,7 @@ def _live(start: Start) -> None:
     sys.modules.pop(start.module, None)
     try:
         runpy.run_module(start.module, run_name="__main__", alter_sys=True)
-    except KeyboardInterrupt:  # as the interpreter ends then: by the signal
+    except KeyboardInterrupt:  # As the interpreter ends then: by the signal.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -193,7 +194,7 @@ class Forked:
                         self.stdin.write(said)
                 self.wait(timeout)
             except subprocess.TimeoutExpired:
-                self.kill()  # which ends the readers, too
+                self.kill()  # This ends the readers, too.
                 raise
             out, err = (None if each is None else each.result(timeout) for each in reads)
         self._close()
@@ -254,7 +255,7 @@ class AsyncForked:
         stderr: int | IO[Any] = 2,
         limit: int = 2**16,
     ) -> Self:
-        """Start `python -m MODULE ARGUMENTS`, and begin to read what it prints."""
+        """Start `python -m MODULE ARGUMENTS`, and begin to read its output."""
         made = cls(
             *arguments,
             env=os.environ if env is None else env,
@@ -295,7 +296,7 @@ class AsyncForked:
         return self.returncode
 
     async def communicate(self) -> tuple[bytes, None]:
-        """Read to the end of what it prints, and wait for its end."""
+        """Read its output to the end, and wait for its end."""
         out = await self.stdout.read()
         await self.wait()
         self._transport.close()

@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 
 class Accepted:
-    """The tokens that an application accepts, and how many requests it decided about."""
+    """The tokens that an application accepts, and the number of requests it decided."""
 
     def __init__(self) -> None:
         self.tokens = {TOKEN}
@@ -33,7 +33,7 @@ class Accepted:
 
 @contextlib.contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
-    """Serve an app in a thread until the end of the block; yields the URL."""
+    """Serve an app in a thread until the end of the block; yield the URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -49,6 +49,6 @@ def serving(app: ASGIApp) -> Iterator[str]:
 def key_endpoint(
     folder: Path, accepted: Accepted | None = None, *, keys: FileKeys | None = None
 ) -> Iterator[str]:
-    """Serve the keys of a folder until the end of the block; yields the URL."""
+    """Serve the keys of a folder until the end of the block; yield the URL."""
     with serving(key_app(keys or keys_in(folder), authorize=accepted or Accepted())) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Work counted in lines of code, which no busy machine makes more."""
+"""Work counted in lines of code, which a busy machine does not increase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Lines:
-    """How many lines of the package ran."""
+    """Number of lines of the package that ran."""
 
     count = 0
 

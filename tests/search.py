@@ -1,8 +1,9 @@
-"""How far properties are searched: the same examples every time, or new ones by chance.
+"""Number of examples of properties: the same ones every time, or new random ones.
 
-`make test` and `make check` try the same examples on every run, drawn from each test itself: a run that fails there
-fails again. So they find nothing new, and half of the usual number is enough. `make check` tries a quarter of these.
-`make search` draws new ones, `TIMES` the usual number; what it finds becomes an example that is always tried.
+`make test` and `make check` try the same examples on every run, drawn from each test itself: a run that fails
+there fails again. So they find nothing new, and half of the usual number is enough. `make check` tries a
+quarter of these. `make search` draws new ones, `TIMES` the usual number; each finding becomes an example that
+is always tried.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import pytest
 from _pytest.mark import ParameterSet
 
 TIMES: Final = int(os.environ.get("MIDSTREAM_SEARCH") or 1)
-"""How many times the usual number of examples a test tries; a search by chance where the variable is set."""
+"""Multiple of the usual number of examples; a random search where the variable is set."""
 IS_QUICK: Final = bool(os.environ.get("MIDSTREAM_QUICK"))
-"""Whether this is `make check`, which tries a part of what `make test` tries."""
+"""Whether this is `make check`, which tries a part of the examples of `make test`."""
 PART: Final = 4
 """The quick check tries one example of so many."""
 FEW: Final = 5
-"""Examples that are not made fewer: what costs most of such a test is its first one."""
+"""Number of examples that is never reduced: most of the cost of such a test is its first one."""
 PROFILE: Final = "search" if os.environ.get("MIDSTREAM_SEARCH") else "midstream"
-"""Which of the settings in `tests/conftest.py` hold."""
+"""The active settings of `tests/conftest.py`."""
 
 
 def tried(usual: int) -> int:
@@ -39,4 +40,4 @@ def with_slow(cases: Iterable[Any], slow: Collection[Any]) -> list[ParameterSet]
 
 
 EXAMPLES: Final = tried(100)
-"""What a test tries that names no number of its own."""
+"""Number of examples of a test without a number of its own."""

@@ -9,6 +9,6 @@ Test = TypeVar("Test", bound=Callable[..., object])
 
 
 def spec(*clauses: str) -> Callable[[Test], Test]:
-    """Say which clauses a test proves; `tests/house/test_spec.py` reads it from the source."""
+    """Name the clauses that a test proves; `tests/house/test_spec.py` reads them from the source."""
     assert clauses, "cite a clause"
     return lambda test: test

@@ -29,7 +29,7 @@ def _compose() -> dict[str, Any]:
 
 
 def _parse(words: list[str], folder: Path) -> dict[str, Any]:
-    """Read a command line of midstream as the program does, with its secrets in a folder, and run nothing."""
+    """Parse a command line of midstream as the program does, with its secrets in a folder, and run nothing."""
     (folder / "tokens").touch()
     words = [re.sub(r"/run/secrets|/etc/midstream", str(folder), word) for word in words]
     command: Command = midstream_command
@@ -45,7 +45,7 @@ def _parse(words: list[str], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("service", [*SERVERS, "prepare"])
-def test_each_service_has_a_command_line_that_is_accepted(service: str, tmp_path: Path) -> None:
+def test_the_command_line_of_each_service_is_accepted(service: str, tmp_path: Path) -> None:
     parameters = _parse([str(word) for word in _compose()["services"][service]["command"]], tmp_path)
     url = parameters.get("store") or parameters["url"]
     address = PostgresAddress.parse(url.partition(":")[2])
@@ -55,7 +55,7 @@ def test_each_service_has_a_command_line_that_is_accepted(service: str, tmp_path
         assert parameters["token_file"] == tmp_path / "tokens"
 
 
-def test_what_a_service_needs_is_there() -> None:
+def test_the_dependencies_of_each_service_exist() -> None:
     compose = _compose()
     for name, service in compose["services"].items():
         assert {*service.get("secrets", ())} <= {*compose["secrets"]}, name
@@ -66,7 +66,7 @@ def test_what_a_service_needs_is_there() -> None:
     assert compose["services"]["db"]["environment"]["POSTGRES_DB"] == "midstream"
     assert (DEPLOY / "Dockerfile").read_text().rstrip().endswith('ENTRYPOINT ["midstream"]')
     variables: dict[str, Any] = {}
-    exec((DEPLOY / "app.py").read_text(), variables)  # the file that the image has
+    exec((DEPLOY / "app.py").read_text(), variables)  # The file that the image has.
     assert variables["agent"].name == "example"
 
 
@@ -80,7 +80,7 @@ def test_a_balancer_names_all_servers(file: str) -> None:
     assert "8080" in text
 
 
-def test_the_unit_of_systemd_starts_what_there_is(tmp_path: Path) -> None:
+def test_the_systemd_unit_has_valid_commands(tmp_path: Path) -> None:
     unit = configparser.RawConfigParser(strict=True)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # as systemd has them
     unit.read_string((DEPLOY / "midstream@.service").read_text())
@@ -90,7 +90,7 @@ def test_the_unit_of_systemd_starts_what_there_is(tmp_path: Path) -> None:
     assert unit["Service"]["KillSignal"] == "SIGTERM"
 
 
-def test_the_unit_with_workers_starts_and_reloads_what_there_is(tmp_path: Path) -> None:
+def test_the_systemd_unit_with_workers_has_valid_start_and_reload_commands(tmp_path: Path) -> None:
     unit = configparser.RawConfigParser(strict=True)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # as systemd has them
     unit.read_string((DEPLOY / "midstream-workers.service").read_text())

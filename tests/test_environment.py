@@ -13,14 +13,14 @@ def test_ids_and_secrets_are_fresh_and_long() -> None:
     assert len(base64.urlsafe_b64decode(world.new_secret() + "=")) == 32
 
 
-def test_clocks_and_chance() -> None:
+def test_clocks_advance_and_chance_is_in_its_range() -> None:
     world = World()
     assert world.monotonic() <= world.monotonic()
     assert world.now() > 1_700_000_000
     assert 0 <= world.chance() < 1
 
 
-async def test_what_is_asked_for_later_happens_unless_it_was_cancelled() -> None:
+async def test_a_timer_fires_unless_it_was_cancelled() -> None:
     happened = asyncio.Event()
     World().later(0.0, happened.clear).cancel()
     World().later(0.0, happened.set)

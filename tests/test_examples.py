@@ -1,4 +1,4 @@
-"""What the README shows, run as it stands."""
+"""The programs of the README, run as printed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from midstream.server.uvicorn_server import serve
 ANSWER = "Let me look. Take a coat: it is 8 degrees in Oslo."
 
 
-async def test_the_agent_and_the_client_of_the_readme_talk(
+async def test_the_agent_and_the_client_of_the_readme_work_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the client keeps its checkpoint where it runs
+    monkeypatch.chdir(tmp_path)  # The client stores its checkpoint in the current folder.
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     app = asgi(hello.agent, store=tmp_path / "sessions.db")
@@ -36,7 +36,7 @@ async def test_the_agent_and_the_client_of_the_readme_talk(
 async def test_the_agent_of_the_readme_answers_in_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the store is where it runs
+    monkeypatch.chdir(tmp_path)  # The store is in the current folder.
     async with asyncio.timeout(60):
         assert await in_process.main("Do I need a coat in Oslo?") == ANSWER
         assert await in_process.main("And now?") == ANSWER

@@ -26,9 +26,9 @@ MODULES = sorted(
     ]
     if path.stem != "__init__"
 )
-# What `pip install midstream` brings, by the names under which it is imported.
+# Packages that `pip install midstream` installs, by the names under which they are imported.
 BROUGHT = sorted(re.split(r"[\[>=<]", each)[0] for each in PROJECT["dependencies"])
-# What these packages bring.
+# Packages that these packages install.
 BELOW = {
     *("anyio", "h11", "idna", "sniffio", "typing_extensions", "httpcore2"),
     *("aiohappyeyeballs", "aiosignal", "attr", "attrs", "frozenlist", "multidict", "propcache", "yarl"),
@@ -63,7 +63,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_each_integration_names_the_extra_that_it_needs() -> None:
+def test_each_integration_names_its_extra() -> None:
     brought = {"midstream", *BROUGHT, *BELOW}
     program = PROGRAM.replace("{KNOWN}", repr(brought))
     done = subprocess.run(
@@ -80,7 +80,7 @@ def test_each_integration_names_the_extra_that_it_needs() -> None:
     assert len(named) > 15
 
 
-def test_every_extra_that_the_project_names_is_there() -> None:
+def test_every_extra_named_in_the_project_exists() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *SOURCE.rglob("*.py")]
     named = {
         name
@@ -90,7 +90,7 @@ def test_every_extra_that_the_project_names_is_there() -> None:
     assert named - EXTRAS.keys() == set()
 
 
-def test_a_missing_package_is_an_error_of_ours_and_of_the_import_system() -> None:
+def test_a_missing_package_raises_an_error_that_is_ours_and_an_import_error() -> None:
     with (
         pytest.raises(MissingExtraError, match=r"pip install 'midstream\[claude\]'") as caught,
         extra("claude"),
@@ -101,7 +101,7 @@ def test_a_missing_package_is_an_error_of_ours_and_of_the_import_system() -> Non
     assert caught.value.name == "nothing_of_this_name"
 
 
-def test_a_package_that_is_there_but_too_old_keeps_its_own_error() -> None:
+def test_an_outdated_package_keeps_its_own_error() -> None:
     with pytest.raises(ImportError) as caught, extra("claude"):
         from midstream import nothing_of_this_name  # noqa: F401
     assert not isinstance(caught.value, MissingExtraError)

@@ -46,7 +46,7 @@ def _pipe(place: Path) -> None:
 
 @spec("SEC-55", "SEC-56")
 @pytest.mark.parametrize("make", [_link, _dangling_link, _pipe, Path.mkdir])
-def test_what_is_no_regular_file_is_refused_without_waiting(
+def test_a_file_that_is_not_regular_is_refused_without_waiting(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     place = tmp_path / "x.lock"
@@ -78,7 +78,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(folder, STRANGER, STRANGER)
     with pytest.raises(UsageError, match="belongs to"):
         require_own_folder(folder, "the folder")
-    require_regular_database(place, "the database")  # of another program, for reading
+    require_regular_database(place, "the database")  # Of another program, for reading.
 
 
 @spec("SEC-56")
@@ -106,7 +106,7 @@ def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
 
 
 @spec("SEC-57")
-def test_what_is_read_is_bounded_and_a_secret_is_not_for_others(tmp_path: Path) -> None:
+def test_reads_are_bounded_and_a_secret_must_be_private(tmp_path: Path) -> None:
     place = tmp_path / "x"
     replace_own(place, b"12345")
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
@@ -127,7 +127,7 @@ def test_writing_replaces_a_link_and_leaves_its_target(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "x"]
 
 
-def test_of_two_who_create_a_file_the_first_one_wins(tmp_path: Path) -> None:
+def test_of_two_concurrent_creations_of_a_file_the_first_one_wins(tmp_path: Path) -> None:
     place = tmp_path / "x"
     assert create_own_once(place, b"first")
     assert not create_own_once(place, b"second")
@@ -137,7 +137,7 @@ def test_of_two_who_create_a_file_the_first_one_wins(tmp_path: Path) -> None:
 
 
 @spec("SEC-56")
-def test_a_database_is_examined_with_its_companions(tmp_path: Path) -> None:
+def test_a_database_is_checked_with_its_companions(tmp_path: Path) -> None:
     place = tmp_path / "x.db"
     create_own_database(place, "the database")
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
@@ -149,7 +149,7 @@ def test_a_database_is_examined_with_its_companions(tmp_path: Path) -> None:
 
 
 @spec("SEC-57")
-def test_what_does_not_fit_is_moved_aside_itself(tmp_path: Path) -> None:
+def test_an_unsuitable_file_is_moved_aside_and_not_its_target(tmp_path: Path) -> None:
     place = tmp_path / "x"
     _link(place)
     aside = quarantine(place)
@@ -166,14 +166,14 @@ def _secret(folder: Path, content: bytes = b"secret\n", mode: int = 0o600) -> Pa
     return path
 
 
-def test_a_private_file_is_read(tmp_path: Path) -> None:
+def test_a_private_file_can_be_read(tmp_path: Path) -> None:
     assert read_secret_text(_secret(tmp_path), "the key") == "secret\n"
     with pytest.raises(FileNotFoundError):
         read_secret_text(tmp_path / "missing", "the key")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o610])
-def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_file_accessible_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(UsageError, match="chmod 600"):
         read_secret_text(_secret(tmp_path, mode=mode), "the key")
 
@@ -189,7 +189,7 @@ def test_a_link_is_followed_only_where_a_person_named_it(tmp_path: Path) -> None
         read_secret_text(link, "the key", is_named=True)
 
 
-def test_what_is_no_file_does_not_hang(tmp_path: Path) -> None:
+def test_a_read_of_a_fifo_or_folder_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     for path in (tmp_path / "fifo", tmp_path):
         with pytest.raises(UsageError, match="regular file"):
@@ -199,6 +199,6 @@ def test_what_is_no_file_does_not_hang(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"), [(b"x" * (READ_BYTES_MAX + 1), "larger than"), (b"\xff\xfe", "not text")]
 )
-def test_what_holds_something_else_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_file_with_other_content_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read_secret_text(_secret(tmp_path, content), "the key")

@@ -1,4 +1,4 @@
-"""The limit of nesting: the same for values and for their text, whatever stands in strings."""
+"""The limit of nesting: the same for values and for their text, whatever their strings contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _values = st.recursive(_leaf, lambda inner: st.lists(inner) | st.dictionaries(st
 
 
 def nested(value: object, levels: int) -> object:
-    """Put a value into lists and dicts in turns."""
+    """Nest a value in lists and dicts alternately."""
     for level in range(levels):
         value = [value] if level % 2 else {"[": value}
     return value
@@ -38,9 +38,7 @@ def depth_of(value: object) -> int:
 
 @spec("SEC-75")
 @given(_values, st.integers(DEPTH_MAX - 8, DEPTH_MAX + 4))
-def test_a_value_and_its_text_are_too_deep_beyond_the_limit_and_only_there(
-    value: object, levels: int
-) -> None:
+def test_a_value_and_its_text_are_too_deep_only_beyond_the_limit(value: object, levels: int) -> None:
     deep = nested(value, levels)
     assert is_too_deep(deep) == (depth_of(deep) > DEPTH_MAX)
     for text in (json.dumps(deep), json.dumps(deep, ensure_ascii=False, indent=1)):
@@ -48,12 +46,12 @@ def test_a_value_and_its_text_are_too_deep_beyond_the_limit_and_only_there(
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_measured(body: bytes) -> None:
+def test_the_depth_of_any_bytes_can_be_measured(body: bytes) -> None:
     assert is_text_too_deep(body * 40) in {True, False}
 
 
 @spec("SEC-75")
-def test_what_is_too_deep_is_an_error_of_the_decoder() -> None:
+def test_too_deep_nesting_is_a_decoder_error() -> None:
     with pytest.raises(msgspec.DecodeError, match="nested more than 64 levels deep"):
         require_shallow(nested(1, DEPTH_MAX + 1))
     with pytest.raises(msgspec.DecodeError, match="nested more than 64 levels deep"):
@@ -63,7 +61,7 @@ def test_what_is_too_deep_is_an_error_of_the_decoder() -> None:
 
 
 @pytest.mark.parametrize("piece", [b'"', b'\\"', b'["', b'[\\"', b"[]", b"[", b'"[\\'])
-def test_no_text_takes_more_than_linear_time(piece: bytes) -> None:
+def test_the_check_takes_linear_time_for_any_text(piece: bytes) -> None:
     def cpu_s(body: bytes) -> float:
         begun = time.process_time()
         is_text_too_deep(body)

@@ -1,4 +1,4 @@
-"""The key of a user's own servers: made once, for its user alone, and sent to no program."""
+"""The key of a user's own servers: created once, private to its user, and sent to no program."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 @contextmanager
 def proving(prove: Prove) -> Iterator[tuple[str, list[bytes]]]:
-    """Listen on this machine and answer challenges; give the address, and all that was received."""
+    """Listen on this machine and answer challenges; yield the address, and the received requests."""
     received: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,7 +72,7 @@ def proving(prove: Prove) -> Iterator[tuple[str, list[bytes]]]:
             thread.join()
 
 
-def test_a_key_is_made_once_and_only_its_user_can_read_it(places: Paths) -> None:
+def test_a_key_is_created_once_and_readable_by_its_user_only(places: Paths) -> None:
     key = read_or_make_key(places.data)
     path = places.data / KEY_FILE
     assert (read_or_make_key(places.data), path.read_text().strip()) == (key, key)
@@ -96,7 +96,7 @@ def test_a_key_that_others_can_read_or_that_is_a_link_is_refused(places: Paths, 
 
 
 @spec("SEC-10")
-def test_a_server_that_proves_itself_receives_the_token_of_its_start_and_never_the_key(places: Paths) -> None:
+def test_a_server_with_a_valid_proof_receives_the_token_of_its_start_and_never_the_key(places: Paths) -> None:
     key = read_or_make_key(places.data)
 
     def prove(nonce: str, address: str) -> Any:  # noqa: ANN401 - JSON
@@ -131,25 +131,25 @@ def test_a_server_with_a_wrong_proof_receives_nothing(places: Paths, lie: str) -
 
 
 @pytest.mark.parametrize("answer", [None, b"", b"{", b"[]", b"{}", b'{"start": 1}', b"[" * 4000])
-def test_a_program_that_is_no_server_of_ours_receives_no_token(places: Paths, answer: bytes | None) -> None:
+def test_a_foreign_program_receives_no_token(places: Paths, answer: bytes | None) -> None:
     read_or_make_key(places.data)
     with proving(lambda *_: answer) as (url, _):
         assert headers_for(url, places) == {}
 
 
 @pytest.mark.parametrize("url", ["http://192.0.2.7:8000", "https://agents.example", "nonsense"])
-def test_no_other_machine_is_shown_a_token(places: Paths, url: str) -> None:
+def test_another_machine_receives_no_token(places: Paths, url: str) -> None:
     read_or_make_key(places.data)
     assert headers_for(url, places) == {}
 
 
 @pytest.mark.parametrize("url", ["http://localhost:99999", "http://localhost:x", "http://[::1"])
-def test_what_has_no_port_that_there_is_is_refused(places: Paths, url: str) -> None:
+def test_an_invalid_port_is_refused(places: Paths, url: str) -> None:
     with pytest.raises(UsageError):
         headers_for(url, places)
 
 
-def test_without_a_key_nothing_is_shown_and_nothing_made(places: Paths) -> None:
+def test_without_a_key_nothing_is_sent_and_nothing_created(places: Paths) -> None:
     assert headers_for("http://localhost:8000", places) == {}
     assert not places.data.exists()
 
@@ -176,7 +176,7 @@ def test_a_user_without_a_home_has_no_key(monkeypatch: pytest.MonkeyPatch) -> No
         ("TOKEN", "https://agents.example", "https://evil.example", False),
     ],
 )
-def test_a_token_is_sent_to_its_origin_alone(
+def test_a_token_is_sent_only_to_its_origin(
     places: Paths, monkeypatch: pytest.MonkeyPatch, value: str, origin: str, url: str, *, is_sent: bool
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, value)
@@ -197,6 +197,6 @@ def test_a_token_without_an_origin_is_refused(
         headers_for("https://agents.example", places)
 
 
-def test_only_this_machine_is_reached_around_proxies() -> None:
+def test_only_this_machine_is_reached_without_proxies() -> None:
     names = ["localhost", "a.localhost", "127.9.9.9", "::1", "example.org", "10.0.0.1", ""]
     assert [is_loopback(name) for name in names] == [True, True, True, True, False, False, False]

@@ -17,16 +17,16 @@ from midstream.session.turn.commands import WhenBusy
 from tests.house.source import ROOT
 
 FROM_PEOPLE = {"Client.answer(choice)"}
-"""Options whose words a person types while the program runs."""
+"""Options with values that a person types at run time."""
 
 
-def test_every_public_name_is_loaded_from_its_home_when_it_is_asked_for() -> None:
+def test_every_public_name_is_loaded_on_demand() -> None:
     for name in midstream.__all__:
         public = getattr(midstream, name)
         assert public.__name__ == name
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'Nothing'"):
         midstream.Nothing  # noqa: B018 - asking for it is the test
 
@@ -36,7 +36,7 @@ def test_dir_lists_the_public_names() -> None:
     assert "__version__" in dir(midstream)
 
 
-def test_the_version_is_the_one_that_is_packaged() -> None:
+def test_the_version_is_the_packaged_one() -> None:
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert midstream.__version__ == packaged
 
@@ -52,7 +52,7 @@ def _options(public: object) -> Iterator[tuple[str, Any]]:
             yield f"{function.__qualname__}({name})", hint
 
 
-def test_an_option_that_takes_one_of_several_words_names_them_in_its_type() -> None:
+def test_an_option_with_several_valid_words_names_them_in_its_type() -> None:
     found: dict[str, set[str]] = {}
     for each in midstream.__all__:
         for option, hint in _options(getattr(midstream, each)):

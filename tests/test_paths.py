@@ -1,4 +1,4 @@
-"""Where files go: XDG, one home for all, and nothing made before it is needed."""
+"""Paths of files: XDG folders, one home for all, and no folder created before it is needed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_project_has_a_store_of_its_own_and_a_chosen_home_has_one(
     assert len({*stores}) == 2
 
 
-def test_macos_and_windows_have_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_macos_and_windows_have_their_own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert Paths.find().data == tmp_path / "Library" / "Application Support" / "midstream"
     monkeypatch.setattr(sys, "platform", "win32")
@@ -64,6 +64,6 @@ def test_macos_and_windows_have_their_own(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert Paths.find().state == tmp_path / "local" / "midstream"
 
 
-def test_a_made_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_a_created_folder_is_private_to_its_user(tmp_path: Path) -> None:
     assert make_folder(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     assert make_folder(tmp_path / "a" / "b").is_dir()

@@ -1,4 +1,4 @@
-"""Every retry rule: pauses between attempts, the pauses that servers ask for, and the JavaScript constants."""
+"""Every retry rule: pauses between attempts, the pauses that servers request, and the JavaScript constants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools import retries_js
 chances = st.floats(0.0, 1.0, exclude_max=True)
 
 
-def test_a_model_is_asked_again_after_one_two_and_four_seconds() -> None:
+def test_a_model_is_retried_after_one_two_and_four_seconds() -> None:
     assert [MODEL_BACKOFF.wait_s(failures, chance=0.0) for failures in range(5)] == [0.0, 1.0, 2.0, 4.0, 4.0]
 
 
@@ -32,7 +32,7 @@ def test_a_reconnect_never_waits_longer_than_half_a_minute(failures: int, chance
 
 
 @given(st.integers(1, 60), chances)
-def test_chance_only_shortens_and_by_no_more_than_its_share(failures: int, chance: float) -> None:
+def test_jitter_only_shortens_a_pause_and_by_no_more_than_its_share(failures: int, chance: float) -> None:
     plain = Backoff(first_s=0.5, most_s=60.0).wait_s(failures, chance=chance)
     spread = Backoff(first_s=0.5, most_s=60.0, jitter=0.25).wait_s(failures, chance=chance)
     assert 0.75 * plain <= spread <= plain
@@ -58,12 +58,12 @@ def test_chance_only_shortens_and_by_no_more_than_its_share(failures: int, chanc
         ("Sun, 06 Nov 99999 08:49:37 GMT", None),
     ],
 )
-def test_the_pause_a_server_asks_for_is_seconds_or_a_date(header: str, wait_s: float | None) -> None:
-    assert retry_after_s(header, now=784_111_740.0) == wait_s  # 08:49:00 of that day
+def test_a_requested_pause_is_seconds_or_a_date(header: str, wait_s: float | None) -> None:
+    assert retry_after_s(header, now=784_111_740.0) == wait_s  # 08:49:00 of that day.
 
 
 @given(st.text(max_size=40), st.floats(0.0, 1e12))
-def test_any_header_gives_a_pause_that_is_waited_for_within_the_limit(header: str, now: float) -> None:
+def test_any_retry_after_header_gives_a_pause_within_the_limit(header: str, now: float) -> None:
     wait_s = retry_after_s(header, now=now)
     assert wait_s is None or wait_s >= 0.0
     assert 0.0 <= pause_s(wait_s) <= RETRY_AFTER_MAX_S

@@ -1,4 +1,4 @@
-"""The only file of the golden tests that imports midstream; a rename is applied here, never in the data."""
+"""The only file of the golden histories that imports midstream; a rename is applied here, never in the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def repaired(case: Json) -> Json:
-    """Run one case; return its outcome as plain JSON values that hold no name of a class or module."""
+    """Run one case; return its outcome as plain JSON values without names of classes or modules."""
     given = copy.deepcopy(case["messages"])
     named = {"format": case["format"], "profile": case["profile"]}
     options = case["options"]
@@ -68,7 +68,7 @@ RENAMED = {
     "starts-with-response": "starts-with-reply",
     "user-in-response": "user-in-reply",
 }
-"""Codes of findings whose name in the data is another one."""
+"""Codes of findings with another name in the data."""
 
 
 def _edit(edit: Any) -> list[Any]:  # noqa: ANN401 - the name of its class may change

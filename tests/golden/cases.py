@@ -20,17 +20,19 @@ PATH = Path(__file__).parent / "data" / "cases.json"
 FOLDERS = ("fault", "chaos", "testing/conformance", "simulation")
 COLLECT_S = 150
 FATES = 200
-"""Connections of a chaos run whose fates are recorded."""
+"""Number of connections of a chaos run whose fates are recorded."""
 SEED, CONNECTIONS_PER_KILL = 5, 40
-"""Of the recorded run: a seed decides the same for ever, whichever seed the short run has."""
+"""Settings of the recorded run: a seed always gives the same decisions, whichever seed the short run has."""
 
 
 @functools.cache
 def collected() -> dict[str, dict[str, int]]:
-    """Return the tests of each folder, with the full matrices, without the names of their files: name to count."""
+    """Return the tests of each folder, with the full matrices, without the names of their files: name to
+    count.
+    """
     environment = {**os.environ, "MIDSTREAM_FAULT_FULL": "1"}
     environment.pop("MIDSTREAM_QUICK", None)
-    # Without plugins for parallel runs and without the options of the run that this is part of.
+    # Without plugins for parallel runs and without the options of the current run.
     environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     places = [f"tests/{folder}" for folder in FOLDERS]
     run = subprocess.run(
@@ -53,7 +55,7 @@ def collected() -> dict[str, dict[str, int]]:
 
 
 def listed_scripts() -> list[dict[str, Any]]:
-    """Return the conformance scripts: what identifies them, and how long they are."""
+    """Return the conformance scripts: their identities and lengths."""
     return [
         {
             "side": side,
@@ -68,7 +70,7 @@ def listed_scripts() -> list[dict[str, Any]]:
 
 
 def planned_chaos() -> dict[str, Any]:
-    """Return what a seed of a chaos run decides, as plain values."""
+    """Return the decisions of a seed of a chaos run, as plain values."""
     plan = Plan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
     return {
         "seed": SEED,

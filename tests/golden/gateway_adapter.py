@@ -1,13 +1,15 @@
-"""The only file of the gateway's golden transcripts that imports midstream: a gateway in front of a scripted upstream.
+"""The only file of the gateway's golden transcripts that imports midstream: a gateway in front of a scripted
+upstream.
 
-A script is JSON. Each answer is a list of steps. Steps of a `provider` (chat completions over HTTP on loopback):
+A script is JSON. Each answer is a list of steps. Steps of a `provider` (chat completions over HTTP on
+loopback):
 
 - `{"text": …}`, `{"thinking": …}`, `{"call": [id, name, arguments]}`
 - `{"hold": true}` waits until the story releases it, `{"cut": true}` closes the connection
 - `{"status": …, "message": …, "headers": …}` refuses, instead of all others
 
-Steps of an `agent` (stateful, in a pool): `{"text": …}`, `{"tool": [id, name, arguments, result]}` (run by the agent
-itself), `{"trouble": …}` (`midstream.testing.scripted_upstream.Trouble`).
+Steps of an `agent` (stateful, in a pool): `{"text": …}`, `{"tool": [id, name, arguments, result]}` (run by
+the agent itself), `{"trouble": …}` (`midstream.testing.scripted_upstream.Trouble`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ NAMES = ("m", "m-2")
 
 
 class Provider:
-    """Chat completions on loopback that answer by a script."""
+    """A local server of chat completions that answers by a script."""
 
     def __init__(self, script: Sequence[Sequence[Json]]) -> None:
         self.asked: list[Json] = []
@@ -103,11 +105,11 @@ class Provider:
 
 
 class StatefulAgent:
-    """An upstream whose agents remember, and what they were sent."""
+    """An upstream with stateful agents, and the messages sent to them."""
 
     def __init__(self, script: Sequence[Sequence[Json]]) -> None:
         self.gate = asyncio.Event()
-        # A trouble without words comes before the answer, which then is not asked for.
+        # A trouble without text comes before the answer, which then is not requested.
         self._script = [steps for steps in script if any("trouble" not in step for step in steps)]
         troubles = [
             next((Trouble(step["trouble"]) for step in steps if "trouble" in step), None) for steps in script
@@ -117,7 +119,9 @@ class StatefulAgent:
 
     @property
     def asked(self) -> list[Json]:
-        """What was sent to agents, in order; then the agents that were opened (`""`: fresh), took one, were deleted."""
+        """Return the messages sent to agents, in order; then the agents that were opened (`""`: fresh),
+        received a message, were deleted.
+        """
         sent = [
             {"instructions": each.setup.instructions, "said": words_of(each.said)}
             for each in self.upstream.sends
@@ -146,7 +150,7 @@ Upstream = Provider | StatefulAgent
 
 @contextlib.asynccontextmanager
 async def gateway_before(kind: str, script: Sequence[Sequence[Json]]) -> AsyncGenerator[tuple[str, Upstream]]:
-    """Serve a gateway on loopback; give its address and the upstream behind it."""
+    """Serve a gateway on loopback; yield its address and the upstream behind it."""
     async with contextlib.AsyncExitStack() as stack:
         upstream: Upstream
         model: Model

@@ -1,4 +1,5 @@
-"""Stories that the SDKs of OpenAI and Anthropic live through with the gateway: they make the golden transcripts.
+"""Stories of the SDKs of OpenAI and Anthropic with the gateway, from which the golden transcripts are
+recorded.
 
 Only recording needs this file; a transcript is replayed as raw HTTP.
 """
@@ -35,7 +36,7 @@ THERE: list[Json] = [{"text": "It is there."}]
 
 
 class Recorder(httpx2.AsyncBaseTransport):
-    """Carries what SDKs send, and keeps each step once its response has been read or left."""
+    """A transport for SDKs that records each step once its response has been read or left."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.steps: list[Json] = []
@@ -54,7 +55,7 @@ class Recorder(httpx2.AsyncBaseTransport):
         return response
 
     def release(self) -> None:
-        """Let the upstream go on behind the next `hold`."""
+        """Release the upstream from the next `hold`."""
         self.steps.append({"release": True})
         self._upstream.gate.set()
 
@@ -118,7 +119,7 @@ async def _all(stream: Any) -> list[Any]:  # noqa: ANN401 - of either SDK
 
 
 async def _first(stream: Any, count: int) -> None:  # noqa: ANN401 - as above
-    """Read the first events and leave: all that there are before the upstream holds, so that none is on its way."""
+    """Read the first events and leave: all events before the upstream holds, so that none is in flight."""
     seen = 0
     async for _ in stream:
         seen += 1
@@ -210,7 +211,7 @@ async def _repeats(talk: Talk) -> None:
     whole = await create(model="m", messages=retried)
     again = await create(model="m", messages=retried, extra_headers={"x-stainless-retry-count": "1"})
     assert again.id == whole.id
-    assert (await create(model="m", messages=retried)).id != whole.id  # a person's wish
+    assert (await create(model="m", messages=retried)).id != whole.id  # A cancellation by the user.
 
 
 # --- Responses -----------------------------------------------------------------------------------------------------
@@ -347,11 +348,12 @@ async def _messages_errors(talk: Talk) -> None:
         )
 
 
-# --- agents that remember ------------------------------------------------------------------------------------------
+# --- stateful agents
+# -------------------------------------------------------------------------------------------------
 
 
 def _told(*words: str) -> list[Any]:
-    """Return a resent transcript: words of a user and of the assistant in turn."""
+    """Return a resent transcript: texts of a user and of the assistant in turn."""
     roles = ("user", "assistant")
     return [{"role": roles[number % 2], "content": each} for number, each in enumerate(words)]
 
@@ -371,8 +373,8 @@ async def _agent(talk: Talk) -> None:
     )
     await say("aside", extra_headers={"x-midstream-ephemeral": "true"})
     await say("hi", "one", "more", "two", "end")
-    await say("hi", "one", "other")  # a branch
-    await say("changed", "one", "more", "two", "end")  # an edit
+    await say("hi", "one", "other")  # A branch.
+    await say("changed", "one", "more", "two", "end")  # An edit.
     await say("hi", "one", "more", "two", "end", "three", "after the branch")
 
 

@@ -26,7 +26,7 @@ CASES_PER_FORMAT = 2500
 
 
 def text_of(value: object) -> str:
-    """Return canonical JSON; ASCII, because a history may hold half a surrogate pair."""
+    """Return canonical JSON; ASCII, because a history may contain half a surrogate pair."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -60,7 +60,7 @@ def digests_of(form: str) -> list[Json]:
 
 
 def summary_of(case: Json, outcome: Json) -> Json:
-    """Return what is compared: a digest of everything, and the edits, refusals and codes in full."""
+    """Return the compared values: a digest of everything, and the edits, refusals and codes in full."""
     shown: Json = {
         key: outcome[key] for key in ("edits", "refused", "error", "same", "advice") if key in outcome
     }

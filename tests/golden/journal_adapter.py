@@ -1,7 +1,7 @@
-"""The only file that the comparison of golden journals needs from midstream: read, fold and show a journal.
+"""The only file of the golden journals that imports midstream: read, fold and show a journal.
 
-The data holds the names of today. A commit that renames a stored name adds it to `RENAMED`; a commit that represents
-a state in another way changes `_SHOWN` or `_plain`. The data stays in both cases.
+The data holds the names at its recording. A commit that renames a stored name adds it to `RENAMED`; a commit
+that represents a state in another way changes `_SHOWN` or `_plain`. The data stays in both cases.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def read(journal: Journal) -> list[tuple[int, Record]]:
 
 
 def outcome(journal: Journal) -> Json:
-    """Fold a journal; return everything it leads to as plain JSON values.
+    """Fold a journal; return all results as plain JSON values.
 
-    `steps` has one entry for each record: the event of a reader, the fields of the session that it changes, and the
+    `steps` has one entry for each record: the event of a reader, the changed fields of the session, and the
     pending work and open questions where they change.
     """
     state, before = Session(), _state(Session())
@@ -123,7 +123,7 @@ def _rendered(session: Session, profile: str) -> Json:
 def _snapshot(session: Session) -> Json:
     event_id = str(EventId(session.epoch, session.position))
     shown: Json = _with_recorded_tags(_json(snapshot_of(NAME, session, event_id)))
-    del shown["history"]  # stands beside it
+    del shown["history"]  # It is beside the other one.
     return shown
 
 
@@ -131,13 +131,13 @@ def _snapshot(session: Session) -> Json:
 
 
 def renamed(body: str, names: Mapping[str, str] = RENAMED) -> str:
-    """Return a stored body with today's names."""
+    """Return a stored body with the current names."""
     if not names:
         return body
     try:
         found = json.loads(body)
     except ValueError:
-        return body  # damaged on purpose
+        return body  # Damaged on purpose.
     tag = str(found["type"])
     shown = _with_names(found, tag, names)
     shown[names.get(f"{tag}.type", "type")] = names.get(tag, tag)
@@ -193,7 +193,7 @@ _SHOWN: Mapping[tuple[type, str], Callable[[Any], Any]] = {
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a session
-    """Return a value as JSON; of a struct its class and what is not a default."""
+    """Return a value as JSON; of a struct its class and its non-default fields."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, msgspec.Raw):
@@ -201,7 +201,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a session
     if isinstance(value, Struct):
         name = _recorded(type(value).__name__)
         shown = {field: _plain(each) for field, each in _fields(value)}
-        if isinstance(shown.get("ref"), dict):  # the data has the members of a reference beside the others
+        if isinstance(shown.get("ref"), dict):  # The data has the members of a reference beside the others.
             reference = {key: each for key, each in shown.pop("ref").items() if key != "class"}
             shown = {**reference, **shown}
         return {"class": name, **shown}
@@ -243,7 +243,7 @@ def _json(value: Any) -> Any:  # noqa: ANN401 - as above
 
 
 def possible_kinds() -> set[str]:
-    """Return the names of all records, of what they hold and of the values of their enumerations."""
+    """Return the names of all records, of their nested types and of the values of their enumerations."""
     names: set[str] = set()
     stack: list[Any] = [*get_args(Record)]
     seen: set[Any] = set()
@@ -262,7 +262,7 @@ def possible_kinds() -> set[str]:
 
 
 def kinds_of(journal: Journal) -> set[str]:
-    """Return which of them a journal holds."""
+    """Return those of them that a journal contains."""
     names: set[str] = set()
     stack: list[Any] = [record for _, record in read(journal)]
     while stack:

@@ -1,6 +1,6 @@
-"""Small scripted sessions: everything that a journal can hold and the simulation does not write.
+"""Small scripted sessions: all journal content that the simulation does not write.
 
-Only recording needs this file; a journal that is recorded stays as it is.
+Only recording needs this file; a recorded journal stays unchanged.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Script:
             self.session = sessions.evolve(self.session, record, epoch=self.epoch)
 
     def prune(self) -> Script:
-        """Put what the journal folds to into its place."""
+        """Replace the journal by its fold."""
         assert sessions.is_prunable(self.session)
         record = sessions.prune_session(self.session, at=self.at)
         self.journal = [(self.epoch, encode(record).decode())]
@@ -150,7 +150,7 @@ class Script:
     def damage_last(self) -> Script:
         """Cut the last outcome in the middle, and fold again as a reader of the damaged journal does.
 
-        Records that follow it were decided from the whole outcome, as they are on a disk that damages one block.
+        Records after it were decided from the whole outcome, as on a disk that damages one block.
         """
         at = max(at for at, (_, body) in enumerate(self.journal) if '"result":' in body)
         epoch, body = self.journal[at]
@@ -475,7 +475,7 @@ def _driven() -> Script:
 def _resend(
     story: Script, *entries: Entry, tools: bool = True, results: tuple[ToolResult, ...] = ()
 ) -> SendTranscript:
-    """A client application sends its whole conversation; what the session has of it is kept."""
+    """Let a client application resend its whole conversation; the part that the session has is kept."""
     application = story.session.application
     compared = applications.compare(
         applications.EntryChain().then(story.session.history),
@@ -505,7 +505,7 @@ def _resend(
 
 
 def _application() -> Script:
-    """A client application calls a tool of its own, brings the result, edits, is cut, and branches."""
+    """Let a client application call a tool of its own, send the result, edit, be cut, and branch."""
     story, hi = Script(agent="claude", version="2"), UserMessage.of("hi")
     story.take(_resend(story, hi))
     place, look = (1, 1, 1), ToolCall("a", "look", "{}", signature="signed")

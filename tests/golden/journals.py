@@ -1,4 +1,4 @@
-"""Read the golden journals: recorded bodies, and what they led to."""
+"""Read the golden journals: recorded bodies, and their outcomes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tests.golden.histories import DATA, digest_of, text_of
 Json = dict[str, Any]
 
 SOURCES = ("scripts", "lives", "simulation")
-"""Where journals come from: see `record_journals.py`."""
+"""Sources of journals: see `record_journals.py`."""
 FULL = "scripts"
-"""The source whose outcomes are stored in full, as readable JSON; of the others a digest for each record is."""
+"""The source whose outcomes are stored in full, as readable JSON; of the others a digest for each record is.
+"""
 
 
 def bodies_path(source: str) -> Path:
@@ -43,7 +44,7 @@ def outcomes_of(source: str) -> list[Json]:
 
 
 def summary_of(name: str, outcome: Json) -> Json:
-    """Return what is stored of an outcome: digests on the way, and what it came to."""
+    """Return the stored form of an outcome: digests of each step, and the result."""
     return {
         "name": name,
         "steps": [digest_of(step) for step in outcome["steps"]],

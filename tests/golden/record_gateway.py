@@ -1,7 +1,7 @@
 """Record the golden transcripts of the gateway: `python -m tests.golden.record_gateway [--inputs] [NAME…]`.
 
-With `--inputs` the SDKs live through their stories again; without, the recorded requests are replayed and only the
-responses are recorded again.
+With `--inputs` the SDKs run through their stories again; without, the recorded requests are replayed and only
+the responses are recorded again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 SEED = 16
 EXAMPLE_EVERY = 125
-"""Which cases are also kept in full, as readable JSON."""
+"""Interval of the cases that are also stored in full, as readable JSON."""
 PROFILES: dict[str, tuple[str | None, ...]] = {
     "anthropic": (None, "bedrock-claude", "vertex", "minimax", "portable", "claude-proxy"),
     "openai-chat": (None, "deepseek", "kimi", "minimax", "strict-template", "portable", "claude-proxy"),
@@ -71,7 +71,7 @@ def made(form: str) -> Iterator[Json]:
             try:
                 chance.choice(ODD)(form, messages, chance)
             except (AttributeError, TypeError, KeyError, ValueError, StopIteration, IndexError):
-                continue  # what an earlier accident left cannot be broken in this way
+                continue  # The remains of an earlier accident cannot be broken in this way.
         case: Json = {
             "format": form,
             "profile": chance.choice(PROFILES[form]),
@@ -84,7 +84,7 @@ def made(form: str) -> Iterator[Json]:
         try:
             case = json.loads(text_of(case))
         except ValueError:
-            continue  # no JSON value: an accident made a cycle
+            continue  # No JSON value: an accident made a cycle.
         text = text_of(case)
         if text not in seen:
             seen.add(text)
@@ -92,7 +92,7 @@ def made(form: str) -> Iterator[Json]:
 
 
 def _outcomes(messages: list[Any], chance: Random) -> dict[str, str]:
-    """Name an end for each id that any part of the history holds."""
+    """Name an end for each id in any part of the history."""
     ids: list[str] = []
     stack: list[Any] = list(messages)
     while stack:

@@ -30,7 +30,7 @@ from tests.search import tried
 SEEDS = 60
 """Seeds of the simulation, from 0 on."""
 LIVES = 3000
-"""Lives that are drawn; those that take an edge of the machine which no earlier one took are kept."""
+"""Number of drawn lives; those that take a new edge of the machine are kept."""
 
 
 def _made(source: str) -> Iterator[tuple[str, Journal]]:
@@ -45,14 +45,14 @@ def _scripted() -> Iterator[tuple[str, Journal]]:
 
 
 def _lived() -> Iterator[tuple[str, Journal]]:
-    """Yield random lives of a session: commands apt and out of place, over several nodes."""
+    """Yield random lives of a session: fitting and misplaced commands, over several nodes."""
     from midstream.errors import UsageError
     from midstream.session.records import encode
     from midstream.session.turn.commands import Refused
     from tests.session.edges import Edge, edge_of
     from tests.session.lives import Life, lives
 
-    import_module("tests.conftest")  # says how examples are drawn: the same every time
+    import_module("tests.conftest")  # Fixes how examples are drawn: the same every time.
     refused = Refused(UsageError("whatever it was"))
     taken: set[Edge] = set()
     kept: list[Journal] = []

@@ -1,4 +1,6 @@
-"""No case of the kill matrices, chaos, simulation or conformance is lost; a new one is recorded."""
+"""Every recorded case of the kill matrices, chaos, simulation and conformance still exists; a new one must be
+recorded.
+"""
 
 from __future__ import annotations
 

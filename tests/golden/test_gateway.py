@@ -1,4 +1,6 @@
-"""The gateway answers what SDKs sent to it as it was recorded, and asks its upstream the same."""
+"""Requests recorded from SDKs get the recorded responses of the gateway and cause the recorded requests to
+its upstream.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from tests.golden.transcripts import FOLDER, Json, joined
 STORIES = sorted(path.stem for path in FOLDER.glob("*.json"))
 COUNT = 16
 LIBRARY_ERROR = re.compile(r"failed: \w+")
-"""How the HTTP library calls an error."""
+"""Header names for the HTTP library's name in errors."""
 
 
 @pytest.mark.parametrize("name", STORIES)
-async def test_a_transcript_is_answered_as_recorded(name: str) -> None:
+async def test_a_transcript_gets_the_recorded_responses(name: str) -> None:
     recorded: Json = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     actual = await play(recorded)
     for number, (expected, step) in enumerate(zip(recorded["steps"], actual["steps"], strict=True)):
@@ -33,5 +35,5 @@ def _comparable(step: Json) -> Json:
     return whole
 
 
-def test_no_transcript_is_lost() -> None:
+def test_the_number_of_transcripts_is_unchanged() -> None:
     assert len(STORIES) == COUNT

@@ -1,4 +1,4 @@
-"""20,000 damaged histories of 8 formats are repaired, checked and converted as they were recorded."""
+"""20,000 damaged histories of 8 formats are repaired, checked and converted as recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.golden.histories import (
 )
 
 SHOWN_MAX = 3
-"""Differing cases that are printed in full; the number of all of them is printed, too."""
+"""Limit of differing cases that are printed in full; the number of all of them is printed, too."""
 
 
 def _difference(number: int, case: Any, expected: Any, actual: Any, outcome: Any) -> str:  # noqa: ANN401 - JSON

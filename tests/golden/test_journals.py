@@ -1,4 +1,4 @@
-"""Recorded journals lead to the same state, history, events, pending work and provider messages as they did."""
+"""Recorded journals lead to the recorded state, history, events, pending work and provider messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.golden.histories import text_of
 from tests.golden.journals import FULL, SOURCES, Json, journals_of, outcomes_of, summary_of
 
 SHOWN_MAX = 3
-"""Differing journals that are printed; the number of all of them is printed, too."""
+"""Limit of differing journals that are printed; the number of all of them is printed, too."""
 RECORDS_MIN = {"scripts": 500, "lives": 4000, "simulation": 3000}
 
 
@@ -30,7 +30,7 @@ def test_journals_have_their_recorded_outcome(source: str) -> None:
     assert not differing, f"{len(differing)} journals differ:\n" + "\n".join(differing[:SHOWN_MAX])
 
 
-def test_every_kind_of_record_and_all_that_it_may_hold_are_recorded() -> None:
+def test_every_kind_of_record_and_of_nested_value_is_recorded() -> None:
     held: set[str] = set()
     for source in SOURCES:
         for _, journal in journals_of(source):
@@ -38,7 +38,7 @@ def test_every_kind_of_record_and_all_that_it_may_hold_are_recorded() -> None:
     assert sorted(journal_adapter.possible_kinds() - held) == []
 
 
-def test_a_renamed_tag_or_field_is_translated_where_it_stands() -> None:
+def test_a_renamed_tag_or_field_is_translated_only_at_its_path() -> None:
     names = {"turn_ended": "turn_over", "turn_ended.status": "how", "response_completed.body.parts": "pieces"}
     ended = '{"type":"turn_ended","turn":1,"status":"completed","at":2.0}'
     said = '{"type":"response_completed","body":{"parts":[{"type":"text","parts":1}]},"parts":0}'

@@ -60,10 +60,10 @@ class Names:
 
 
 def recorded_request(request: httpx2.Request, body: bytes, names: Names) -> Json:
-    """Return what is stored of a request."""
+    """Return the stored form of a request."""
     headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
     if "idempotency-key" in headers and headers["idempotency-key"].startswith("stainless"):
-        del headers["idempotency-key"]  # an SDK's own, drawn by chance
+        del headers["idempotency-key"]  # An SDK's own, drawn at random.
     shown: Json = {
         "method": request.method,
         "path": names.recorded(request.url.raw_path.decode()),
@@ -75,7 +75,7 @@ def recorded_request(request: httpx2.Request, body: bytes, names: Names) -> Json
 
 
 def recorded_response(status: int, headers: Mapping[str, str], body: bytes, names: Names) -> Json:
-    """Return what is stored of a response: JSON, or the events of a stream in order."""
+    """Return the stored form of a response: JSON, or the events of a stream in order."""
     shown: Json = {"status": status}
     text = names.recorded(body.decode())
     if headers.get("content-type", "").startswith("text/event-stream"):
@@ -88,7 +88,7 @@ def recorded_response(status: int, headers: Mapping[str, str], body: bytes, name
 
 
 def _blocks(text: str) -> list[str]:
-    """Return the blocks of a stream that are events; comments and pings come by the clock."""
+    """Return the blocks of a stream that are events; comments and pings depend on the clock."""
     blocks = text.split("\n\n")
     return [each for each in blocks if "data: " in each and not each.startswith("event: ping")]
 
@@ -109,7 +109,7 @@ _JOINED = ("content", "reasoning_content", "text", "thinking", "delta")
 
 
 def joined(events: list[Json]) -> list[Json]:
-    """Return events with neighbouring pieces of one text as one: how a text is cut is up to the moment."""
+    """Return events with neighbouring pieces of one text joined: the cuts of a text vary."""
     whole: list[Json] = []
     for event in events:
         shape, field, piece = _piece(event)
@@ -149,7 +149,7 @@ def _timeless(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 
 async def replayed(story: Json, url: str, upstream: Upstream) -> Json:
-    """Send the requests of a story; return the story as it comes out now."""
+    """Send the requests of a story; return the current responses as a story."""
     names = Names()
     steps = []
     async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S, headers={"user-agent": "replay"}) as client:

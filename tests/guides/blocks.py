@@ -12,7 +12,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
 PROGRAMS = frozenset({"python", "js"})
 """Languages of blocks that are executed."""
 COMMANDS = frozenset({"", "sh"})
-"""Languages of blocks that may hold commands of ours; their names and options are checked."""
+"""Languages of blocks that may contain commands of ours; their names and options are checked."""
 SHOWN = frozenset({"console", "json", "toml", "yaml"})
 """Languages of output, and of configuration."""
 _BLOCK = re.compile(r"^```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,7 +33,7 @@ class Block(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from all others."""
+        """Return the identity of the block."""
         return self.page, self.language, self.number
 
 

@@ -1,4 +1,4 @@
-"""A line to a server that can be cut: every connection of that moment is reset, and later ones pass again."""
+"""A connection to a server that can be cut: all current connections are reset, and later ones pass again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READ_BYTES_MAX = 65536
 
 
 class Line:
-    """A relay in front of one port, which may be dead."""
+    """A relay in front of one port, whose server may be dead."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -22,7 +22,7 @@ class Line:
             writer.transport.abort()
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection to its end."""
+        """Relay one connection to its end."""
         self._writers.add(writer)
         try:
             there = await asyncio.open_connection("127.0.0.1", self._port)
@@ -31,7 +31,7 @@ class Line:
             await asyncio.wait(map(asyncio.ensure_future, ways), return_when=asyncio.FIRST_COMPLETED)
             there[1].transport.abort()
             self._writers.discard(there[1])
-        except OSError:  # nobody listens: the server was killed
+        except OSError:  # Nothing listens: the server was killed.
             pass
         finally:
             writer.transport.abort()
@@ -47,7 +47,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @contextlib.asynccontextmanager
 async def line_to(port: int) -> AsyncIterator[tuple[Line, str]]:
-    """Relay to a port of this machine; yields the line, and its address."""
+    """Relay to a port of this machine; yield the line, and its address."""
     line = Line(port)
     server = await asyncio.start_server(line.relay, "127.0.0.1", 0)
     try:

@@ -1,4 +1,5 @@
-"""Run Python programs one after the other, as `__main__` with globals of their own: the SDKs are imported once for all.
+"""Run Python programs one after the other, as `__main__` with their own globals: the SDKs are imported once
+for all.
 
 Each line of stdin is a `Request`, each line of stdout a `Result`.
 """
@@ -26,7 +27,7 @@ class Request(Struct):
 
 
 class Result(Struct):
-    """What a program printed, and the traceback that ended it."""
+    """The output of a program, and the traceback that ended it."""
 
     out: str
     error: str = ""
@@ -63,7 +64,7 @@ def _forget_modules_of(folder: Path) -> None:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Serve requests until stdin ends."""
     for line in sys.stdin.buffer:
         result = run(msgspec.json.decode(line, type=Request))
         sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")

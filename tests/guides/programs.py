@@ -1,4 +1,4 @@
-"""What is run of each page, and against what. A block that no row names fails `test_every_block_is_executed`."""
+"""Programs of each page, and their servers. A block in no row fails `test_every_block_is_executed`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 URL = "http://127.0.0.1:8000"
-"""The address that pages print for a server; a test puts its own there."""
+"""The address that pages print for a server; a test replaces it."""
 ANYTHING = "…"
 SERVED_JS = ("/static/client/midstream.js", "https://agents.example/static/client/midstream.js")
 """Addresses from which pages import the browser's client; a test puts the file there."""
@@ -49,7 +49,7 @@ SERVED = {
     "in_memory:agent": _played("openai-memory.md", f"{_INTEGRATIONS}.openai_conversation", "OpenAIChain"),
     "in_reuse:agent": Served("reuse.md"),
 }
-"""The agents that programs talk to, by the name that `midstream serve` is given."""
+"""The agents that programs use, by the name that `midstream serve` is given."""
 
 
 class Program(Struct, frozen=True):
@@ -85,7 +85,7 @@ class Program(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For people: `network.md-python-0`."""
+        """Return the name for people: `network.md-python-0`."""
         talks_to = f"-to-{SERVED[self.talks_to].page}" if self.talks_to else ""
         return f"{self.page}-{self.language}-{'-'.join(map(str, self.blocks))}{talks_to}"
 
@@ -113,7 +113,7 @@ POOLED = {
     "in_memory:agent": ("openai",),
     "in_reuse:agent": (),
 }
-"""Agents whose upstream continues a conversation: what their modules need."""
+"""Agents whose upstream continues a conversation, with the modules they need."""
 _DECIDE = f"""
 def decide(question):
     return ("respond", "the large one") if question.kind == "question" else ("allow", "")
@@ -332,8 +332,9 @@ IN_A_BROWSER = {
     ("langgraph-api.md", "js"): "tests/dialects/test_langgraph_stream.py",
     ("durable-streams.md", "js"): "tests/dialects/test_plain_streams.py",
 }
-"""Blocks that need a real page or packages of npm, and the test that runs each of them, also while the server is
-killed."""
+"""Blocks that need a real page or packages of npm, and the test that runs each of them, also while the server
+is killed.
+"""
 TABLE = [
     Program("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
     Program("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),

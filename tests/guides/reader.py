@@ -12,7 +12,7 @@ BLOCKS = {block.key: block for block in all_blocks()}
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """Return the environment of a reader who keeps everything in a folder."""
+    """Return the environment of a reader with everything in a folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MIDSTREAM_")}
     ours = {"MIDSTREAM_HOME": str(folder / "home"), "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'src'}"}
     return kept | ours | more

@@ -1,7 +1,7 @@
-"""An agent whose every answer stops behind its first word until the file `go` is in the current folder.
+"""An agent whose every answer stops after its first word until the file `go` is in the current folder.
 
-`midstream serve tests.guides.slowly:agent` serves the agent that the variable GUIDE_AGENT names (`MODULE:AGENT`).
-The file `begun` is in the current folder as soon as an answer has its first word.
+`midstream serve tests.guides.slowly:agent` serves the agent that the variable GUIDE_AGENT names
+(`MODULE:AGENT`). The file `begun` is in the current folder as soon as an answer has its first word.
 """
 
 from __future__ import annotations

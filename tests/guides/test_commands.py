@@ -1,4 +1,6 @@
-"""The blocks of the README and the guides that are no programs: commands, and configuration of client applications."""
+"""Blocks of the README and the guides that are no programs: commands, and configuration of client
+applications.
+"""
 
 from __future__ import annotations
 
@@ -57,16 +59,16 @@ def _commands() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), [*_commands()])
-def test_every_command_is_one_with_these_options(page: str, line: str) -> None:
+def test_every_command_exists_with_its_options(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     command: click.Command = midstream_command
     context = click.Context(command, info_name="midstream", resilient_parsing=True)
     while isinstance(command, click.Group) and words:
-        if command.invoke_without_command:  # its own options stand before the name of a command
+        if command.invoke_without_command:  # Its own options come before the name of a command.
             _, words, _ = command.make_parser(context).parse_args([*words])
             if not words:
                 return
         name, found, words = command.resolve_command(context, words)
         assert found is not None, name
         command, context = found, click.Context(found, context, name, resilient_parsing=True)
-    command.make_parser(context).parse_args([*words])  # refuses options that are none
+    command.make_parser(context).parse_args([*words])  # Refuses unknown options.

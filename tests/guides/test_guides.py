@@ -1,8 +1,8 @@
 """Every code block of the README and the guides is executed as printed.
 
-A program that talks to a server is also executed while its line is cut, and while the server is killed, in the middle
-of an answer: what it shows in the end is the same. With the agents of `POOLED` it is executed while the server is
-killed: the program and the line are the same for all agents.
+A program that uses a server is also executed while its connection is cut, and while the server is killed, in
+the middle of an answer: its final output is the same. With the agents of `POOLED` it is executed while the
+server is killed: the program and the connection are the same for all agents.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ APART = {
     "frameworks": (ROOT / ".venv-peers-durable" / "bin" / "python", "make contract"),
     "a2a": (Path(sys.prefix, "a2a", "bin", "python"), "make .venv/.a2a"),
 }
-"""The interpreter of each environment, and what makes it."""
+"""The interpreter of each environment, and the make target that creates it."""
 CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
 TALKING = [program for program in TABLE if program.talks_to]
 ONCE_FOR_ALL = [program for program in TALKING if program.talks_to not in POOLED]
@@ -52,7 +52,7 @@ OTHERS = [program for program in TABLE if not program.talks_to]
 
 
 class Interpreter:
-    """A Python process that runs programs one after the other, and is started anew if it was killed."""
+    """A Python process that runs programs one after the other, and is started again if it was killed."""
 
     def __init__(self) -> None:
         self._process = self._started()
@@ -67,7 +67,7 @@ class Interpreter:
         )
 
     def run(self, folder: Path, variables: dict[str, str]) -> str:
-        """Run `program.py` of a folder to its end, and return what it printed."""
+        """Run `program.py` of a folder to its end, and return its output."""
         if self._process.poll() is not None:
             self._process = self._started()
         assert self._process.stdin is not None
@@ -133,7 +133,7 @@ async def test_a_program_runs_as_printed(program: Program, tmp_path: Path, inter
 
 
 @pytest.mark.parametrize("program", ONCE_FOR_ALL, ids=lambda program: program.name)
-async def test_a_program_outlives_a_line_that_is_cut_in_mid_answer(program: Program, tmp_path: Path) -> None:
+async def test_a_program_survives_a_connection_cut_during_an_answer(program: Program, tmp_path: Path) -> None:
     _check_environment(program)
     with held_port() as port:
         async with _served(program, tmp_path, port), line_to(port) as (line, url):
@@ -147,7 +147,7 @@ async def test_a_program_outlives_a_line_that_is_cut_in_mid_answer(program: Prog
 
 
 @pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
-async def test_a_program_shows_each_word_once_where_the_server_is_killed_in_mid_answer(
+async def test_a_program_shows_each_word_once_after_the_server_was_killed_during_an_answer(
     program: Program, tmp_path: Path
 ) -> None:
     _check_environment(program)
@@ -165,7 +165,8 @@ async def test_a_program_shows_each_word_once_where_the_server_is_killed_in_mid_
                 await until_there(tmp_path, program.session, TurnEnded)
 
 
-# --- as a reader does ---------------------------------------------------------------------------------------------
+# --- execution
+# ----------------------------------------------------------------------------------------------------
 
 
 def _fits(program: Program, out: str) -> bool:
@@ -184,7 +185,7 @@ def _check_environment(program: Program) -> None:
 
 
 def _write(folder: Path, program: Program, url: str) -> list[str]:
-    """Write the program, and the agent that the README and guides begin with; return how it is started."""
+    """Write the program, and the agent of the README and guides; return the command that starts it."""
     for agent in {"hello:agent", program.talks_to} - {""}:
         write_agent(folder, agent)
     printed = [BLOCKS[program.page, program.language, number].code for number in program.blocks]
@@ -202,7 +203,7 @@ def _write(folder: Path, program: Program, url: str) -> list[str]:
 
 
 async def _run(program: Program, folder: Path, url: str, variables: dict[str, str]) -> str:
-    """Run a program to its end, and return what it printed."""
+    """Run a program to its end, and return its output."""
     command = _write(folder, program, url)
     with tempfile.TemporaryFile() as errors:
         process: AsyncForked | asyncio.subprocess.Process

@@ -1,7 +1,8 @@
-"""The shell blocks of the README and the guides: each line is executed, as printed, in the folder of a reader.
+"""The shell blocks of the README and the guides: each line is executed, as printed, in the folder of a
+reader.
 
-Servers take a free port (`MIDSTREAM_SERVE_PORT`) in the place of 8000 and 8100, and `MIDSTREAM_URL` names it to the
-commands.
+Servers take a free port (`MIDSTREAM_SERVE_PORT`) in the place of 8000 and 8100, and `MIDSTREAM_URL` names it
+to the commands.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Shell:
         return out
 
     def start(self, line: str, *, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """Run a line beside others."""
+        """Start a line in the background."""
         self.typed.add(line)
         here = line.replace("http://127.0.0.1:8000", self.url).replace("http://127.0.0.1:8100", self.url)
         return subprocess.Popen(
@@ -72,7 +73,7 @@ class Shell:
 
     @contextlib.contextmanager
     def serving(self, line: str) -> Iterator[None]:
-        """Run a line that is a server until the end of the block."""
+        """Run a line with a server until the end of the block."""
         process = self.start(line, stderr=subprocess.STDOUT)
         assert process.stdout is not None
         late = threading.Timer(WAIT_S, process.kill)
@@ -103,7 +104,8 @@ def _lines_of(key: Key) -> list[str]:
     return [line.removeprefix("$ ") for line in joined.splitlines() if line.strip()]
 
 
-# --- what a reader does with each block -------------------------------------------------------------------------
+# --- the use of each block
+# --------------------------------------------------------------------------------------
 
 
 def _first_hour(shell: Shell, serve: str, chat: str) -> None:
@@ -154,7 +156,7 @@ def _encrypted(shell: Shell, install: str, serve: str) -> None:
     shell.folder /= "project"
     shell.folder.mkdir()
     write_agent(shell.folder, "hello:agent", "app")
-    shell.typed.add(install)  # the extra is in this environment
+    shell.typed.add(install)  # The extra is in this environment.
     with shell.serving(serve):
         shell.run("midstream chat --session s --message Oslo?")
     assert "Oslo" in shell.run("midstream sessions show s --store sessions.db --key-file ../secrets/keys")
@@ -162,7 +164,7 @@ def _encrypted(shell: Shell, install: str, serve: str) -> None:
 
 
 def _decrypted_outside(shell: Shell, backup: str, export: str, *others: str) -> None:
-    """A file has the keys here in the place of the endpoint: tests/cli/test_key_option.py has one."""
+    """Use a file of keys in the place of the endpoint, which tests/cli/test_key_option.py covers."""
     pytest.importorskip("cryptography")
     write_agent(shell.folder, "hello:agent", "app")
     with shell.serving("midstream serve app:agent --store sessions.db --key-file keys"):
@@ -172,7 +174,7 @@ def _decrypted_outside(shell: Shell, backup: str, export: str, *others: str) -> 
     shell.typed.update(others)
     show, verify = (line.replace("https://keys.example", "keys") for line in others)
     assert "Oslo" in shell.run(show)
-    shell.run(verify)  # a bad journal is another status
+    shell.run(verify)  # A bad journal is another status.
 
 
 def _encrypted_for_clients(shell: Shell, serve: str, chat: str) -> None:
@@ -202,7 +204,9 @@ def _verified(shell: Shell, checkpoint: str, compare: str) -> None:
 
 
 def _upstreams(shell: Shell, *gateways: str) -> None:
-    """Start each; those whose upstream is not on this machine say what is missing when they are asked."""
+    """Start each; one whose upstream is not on this machine reports what is missing when a client sends a
+    request.
+    """
     for gateway in gateways:
         line = gateway.partition("  #")[0]
         shell.typed.add(gateway)
@@ -214,7 +218,7 @@ def _upstreams(shell: Shell, *gateways: str) -> None:
 
 
 def _users(shell: Shell, *lines: str) -> None:
-    """Give two users keys, let one request an answer, and read what has been used."""
+    """Give two users keys, let one request an answer, and read the usage."""
     adding, other_adding, listing, revoking, usage, other_usage = lines
     with shell.serving("midstream gateway --upstream scripted"):
         key = shell.run(adding).strip()
@@ -232,7 +236,7 @@ def _users(shell: Shell, *lines: str) -> None:
 
 
 def _gateway_file(shell: Shell, gateway: str) -> None:
-    """Start it with the file of options, and the file of MCP servers, that the page shows."""
+    """Start it with the file of options, and the file of MCP servers, of the page."""
     pytest.importorskip("claude_agent_sdk")
     shell.environment["MAIL_TOKEN"] = "t"
     (shell.folder / "project").mkdir()
@@ -249,7 +253,7 @@ def _gateway_file(shell: Shell, gateway: str) -> None:
 
 
 def _several_models(shell: Shell, gateway: str) -> None:
-    """Start it with the tables that the page shows; one of its models answers."""
+    """Start it with the tables of the page; one of its models answers."""
     for package in ("claude_agent_sdk", "openai"):
         pytest.importorskip(package)
     shell.environment["TEAM_OPENAI_KEY"] = "k"
@@ -269,7 +273,7 @@ def _several_models(shell: Shell, gateway: str) -> None:
 
 
 def _targets(shell: Shell, *lines: str) -> None:
-    """Every target that the page names is one of the Makefile; `make test` runs this."""
+    """Check that every target that the page names is one of the Makefile; `make test` runs this."""
     makefile = (ROOT / "Makefile").read_text()
     for line in lines:
         shell.typed.add(line)
@@ -367,10 +371,10 @@ NOT_RUN = {
     ): "needs a collector: tests/observability/test_opentelemetry.py has the options",
     ("reuse.md", "", 0): "a log line: tests/observability/test_debug_output.py",
 }
-"""Blocks that a reader does not type as they are, and what executes the same."""
+"""Blocks that a reader does not type unchanged, and the tests that execute the same."""
 
 
-def test_every_shell_block_is_executed_or_says_why_not() -> None:
+def test_every_shell_block_is_executed_or_listed_with_a_reason() -> None:
     shells = {key for key in BLOCKS if key[1] in COMMANDS}
     run = {key for keys in RUN for key in keys}
     assert run | NOT_RUN.keys() == shells

@@ -54,7 +54,9 @@ UPSTREAM = Program(
 
 
 async def play(program: HostProgram, name: str, folder: Path, chance: random.Random) -> HostRun:
-    """Play one situation in a new folder, and judge it. The folder is left only if the situation did not hold."""
+    """Play one situation in a new folder, and judge it. The folder is left only if the situation did not
+    hold.
+    """
     model = ModelServer(folder / "ledger", continues=True)
     await model.start()
     place = place_in(folder, model)

@@ -1,4 +1,5 @@
-"""Agent programs that people run, unmodified, as clients of the gateway: their settings, and how a message is sent.
+"""Agent programs, unmodified, as clients of the gateway: their settings, and the command that sends a
+message.
 
 The settings are the blocks of the guide, with another address and another key.
 """
@@ -21,7 +22,8 @@ from tests.programs.programs import Place
 CODEX_KEY = "MIDSTREAM_KEY"
 """The variable of the key, as the guide has it."""
 FEW_TOKENS = 12
-"""Tokens of a conversation above which Codex compacts it: fewer than each answer of the model server counts."""
+"""Tokens of a conversation above which Codex compacts it: fewer than each answer of the model server counts.
+"""
 MCP_SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
 GUIDE = ROOT / "docs" / "guides" / "gateway.md"
 INSTALLED = Path(os.environ.get("AGENT_PROGRAMS", ".venv/agents")).resolve()
@@ -53,7 +55,7 @@ class HostProgram(Struct, frozen=True):
     keeps_cut_words: bool = False
 
     def version(self) -> str:
-        """Return the version that it reports."""
+        """Return the reported version."""
         done = subprocess.run(
             [self.path(), "--version"], capture_output=True, text=True, timeout=60, check=True
         )
@@ -61,7 +63,7 @@ class HostProgram(Struct, frozen=True):
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can be run here."""
+        """Return whether it can run here."""
         try:
             return self.path().exists()
         except (FileNotFoundError, StopIteration):

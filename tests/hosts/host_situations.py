@@ -1,7 +1,7 @@
-"""The situations that every program goes through as a client of the gateway, each in a home and folders of its own.
+"""The situations of every program as a client of the gateway, each in a home and folders of its own.
 
-Judged by two witnesses: the log of the model server (how often was it asked for a message, and with which messages
-before it), and the screen (each word once).
+Two sources are checked: the log of the model server (the number of requests for a message, and their earlier
+messages), and the screen (each word once).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HostRun(Struct):
         return shown.decode()
 
     def check(self, holds: object, fault: str) -> None:
-        """Count a fault if something does not hold."""
+        """Count a fault if a condition does not hold."""
         if not holds:
             self.verdict.faults.append(fault)
 
@@ -89,7 +89,9 @@ class HostRun(Struct):
         self.check(words == expected, f"the screen has {_shorten(words)}, not {_shorten(expected)}")
 
     def asked(self, directive_id: str, *before: str, times: int = 1) -> None:
-        """Check how often the model was asked for a message, and that it had each message of the user once."""
+        """Check the number of requests to the model for a message, and that it had each message of the user
+        once.
+        """
         requests = self.model.main(directive_id)
         self.check(len(requests) == times, f"Q{directive_id} was sent to the model {len(requests)} times")
         for request in requests:
@@ -109,7 +111,7 @@ class HostRun(Struct):
         raise TimeoutError(f"{what}, not within {WAIT_S:.0f} s")
 
     async def restart(self) -> None:
-        """Start a gateway that was killed; the relay leads to it."""
+        """Start a gateway that was killed; the relay connects to it."""
         await self.gateway.start()
         self.relay.port = port_of(self.gateway.url)
 
@@ -133,7 +135,7 @@ async def two_turns(run: HostRun) -> None:
 
 
 async def two_conversations(run: HostRun) -> None:
-    """Two people have a conversation each, at once."""
+    """Two people have a conversation each, concurrently."""
     other = place_in(run.place.folder / "other", run.model)
     run.program.prepare(other, run.relay.url)
     screens = await asyncio.gather(run.send("Q1 {say 20}"), run.send("Q2 {say 20}", place=other))
@@ -162,12 +164,12 @@ async def _cut(run: HostRun, way: Way) -> None:
 
 
 async def cut_by_reset(run: HostRun) -> None:
-    """The line is cut by a reset at a random byte of the answer."""
+    """A reset cuts the connection at a random byte of the answer."""
     await _cut(run, "reset")
 
 
 async def cut_by_fin(run: HostRun) -> None:
-    """The line is closed in order at a random byte of the answer."""
+    """A FIN closes the connection at a random byte of the answer."""
     await _cut(run, "fin")
 
 
@@ -215,7 +217,7 @@ async def mcp_tool(run: HostRun) -> None:
 
 
 async def compaction(run: HostRun) -> None:
-    """The conversation is compacted, and goes on."""
+    """The conversation is compacted, and continues."""
     if run.program.compacts is None:
         run.not_played("has no command for it without a terminal")
         return
@@ -266,7 +268,7 @@ def _shorten(words: list[str]) -> str:
 
 
 def place_in(folder: Path, model: ModelServer) -> Place:
-    """Return the folders of a run, made."""
+    """Create the folders of a run, and return their place."""
     place = Place(folder, model.url)
     for each in (place.home, place.work):
         each.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A relay between a program and the gateway that ends connections after so many bytes, in one of two ways."""
+"""A relay between a program and the gateway that ends connections after so many bytes, by a reset or a FIN."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LineCut(Struct):
 
 
 class Relay:
-    """Relays connections of loopback; `port` is the server's, and may change while it runs."""
+    """Relay connections of loopback; `port` is the server's, and may change during the run."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -78,7 +78,7 @@ class Relay:
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: bytearray
     ) -> None:
-        """Pass an answer on, up to the place where it is cut."""
+        """Pass an answer on, up to the byte where it is cut."""
         passed = 0
         while piece := await reader.read(PIECE_BYTES):
             cut = self.cut

@@ -1,4 +1,4 @@
-"""A short form of `make hosts`: two programs that come as wheels, in the situations that differ most."""
+"""A short form of `make hosts`: two programs that come as wheels, in the most different situations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
         ("codex", "tool of an MCP server"),
     ],
 )
-async def test_an_unmodified_program_goes_through_the_situation(
+async def test_an_unmodified_program_passes_the_situation(
     program: str, situation: str, tmp_path: Path
 ) -> None:
     run = await play(PROGRAMS[program], situation, tmp_path, random.Random(f"{program} {situation}"))

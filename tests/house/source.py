@@ -1,4 +1,4 @@
-"""The source tree as the house tests see it."""
+"""The source tree for the house tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """Return a file's name as a person would write it: from the root of the repository."""
+    """Return a file's name from the root of the repository."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -31,9 +31,10 @@ def in_package(path: Path) -> str:
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Return all that a file consists of, in the order of `ast.walk`.
+    """Return all nodes of a file, in the order of `ast.walk`.
 
-    There are a million in all, which stay: the collector of garbage would take longer for them than everything else.
+    All files together have a million nodes, which stay in memory: the garbage collector would take longer for
+    them than for everything else.
     """
     gc.disable()
     try:
@@ -52,7 +53,7 @@ def functions(path: Path) -> Iterator[Function]:
 
 
 def docstring_lines(function: Function) -> int:
-    """Return how many lines of a function are its docstring."""
+    """Return the number of lines of a function's docstring."""
     if ast.get_docstring(function) is None:
         return 0
     first = function.body[0]
@@ -61,7 +62,7 @@ def docstring_lines(function: Function) -> int:
 
 @cache
 def imported_names(path: Path) -> dict[str, str]:
-    """Return what each name that a file imports stands for: `{"rand": "random.random"}`."""
+    """Return the meaning of each name that a file imports: `{"rand": "random.random"}`."""
     names: dict[str, str] = {}
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -75,7 +76,7 @@ def imported_names(path: Path) -> dict[str, str]:
 
 
 def full_name(node: ast.expr, imported: dict[str, str]) -> str | None:
-    """Return the dotted name an expression stands for, if its first name was imported."""
+    """Return the dotted name of an expression, if its first name was imported."""
     match node:
         case ast.Name(id=name):
             return imported.get(name)

@@ -1,4 +1,4 @@
-"""The table of ARCHITECTURE.md leads to every module."""
+"""The table of ARCHITECTURE.md covers every module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_IDEA_OF_THEIR_OWN = frozenset({"__init__.py", "__main__.py"})
 
 
 def _is_covered(module: str) -> bool:
-    """Whether a row names the module (some rows name its file only), or a folder that it is in."""
+    """Return whether a row names the module (some rows name its file only), or a folder that contains it."""
     folders = {parent.as_posix() for parent in Path(module).parents}
     return module in NAMED or Path(module).name in NAMED or bool(folders & FOLDERS)
 

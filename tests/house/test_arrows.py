@@ -1,4 +1,4 @@
-"""Everything has one home, and who comes in by another door is named."""
+"""Each package may be imported only from its home, and every other import is reported."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from tools.arrows import Homes
 HOMES = ["apsw: app.store.sqlite", "app.store: app.cli, app.__init__", "unused:"]
 
 
-def test_the_home_itself_may_import_and_nobody_needs_to() -> None:
+def test_the_home_may_import_and_need_not() -> None:
     assert _strays(("app.store.sqlite", "apsw"), ("app.cli.serve", "app.store")) == []
 
 
-def test_the_face_of_a_package_is_one_file() -> None:
+def test_the_public_face_of_a_package_is_one_file() -> None:
     assert _strays(("app", "app.store"), ("app.core", "app.store")) == ["app.core -> app.store (line 7)"]
 
 
-def test_a_stray_import_is_named_with_its_line() -> None:
+def test_a_stray_import_is_reported_with_its_line() -> None:
     assert _strays(("app.store.memory", "apsw"), ("app.core", "app.store.sqlite")) == [
         "app.store.memory -> apsw (line 7)",
         "app.core -> app.store.sqlite (line 7)",
     ]
 
 
-def test_a_name_that_only_begins_like_the_home_is_a_stray() -> None:
+def test_a_name_that_only_starts_like_the_home_is_a_stray() -> None:
     assert _strays(("app.store.sqlite_old", "apsw")) == ["app.store.sqlite_old -> apsw (line 7)"]
 
 

@@ -1,4 +1,4 @@
-"""Commands beside one another: their outputs are kept apart, and the failure of any is the failure of all."""
+"""Parallel commands: their outputs are kept apart, and the failure of any is the failure of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we stand on is pinned, starts nothing behind our back, and names no machine."""
+"""Dependencies are pinned, start nothing by themselves, and name no machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PINS = sorted((ROOT / "requirements").glob("*.txt"))
 REQUIREMENT = re.compile(r"^(?P<name>[a-z0-9.-]+)==[^\s;]+( ; (?P<marker>[^\\]+))? \\$")
 HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}( \\)?$")
 
-# What must stand in no tracked file: the address of a package index, a path of somebody's machine.
+# Must not be in any tracked file: the address of a package index, a path of a developer's machine.
 INDEX_HOST = re.compile(r"(?:pypi|pythonhosted|npmjs)\.(?:org|com|io)|\b(?:extra-)?index-url\b")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home|Users|opt)/\w")
 MAY_NAME_INDEX_OPTIONS = {"tests/house/test_dependencies.py"}
@@ -60,15 +60,17 @@ def test_every_pin_has_a_version_and_hashes_and_no_address(path: Path) -> None:
 
 
 def test_frameworks_have_the_same_versions_in_both_environments_of_their_tests() -> None:
-    """So `make hooks` leaves to the main environment what that can run (the Makefile's HOOKS)."""
+    """Then `make hooks` can leave these tests to the main environment (the Makefile's HOOKS)."""
     names = ("langgraph", "pydantic-ai-slim")
     pins = [_versions(ROOT / "requirements" / file) for file in ("dev.txt", "peers-durable.txt")]
     assert [pins[0][name] for name in names] == [pins[1][name] for name in names]
 
 
 @pytest.mark.slow
-def test_the_pins_of_this_environment_leave_nothing_out_but_on_purpose() -> None:
-    """They are installed without resolving, so that pip does not refuse an incomplete file (see the Makefile)."""
+def test_the_pins_of_this_environment_are_complete_but_for_listed_exceptions() -> None:
+    """They are installed without resolving, so that pip does not refuse an incomplete file (see the
+    Makefile).
+    """
     command = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=120)
     broken = [line for line in done.stdout.splitlines() if line != "No broken requirements found."]
@@ -129,7 +131,7 @@ def _is_installed(name: str) -> bool:
     try:
         distribution(name)
     except PackageNotFoundError:
-        return False  # a marker keeps it off this platform
+        return False  # A marker excludes it on this platform.
     return True
 
 

@@ -1,4 +1,4 @@
-"""The documentation refers to nothing that is not there, and its generated blocks are current."""
+"""All references of the documentation exist, and its generated blocks are current."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SEARCHED = {
     SPEC / "turn.md": "tests/session/test_edges.py",
     SPEC / "stream.md": "tests/protocol/test_halves.py",
 }
-"""Pages whose blocks take a search of seconds, and the tests that check them beside others of the same search."""
+"""Pages whose blocks need a search of seconds, and the tests that check them beside others of the same
+search.
+"""
 
 
 def _name(page: Path) -> str:
@@ -22,7 +24,7 @@ def _name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_what_a_page_refers_to_is_there(page: Path) -> None:
+def test_every_reference_of_a_page_exists(page: Path) -> None:
     assert list(docs.dead_references(page)) == []
 
 
@@ -32,7 +34,7 @@ def test_the_generated_blocks_of_a_page_are_current(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", SEARCHED, ids=_name)
-def test_the_blocks_that_a_search_writes_are_checked_beside_the_search(page: Path) -> None:
+def test_blocks_generated_by_a_search_are_checked_beside_that_search(page: Path) -> None:
     beside = (docs.ROOT / SEARCHED[page]).read_text(encoding="utf-8")
     assert f'docs.wrong_blocks(docs.ROOT / "docs" / "spec" / "{page.name}")' in beside
 
@@ -56,7 +58,7 @@ def test_every_kind_of_broken_reference_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_a_stale_block_is_found_and_made_anew(tmp_path: Path) -> None:
+def test_a_stale_block_is_found_and_regenerated(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: make-targets -->\nold\n<!-- end of generated -->\n")
     assert docs.problems(page, tmp_path) == ["page.md: a generated block is stale: run `make docs`"]

@@ -1,4 +1,4 @@
-"""Docstrings are plain technical English: what a machine can check of it."""
+"""Docstrings are plain technical English, as far as a machine can check it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERSONS = re.compile(
     re.IGNORECASE,
 )
 PERSONS_MAX = 11
-"""Words of a person about a program that are left: names of fields and of steps, such as `said` and `told`."""
+"""Limit of personifying words that are left: names of fields and of steps, such as `said` and `told`."""
 
 
 def _docstrings() -> Iterator[tuple[str, str]]:

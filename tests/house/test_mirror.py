@@ -37,7 +37,9 @@ def test_every_exception_is_still_needed() -> None:
 
 
 def _test_file(path: Path) -> Path:
-    """`cli/__init__.py` is the module `cli`: its tests are `tests/cli/test_cli.py`."""
+    """Return the expected test file. `cli/__init__.py` is the module `cli`: its tests are
+    `tests/cli/test_cli.py`.
+    """
     module = path.parent.name if path.stem == "__init__" else path.stem.strip("_")
     return ROOT / "tests" / path.parent.relative_to(PACKAGE) / f"test_{module}.py"
 
@@ -47,11 +49,11 @@ def _is_present_and_tested(path: Path) -> bool:
 
 
 def _has_code(path: Path) -> bool:
-    """Whether a module does anything: a list of imported public names does not."""
+    """Return whether a module has code beyond a list of imported public names."""
     return any(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in nodes(path)
     )
 
 
-def test_what_is_left_out_of_the_quick_run_exists() -> None:
+def test_files_excluded_from_the_quick_run_exist() -> None:
     assert [name for name in SLOW_FILES if not (ROOT / "tests" / name).exists()] == []

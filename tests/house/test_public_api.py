@@ -1,4 +1,4 @@
-"""What `import midstream` gives, and what it costs."""
+"""The public names of `import midstream`, and the cost of the import."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tools.docs import PUBLIC_PACKAGES
 
 # `import midstream` may load these packages and no other one: no server, no SDK, no database.
 ON_IMPORT = {"midstream", "msgspec"}
-# An interpreter with asyncio and msgspec has about 160; each module more is start-up time.
+# An interpreter with asyncio and msgspec has about 160; each further module costs start-up time.
 MODULES_ON_IMPORT_MAX = 230
-# Any command line may load these before it knows which command it runs.
+# Any command line may load these before its command is known.
 ON_COMMAND = ON_IMPORT | {"click"}
 
 PACKAGES = ("midstream", *(f"midstream.{name}" for name in PUBLIC_PACKAGES))
@@ -29,7 +29,7 @@ OTHER_MODULES = re.compile(r"midstream\.(errors|client\.sync|frameworks\.\w+|obs
 IMPORT = re.compile(r"^ *from (midstream[\w.]*) import (\([^)]*\)|[^\n#(]+)", re.MULTILINE)
 
 
-def test_every_public_name_can_be_imported_and_says_what_it_is() -> None:
+def test_every_public_name_can_be_imported_and_has_a_docstring() -> None:
     undocumented = [
         name
         for package, name in PUBLIC
@@ -72,7 +72,7 @@ def test_importing_midstream_loads_no_server_no_sdk_and_no_database() -> None:
     assert len(loaded) < MODULES_ON_IMPORT_MAX
 
 
-def test_a_command_line_loads_only_what_it_needs_to_find_its_command() -> None:
+def test_a_command_line_loads_only_the_packages_needed_to_find_its_command() -> None:
     if importlib.util.find_spec("midstream.cli") is None or not _has_main():
         pytest.skip("midstream.cli is not written yet")
     assert _third_parties(_modules_after("midstream.cli")) <= ON_COMMAND
@@ -83,7 +83,7 @@ def _has_main() -> bool:
 
 
 def _modules_after(name: str) -> set[str]:
-    """Return the modules a fresh interpreter has loaded because of one import."""
+    """Return the modules that one import loads in a fresh interpreter."""
     program = (
         "import json, sys; before = set(sys.modules); "
         f"import {name}; print(json.dumps(sorted(set(sys.modules) - before)))"

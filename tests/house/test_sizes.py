@@ -1,4 +1,4 @@
-"""A function fits on a screen, a file in a head, and a class has one idea."""
+"""Limits of size: a function fits on a screen, a file is readable in one sitting, and a class has one idea."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_function_fits_on_a_screen() -> None:
     assert too_long == {}
 
 
-def test_every_file_fits_in_a_head() -> None:
+def test_every_file_is_below_the_size_limit() -> None:
     too_long = {
         name_of(path): lines
         for path in python_files(*FOLDERS)

@@ -1,4 +1,4 @@
-"""Every clause a test cites exists, and every clause of the turn and of the stream is proved by some test."""
+"""Every clause a test cites exists, and every clause of the turn and of the stream has a test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_clause_of_the_stream_names_the_side_that_it_binds() -> None:
     assert sorted(set(_clauses("STREAM")) - _sides().keys()) == []
 
 
-def test_the_table_of_a_client_has_every_clause_that_binds_a_client_once_and_no_other() -> None:
+def test_the_table_for_clients_has_every_clause_that_binds_a_client_once_and_no_other() -> None:
     text = (ROOT / "docs" / "spec" / "stream.md").read_text(encoding="utf-8")
     table = text.partition("| a client that | needs |")[2].partition("\n\n")[0]
     listed = [clause for row in table.splitlines()[2:] for clause in _listed(row.split("|")[2])]

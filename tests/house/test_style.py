@@ -32,14 +32,14 @@ ONLY_IN_WORLD = re.compile(
     r"|random\.\w+|secrets\.\w+|uuid\.uuid\d|os\.urandom"
     r"|asyncio\.(create_task|ensure_future|sleep)"
 )
-# File below src/midstream: why it needs no other world than the real one.
+# File below src/midstream: the reason why it needs only the real world.
 MAY_TOUCH_THE_WORLD: dict[str, str] = {
     "agents/owned_processes.py": "a bare interpreter runs it: it waits for processes, and no test waits for it",
     "environment.py": "it is the door",
     "testing/fake_worlds.py": "it makes other worlds",
 }
 
-# File below src/midstream: why nothing narrower can be caught there.
+# File below src/midstream: the reason why no narrower exception can be caught there.
 MAY_CATCH_EVERYTHING: dict[str, str] = {
     "client/http_transport.py": "what ends one of its tasks is raised by whoever reads, who would wait for ever",
     "client/os_keyring.py": "a backend is somebody else's code: whatever it raises, the file has the secret",
@@ -64,10 +64,10 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "tools/function_tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }
 
-# What nobody can draw a second time; `random.Random` can, but not without a seed.
+# Sources of unrepeatable randomness; `random.Random` is repeatable, but not without a seed.
 CHANCE = re.compile(r"random\.(?!Random$)\w+|secrets\.\w+|uuid\.uuid[14]|os\.urandom|hypothesis\.(seed|find)")
 SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
-# Test file: why nothing that it draws decides whether it fails.
+# Test file: the reason why its random values cannot decide whether it fails.
 MAY_DRAW: dict[str, str] = {
     "tests/dialects/acp_kills.py": "only `make dialects` draws its seed, and prints it",
     "tests/dialects/a2a_kills.py": "only `make dialects` draws its seed, and prints it",
@@ -92,7 +92,7 @@ NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "misc", "util",
 CLASS_THAT_SAYS_NOTHING = re.compile(r"(Manager|Helper|Helpers|Util|Utils)$")
 
 
-def test_only_the_world_knows_time_chance_identity_and_tasks() -> None:
+def test_only_the_world_accesses_time_chance_identity_and_tasks() -> None:
     found = [
         f"{name_of(path)}:{line} {name}"
         for path in SOURCE
@@ -103,10 +103,10 @@ def test_only_the_world_knows_time_chance_identity_and_tasks() -> None:
     assert found == []
 
 
-def test_input_is_never_asserted() -> None:
-    """A parameter of a public function is input: refuse it with an error that says what to do.
+def test_input_is_never_checked_by_an_assertion() -> None:
+    """A parameter of a public function is input: refuse it with an error that contains advice.
 
-    The tests that are shipped for others are no such functions.
+    The shipped contract tests are no such functions.
     """
     found = [
         f"{name_of(path)}:{check.lineno} assert on `{parameter}` in {function.name}"
@@ -120,7 +120,7 @@ def test_input_is_never_asserted() -> None:
     assert found == []
 
 
-def test_everything_is_caught_only_in_the_named_places() -> None:
+def test_all_exceptions_are_caught_only_in_the_listed_places() -> None:
     found = [
         f"{name_of(path)}:{handler.lineno}"
         for path in SOURCE
@@ -132,11 +132,11 @@ def test_everything_is_caught_only_in_the_named_places() -> None:
 
 
 @pytest.mark.parametrize("exceptions", [MAY_TOUCH_THE_WORLD, MAY_CATCH_EVERYTHING, MAY_DRAW])
-def test_every_exception_has_its_reason(exceptions: dict[str, str]) -> None:
+def test_every_listed_exception_has_a_reason(exceptions: dict[str, str]) -> None:
     assert [name for name, reason in exceptions.items() if not reason.strip()] == []
 
 
-def test_no_module_and_no_class_has_a_name_that_says_nothing() -> None:
+def test_no_module_and_no_class_has_a_meaningless_name() -> None:
     modules = [name_of(path) for path in SOURCE if path.stem.strip("_") in NAMES_THAT_SAY_NOTHING]
     folders = [name_of(path) for path in SOURCE if path.parent.name in NAMES_THAT_SAY_NOTHING]
     classes = [
@@ -149,7 +149,7 @@ def test_no_module_and_no_class_has_a_name_that_says_nothing() -> None:
 
 
 def test_no_test_sleeps() -> None:
-    """`asyncio.sleep(0)` lets others run and waits for nothing."""
+    """`asyncio.sleep(0)` lets other tasks run and waits for nothing."""
     found = [
         f"{name_of(path)}:{call.lineno}"
         for path in python_files("tests")
@@ -160,8 +160,10 @@ def test_no_test_sleeps() -> None:
     assert found == []
 
 
-def test_no_test_draws_what_cannot_be_drawn_again() -> None:
-    """A test that fails once in a hundred runs is a broken one; `make search` is where chance belongs."""
+def test_no_test_draws_unrepeatable_random_values() -> None:
+    """A test that fails once in a hundred runs is a broken one; `make search` is the place for random
+    searches.
+    """
     found = [
         f"{name_of(path)}:{line} {name}"
         for path in python_files("tests")
@@ -172,7 +174,7 @@ def test_no_test_draws_what_cannot_be_drawn_again() -> None:
     assert found == []
 
 
-def test_how_examples_are_drawn_is_said_in_one_place() -> None:
+def test_the_settings_of_examples_are_in_one_place() -> None:
     found = [
         f"{name_of(path)}:{call.lineno}"
         for path in python_files("tests")
@@ -189,7 +191,7 @@ def test_how_examples_are_drawn_is_said_in_one_place() -> None:
 
 
 def _is_tried(number: ast.expr, imported: dict[str, str]) -> bool:
-    """Whether a number of examples is fewer in the quick check, and more in a search."""
+    """Return whether a number of examples is reduced in the quick check, and increased in a search."""
     return isinstance(number, ast.Call) and full_name(number.func, imported) == "tests.search.tried"
 
 
@@ -226,7 +228,7 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 
 
 def _raises(handler: ast.ExceptHandler) -> bool:
-    """Whether the handler only tidies up: its last statement raises."""
+    """Return whether the handler only cleans up: its last statement raises."""
     return isinstance(handler.body[-1], ast.Raise)
 
 

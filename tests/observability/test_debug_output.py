@@ -10,7 +10,7 @@ from midstream.observability.debug_output import LOGGER, show_where_asked
 
 @pytest.fixture
 def log() -> Iterator[logging.Logger]:
-    """The logger, as it was afterwards."""
+    """Yield the logger, and restore it afterwards."""
     log = logging.getLogger(LOGGER)
     before, level = list(log.handlers), log.level
     yield log
@@ -18,7 +18,7 @@ def log() -> Iterator[logging.Logger]:
     log.setLevel(level)
 
 
-def test_lines_are_shown_on_stderr_once_where_it_is_asked_for(
+def test_lines_are_shown_once_on_stderr_where_it_is_enabled(
     log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_DEBUG", "1")
@@ -29,7 +29,7 @@ def test_lines_are_shown_on_stderr_once_where_it_is_asked_for(
 
 
 @pytest.mark.parametrize("value", ["", "0", None])
-def test_nothing_is_shown_otherwise(
+def test_nothing_is_shown_where_it_is_not_enabled(
     log: logging.Logger, monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     monkeypatch.delenv("MIDSTREAM_DEBUG", raising=False)

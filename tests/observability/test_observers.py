@@ -1,4 +1,4 @@
-"""Observers are told of what was appended, once, in order, and cannot harm it."""
+"""Observers receive each appended record once, in order, and cannot harm the append."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Failing:
         raise ValueError("a secret")
 
 
-async def test_every_record_of_a_turn_is_told_but_the_words_on_their_way(
+async def test_an_observer_receives_every_record_of_a_turn_except_deltas(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -69,7 +69,9 @@ class Shy(Failing):
         raise ValueError("a secret")
 
 
-async def test_who_answers_is_told_before_anything_is_appended(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_receives_the_agent_and_model_before_the_first_append(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world, meeting = FakeWorld(), Meeting()
     helper = Agent(ScriptedModel([text("found it")]), name="helper")
     named = sub_agent(helper, name="help", description="Helps.")
@@ -88,5 +90,5 @@ async def test_who_answers_is_told_before_anything_is_appended(caplog: pytest.Lo
     await host.stop(grace_s=0)
 
 
-def test_without_an_observer_nothing_is_read() -> None:
+def test_without_an_observer_nothing_is_decoded() -> None:
     Observers().on_append("s1", [b"no record at all"])

@@ -1,4 +1,4 @@
-"""Spans and metrics of a turn, by the conventions for generative AI, without a word of it."""
+"""Spans and metrics of a turn, by the conventions for generative AI, without content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEASURED = {
 
 
 class Judging(Sampler):
-    """Remembers what it was shown when it had to decide."""
+    """A sampler that records the attributes available for its decision."""
 
     def __init__(self) -> None:
         self.shown: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ class Judging(Sampler):
 
 
 class Watching:
-    """An observer, and what came of it."""
+    """An observer with its exported spans and metrics."""
 
     def __init__(self, *, agent: str = "") -> None:
         self._spans, self._reader, self.sampler = InMemorySpanExporter(), InMemoryMetricReader(), Judging()
@@ -62,7 +62,7 @@ class Watching:
 
     @property
     def points(self) -> dict[str, list[dict[str, Any]]]:
-        """What was measured, by the metric's name."""
+        """Return the measured points, by the metric's name."""
         document = json.loads(self._reader.get_metrics_data().to_json())  # type: ignore[union-attr]  # there is some
         [scope] = document["resource_metrics"][0]["scope_metrics"]
         return {metric["name"]: metric["data"]["data_points"] for metric in scope["metrics"]}
@@ -167,7 +167,7 @@ async def test_each_operation_has_the_metric_of_its_kind() -> None:
     assert CANARY not in json.dumps(points)
 
 
-async def test_every_name_is_of_the_conventions_or_ours() -> None:
+async def test_every_name_is_from_the_conventions_or_ours() -> None:
     watching = Watching()
     await watched_turn(watching.observer)
     told = {name for span in watching.spans for name in span.attributes or {}}
@@ -177,7 +177,7 @@ async def test_every_name_is_of_the_conventions_or_ours() -> None:
     assert {*DURATION.values()} <= MEASURED
 
 
-async def test_a_sampler_is_shown_what_it_may_decide_by() -> None:
+async def test_a_sampler_receives_the_attributes_for_its_decision() -> None:
     watching = Watching()
     await watched_turn(watching.observer)
     by_operation = {each["gen_ai.operation.name"]: {*each} for each in watching.sampler.shown}
@@ -196,7 +196,7 @@ async def test_a_sampler_is_shown_what_it_may_decide_by() -> None:
         ("mine", "midstream", "mine"),
     ],
 )
-async def test_a_models_name_says_whose_it_is(name: str, provider: str, model: str) -> None:
+async def test_the_name_of_a_model_identifies_its_provider(name: str, provider: str, model: str) -> None:
     watching = Watching(agent="tested")
     for session in ("s1", "s1::1.1.0"):
         watching.observer.answers(session, "own", name)
@@ -208,5 +208,5 @@ async def test_a_models_name_says_whose_it_is(name: str, provider: str, model: s
     assert (own["gen_ai.agent.name"], child["gen_ai.agent.name"]) == ("tested", "own")
 
 
-async def test_without_a_provider_nothing_happens_and_nothing_fails() -> None:
+async def test_without_a_provider_nothing_is_exported_and_nothing_fails() -> None:
     await watched_turn(OpenTelemetry())

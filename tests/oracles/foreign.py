@@ -1,7 +1,7 @@
-"""Validators nobody here wrote: other people's packages, asked for their word on a list.
+"""Independent validators: other people's packages, applied to a list.
 
-Each asks one package and returns what it objects to. A package that is not installed is told by
-`missing`, so that a test can skip with its name.
+Each uses one package and returns its objections. `missing` names a package that is not installed, so that a
+test can skip with its name.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ PACKAGES = {
     "pydantic_ai_wires": "pydantic_ai",
     "langchain_types": "langchain_core",
 }
-"""Which package each oracle asks."""
+"""The package of each oracle."""
 
 SPEAKS_FOR = {"mistral_common": "mistral", "mistral_common_v11": "mistral-v3"}
-"""Whose rules an oracle knows, where they are not those of every provider: it is shown what is repaired for them."""
+"""Oracles with the rules of one provider, which receive histories repaired for that provider."""
 
 FORMS = {
     "anthropic_types": ("anthropic",),
@@ -49,11 +49,11 @@ FORMS = {
     "pydantic_ai_wires": ("pydantic-ai as chat", "pydantic-ai as anthropic"),
     "langchain_types": ("langchain",),
 }
-"""Which formats an oracle speaks; the others are shown every format as chat."""
+"""The formats that an oracle supports; the others receive every format as chat."""
 
 
 def missing(oracle: str) -> str:
-    """Say which package an oracle lacks, or nothing."""
+    """Return the package that an oracle lacks, or nothing."""
     package = PACKAGES[oracle]
     try:
         return "" if importlib.util.find_spec(package) else package
@@ -62,9 +62,9 @@ def missing(oracle: str) -> str:
 
 
 def judge(oracle: str, form: str, messages: list[Any], wire: str = "chat") -> list[str]:
-    """Return what an oracle objects to; nothing for formats it does not speak.
+    """Return the objections of an oracle; nothing for formats it does not support.
 
-    `wire` says which of pydantic-ai's models would send the list.
+    `wire` is the model class of pydantic-ai that would send the list.
     """
     if oracle == "pydantic_ai_wires":
         form = f"{form} as {wire}"
@@ -108,7 +108,7 @@ _TYPES = {
     "responses": ("openai.types.responses", "ResponseInputItemParam"),
     "pydantic-ai": ("pydantic_ai.messages", "ModelMessage"),
 }
-"""Where each package keeps the type of one message."""
+"""The place of the type of one message in each package."""
 
 
 @functools.cache
@@ -126,7 +126,7 @@ def _anthropic_types(form: str, messages: list[Any]) -> list[str]:
 
 
 def _known_blocks(content: Value) -> Value:
-    """Without the blocks that the installed version has no type for."""
+    """Return the message without the blocks that the installed version has no type for."""
     if isinstance(content, str):
         return content
     unknown = ("container_upload", "mcp_tool_use", "mcp_tool_result", "fancy")
@@ -143,7 +143,7 @@ def _openai_types(form: str, messages: list[Any]) -> list[str]:
 
 
 def _read_all(value: Value) -> None:
-    """Pydantic reads iterables when they are walked."""
+    """Read iterables completely: pydantic validates them only when they are iterated."""
     if isinstance(value, dict):
         for item in value.values():
             _read_all(item)
@@ -176,7 +176,7 @@ def _botocore_shape(form: str, messages: list[Any]) -> list[str]:
 
 
 def _with_bytes(value: Value) -> Value:
-    """JSON has no bytes: what Converse wants as bytes is stored as base64."""
+    """Convert base64 to bytes: JSON has none, and Converse needs them."""
     if isinstance(value, dict):
         return {
             key: base64.b64decode(item) if key == "bytes" and isinstance(item, str) else _with_bytes(item)
@@ -193,7 +193,7 @@ def _langchain_types(form: str, messages: list[Any]) -> list[str]:
 
 
 def _pydantic_ai_wires(form: str, messages: list[Any]) -> list[str]:
-    """Its own mapping to a wire, and what is refused there."""
+    """Return its own mapping to a wire, and the refusals there."""
     sent = _adapter("pydantic-ai").validate_python(messages)
     wires = asyncio.run(_mapped(sent))
     faults = chat(wires["chat"], "stored") if form.endswith("chat") else anthropic(wires["anthropic"])

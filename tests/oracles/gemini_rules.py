@@ -1,4 +1,4 @@
-"""What the Gemini API refuses; see `claude_rules`."""
+"""Refusals of the Gemini API; see `claude_rules`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}")
 
 
 def gemini(messages: list[Any], profile: str = "gemini") -> Iterator[str]:
-    """Yield what generateContent would say of contents that are about to be sent."""
+    """Yield the errors of generateContent for contents as sent."""
     if not messages or messages[-1].get("role", "user") != "user":
         yield "GEM-LAST"
     asked: list[Json] = []

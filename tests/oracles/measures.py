@@ -1,4 +1,4 @@
-"""The graded figures of one repair, measured without looking into it."""
+"""Figures of one repair, measured from the outside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THOUGHTS = ("thinking", "reasoning_content", "reasoningText", "summary")
 
 @dataclass
 class Score:
-    """What one broken history showed."""
+    """Figures of one broken history."""
 
     messages: list[Any]
     how: list[str]
@@ -41,7 +41,7 @@ class Score:
 def broken(
     form: str, chance: Random, *, accidents: tuple[Accident, ...] = ACCIDENTS, breaks: int = 3
 ) -> tuple[list[Any], list[Any], list[str]]:
-    """Return a valid history, what became of it, and through which accidents."""
+    """Return a valid history, its broken form, and the accidents."""
     whole = valid(form, chance)
     messages = copy.deepcopy(whole)
     how = [chance.choice(accidents) for _ in range(chance.choice((1, 1, 2, breaks)))]
@@ -49,14 +49,14 @@ def broken(
         try:
             accident(form, messages, chance)
         except (AttributeError, TypeError, KeyError, ValueError, StopIteration):
-            continue  # what an earlier accident left cannot be broken this way
+            continue  # The remains of an earlier accident cannot be broken this way.
     return whole, messages, [accident.__name__ for accident in how]
 
 
 def score(
     form: str, messages: list[Any], repair: Repair, *, whole: list[Any] | None = None, **asked: Value
 ) -> Score:
-    """Repair a broken history and measure what came out."""
+    """Repair a broken history and measure the result."""
     made = Score(messages, [])
     before = copy.deepcopy(messages)
     try:
@@ -111,16 +111,16 @@ def _is_thought(item: Value) -> bool:
 
 
 def lost_words(before: list[Any], after: Value) -> list[str]:
-    """Return the marker words that are gone. A word said twice may remain once, where it is an exact copy.
+    """Return the lost marker words. A repeated word may remain once, where it is an exact copy.
 
-    What had not the shape of a thought and is one now, signature and all, is not lost.
+    A part that had not the shape of a thought and is one now, signature and all, is not lost.
     """
     there = Counter(_MARKER.findall(json.dumps(after, ensure_ascii=False)))
     return sorted(word for word in words_of(before) if not there[word])
 
 
 def kept(before: list[Any], after: list[Any]) -> tuple[int, int]:
-    """Count the messages that are left as they were."""
+    """Count the unchanged messages."""
     there = Counter(json.dumps(message, sort_keys=True) for message in after)
     count = 0
     for message in before:
@@ -132,19 +132,19 @@ def kept(before: list[Any], after: list[Any]) -> tuple[int, int]:
 
 
 def first_defect(whole: list[Any], messages: list[Any]) -> int:
-    """Return the number of messages that nothing happened to at the start."""
+    """Return the number of messages before the first accident."""
     count = 0
     for mine, its in zip(whole, messages, strict=False):
         if mine != its:
             break
         count += 1
     while count and isinstance(messages[count - 1], dict) and messages[count - 1].get("type") == "reasoning":
-        count -= 1  # it belongs to the item behind it
+        count -= 1  # It belongs to the item after it.
     return count
 
 
 def _lacks_results(form: str, start: list[Any]) -> bool:
-    """Whether the last message has results, but not of all calls: the others' belong into it."""
+    """Return whether the last message has results, but not of all calls: the others belong into it."""
     if form not in GROUPED or not all(isinstance(message, dict) for message in start):
         return False
     place = len(start) - 1
@@ -155,7 +155,7 @@ def _lacks_results(form: str, start: list[Any]) -> bool:
 
 
 def thoughts_kept(form: str, whole: list[Any], before: list[Any], after: list[Any]) -> tuple[int, int]:
-    """Count the signed thoughts that came through the accidents, and those that came through the repair."""
+    """Count the signed thoughts that survived the accidents, and those that survived the repair."""
     del form
     asked = _signed(whole) & _signed(before)
     return len(asked & _signed(after)), len(asked)

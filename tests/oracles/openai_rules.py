@@ -1,4 +1,4 @@
-"""What Chat Completions (and servers that speak it), Mistral and Responses refuse; see `claude_rules`."""
+"""Refusals of Chat Completions (and compatible servers), Mistral and Responses; see `claude_rules`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TEMPLATE = frozenset({"strict-template", "portable"})
 
 
 def chat(messages: list[Any], profile: str = "openai-chat") -> Iterator[str]:
-    """Yield what a server of this profile would say of a list that is about to be sent."""
+    """Yield the errors of a server of this profile for a list as sent."""
     expected: list[Any] = []
-    functions = 0  # calls of the old kind that wait for a message of role "function"
+    functions = 0  # Deprecated calls that wait for a message of role "function".
     seen: set[Any] = set()
     for at, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
@@ -151,7 +151,7 @@ def _template(messages: list[Any]) -> Iterator[str]:
 
 
 def responses(messages: list[Any]) -> Iterator[str]:
-    """Yield what the Responses API would say of input items that are about to be sent."""
+    """Yield the errors of the Responses API for input items as sent."""
     calls: dict[str, str] = {}
     outputs: set[str] = set()
     ids: set[str] = set()
@@ -227,7 +227,7 @@ def _item_message(item: Json) -> Iterator[str]:
 
 
 def reasoning_faults(before: list[Any], after: list[Any]) -> Iterator[str]:
-    """RSP-NEEDSREASON: an item that kept its id though the reasoning it was paired with is gone."""
+    """RSP-NEEDSREASON: an item that kept its id after the reasoning paired with it was lost."""
     there = {item.get("id") for item in after if item.get("type") == "reasoning"}
     kept = {item.get("id") for item in after if item.get("id") and item.get("type") != "reasoning"}
     for item, follower in pairwise(before):

@@ -1,4 +1,4 @@
-"""Every format read, literally, into chat messages: what a validator that only speaks chat is shown."""
+"""Literal conversion of every format to chat messages, for validators that only support chat."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Json = dict[str, Any]
 Value = Any
 
 _WITHOUT_ID = "(a call of Gemini's)"
-"""Gemini's calls need no id; in chat they get one that every provider takes."""
+"""Gemini's calls need no id; in chat they get one that every provider accepts."""
 
 
 def as_chat(form: str, messages: list[Any]) -> list[Json]:
-    """Read a list of any format into chat messages with texts only; nothing is moved or mended."""
+    """Convert a list of any format to chat messages with texts only; nothing is moved or repaired."""
     if form in ("openai-chat", "mistral"):
         return [_plain(message) for message in messages if message.get("role") != "function"]
     if form == "openai-responses":
@@ -39,7 +39,7 @@ def as_chat(form: str, messages: list[Any]) -> list[Json]:
 
 
 def _read(part: Json) -> tuple[str, Any]:
-    """Read one part: what it is, and its words, call or result."""
+    """Read one part: its kind, and its text, call or result."""
     if isinstance(call := part.get("functionCall"), dict):
         return "call", _call(call.get("id") or _WITHOUT_ID, call.get("name"), call.get("args") or {})
     if isinstance(answer := part.get("functionResponse"), dict):
@@ -87,7 +87,7 @@ def _user(read: list[tuple[str, Any]], asked: dict[Any, Any]) -> list[Json]:
     for kind, said in read:
         if kind == "result":
             call_id, words = said
-            if isinstance(call_id, tuple):  # Gemini: by name, in order
+            if isinstance(call_id, tuple):  # Gemini: by name, in order.
                 call_id = next(
                     (each for each, name in open_calls.items() if name == call_id[1]), f"no {call_id[1]}"
                 )

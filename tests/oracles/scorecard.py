@@ -20,7 +20,7 @@ _COLUMNS = "format            cases  valid%  lossless%  verbatim  prefix%  think
 
 
 def main(arguments: list[str]) -> int:
-    """Run the card; return 1 if any figure is below what is asked."""
+    """Run the card; return 1 if any figure is below its bar."""
     numbers = [int(argument) for argument in arguments if argument.isdigit()]
     cases, seed = [*numbers, 1000, 1][:2] if len(numbers) < 2 else numbers[:2]
     forms = [argument for argument in arguments if argument in WRITERS] or list(WRITERS)

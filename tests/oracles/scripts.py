@@ -1,6 +1,6 @@
 """Valid histories as people store them: one neutral plan, written into eight formats.
 
-Every text, argument and result carries a marker word of its own (`k12z`), so that what a repair loses is seen.
+Every text, argument and result has its own marker word (`k12z`), so that losses of a repair are detected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = ("read_file", "write_file", "bash", "search")
 
 @dataclass
 class ToolCall:
-    """One tool request and its answer."""
+    """One tool call and its result."""
 
     id: str
     name: str
@@ -40,7 +40,7 @@ class Response:
 
 @dataclass
 class Turn:
-    """What the user says and what the model does until it answers."""
+    """A user's text and the model's responses until its answer."""
 
     words: str
     extra: str
@@ -58,7 +58,7 @@ class Plan:
         self.turns = [self._turn() for _ in range(chance.randint(1, turns))]
 
     def word(self) -> str:
-        """Return words with a marker in them."""
+        """Return a text with a marker in it."""
         self.count += 1
         return f"about k{self.count}z"
 
@@ -87,7 +87,7 @@ class Plan:
 
 
 class Writer:
-    """Writes a plan in one format."""
+    """A writer of a plan in one format."""
 
     def __init__(self, plan: Plan) -> None:
         self.chance = plan.chance
@@ -100,15 +100,15 @@ class Writer:
                     self.results(response.calls)
 
     def odds(self, share: float) -> bool:
-        """Whether something of this likelihood happens."""
+        """Return whether an event of this likelihood happens."""
         return self.chance.random() < share
 
     def user(self, turn: Turn) -> None:
-        """Write what the user says."""
+        """Write a text of the user."""
         raise NotImplementedError
 
     def response(self, response: Response) -> None:
-        """Write what the model says."""
+        """Write a response of the model."""
         raise NotImplementedError
 
     def results(self, calls: list[ToolCall]) -> None:
@@ -488,5 +488,5 @@ WRITERS: dict[str, type[Writer]] = {
 
 
 def valid(form: str, chance: Random, *, turns: int = 5) -> list[Json]:
-    """Return a history that no server of this format has anything against."""
+    """Return a history that every server of this format accepts."""
     return WRITERS[form](Plan(chance, turns=turns)).out

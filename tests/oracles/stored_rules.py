@@ -1,4 +1,4 @@
-"""What the wires behind pydantic-ai and LangChain refuse: each list is read, literally, into chat shape."""
+"""Refusals of the wires behind pydantic-ai and LangChain: each list is converted literally to chat messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _call(call_id: Value, name: Value, arguments: Value) -> Json:
 
 
 def langchain_faults(messages: list[Any]) -> Iterator[str]:
-    """Yield what langchain itself cannot load or send."""
+    """Yield the faults that langchain itself cannot load or send."""
     for at, message in enumerate(messages):
         inner = message.get("data") or message.get("kwargs") or message
         for call in inner.get("tool_calls") or []:
@@ -109,7 +109,7 @@ def pydantic_ai_as_chat(messages: list[Any]) -> list[Json]:
 
 
 def pydantic_ai_faults(messages: list[Any]) -> Iterator[str]:
-    """Yield what no wire takes but chat shape does not show."""
+    """Yield the faults that no wire accepts and that chat messages do not show."""
     for at, message in enumerate(messages):
         parts = message.get("parts")
         if message.get("kind") not in ("request", "response") or not isinstance(parts, list) or not parts:
@@ -127,7 +127,7 @@ def pydantic_ai_faults(messages: list[Any]) -> Iterator[str]:
             if part.get("part_kind") == "retry-prompt" and not part.get("content"):
                 yield f"PYD-RETRY {at}"
             if part.get("part_kind") == "tool-return" and "content" not in part:
-                yield f"PYD-RETURN {at}"  # its own types want the field, be it null
+                yield f"PYD-RETURN {at}"  # Its own types require the field, even if null.
             blank = isinstance(part.get("content"), str) and not part["content"].strip()
             if part.get("part_kind") in ("user-prompt", "text") and blank:
                 yield f"PYD-BLANK {at}"

@@ -1,4 +1,4 @@
-"""Repairs before the AI SDK: its schema, its own checks, and the prompt that its mock model receives."""
+"""Repaired histories in the AI SDK: its schema, its own checks, and the prompt of its mock model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.oracles.verdicts import with_prompt
 from tests.search import tried
 
 QUESTIONS = tried(40)
-"""Histories of each kind and format; all of one format are judged in one node process."""
+"""Histories of each kind and format; all of one format are validated in one node process."""
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking() or "it is all here")
 
@@ -27,7 +27,7 @@ def shown(form: str, messages: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_the_ai_sdk_takes_what_is_valid_and_what_is_repaired_and_refuses_what_was_not(form: str) -> None:
+def test_the_ai_sdk_accepts_valid_and_repaired_histories_and_refuses_broken_ones(form: str) -> None:
     cases = [broken(form, Random(f"{form}/ai-sdk/{number}")) for number in range(QUESTIONS)]
     repaired = [_repaired(form, messages) for _, messages, _ in cases]
     whole = [valid(form, Random(f"{form}/ai-sdk/valid/{number}")) for number in range(QUESTIONS)]
@@ -56,7 +56,7 @@ def _repaired(form: str, messages: list[Any]) -> list[Any]:
     return midstream.history.operations.repair_by_name(messages, format=form).messages
 
 
-def test_the_ai_sdk_refuses_a_role_and_a_result_it_does_not_know() -> None:
+def test_the_ai_sdk_refuses_an_unknown_role_and_an_unknown_result() -> None:
     user = {"role": "user", "content": "k1z"}
     typo = {"role": "human", "content": "k2z"}
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}

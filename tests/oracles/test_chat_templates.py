@@ -1,4 +1,4 @@
-"""Repairs before the chat templates of real models, which raise where they cannot render."""
+"""Repaired histories in the chat templates of real models, which raise where they cannot render."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.oracles.scripts import WRITERS
 from tests.search import tried
 
 QUESTIONS = tried(30)
-"""Histories a format and profile; every template that fits the profile is asked about each."""
+"""Histories per format and profile; every template that fits the profile renders each."""
 UNREPAIRED = 100
-"""Broken histories that each template is shown until it raises."""
+"""Limit of broken histories for each template until it raises."""
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking() or "they are all here")
 
@@ -38,12 +38,12 @@ TEMPLATES = {
     "portable": (*STRICT, *LENIENT),
     None: LENIENT,
 }
-"""Which templates must take what is repaired for a profile; None is the format's own."""
+"""Templates that must accept histories repaired for a profile; None is the format's own."""
 
 
 @pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("profile", TEMPLATES, ids=str)
-def test_templates_render_what_is_repaired_and_no_word_is_lost(form: str, profile: str | None) -> None:
+def test_templates_render_repaired_histories_without_loss(form: str, profile: str | None) -> None:
     refused: list[Any] = []
     asked = dict.fromkeys(TEMPLATES[profile], 0)
     for number in range(QUESTIONS):
@@ -58,18 +58,20 @@ def test_templates_render_what_is_repaired_and_no_word_is_lost(form: str, profil
     assert sum(asked.values()) >= QUESTIONS * len(asked) / 2
 
 
-def test_every_template_that_raises_is_asked_or_left_out_for_a_reason() -> None:
+def test_every_raising_template_is_used_or_excluded_with_a_reason() -> None:
     assert raising() == {*STRICT, *LENIENT, *NOT_ASKED}
 
 
 @pytest.mark.parametrize("name", [*STRICT, *LENIENT])
-def test_each_template_raises_over_something_that_was_not_repaired(name: str) -> None:
+def test_each_template_raises_for_some_unrepaired_history(name: str) -> None:
     assert any("TemplateRaisedError" in refusal(name, chat) for chat in unrepaired() if can_say(name, chat))
 
 
 @functools.cache
 def unrepaired() -> list[list[dict[str, Any]]]:
-    """The same accidents, and what no strict template takes, as a server without repair would be sent them."""
+    """Yield the same accidents, and cases that no strict template accepts, as sent by a server without
+    repair.
+    """
     first = {"role": "user", "content": "k1z"}
     shown = [[first, {"role": role, "content": "k2z"}] for role in ("human", "user", "system")]
     shown.append([{"role": "system", "content": "k0z"}, first])

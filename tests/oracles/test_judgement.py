@@ -1,4 +1,4 @@
-"""Repairs before judges that share no code with them, and before other people's validators."""
+"""Repaired histories before validators that share no code with the repair, and before other people's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.oracles.verdicts import refusals
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.json"))
 REPAIRS = 60
-"""Generated histories a format here; the scorecard takes as many as it is asked for."""
+"""Generated histories per format here; the scorecard takes the requested number."""
 QUESTIONS = 12
-"""Histories a format that each foreign validator is asked about."""
+"""Histories per format for each foreign validator."""
 
 
 def measured(form: str, number: int) -> Score:
@@ -32,7 +32,7 @@ def measured(form: str, number: int) -> Score:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_valid_histories_are_accepted_by_the_judge_and_left_alone(form: str) -> None:
+def test_valid_histories_are_accepted_and_left_unchanged(form: str) -> None:
     for number in range(REPAIRS):
         messages = valid(form, Random(f"{form}/valid/{number}"))
         assert refusals(form, messages) == []
@@ -40,7 +40,7 @@ def test_valid_histories_are_accepted_by_the_judge_and_left_alone(form: str) -> 
 
 
 @pytest.mark.parametrize("form", WRITERS)
-def test_no_repaired_history_breaks_a_rule_or_lost_a_word(form: str) -> None:
+def test_no_repaired_history_breaks_a_rule_or_loses_content(form: str) -> None:
     scores = [measured(form, number) for number in range(REPAIRS)]
     assert [(made.how, made.refused, made.lost, made.faults) for made in scores if made.refused] == []
     assert [(made.how, made.lost) for made in scores if made.lost] == []
@@ -51,7 +51,7 @@ def test_no_repaired_history_breaks_a_rule_or_lost_a_word(form: str) -> None:
 
 @pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("oracle", PACKAGES)
-def test_validators_that_nobody_here_wrote_take_what_is_repaired(oracle: str, form: str) -> None:
+def test_independent_validators_accept_repaired_histories(oracle: str, form: str) -> None:
     if lacking := missing(oracle):
         pytest.skip(f"{lacking} is not installed")
     profile = SPEAKS_FOR.get(oracle)
@@ -67,7 +67,7 @@ def test_validators_that_nobody_here_wrote_take_what_is_repaired(oracle: str, fo
 
 
 @pytest.mark.parametrize("oracle", SPEAKS_FOR)
-def test_mistral_takes_no_system_message_after_a_response_and_its_words_stay_in_their_place(
+def test_mistral_accepts_no_system_message_after_a_response_and_its_text_stays_in_place(
     oracle: str,
 ) -> None:
     if lacking := missing(oracle):
@@ -85,7 +85,7 @@ def test_mistral_takes_no_system_message_after_a_response_and_its_words_stay_in_
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_a_defect_that_was_found_stays_repaired(path: Path) -> None:
+def test_a_reported_defect_stays_repaired(path: Path) -> None:
     case: dict[str, Any] = json.loads(path.read_text())
     form, messages, profile = case["format"], case["messages"], case.get("profile")
     repaired = midstream.history.operations.repair_by_name(messages, format=form, profile=profile)

@@ -1,4 +1,6 @@
-"""The independent judge: every rule of one format and profile, over a list with the next prompt behind it."""
+"""The independent validator: every rule of one format and profile, over a list with the next prompt at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ PROMPTS: dict[str, Json] = {
     },
     "langchain": {"type": "human", "data": {"content": "next", "type": "human"}},
 }
-"""What the user says next, per format."""
+"""The user's next text, per format."""
 
 _LONE = re.compile("[\ud800-\udfff]")
 
 
 def with_prompt(form: str, messages: list[Any], profile: str = "") -> list[Any]:
-    """Put the next prompt behind a stored history; where roles must alternate it joins the last user turn."""
+    """Append the next prompt to a stored history; where roles must alternate it joins the last user turn."""
     prompt = PROMPTS[form]
     key = {"anthropic": "content", "bedrock": "content", "gemini": "parts"}.get(form)
     is_strict = form == "bedrock" or profile in ("vertex", "bedrock-claude", "bedrock-mistral", "portable")
@@ -53,11 +55,11 @@ def with_prompt(form: str, messages: list[Any], profile: str = "") -> list[Any]:
 
 
 def refusals(form: str, messages: list[Any], profile: str = "") -> list[str]:
-    """Everything the servers would say of a repaired list when the next prompt follows it."""
+    """Return all errors of the servers for a repaired list followed by the next prompt."""
     try:
         return _refusals(form, messages, profile)
     except (AttributeError, TypeError, KeyError, ValueError) as error:
-        return [f"SHAPE {type(error).__name__}: {error}"]  # not even the judge can read it
+        return [f"SHAPE {type(error).__name__}: {error}"]  # Even the validator cannot read it.
 
 
 def _refusals(form: str, messages: list[Any], profile: str) -> list[str]:
@@ -87,7 +89,9 @@ def _refusals(form: str, messages: list[Any], profile: str) -> list[str]:
 
 
 def doubts(form: str, messages: list[Any]) -> list[str]:
-    """What some servers of a format refuse and others take: neither leaving it nor changing it is wrong."""
+    """Return the faults that some servers of a format refuse and others accept: a repair may leave or change
+    them.
+    """
     found: list[str] = []
     leading: Value = next((m for m in messages if _role_of(form, m) not in ("system", "developer")), {})
     if _role_of(form, leading) == "assistant":
@@ -151,7 +155,7 @@ def _role_of(form: str, message: Value) -> str:
 
 
 def responses_as_chat(items: list[Any]) -> list[Json]:
-    """Read Responses items, literally, into chat messages: calls in a row are one response."""
+    """Convert Responses items, literally, to chat messages: calls in a row are one response."""
     made: list[Json] = []
     for item in items:
         kind = str(item.get("type", "message"))

@@ -1,4 +1,6 @@
-"""`midstream gateway` as a process that is started, asked, killed and started again; `midstream serve` for people."""
+"""`midstream gateway` as a process that is started, called, killed and started again; `midstream serve` for
+people.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.house.source import ROOT
 from tests.programs.programs import Place, Program
 
 TOKEN = "scripted-token-of-tests"
-# Nothing leaves this machine: programs that look for updates fail at once instead of waiting for a network.
+# Nothing leaves this machine: programs that check for updates fail at once instead of waiting for a network.
 OFFLINE = {
     "HTTPS_PROXY": "http://127.0.0.1:9",
     "https_proxy": "http://127.0.0.1:9",
@@ -144,7 +146,9 @@ class GatewayProcess:
 
 
 class PeopleServer(GatewayProcess):
-    """`midstream serve` with an agent whose permission requests go to people, in the place of the gateway."""
+    """`midstream serve` with an agent that sends its permission requests to people, in the place of the
+    gateway.
+    """
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
@@ -223,5 +227,5 @@ def user(text: str) -> Mapping[str, Any]:
 
 
 def assistant(text: str) -> Mapping[str, Any]:
-    """Return an answer, as a client resends it."""
+    """Return an answer in the form that a client resends."""
     return {"role": "assistant", "content": text}

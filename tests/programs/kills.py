@@ -1,4 +1,4 @@
-"""Random SIGKILLs of the gateway while a program answers, and what is left of them."""
+"""Random SIGKILLs of the gateway during answers of a program, and their consequences."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ TRIES_MAX = 4
 
 
 async def random_kills(run: Run, kills: int, seed: int) -> None:
-    """Kill the gateway at a random moment of each turn, start it again, and send the same request until it is answered.
+    """Kill the gateway at a random moment of each turn, start it again, and repeat the request until it is
+    answered.
 
-    The tool of a turn may be lost in doubt, and never has its effect twice. After the next turn has begun, no process
-    of a dead gateway is left.
+    The tool of a turn may end in doubt, and never has its effect twice. After the next turn has begun, no
+    process of a dead gateway is left.
     """
     chance = random.Random(seed)
     errors = effects = 0

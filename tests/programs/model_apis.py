@@ -20,18 +20,18 @@ SHELLS: Mapping[str, Callable[[str], Json]] = {
     "shell": lambda command: {"command": ["bash", "-lc", command]},
     "shell_command": lambda command: {"command": command},
 }
-"""How each program's shell tool takes a command."""
+"""Parameters of each program's shell tool."""
 SUB_AGENTS: Mapping[str, Callable[[str], Json]] = {
     "Agent": lambda prompt: {"description": "a side task", "prompt": prompt, "run_in_background": False},
     "task": lambda prompt: {"description": "a side task", "prompt": prompt, "subagent_type": "general"},
 }
-"""How each program's tool for sub-agents takes a task."""
+"""Parameters of each program's tool for sub-agents."""
 ESCALATIONS: Mapping[str, Json] = {
     "exec_command": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
     "shell": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
     "shell_command": {"sandbox_permissions": "require_escalated", "justification": "it writes a file"},
 }
-"""What requests a permission for a command, where the sandbox would just refuse it."""
+"""Parameters that request a permission for a command, where the sandbox would just refuse it."""
 
 
 class Words(Struct, frozen=True):

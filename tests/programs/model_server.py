@@ -34,7 +34,7 @@ from tests.programs.model_apis import API_OF_PATH, Json, ModelApi, ToolUse, Word
 DIRECTIVE = re.compile(r"Q(\w+) \{(\w+)((?: [\d.]+)*)\}")
 ANSWER = re.compile(r"R\w+\.(\d|done)")
 PAUSE_S = 0.02
-"""Between two words."""
+"""Seconds between two words."""
 HANG_S = 600.0
 
 
@@ -86,7 +86,7 @@ class ModelServer:
         self.requests: list[ModelRequest] = []
         self.url = ""
         self.tries: Counter[str] = Counter()
-        """How often each directive was asked for."""
+        """Number of requests for each directive."""
         self._ledger = ledger
         self._runner: web.AppRunner | None = None
 
@@ -185,7 +185,7 @@ class ModelServer:
                 return await self._send(request, api, body, [Words(_words(directive, 2)[known:])])
             case "say" | "hang":
                 return await self._send(request, api, body, [Words(_words(directive, 2))])
-            case _:  # an error or a loss that is over
+            case _:  # A finished error or loss.
                 return await self._send(
                     request, api, body, [Words(_words(replace(directive, numbers=()), 2))]
                 )
@@ -197,7 +197,7 @@ class ModelServer:
             return web.json_response(api.whole(body, parts))
         answer = web.StreamResponse(headers={"content-type": "text/event-stream", **api.headers})
         await answer.prepare(request)
-        with suppress(ConnectionError):  # the program has left, or was killed
+        with suppress(ConnectionError):  # The program has left, or was killed.
             for piece in api.stream(body, parts, is_whole=not end):
                 await answer.write(piece)
                 await World().sleep(PAUSE_S)
@@ -209,7 +209,9 @@ class ModelServer:
 
 
 def _newest(found: list[Directive]) -> Directive | None:
-    """Return the newest message of the user; the task of a sub-agent is none in the conversation that started it."""
+    """Return the newest message of the user; the task of a sub-agent is none in the conversation that started
+    it.
+    """
     if len(found) > 1 and found[-2].kind == "agent" and found[-1].id == f"{found[-2].id}s":
         return found[-2]
     return found[-1] if found else None

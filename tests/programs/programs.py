@@ -1,4 +1,4 @@
-"""The agent programs that people run, each behind the gateway and pointed at the scripted model server."""
+"""Real agent programs, each behind the gateway and pointed at the scripted model server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _nothing(_: Place) -> None:
     pass
 
 
-# The gateway gives an ACP agent few variables of its own; others stand in its command.
+# The gateway gives an ACP agent few variables of its own; its command sets the others.
 OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1,localhost"}
 
 
@@ -133,7 +133,7 @@ def _gemini_settings(place: Place) -> None:
     folder = place.home / ".gemini"
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
-        "model": {"name": "gemini-2.5-flash"},  # else a model chooses one, in requests of its own
+        "model": {"name": "gemini-2.5-flash"},  # Otherwise a model chooses one, in requests of its own.
         "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
         "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
         "privacy": {"usageStatisticsEnabled": False},
@@ -259,6 +259,6 @@ def processes_of(place: Place) -> dict[int, str]:
             line = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
         except OSError:
             continue
-        if line:  # a zombie has none
+        if line:  # A zombie has none.
             found[int(each.name)] = line
     return found

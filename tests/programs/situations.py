@@ -1,4 +1,4 @@
-"""The situations that every program goes through, each in a gateway, a home and a working folder of its own."""
+"""The situations of every program, each in a gateway, a home and a working folder of its own."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ class Run(Struct):
     verdict: Verdict = field(default_factory=Verdict)
 
     async def ask(self, words: str, **options: Any) -> Answer:  # noqa: ANN401 - those of `GatewayProcess.ask`
-        """Send the next message of the conversation, and put its answer into the transcript."""
+        """Send the next message of the conversation, and add its answer to the transcript."""
         self.messages.append(user(words))
         return await self.again(**options)
 
     async def again(self, **options: Any) -> Answer:  # noqa: ANN401 - those of `GatewayProcess.ask`
-        """Send the transcript as it stands."""
+        """Send the transcript unchanged."""
         answer = await self.gateway.ask(self.messages, **options)
         if answer.text and not answer.error:
             self.messages.append(assistant(answer.text))
         return answer
 
     def check(self, holds: object, fault: str) -> None:
-        """Count a fault if something does not hold."""
+        """Count a fault if a condition does not hold."""
         if not holds:
             self.verdict.faults.append(fault)
 
     def whole(self, answer: Answer, expected: str) -> None:
-        """Check that an answer ended in order with these words only."""
+        """Check that an answer ended cleanly with these words only."""
         words = " ".join(answer.text.split())
         self.check(
             answer.is_ended and not answer.error, f"no complete answer: {answer.status} {answer.error[:200]}"
@@ -81,7 +81,9 @@ class Run(Struct):
         )
 
     def resumed(self, directive_id: str, *before: str) -> None:
-        """Check that the agent got each message of the user once, and note whether a transcript was sent."""
+        """Check that the agent received each message of the user once, and record whether a transcript was
+        sent.
+        """
         requests = self.model.main(directive_id)
         self.check(bool(requests), f"Q{directive_id} never reached the model")
         if requests:
@@ -179,7 +181,7 @@ async def gateway_killed_in_tool(run: Run) -> None:
     await run.gateway.start()
     again = await run.again()
     run.check(again.is_ended, "no end")
-    await World().sleep(4)  # what a survivor would do, it does now
+    await World().sleep(4)  # Acts of a survivor would happen now.
     count = effects_of(run.place.folder / "ledger")["2"]
     run.check(count <= 1, f"the tool had its effect {count} times")
     run.verdict.facts.append(f"effects {count}, {'error' if again.error else 'answered'}")
@@ -244,7 +246,7 @@ async def disconnection(run: Run) -> None:
 async def stop(run: Run) -> None:
     await run.gateway.ask([user("Q1 {hang 2}")], leave_after=1)
     await run.gateway.ask([user("Q9 {say 1}")], session="other")
-    await World().sleep(3)  # beyond `--grace`
+    await World().sleep(3)  # Beyond `--grace`.
     run.messages += [user("Q1 {hang 2}"), assistant("R1.0 ")]
     run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
@@ -257,7 +259,7 @@ async def stop_in_a_tool(run: Run) -> None:
     await run.until(lambda: _sleeps(run), "the tool")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    await World().sleep(8)  # what is not stopped has its effect by now
+    await World().sleep(8)  # A process that is not stopped has its effect by now.
     count = effects_of(run.place.folder / "ledger")["2"]
     run.check(count == 0, "the tool ran on to its end")
     run.messages.append(user("Q3 {say 2}"))
@@ -360,9 +362,11 @@ def provider(directive: str, *, is_answered: bool) -> Situation:
         run.verdict.facts.append(f"{answer.status}, {tries} requests, {answer.seconds:.0f} s")
         run.check(tries <= REQUESTS_MAX, f"{tries} requests of one message")
         if is_answered:
-            if answer.status == TRY_AGAIN:  # the program does not retry by itself, and a client does
+            if answer.status == TRY_AGAIN:  # The program does not retry by itself, and a client does.
                 answer = await run.again()
-            if answer.text and answer.error:  # it does not retry behind a word, and then neither may a client
+            if (
+                answer.text and answer.error
+            ):  # It does not retry after the first word, and then neither may a client.
                 run.verdict.facts.append("error")
                 run.messages.append(assistant(answer.text))
                 answer = await run.ask("Q3 {say 2}")

@@ -1,4 +1,4 @@
-"""A short form of `make agents`: two programs that come as wheels, in the situations that differ most."""
+"""A short form of `make agents`: two programs that come as wheels, in the most different situations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
         ("codex", "provider cuts once"),
     ],
 )
-async def test_a_real_program_goes_through_the_situation(
+async def test_a_real_program_passes_the_situation(
     program: str, situation: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AGENT_PROGRAMS", str(INSTALLED))

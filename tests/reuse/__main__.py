@@ -1,7 +1,7 @@
 """Run the search: `python -m tests.reuse [SEED…] [--lives N] [--from SEED] [--jobs N]`.
 
-With seeds, each is lived through again and its trace printed. Without, new lives are lived until there were as many as
-wanted; one that fails is named as it is found.
+With seeds, each life is repeated and its trace printed. Without, new lives run until the wanted number; a
+failing one is printed as it is found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 200
 """Lives of one piece of work."""
 PROGRESS_S = 20.0
 FAILURES_MAX = 20
-"""Failing lives after which there is nothing more to learn from a run."""
+"""Number of failing lives after which a run ends."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def _block(first: int, count: int) -> tuple[Counter[str], list[tuple[int, list[s
 
 
 def _searched(first: int, lives: int, jobs: int) -> int:
-    """Live so many lives; return 1 where a promise was broken."""
+    """Run so many lives; return 1 where a promise was broken."""
     began_at = said_at = time.monotonic()
     total: Counter[str] = Counter()
     failures = 0

@@ -1,9 +1,10 @@
-"""Hosts that do whatever hosts do, generated from a seed, against an upstream that really remembers.
+"""Random client applications, generated from a seed, against an upstream with real memory.
 
-One life is a conversation under one session key: a host that says, edits, reverts, compacts, queues, regenerates, asks
-aside and races itself, over one or two processes that restart and are killed between any two of their steps, while the
-upstream expires, hangs, lies and dies. Whenever an answer is whole, what its agent has been told is compared with what
-the host has sent: each message once, in order, and nothing else.
+One life is a conversation under one session key: a client application that sends, edits, reverts, compacts,
+queues, regenerates, makes side calls and races itself, over one or two processes that restart and are killed
+between any two of their steps, while the upstream expires, hangs, lies and dies. Whenever an answer is
+complete, the messages that its agent received are compared with those the application sent: each once, in
+order, and nothing else.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tests.simulation.loop import Process, SimulatedLoop, Stuck
 SESSION = "s"
 ACTIONS_MAX = 9
 TOKEN = re.compile(r"\b[ut]\d+\b")
-"""What stands for a user's message, or for a tool's result: never used twice in a life."""
+"""Token of a user's message or a tool's result: never used twice in a life."""
 DAY_S = 24 * 3600.0
 KILL_STEPS_MAX = 120
 TOOLS_ABILITIES = Abilities(takes_tools=True, takes_history=True)
@@ -62,7 +63,7 @@ class SeededWorld(World):
         self._loop = loop
         self._chance = chance
         self.shift_s = 0.0
-        """Time that passed while nobody did anything."""
+        """Time that passed while nothing ran."""
 
     def now(self) -> float:
         return 1_000_000.0 + self._loop.time() + self.shift_s
@@ -75,7 +76,9 @@ class SeededWorld(World):
 
 
 class SlowKeyValue:
-    """A key-value store that others can get between: every operation takes a while before it happens, and after."""
+    """A slow key-value store: every operation waits a while before and after its effect, so that others can
+    intervene.
+    """
 
     def __init__(self, store: stores.MemoryStore) -> None:
         self._store = store
@@ -114,7 +117,7 @@ class Server:
 
 @dataclass
 class Turn:
-    """What a host remembers of one turn: its messages, and the steps that answered them."""
+    """An application's copy of one turn: its messages, and the steps that answered them."""
 
     users: list[str]
     steps: list[Step] = field(default_factory=list)
@@ -122,7 +125,7 @@ class Turn:
 
 @dataclass
 class Asked:
-    """What came of one request."""
+    """The result of one request."""
 
     expected: tuple[str, ...]
     text: str = ""
@@ -167,7 +170,7 @@ class Life:
 
     @property
     def is_excused(self) -> bool:
-        """Whether the next turn may need a full replay: something happened since the last whole one."""
+        """Return whether the next turn may need a full replay: a disturbance since the last complete one."""
         return self._is_excused
 
     @is_excused.setter
@@ -176,7 +179,7 @@ class Life:
         self._asides = 0
 
     def run(self) -> None:
-        """Live it."""
+        """Run the life."""
         try:
             self.loop.run_until_complete(self._live())
         except Stuck as stuck:
@@ -199,10 +202,11 @@ class Life:
             await act(self)
             if self.problems:
                 return
-        for _ in range(2):  # whatever happened, a conversation that goes on is cheap again soon
+        for _ in range(2):  # After any disturbance, a continued conversation soon needs no replay again.
             await Life._say(self)
 
-    # --- the host's means -------------------------------------------------------------------------------------
+    # --- means of the application
+    # -----------------------------------------------------------------------------
 
     def _server(self) -> Server:
         upstream = ScriptedUpstream(
@@ -222,7 +226,7 @@ class Life:
         return f"{kind}{self._tokens}"
 
     def _answer(self, talk: AgentConversation) -> Sequence[UpstreamEvent]:
-        """Answer with a name under which it is kept what the agent had been told by then."""
+        """Answer with a name under which the agent's received messages are stored."""
         told = tuple(token for heard in talk.heard for token in TOKEN.findall(words_of(heard.said)))
         self._tokens += 1
         name = f"answer{self._tokens}"
@@ -255,7 +259,7 @@ class Life:
         stops_after: int | None = None,
         dies_in: int | None = None,
     ) -> Asked:
-        """Ask in a process, and check what its answer was based on."""
+        """Send a request to a process, and check the basis of its answer."""
         request = ModelRequest(
             self.system if system is None else system,
             history,
@@ -315,7 +319,7 @@ class Life:
         self.figures["whole"] += 1
 
     def _accept(self, asked: Asked) -> bool:
-        """Take an answer into the history, and run the tools it asks for; return whether it was whole."""
+        """Add an answer to the history, and run its tool calls; return whether it was complete."""
         if asked.is_whole:
             calls = tuple(ToolCall(call_id, "look", "{}") for call_id in asked.calls)
             results = tuple(ToolResult(call_id, f"found {self._token('t')}") for call_id in asked.calls)
@@ -325,7 +329,7 @@ class Life:
         return asked.is_whole
 
     async def _go_on(self, server: Server, **how: int | None) -> Asked:
-        """Ask for the answer to what the history ends with, until it needs no more tools."""
+        """Request answers to the history until no more tools are called."""
         for _ in range(4):
             is_excused = self.is_excused or any(one.upstream.troubles for one in self.servers)
             asked = await self.ask(server, self._history(), **how)  # type: ignore[arg-type]
@@ -353,7 +357,8 @@ class Life:
         else:
             self.is_excused = any(one.upstream.troubles for one in self.servers)
 
-    # --- what hosts do ----------------------------------------------------------------------------------------
+    # --- acts of an application
+    # ---------------------------------------------------------------------------------
 
     async def _say(self) -> None:
         self.turns.append(Turn([self._token()]))
@@ -361,7 +366,7 @@ class Life:
 
     async def _queue(self) -> None:
         self.turns.append(Turn([self._token() for _ in range(self.chance.randint(2, 3))]))
-        if self.abilities.takes_tools:  # a call in an earlier answer leaves nothing but a replay
+        if self.abilities.takes_tools:  # A call in an earlier answer permits only a replay.
             self.is_excused = True
         await self._go_on(self._pick())
 
@@ -411,7 +416,7 @@ class Life:
             self.is_excused = True
 
     async def _race_with_title(self) -> None:
-        """The title is made while the answer comes; nobody says that it is a side call."""
+        """Request the title during the answer, without marking it as a side call."""
         self.turns.append(Turn([self._token()]))
         about = (
             [*self.turns[:1], Turn([self._token()])]
@@ -426,7 +431,7 @@ class Life:
         self._accept_raced(results[both.index(answer)])
 
     async def _race_itself(self) -> None:
-        """The same request twice at once: a client that lost patience, or two processes behind one address."""
+        """Send the same request twice concurrently: an impatient client, or two processes behind one address."""
         self.turns.append(Turn([self._token()]))
         self.is_excused = True
         history = self._history()
@@ -434,7 +439,7 @@ class Life:
         self._accept_raced(first if first.is_whole else second)
 
     async def _race_two_tabs(self) -> None:
-        """Two people go on from the same point."""
+        """Continue from the same point in two tabs."""
         mine, theirs = Turn([self._token()]), Turn([self._token()])
         self.is_excused = True
         histories = [self._history([*self.turns, turn]) for turn in (mine, theirs)]
@@ -447,13 +452,15 @@ class Life:
         self.is_excused = True
 
     async def _stop(self) -> None:
-        """Somebody presses stop; what they said stays in the history, or not, with or without what came."""
+        """Stop the answer; the user's message stays in the history or not, with or without the partial
+        answer.
+        """
         self.turns.append(Turn([self._token()]))
         asked = await self.ask(self._pick(), self._history(), stops_after=self.chance.randint(0, 3))
         self._part_ways(asked)
 
     async def _kill(self) -> None:
-        """The process dies between any two of its steps; the host asks again, or goes on."""
+        """Kill the process between any two of its steps; the application repeats the request, or continues."""
         self.turns.append(Turn([self._token()]))
         asked = await self.ask(self._pick(), self._history(), dies_in=self.chance.randint(0, KILL_STEPS_MAX))
         self._part_ways(asked)
@@ -478,7 +485,7 @@ class Life:
         self._replace(server)
 
     async def _trouble(self) -> None:
-        """Something goes wrong upstream with the next messages."""
+        """Make the upstream fail for the next messages."""
         server = self._pick()
         troubles = self.chance.choices([*Trouble, None], k=self.chance.randint(1, 3))
         server.upstream.troubles.extend(troubles)
@@ -542,7 +549,7 @@ ACTIONS: list[tuple[Action, int]] = [
     (Life._damage, 1),
     (Life._clear, 1),
 ]
-"""What a host may do, and how often."""
+"""Possible acts of an application, with their weights."""
 
 
 def _settle(future: asyncio.Future[None]) -> None:
@@ -551,7 +558,9 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def expected_of(history: History) -> tuple[str, ...]:
-    """Return what an agent must have been told to answer a history: each message and result once, in order."""
+    """Return the messages and results that an agent must have received to answer a history: each once, in
+    order.
+    """
     tokens: list[str] = []
     for entry in history.entries:
         if isinstance(entry, UserMessage):
@@ -562,7 +571,7 @@ def expected_of(history: History) -> tuple[str, ...]:
 
 
 def lived(seed: int) -> Life:
-    """Live one life."""
+    """Run one life."""
     life = Life(seed)
     life.run()
     return life

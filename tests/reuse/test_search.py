@@ -1,7 +1,7 @@
-"""Whatever a host does and whatever befalls it: no message lost, none doubled, none in the wrong conversation.
+"""Random client applications and failures: no message lost, doubled, or in the wrong conversation.
 
-`make pool-search` lives a hundred thousand lives; here a few hundred known ones run. A seed that fails is lived again,
-with its trace, by `make pool-search ARGS=SEED`.
+`make pool-search` runs a hundred thousand lives; here a few hundred known ones run. `make pool-search
+ARGS=SEED` repeats a failing seed with its trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIVES = 120
 @spec("REUSE-50", "REUSE-51")
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_every_promise_is_kept_whatever_a_host_does(block: int) -> None:
+def test_every_promise_holds_for_any_client_application(block: int) -> None:
     failed: dict[int, list[str]] = {}
     figures: Counter[str] = Counter()
     for seed in range(block * LIVES, (block + 1) * LIVES):
@@ -39,7 +39,7 @@ def test_every_promise_is_kept_whatever_a_host_does(block: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_is_the_same_life_every_time() -> None:
+def test_a_seed_gives_the_same_life_every_time() -> None:
     for seed in (7, 11):
         assert lived(seed).trace == lived(seed).trace
 
@@ -53,7 +53,9 @@ _remedy = agent_failures.remedy
 
 
 def _blind(error: ModelError, situation: agent_failures.FailureSituation) -> agent_failures.Remedy:
-    """Say it once more to an agent that may have taken it: one that fell silent, or failed without a reason."""
+    """Repeat the message to an agent that may have received it: one that became silent, or failed without a
+    reason.
+    """
     is_doubtful = agent_failures.cause_of(error) in {
         agent_failures.FailureCause.STALLED,
         agent_failures.FailureCause.UNKNOWN,
@@ -64,7 +66,7 @@ def _blind(error: ModelError, situation: agent_failures.FailureSituation) -> age
 
 
 async def _forgetful(claim: Claim, record: object) -> None:
-    """Never let go."""
+    """Never release an agent."""
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ KILLS = 300
 CLIENTS = 50
 ROLLS = 2
 SECONDS_PER_KILL = 8.0
-"""A bound: a quiet machine of two cores takes two."""
+"""A limit: a quiet machine of two cores needs two."""
 PROBLEMS_SHOWN = 30
 
 
@@ -96,7 +96,7 @@ async def _run_both(given: argparse.Namespace, folder: Path) -> dict[str, Report
 
 
 def cuts_of(report: Report) -> list[str]:
-    """Return what a rolling restart has cut: it may cost a reconnection, and nothing else."""
+    """Return the turns cut by a rolling restart: it may cost a reconnection, and nothing else."""
     verdict = report.verdict
     found = {
         "model responses begun again": verdict.attempts_cut,

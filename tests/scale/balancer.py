@@ -1,7 +1,8 @@
-"""A load balancer for servers of this machine: each request goes to the next server that is ready.
+"""A load balancer for servers of this machine: each request is sent to the next ready server.
 
-It does what `deploy/nginx.conf` and `deploy/Caddyfile` do: no sticky sessions, `/ready` decides who takes requests, a
-refused connection is tried at the next server, WebSockets and event streams pass as they come.
+It does the same as `deploy/nginx.conf` and `deploy/Caddyfile`: no sticky sessions, `/ready` decides which
+server takes requests, a refused connection is retried at the next server, WebSockets and event streams pass
+unbuffered.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TRIES_FOR_S = 5.0
 """Seconds for which a request waits for a server that takes it."""
 HEALTH_EVERY_S = 0.5
 HEALTH_WITHIN_S = 1.0
-"""A server that does not answer in this time, such as a frozen one, is left out."""
+"""A server without a response in this time, such as a frozen one, is left out."""
 _CONNECTION = re.compile(rb"(?i)\r\nconnection:[^\r\n]*")
 
 
@@ -40,9 +41,9 @@ class Balancer:
         self._open: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self.port = 0
         self.requests: Counter[int] = Counter()
-        """Requests by the port that took them."""
+        """Number of requests by the port that took them."""
         self.refused = 0
-        """Requests that no server took in time."""
+        """Number of requests that no server took in time."""
 
     @property
     def url(self) -> str:
@@ -96,7 +97,7 @@ class Balancer:
         task.add_done_callback(self._tasks.discard)
         try:
             head = await reader.readuntil(HEAD_END)
-            if b"\r\nupgrade:" not in head.lower():  # the next request of this client takes the next server
+            if b"\r\nupgrade:" not in head.lower():  # The next request of this client takes the next server.
                 head = _CONNECTION.sub(b"", head).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
             found = await self._connect()
             if found is None:
@@ -109,7 +110,7 @@ class Balancer:
                 return
             await self._carry(head, (reader, writer), found)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # one of both ends is gone
+            pass  # One of both ends is gone.
         finally:
             writer.transport.abort()
 

@@ -1,8 +1,8 @@
 """The clients of a scale run: `python -m tests.scale.clients_process FOLDER URL --clients N`.
 
-Each client speaks in one session after the other, over WebSocket or server-sent events, and runs its own tool. The next
-client follows that session from its first event, on a connection of its own, so mostly at another server; it answers
-the approvals and stops the turns that are to be stopped. All that both are shown is written down.
+Each client sends in one session after the other, over WebSocket or server-sent events, and runs its own tool.
+The next client follows that session from its first event, on its own connection, so mostly at another server;
+it answers the approvals and stops the turns that are to be stopped. All events of both are written to files.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.fault.turn import Ledger
 from tests.scale.served import is_denied
 
 ENOUGH = "enough"
-"""A file that says to begin no further session."""
+"""A file that instructs clients to begin no further session."""
 WAYS: tuple[TransportName, ...] = ("websocket", "sse")
 
 
 class Notes:
-    """What one reader of a session is shown, in a file, in that order."""
+    """The events of one reader of a session, in a file, in their order."""
 
     def __init__(self, path: Path) -> None:
         self.ends = 0
@@ -45,7 +45,7 @@ class Notes:
         line = Shown(event.id, msgspec.Raw(msgspec.json.encode(event.record)))
         os.write(self._file, msgspec.json.encode(line) + b"\n")
         if isinstance(event.record, TurnEnded):
-            self.ends = event.record.turn  # no count: after a `gone` the ends of before come again
+            self.ends = event.record.turn  # No count: after a `gone`, earlier ends come again.
 
     def close(self) -> None:
         os.close(self._file)
@@ -87,7 +87,7 @@ class Speaker:
         seen.close()
 
     async def _read(self, session: str, is_known: asyncio.Event) -> None:
-        """Follow the session to the end of its last turn, and do what a person does there."""
+        """Follow the session to the end of its last turn, and answer and stop as a person does."""
         await is_known.wait()
         has_stopped = False
         read = Notes(self._folder / f"{session}.read")
@@ -108,7 +108,7 @@ class Speaker:
 
     async def _answer(self, session: str, turn: int, asked: QuestionAsked) -> None:
         choice = Choice.DENY if is_denied(session, turn) else Choice.ALLOW
-        with contextlib.suppress(QuestionClosedError):  # its turn was stopped meanwhile
+        with contextlib.suppress(QuestionClosedError):  # Its turn was stopped meanwhile.
             await self._reader.answer(session, asked, choice)
 
 

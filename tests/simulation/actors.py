@@ -1,4 +1,4 @@
-"""Who speaks to the sessions: clients with streams, people who answer, readers that come and go, meddlers."""
+"""Actors of the simulation: clients with streams, people who answer, readers that come and go, meddlers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FOLLOW_S = 40.0
 """Seconds of one connection of a reader."""
 TRIES_MAX = 400
 Apply = Callable[[Record], None]
-"""What a client does about a record it is shown."""
+"""Function for the reaction of a client to a received record."""
 
 
 class Speaker:
@@ -64,7 +64,7 @@ class Speaker:
         self._number = number
         self._turn = 0
         self._mine: set[tuple[int, int, str]] = set()
-        """Calls of my turn that are mine to run."""
+        """Calls of its turn that are its own to run."""
         self._done: set[tuple[int, int, str]] = set()
         self._command = asyncio.Lock()
 
@@ -85,7 +85,7 @@ class Speaker:
         await self._send(Cancel())
 
     async def _send(self, command: Command) -> bool:
-        """Send the next received until it is acknowledged; return whether it was."""
+        """Send the next command until it is acknowledged; return whether it was."""
         async with self._command:
             seqno = len(self.log.sent)
             digest = f"{self.log.stream}/{seqno}/{type(command).__name__}"
@@ -98,7 +98,7 @@ class Speaker:
                 assert isinstance(answer, SessionBusyError | SessionNotFoundError), repr(answer)
                 return False
             self.log.acked.add(seqno)
-            if self._chance.random() < 0.1:  # its checkpoint did not hear of the ack
+            if self._chance.random() < 0.1:  # Its checkpoint did not receive the ack.
                 await submit(self._lab, self._chance, self.log.session, received)
             return True
 
@@ -116,9 +116,9 @@ class Speaker:
                     self._lab.spawn(self._run(*call))
 
     async def _run(self, turn: int, response: int, call_id: str) -> None:
-        """Run a tool of this client, once, and send what came of it until it is acknowledged."""
+        """Run a tool of this client once, and send its outcome until it is acknowledged."""
         if self._chance.random() < 0.1:
-            return  # its user never answers
+            return  # Its user never answers.
         run = Execution(self.log.session, turn, response, call_id, 1, CLIENT_TOOL)
         self._lab.outside.ledger.append(run)
         is_late = self._chance.random() < 0.1
@@ -127,7 +127,7 @@ class Speaker:
 
 
 class PassingSpeaker(Speaker):
-    """Says its message and leaves. It comes back when all is at rest, and reads what became of it."""
+    """A client that sends its message and leaves. It returns when all is at rest, and reads the result."""
 
     async def live(self) -> None:
         if await self._send(SendMessage(UserMessage.of("go on without me"))):
@@ -139,7 +139,9 @@ class PassingSpeaker(Speaker):
 
 
 class Person:
-    """Answers questions of all sessions, late, sometimes not, sometimes one that is closed already."""
+    """A person who answers questions of all sessions, late, sometimes not, sometimes one that is already
+    closed.
+    """
 
     def __init__(self, lab: Lab, name: str) -> None:
         self._lab = lab
@@ -172,7 +174,7 @@ def _decision(chance: random.Random, asked: QuestionAsked) -> Answer:
 
 
 async def answer_everything(lab: Lab, chance: random.Random) -> None:
-    """Answer every question that is open now in any session."""
+    """Answer every open question of any session."""
     await _answer_all(lab, chance, lambda _: True)
 
 
@@ -194,7 +196,7 @@ async def _answer_all(lab: Lab, chance: random.Random, which: Callable[[Question
 
 
 class Meddler:
-    """Sends whatever a host may send, at any time."""
+    """A client that sends any command of a client application, at any time."""
 
     def __init__(self, lab: Lab, session: str, *, acts: int) -> None:
         self._lab = lab
@@ -204,7 +206,7 @@ class Meddler:
         lab.on_append.append(self._hear)
 
     def _hear(self, session: str, body: bytes) -> None:
-        """Go on with what failed, take back what waits: sometimes, and a little later."""
+        """Resume a failed turn, withdraw a queued message: sometimes, and a little later."""
         if session != self._session or self._lab.is_over:
             return
         if body.startswith(b'{"type":"turn_ended"') and (b'"failed"' in body or b'"interrupted"' in body):
@@ -240,7 +242,7 @@ class Meddler:
 
 
 class Reader:
-    """Follows a session from anywhere, for a while."""
+    """A reader that follows a session from any position, for a while."""
 
     def __init__(self, lab: Lab, session: str, number: int, *, start: int | None) -> None:
         self.log = ClientLog(f"reader {number} of {session}", session, start=start)
@@ -252,11 +254,12 @@ class Reader:
         await follow(self._lab, self._chance, self.log, lambda _record: None)
 
 
-# --- how anybody reaches a session --------------------------------------------------------------------------------
+# --- access to a session
+# ----------------------------------------------------------------------------------------
 
 
 class _Following(Struct):
-    """Where a follower is."""
+    """The position of a follower."""
 
     seen: int | None
     is_connected: bool = True
@@ -265,7 +268,7 @@ class _Following(Struct):
 async def submit(
     lab: Lab, chance: random.Random, session: str, command: Command | Received
 ) -> int | MidstreamError:
-    """Send a command until somebody has answered it; return the answer."""
+    """Send a command until a server has answered it; return the answer."""
 
     async def ask(host: Host) -> int:
         runner = await host.session(session, create=True)
@@ -278,8 +281,8 @@ async def submit(
         except CutOffError:
             pass
         except MidstreamError as error:
-            # An node that was overtaken and does not know it yet may have folded less than the journal holds: a
-            # client starts over from the received it is told, and so here from the one it sends.
+            # A node that was overtaken without noticing may have folded less than the journal holds: a client
+            # restarts from the number of the error, and so here from the one it sends.
             if isinstance(error, SessionBusyError | QuestionClosedError) or (
                 error.retry == "never" and not isinstance(error, SeqnoGapError)
             ):
@@ -289,7 +292,7 @@ async def submit(
 
 
 async def follow(lab: Lab, chance: random.Random, log: ClientLog, apply: Apply) -> None:
-    """Read a session until the run is over and there is nothing more; connections end now and then."""
+    """Read a session until the run is over and no event is left; connections end now and then."""
     at = _Following(log.start)
     lab.following += 1
     while not (lab.is_over and at.seen == lab.end_of(log.session)):
@@ -307,9 +310,9 @@ async def follow(lab: Lab, chance: random.Random, log: ClientLog, apply: Apply) 
 
 
 async def _serve(host: Host, log: ClientLog, at: _Following, apply: Apply) -> None:
-    """Be the server's side of a reader's connection."""
+    """Act as the server's side of a reader's connection."""
     runner = await host.session(log.session)
-    if at.seen is None:  # a stream begins where it was opened, a mere reader at the end
+    if at.seen is None:  # A stream begins at its opening, a mere reader at the end.
         known = runner.state.streams.get(log.stream)
         if log.stream and known is None:
             raise SessionNotFoundError("this process has not heard of the stream yet")

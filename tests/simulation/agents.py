@@ -1,4 +1,6 @@
-"""What the simulated sessions do: a model that says anything, tools of every policy, and a ledger of what they did."""
+"""Work of the simulated sessions: a model with random output, tools of every policy, and a ledger of their
+effects.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,11 @@ from midstream.tools.function_tools import (
 from tests.simulation.loop import pass_time
 
 RESPONSES = 4
-"""Responses of a turn after which the model asks for nothing more."""
+"""Responses of a turn after which the model calls no more tools."""
 TOOL_S = 20.0
 """Seconds a tool may take; some take longer."""
 STUBBORN_S = 300.0
-"""Seconds that a tool goes on which minds no cancellation, at worst."""
+"""Seconds that a tool which ignores cancellation continues, at worst."""
 CLIENT_TOOL = "at_client"
 CLIENT_TOOL_S = 20.0
 """Seconds a client has for its tool."""
@@ -74,14 +76,14 @@ class Outside(Struct):
     tool_s: float = 0.3
     ledger: list[Execution] = field(default_factory=list)
     effects: Counter[str] = field(default_factory=Counter)
-    """How often each call took effect."""
+    """Number of effects of each call."""
     acts: Counter[str] = field(default_factory=Counter)
-    """How often an agent did what people had given it leave for, by its session."""
+    """Number of permitted acts of an agent, by its session."""
     on_begin: Callable[[], None] = lambda: None
-    """Told when a tool has begun."""
+    """Called when a tool has begun."""
 
     async def work(self, name: str) -> str:
-        """Be a tool: write down the beginning, take effect at some time, write down the end."""
+        """Act as a tool: record the beginning, take effect at some time, record the end."""
         call = current_call()
         run = Execution(call.session, call.turn, call.response, call.call_id, call.run, name, has_ended=False)
         self.ledger.append(run)
@@ -108,7 +110,7 @@ class Outside(Struct):
         return f"{name} did it"
 
     async def look(self) -> Probed:
-        """Be a probe: say whether the call took effect, as far as anybody can tell."""
+        """Act as a probe: return whether the call took effect, as far as it can be found."""
         key = current_call().effect_key
         await pass_time(self._seconds())
         if self.chance.random() < 0.2:
@@ -167,7 +169,7 @@ def _tool(outside: Outside, name: str) -> Tool:
 
 
 def client_tools() -> tuple[ClientTool, ...]:
-    """Return what clients offer to run themselves."""
+    """Return the tools that clients run themselves."""
     spec = ToolSpec(CLIENT_TOOL, "Ask the client.", {"type": "object"})
     return (ClientTool(spec, timeout_s=CLIENT_TOOL_S),)
 
@@ -176,7 +178,9 @@ def client_tools() -> tuple[ClientTool, ...]:
 
 
 class _Asking:
-    """A model whose agent now and then wants leave for something in the middle of its answer, as coding agents do."""
+    """A model whose agent now and then requests a permission in the middle of its answer, as coding agents
+    do.
+    """
 
     name = "asking"
 
@@ -185,7 +189,7 @@ class _Asking:
         self._model = ScriptedModel(lambda request: _response(outside, request), world=world)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Ask, and write down what was allowed; then say what there is to say."""
+        """Request a permission, and record the permitted act; then stream the answer."""
         chance = self._outside.chance
         if request.person is not None and chance.random() < 0.2:
             wanted = Permission("agent", "act", "execute", ARGUMENTS, is_vague=chance.random() < 0.2)
@@ -254,7 +258,7 @@ def _accident(chance: random.Random) -> list[ScriptedStep]:
         case 1:
             return [Stall()]
         case 2:
-            return []  # the stream ends in the middle
+            return []  # The stream ends in the middle.
         case 3:
             return [Finished()]
         case 4:

@@ -1,11 +1,12 @@
-"""A fleet in front of one store, on the pure core: the rules are those of the product, only the times are drawn.
+"""A fleet in front of one store, on the pure core: the rules are those of the product, only the times are
+drawn.
 
-The product's own: what a session decides, folds and has pending (`midstream.session`); leases, epochs and appends
-(`midstream.store.memory`); which node watches which one, and when one counts as frozen (`store.node_liveness`); the
-limits of callers; every backoff. Drawn: how long networks, models and tools take. The store serves one request after
-the other, each in the time that `python -m bench population` measured, so that a herd makes it late.
+The product's own: decisions, folds and pending work of sessions (`midstream.session`); leases, epochs and
+appends (`midstream.store.memory`); liveness of nodes (`store.node_liveness`); the limits of callers; every
+backoff. Drawn: the durations of networks, models and tools. The store serves one request after the other,
+each in the time that `python -m bench population` measured, so that a herd makes it late.
 
-A session in which no turn runs is in no queue and has no timer: a million of them cost nothing.
+A session without a running turn is in no queue and has no timer: a million of them cost nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class HeldSession(Struct, eq=False):
     name: str
     state: Session = Session()
     epoch: int = 0
-    """0: it was not claimed yet."""
+    """0: not claimed yet."""
     held_at: float = -math.inf
     used_at: float = 0.0
     is_busy: bool = False
@@ -98,11 +99,11 @@ class Node:
         self.rate = Rate(GREEDY_MOST, "requests", _NodeWorld(fleet.clock))
         self.is_dead = self.is_frozen = self.is_cut = self.is_draining = self.is_joined = False
         self.was_terminated = False
-        """Whether it has lost its lock while it lived: others may have had its sessions meanwhile."""
+        """Whether it has lost its lock during its life: others may have had its sessions meanwhile."""
         self.on_intent: Callable[[], None] | None = None
-        """Called once, when the intent of a tool is in the store and the node does not know it yet."""
+        """Called once, when the intent of a tool is in the store and the node has not received that yet."""
         self.readers = 0
-        """Connected clients that wait for nothing."""
+        """Number of connected clients without a turn."""
         self.held: dict[str, HeldSession] = {}
         self.watched: str | None = None
         self.chance = chance
@@ -114,7 +115,7 @@ class Node:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a balancer sends clients here: it does not see that a node is frozen or cut off."""
+        """Return whether a balancer sends clients here: it does not notice that a node is frozen or cut off."""
         return not (self.is_dead or self.is_draining)
 
     @property
@@ -147,7 +148,7 @@ class Node:
         self.later(seconds, partial(self._repeat, seconds, do))
 
     def join(self, failures: int = 0) -> None:
-        """Become a node, or become one again."""
+        """Join the nodes, or rejoin."""
 
         def enter() -> None:
             self.store_memory.living.add(self.name)
@@ -197,7 +198,7 @@ class Node:
         store.ask(self, "report", exchange, then)
 
     def look(self) -> None:
-        """Look who is there, and which turns no node has."""
+        """Check the other nodes, and the turns without a node."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -230,7 +231,7 @@ class Node:
             self.later(GRACE_S, partial(self.bury, self.watched))
 
     def bury(self, name: str) -> None:
-        """Declare a node dead whose lock stays free, unless all have just lost theirs."""
+        """Declare a node with a free lock dead, unless all have just lost theirs."""
         store, fleet = self.fleet.store, self.fleet
 
         def remove() -> bool:
@@ -248,7 +249,7 @@ class Node:
 
         store.ask(self, "claim", remove, then)
 
-    # --- turns that others left
+    # --- turns of dead nodes
 
     def _take_up(self) -> None:
         while self._taking_up and self._taken_up_now < TAKEN_UP_AT_ONCE:
@@ -358,7 +359,7 @@ class Node:
         self._append(held, batch, partial(self._appended, held, state, records, taken))
 
     def _append(self, held: HeldSession, batch: Batch, done: Callable[[], None]) -> None:
-        """Append, and look whether it has happened before it is sent again."""
+        """Append, and check whether it has happened before it is sent again."""
         store, asked_at = self.fleet.store, self.fleet.clock.now
         failures = 0
 
@@ -373,7 +374,7 @@ class Node:
             elif isinstance(answer, MidstreamError):
                 self.lose(held, answer)
             else:
-                held.held_at = asked_at  # when it was sent first: so old is what is known of the lease
+                held.held_at = asked_at  # The first time of sending: the knowledge of the lease is that old.
                 done()
 
         def settle() -> None:
@@ -503,7 +504,7 @@ class Node:
     # --- the end
 
     def drain(self) -> None:
-        """Give all sessions up in order, and leave."""
+        """Release all sessions in order, and leave."""
         self.is_draining = True
         self.fleet.drop_clients(self)
         for held in [*self.held.values()]:
@@ -542,17 +543,18 @@ class Fleet:
         self.store = SharedStore(self.clock, self.judge, rules)
         self.nodes: dict[str, Node] = {}
         self.without_lock: set[str] = set()
-        """Nodes that do not hold their locks: dead ones, and those that join anew."""
+        """Nodes without their locks: dead ones, and those that rejoin."""
         self.on_end: Callable[[str], None] = _ignore
         self.on_drop: Callable[[Node], None] = _ignore
         self.notifications = 0
         self.numbers = itertools.count(1)
         self.seed = seed
         self.greedy_passed = 0.0
-        """Requests of the greedy caller that passed, but for those that nodes forgot which are gone, or cut off."""
+        """Number of accepted requests of the greedy caller, without those that lost or cut-off nodes forgot.
+        """
 
     def responses_of(self, session: str) -> int:
-        """Return how many responses of a session's turns call a tool."""
+        """Return the number of responses of a session's turns that call a tool."""
         return int(session[1:]) % 3
 
     def add(self) -> None:
@@ -563,7 +565,7 @@ class Fleet:
         node.start()
 
     def notify(self) -> None:
-        """Let all nodes look soon, those that the store reaches."""
+        """Make all nodes check soon that the store reaches."""
         self.notifications += len(self.nodes)
         for node in self.nodes.values():
             node.later(LATENCY_S, node.look)
@@ -572,11 +574,11 @@ class Fleet:
         self.on_end(session)
 
     def drop_clients(self, node: Node) -> None:
-        """Let the clients of a node connect anew."""
+        """Let the clients of a node reconnect."""
         self.on_drop(node)
 
     def crash(self, node: Node) -> None:
-        """Let a node die: its lock is free, and the node that waits for that looks at it."""
+        """Kill a node: its lock is free, and the node that waits for that checks it."""
         for name in self.store.open_turns(node.name):
             self.judge.lost_at.setdefault(name, (self.clock.now, "crash"))
         self.bury(node)
@@ -596,13 +598,13 @@ class Fleet:
                 other.later(LATENCY_S + GRACE_S, partial(other.bury, node.name))
 
     def terminate(self, node: Node) -> None:
-        """Let a node lose the connection that has its lock: it joins anew, as soon as it can."""
+        """Drop the connection that holds a node's lock: it rejoins as soon as it can."""
         node.is_joined, node.was_terminated = False, True
         self.lose_lock(node)
         node.join()
 
     def restart_store(self, down_s: float) -> None:
-        """Let the server of the store end, and come back: all nodes lose their locks."""
+        """End the server of the store, and start it again: all nodes lose their locks."""
         self.store.stop()
         for node in self.nodes.values():
             node.is_joined = False

@@ -1,8 +1,9 @@
-"""A hundred nodes and a million sessions, and what goes wrong with them: `python -m tests.simulation.crowd_run [SEED]`.
+"""A hundred nodes and a million sessions, with faults: `python -m tests.simulation.crowd_run [SEED]`.
 
-A few sessions of the million are spoken to, by clients that send until they have an acknowledgement, and wait for the
-end of their turn. Others are read by clients that wait for nothing. Nodes crash, freeze, are cut off from the store or
-lose their locks; the store restarts; all nodes are restarted one by one; all clients lose their connections at once.
+A few sessions of the million have clients that send until they have an acknowledgement, and wait for the end
+of their turn. Others have readers that wait for nothing. Nodes crash, freeze, are cut off from the store or
+lose their locks; the store restarts; all nodes are restarted one by one; all clients lose their connections
+at once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ REST_S = 900.0
 RESTART_S = 3.0
 GREEDY_PER_S = 50.0
 GREEDY_MARGIN = 1.2
-"""So much more than its limit may pass: nodes know late of one another, and nobody counts for one that is gone."""
+"""Tolerance above the limit: counts of other nodes arrive late, and those of a dead node are lost."""
 FAULTS = ("crash", "rack", "freeze", "cut", "terminate", "store", "herd")
 
 
@@ -76,7 +77,7 @@ class Report(Struct):
     turns: int
     tools: int
     late_starts: int
-    """Tools that a node started after it had lost its lock for a moment, and with it the session."""
+    """Number of tools that a node started after it had briefly lost its lock, and with it the session."""
     takeover_crash_s: dict[str, float]
     takeover_silence_s: dict[str, float]
     turn_s: dict[str, float]
@@ -88,10 +89,10 @@ class Report(Struct):
     """Share of the store's cores that were at work."""
     store_busiest_second: float
     store_late_s: float
-    """The longest time that a request has waited for the store."""
+    """The longest wait of a request for the store."""
     notifications: int
     greedy_passed: float
-    """Requests of a caller that asks all nodes in turn, far more often than its limit allows."""
+    """Number of requests of a caller that calls all nodes in turn, far above its limit."""
     greedy_allowed: float
     events: int
     virtual_s: float
@@ -235,7 +236,7 @@ class Crowd:
         self._clock.later(SILENCE_S, leave)
 
     def catch_up(self, node: Node) -> None:
-        """Let the clients of a node that is back see which turns have ended."""
+        """Show the clients of a returned node the ended turns."""
         for client in self._clients_of(node):
             if client.has_ack and client.is_over:
                 self._finish(client)
@@ -282,7 +283,7 @@ class Crowd:
 
 
 class Nemesis:
-    """What goes wrong, until it is stopped."""
+    """The faults, until they are stopped."""
 
     def __init__(self, fleet: Fleet, crowd: Crowd, plan: Plan) -> None:
         self.faults: Counter[str] = Counter()
@@ -299,7 +300,7 @@ class Nemesis:
         self._fleet.clock.later(self._pause_s(), self._act)
 
     def stop(self) -> None:
-        """End all trouble."""
+        """End all faults."""
         self._is_over = True
         for node in [*self._fleet.nodes.values()]:
             node.on_intent = None
@@ -343,7 +344,7 @@ class Nemesis:
             self._fleet.clock.later(self._chance.uniform(1.0, 10.0), self._fleet.add)
 
     def _silence(self, node: Node) -> float:
-        """Return for how long a node is silent: in half of the cases longer than its lease."""
+        """Return the duration of a node's silence: in half of the cases longer than its lease."""
         for name in self._fleet.store.open_turns(node.name):
             self._fleet.judge.lost_at.setdefault(name, (self._fleet.clock.now, "silence"))
         return self._chance.choice([self._chance.uniform(0.5, 10.0), self._chance.uniform(20.0, 60.0)])
@@ -374,7 +375,7 @@ class Nemesis:
             self._fleet.judge.lost_at.pop(name, None)
 
     def _roll(self) -> None:
-        """Restart the nodes one by one: the next one drains when the new one is there."""
+        """Restart the nodes one by one: each drains when the next one has joined."""
         self.faults["roll"] += 1
         old = [*self._fleet.nodes.values()]
 
@@ -390,7 +391,7 @@ class Nemesis:
 
 
 def run(seed: int, plan: Plan = SHORT, rules: Rules = SOUND) -> Report:
-    """Live through the plan of a seed, and judge it."""
+    """Run the plan of a seed, and judge it."""
     began_at = time.monotonic()
     fleet = Fleet(seed, rules)
     for _ in range(plan.nodes):
@@ -439,7 +440,7 @@ def run(seed: int, plan: Plan = SHORT, rules: Rules = SOUND) -> Report:
 
 
 def _problems(fleet: Fleet, crowd: Crowd) -> list[str]:
-    """Return what is not as it must be when all has come to rest."""
+    """Return the violations when all has come to rest."""
     found = [f"{name}: its turn does not end" for name in [*crowd.waiting][:20]]
     for name, stored in fleet.store.memory.sessions.items():
         state = sessions.fold([(each.epoch, decode(each.body)) for each in stored.records])

@@ -1,4 +1,4 @@
-"""The store of a simulated fleet, its clock, and the judge of what happens there; see `crowd.py`."""
+"""The store of a simulated fleet, its clock, and the judge of its events; see `crowd.py`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 LATENCY_S = 0.0005
 """Seconds from a node to the store, and back again."""
 LOST_S = 2.0
-"""Seconds after which a node takes a request for lost whose answer does not come."""
+"""Seconds after which a node considers an unanswered request lost."""
 COSTS_S = {
     "append": 180e-6,
     "read": 120e-6,
@@ -46,20 +46,20 @@ STORE_CORES = 8
 
 
 class Rules(Struct, frozen=True):
-    """Rules that can be broken, so that the judge shows that it would notice."""
+    """Rules that can be broken, to show that the judge notices it."""
 
     is_fenced: bool = True
     """An append under an older epoch, or at another position, is refused."""
     raises_epoch: bool = True
     """Each claim begins a new epoch."""
     confirms: bool = True
-    """A node that stood still asks whether the session is still its own before it starts a tool."""
+    """A node that was frozen verifies that the session is still its own before it starts a tool."""
     counts_others: bool = True
-    """A limit counts what a caller did at other nodes."""
+    """A limit counts a caller's requests at other nodes."""
 
 
 class Clock:
-    """Virtual time: it jumps to what is due next."""
+    """Virtual time: it jumps to the next timer."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -71,7 +71,7 @@ class Clock:
         heapq.heappush(self._due, (self.now + seconds, next(self._numbers), do))
 
     def run(self, until: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Let everything happen that is due until then."""
+        """Run all timers up to this time."""
         while self._due and self._due[0][0] <= until and not is_over():
             self.now, _, do = heapq.heappop(self._due)
             self.events += 1
@@ -81,7 +81,7 @@ class Clock:
 
 
 class Judge(Struct):
-    """What must never happen, and how long things took."""
+    """Forbidden events, and measured durations."""
 
     clock: Clock
     problems: list[str] = field(default_factory=list)
@@ -89,9 +89,9 @@ class Judge(Struct):
     takeovers_s: dict[str, list[float]] = field(default_factory=lambda: {"crash": [], "silence": []})
     turns_s: list[float] = field(default_factory=list)
     lost_at: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """Sessions whose node is gone, since when, and how it went."""
+    """Sessions of dead nodes, with the time and the kind of death."""
     appended: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """The newest epoch that was appended under in each session, and by which node."""
+    """The newest epoch with an append in each session, and its node."""
     runs: Counter[tuple[object, ...]] = field(default_factory=Counter)
 
     def blame(self, problem: str) -> None:
@@ -111,7 +111,7 @@ class Judge(Struct):
             self.takeovers_s[lost[1]].append(self.clock.now - lost[0])
 
     def note_tool(self, held: HeldSession, work: RunCall, plan: CallPlan, node: Node, epoch: int) -> None:
-        """Take note of the start of a tool; `epoch` is the newest one of its session."""
+        """Record the start of a tool; `epoch` is the newest one of its session."""
         self.figures["tools"] += 1
         if epoch != held.epoch:
             if node.was_terminated:
@@ -137,9 +137,9 @@ class SharedStore:
         self.reports: dict[str, dict[str, float]] = {}
         self.counts: Counter[str] = Counter()
         self.busy_s: defaultdict[int, float] = defaultdict(float)
-        """Seconds of its cores that it worked in each second."""
+        """Busy seconds of its cores in each second."""
         self.late_s = 0.0
-        """The longest time that a request has waited."""
+        """The longest wait of a request."""
         self._clock = clock
         self._judge = judge
         self._rules = rules
@@ -152,7 +152,7 @@ class SharedStore:
     def ask(
         self, node: Node, kind: str, work: Callable[[], T], then: Callable[[T | MidstreamError], None]
     ) -> None:
-        """Send a request, and hand over its answer; an error where there is none, done or not done."""
+        """Send a request, and pass its answer on; an error where there is none, executed or not."""
         lost = StoreBusyError("no answer", retry_after_s=1.0)
 
         def arrive() -> None:
@@ -183,7 +183,7 @@ class SharedStore:
         self._clock.later(LATENCY_S, arrive)
 
     def stop(self) -> None:
-        """Let the server end: what waits there is not done."""
+        """End the server: waiting requests are not executed."""
         self.is_down = True
         self._starts += 1
         self._free_at = 0.0
@@ -195,7 +195,7 @@ class SharedStore:
     # --- requests
 
     def claim(self, node: Node, session: str) -> tuple[int, bool, list[tuple[int, Record]]]:
-        """Return the new epoch, whether the session was given up before, and its records."""
+        """Return the new epoch, whether the session was released before, and its records."""
         memory = self.memory
         if not node.is_joined:
             raise StoreBusyError("it joins anew", retry_after_s=1.0)
@@ -227,7 +227,7 @@ class SharedStore:
         return end
 
     def has(self, session: str, batch: Batch) -> bool:
-        """Whether an append has happened whose answer was lost."""
+        """Return whether an append with a lost answer has happened."""
         found = self.memory.sessions[session]
         last = found.records[batch.end - found.oldest : batch.end - found.oldest + 1]
         return bool(last) and (last[0].epoch, last[0].body) == (batch.epoch, batch.bodies[-1])
@@ -245,7 +245,7 @@ class SharedStore:
         return "" if found is None or found.node is None else found.node
 
     def orphans(self, node: Node) -> list[str]:
-        """Return the sessions with an open turn that no living node has, as a node sees it."""
+        """Return the sessions with an open turn that no living node has, in the view of a node."""
         living = self.memory.living - node.silences.frozen
         return [name for holder in self._open.keys() - living for name in self._open[holder]]
 
@@ -269,7 +269,7 @@ class SharedStore:
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Return what a method of the memory store returns: it never waits."""
+    """Return the result of a method of the memory store, which never waits."""
     try:
         work.send(None)
     except StopIteration as end:

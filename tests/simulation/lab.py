@@ -1,4 +1,4 @@
-"""One simulated world: processes on one memory, the way clients reach them, and the trace of everything."""
+"""One simulated world: processes on one memory, access of clients to them, and the trace of everything."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ T = TypeVar("T")
 BEGINS_AT = 1_000_000.0
 """Wall clock at the beginning of a run, in seconds since 1970."""
 WITHOUT_LIMIT_S = 600.0
-"""Seconds a process may take to start and to stop; nobody cuts it short."""
+"""Seconds for the start and stop of a process; it is never cut short."""
 PATIENCE_S = 8.0
-"""Seconds a client waits for an answer before it tries again, perhaps elsewhere."""
+"""Seconds for which a client waits for an answer before it tries again, perhaps elsewhere."""
 
 
 class CutOffError(Exception):
-    """The connection ended without an answer: whether the server did anything, nobody knows."""
+    """The connection ended without an answer: the outcome at the server is unknown."""
 
 
 class SimulatedWorld(World):
@@ -95,9 +95,9 @@ class Server:
             await self._lab.call(self, self.host.stop(grace_s=grace_s), patience_s=WITHOUT_LIMIT_S)
         except CutOffError:
             return
-        await pass_time(1.0)  # what was cancelled at the last moment ends now
+        await pass_time(1.0)  # The last cancelled task ends now.
         left = [task.get_name() for task in self.process.tasks if not task.done()]
-        if any(name.startswith("RunCall") for name in left):  # it minds no cancellation, and is watched
+        if any(name.startswith("RunCall") for name in left):  # It ignores cancellation, and is tracked.
             left = [name for name in left if not name.startswith(("RunCall", "watchdog"))]
         if left:
             self._lab.problems.append(f"tasks outlive their host: {left}")
@@ -131,18 +131,18 @@ class Lab:
         self.cutting = 0.0
         """Share of connections that are cut."""
         self.is_over = False
-        """Nobody says anything new any more."""
+        """Whether no new message is sent any more."""
         self.following = 0
-        """Clients that only read by now, or wait for the end."""
+        """Number of clients that only read, or wait for the end."""
         self.has_outlasted_runners = False
-        """Whether the store was away for longer than any runner has patience."""
+        """Whether an outage of the store exceeded the patience of every runner."""
         self.outside = Outside(self.chance("outside"), lambda *what: self.note("outside", *what))
         self._network = self.chance("network")
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._outer = contextvars.copy_context()
 
     def chance(self, name: str) -> random.Random:
-        """Return a source of chance of its own for each part, so that one does not disturb another."""
+        """Return a separate source of chance for each part, so that none disturbs another."""
         return random.Random(f"{self.seed}/{name}")
 
     def note(self, *what: object) -> None:
@@ -163,7 +163,7 @@ class Lab:
 
     @property
     def reachable(self) -> list[Server]:
-        """The servers that take connections; a frozen one does too, and never answers."""
+        """Return the servers that accept connections; a frozen one does too, and never answers."""
         return [
             each for each in self.servers if each.is_ready and not (each.process.is_dead or each.is_leaving)
         ]
@@ -215,7 +215,9 @@ class Lab:
                 server.process.context.copy().run(handler.cancel)  # the server sees the disconnect
 
     def _cut_after(self, patience_s: float) -> float:
-        """Return when a connection ends: its client's patience, or earlier; nobody's patience at all is never cut."""
+        """Return the time at which a connection ends: its client's patience, or earlier; without patience it
+        is never cut.
+        """
         if patience_s < WITHOUT_LIMIT_S and self.cutting and self._network.random() < self.cutting:
             return min(patience_s, self._network.expovariate(2.0))
         return patience_s
@@ -223,15 +225,15 @@ class Lab:
     # --- clients ----------------------------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let a client live; its error is a problem of the run."""
-        # Also where a server's code is what lets it live: it belongs to no process that can die.
+        """Run a client; its error is a problem of the run."""
+        # Also where a server's code starts it: it belongs to no process that can die.
         task: asyncio.Task[None] = self.loop.create_task(work, context=self._outer.copy())
         self._tasks[task] = None
         task.add_done_callback(self._ended, context=self._outer.copy())
 
     @property
     def clients(self) -> list[asyncio.Task[None]]:
-        """The clients that still live."""
+        """Return the running clients."""
         return list(self._tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -240,7 +242,7 @@ class Lab:
             self.problems.append(f"a client failed: {error!r}")
 
     def folded(self, session: str) -> Session:
-        """Return a session as the memory has it."""
+        """Return a session as folded from the memory."""
         found = self.memory.sessions[session]
         return sessions.fold((each.epoch, decode(each.body)) for each in found.records)
 

@@ -1,8 +1,8 @@
-"""An event loop without a machine under it: time is a number, the order of tasks comes from a seed, processes die.
+"""A simulated event loop: time is a number, the order of tasks comes from a seed, processes die.
 
-There are no sockets, no threads and no waiting: when nobody is ready, the clock jumps to the next timer. Every handle
-belongs to the `Process` in whose context it was made, so that killing a process drops all its tasks between two of
-their steps, as SIGKILL does, and freezing it puts them aside, as SIGSTOP does.
+There are no sockets, no threads and no waiting: when no task is ready, the clock jumps to the next timer.
+Every handle belongs to the `Process` of its context, so that killing a process drops all its tasks between
+two of their steps, as SIGKILL does, and freezing it sets them aside, as SIGSTOP does.
 
 Tasks and futures hash by their number, not by their address: sets of them have the same order in every run.
 """
@@ -25,13 +25,13 @@ from midstream.environment import World
 T = TypeVar("T")
 
 STEP_S = 0.000_02
-"""Seconds of its own clock that one step takes, so that no two things happen at one instant for ever."""
+"""Seconds of its own clock for one step, so that the events of one instant are finite."""
 CLOSES_MAX = 20
-"""Times a coroutine of a dead process may go on waiting while it is being let go of."""
+"""Limit of further waits of a coroutine of a dead process while it is closed."""
 
 
 class Stuck(Exception):  # noqa: N818 - what became of the run
-    """Everybody waits and nothing will happen, or the run has no end."""
+    """Every task waits and no timer is left, or the run is endless."""
 
 
 class Process:
@@ -46,7 +46,7 @@ class Process:
         self.is_dead = False
         self.is_frozen = False
         self.dies_in: int | None = None
-        """Steps it still takes before it is killed; None while nobody wants its death."""
+        """Remaining steps before it is killed; None without a planned kill."""
         self.tasks: list[SimulatedTask[Any]] = []
         self.set_aside: list[tuple[asyncio.Handle, Process | None]] = []
         self.on_death: list[Callable[[], None]] = []
@@ -55,12 +55,12 @@ class Process:
 
 
 async def pass_time(seconds: float) -> None:
-    """Let simulated time pass; nobody really waits."""
+    """Advance simulated time; nothing really waits."""
     await World().sleep(seconds)
 
 
 def current_process() -> Process | None:
-    """Return the process whose code runs just now."""
+    """Return the process of the running code."""
     return _process.get()
 
 
@@ -102,7 +102,7 @@ class SimulatedLoop:
         self.steps = 0
         self._loop = cast("asyncio.AbstractEventLoop", self)
         self.complaints: list[str] = []
-        """What would have been logged: exceptions nobody took, of processes that live."""
+        """Log entries of living processes: unhandled exceptions."""
         self._chance = chance
         self._steps_max = steps_max
         self._now = 0.0
@@ -142,7 +142,7 @@ class SimulatedLoop:
         handle._run()
 
     def _next(self) -> tuple[asyncio.Handle, Process | None]:
-        """Take one of the tasks that are ready; what is no task keeps its place, as asyncio promises."""
+        """Take one of the ready tasks; other callbacks keep their order, as asyncio promises."""
         if self._chance is None or len(self._ready) == 1:
             return self._ready.popleft()
         count = 0
@@ -171,7 +171,7 @@ class SimulatedLoop:
         return True
 
     def _wait(self) -> None:
-        """Let time pass until somebody's timer is due."""
+        """Advance time to the next timer."""
         while self._timers:
             at = self._timers[0][0]
             self._now = max(self._now, at)
@@ -190,7 +190,7 @@ class SimulatedLoop:
         return process.context.run(self.create_task, work)
 
     def kill(self, process: Process) -> None:
-        """Let a process end where it stands: none of its tasks takes another step."""
+        """End a process at once: none of its tasks takes another step."""
         if process.is_dead:
             return
         process.is_dead = True
@@ -198,25 +198,28 @@ class SimulatedLoop:
             tell()
 
     def thaw(self, process: Process) -> None:
-        """Let a frozen process go on."""
+        """Resume a frozen process."""
         process.is_frozen = False
         self._ready.extend(process.set_aside)
         process.set_aside.clear()
 
     def bury(self, process: Process) -> None:
-        """Close what a dead process left, after the run; the loop no longer runs, so nothing comes of it."""
+        """Close the remains of a dead process, after the run; the loop no longer runs, so nothing follows."""
         for task in process.tasks:
             work = task.get_coro()
             if task.done() or work is None:
                 continue
             for _ in range(CLOSES_MAX):
-                with contextlib.suppress(Exception):  # what a `finally` of the dead raises, nobody hears
+                with contextlib.suppress(
+                    Exception
+                ):  # Exceptions from a `finally` of a dead process are dropped.
                     task.own_context.run(work.close)
                     break
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way to say: we know
         process.tasks.clear()
 
-    # --- what asyncio asks of a loop --------------------------------------------------------------------------
+    # --- the interface of asyncio
+    # ---------------------------------------------------------------------------------
 
     def time(self) -> float:
         return self._now
@@ -293,7 +296,7 @@ class SimulatedLoop:
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Asyncio tells the loop; the handle is left out when its time comes."""
+        """Ignore asyncio's notification; the handle is skipped at its time."""
 
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         if self._is_running:

@@ -1,4 +1,4 @@
-"""One run: what goes wrong and when follows from the seed; afterwards everything is compared with everything."""
+"""One run: the faults and their times follow from the seed; afterwards all results are compared."""
 
 from __future__ import annotations
 
@@ -41,20 +41,23 @@ from tests.simulation.lab import Lab, Server
 from tests.simulation.loop import SimulatedLoop, Stuck, current_process, pass_time
 
 REST_S = 6 * 60 * 60.0
-"""Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a call."""
+"""Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a
+call.
+"""
 PROBE_FAILED = "the probe of a tool failed"
 """Logged with a traceback, and no fault of the program."""
 LONG_OUTAGE_S = 15 * 60.0
 """Seconds without a store after which every runner has given up (`APPEND_ATTEMPTS_MAX`)."""
 CANCELLED_WITHIN_S = CANCEL_GRACE_S + 2 * CHILD_GRACE_S + 10.0
-"""Seconds in which a cancel has come to rest where nothing goes wrong: the grace of sub-agents in two layers, clocks
-that disagree, a slow store, a last restart."""
+"""Seconds for a cancel to come to rest without faults: the grace of sub-agents in two layers, differing
+clocks, a slow store, a last restart.
+"""
 LOOK_S = 5.0
-"""Seconds between two looks whether it has."""
+"""Seconds between two checks of that."""
 
 
 class Plan(Struct, frozen=True):
-    """What a seed means. Each run has some kinds of trouble and not others, so that none hides another."""
+    """The meaning of a seed. Each run has some kinds of faults and not others, so that none hides another."""
 
     seed: int
     sessions: int
@@ -77,17 +80,18 @@ class Plan(Struct, frozen=True):
     skew_s: float
     look_back_s: float
     is_deserted: bool
-    """Who speaks leaves at once, and nobody else comes: only the host itself goes on with a turn. No process stops, but
-    the store is away, often for longer than any runner has patience."""
+    """Whether clients leave at once, and none comes: only the host itself continues a turn. No process stops,
+    but the store is away, often beyond the patience of every runner.
+    """
 
     @property
     def is_steady(self) -> bool:
-        """Whether every process lives, and is awake, to the end."""
+        """Return whether every process is alive and awake to the end."""
         return not any((self.kills, self.drains, self.freezes, self.pauses))
 
     @property
     def is_calm(self) -> bool:
-        """Whether servers and store do what they are there for."""
+        """Return whether servers and store work without faults."""
         return self.is_steady and not (self.outages or self.failing)
 
     @classmethod
@@ -126,7 +130,7 @@ class Plan(Struct, frozen=True):
 
 
 class Outcome(Struct):
-    """What came of a run."""
+    """Result of a run."""
 
     plan: Plan
     problems: list[str]
@@ -137,10 +141,10 @@ class Outcome(Struct):
     seconds: float
     """Simulated ones."""
     taken: set[Step]
-    """What records did to turns, of all that is possible."""
+    """Effects of records on turns, out of all possible ones."""
 
     def figures(self) -> Counter[str]:
-        """Return what happened, for totals."""
+        """Return the figures, for totals."""
         said = Counter(str(what[2]) for what in self.trace)
         return Counter(
             steps=self.steps,
@@ -153,7 +157,7 @@ class Outcome(Struct):
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the trace for people; the same bytes for the same seed, in any process."""
+        """Yield the readable trace; the same bytes for the same seed, in any process."""
         yield str(self.plan)
         for at, who, *what in self.trace:
             yield f"{at:12.6f} {who!s:8} {' '.join(map(_readable, what))}"
@@ -166,12 +170,12 @@ def _readable(what: object) -> str:
 
 
 def run(seed: int) -> Outcome:
-    """Live through the plan of a seed and judge it."""
+    """Run the plan of a seed and judge it."""
     plan = Plan.of(seed)
     loop = SimulatedLoop(None if plan.is_fair else random.Random(f"{seed}/order"))
     lab = Lab(seed, loop)
     was_collecting = gc.isenabled()
-    gc.disable()  # when a cycle is collected must not matter, and costs a third of the time
+    gc.disable()  # The time of a cycle collection must not matter, and it costs a third of the time.
     with _complaints(lab):
         try:
             logs = loop.run_until_complete(_live(lab, plan))
@@ -218,7 +222,7 @@ async def _live(lab: Lab, plan: Plan) -> list[ClientLog]:
 
 
 def _populate(lab: Lab, plan: Plan) -> list[ClientLog]:
-    """Let everybody live who speaks, answers, reads and meddles."""
+    """Start all speakers, people, readers and meddlers."""
     logs: list[ClientLog] = []
     kind = PassingSpeaker if plan.is_deserted else Speaker
     for session in (f"s{number}" for number in range(plan.sessions)):
@@ -243,7 +247,7 @@ async def _later(chance: random.Random, speaker: Speaker) -> None:
 
 
 class Nemesis:
-    """What goes wrong with servers and store, until it stops."""
+    """Faults of servers and store, until they stop."""
 
     def __init__(self, lab: Lab, plan: Plan) -> None:
         self._lab = lab
@@ -253,7 +257,7 @@ class Nemesis:
         lab.outside.on_begin = self._hear_tool
 
     def _hear_tool(self) -> None:
-        """Kill a process in the middle of its tool, now and then: a call in doubt is where most can go wrong."""
+        """Kill a process in the middle of its tool, now and then: calls in doubt are the hardest case."""
         process = current_process()
         if self._plan.kills and not self._is_over and process is not None and self._chance.random() < 0.1:
             process.dies_in = int(self._chance.expovariate(0.2))
@@ -274,9 +278,9 @@ class Nemesis:
         await self._stop()
 
     async def _stop(self) -> None:
-        """End all trouble, and have one process that starts afterwards, as after the last restart of a night.
+        """End all faults, and start one more process, as after the last restart of a night.
 
-        Where no process ever stopped there is none: it would take up what the others had left lying.
+        Where no process ever stopped there is none: it would take up the work that the others had left.
         """
         self._is_over = True
         if self._plan.is_steady:
@@ -332,10 +336,10 @@ class Nemesis:
         await pass_time(self._chance.choice([60.0, 3 * 60 * 60.0]))
 
     async def _freeze(self, server: Server) -> None:
-        """Stop a process for a while; others may think that it is dead."""
+        """Freeze a process for a while; others may consider it dead."""
         server.process.is_frozen = True
         await pass_time(self._chance.expovariate(0.5))
-        self._lab.memory.kill(server.memory_store.node)  # its heartbeat was missed
+        self._lab.memory.kill(server.memory_store.node)  # Its heartbeat was missed.
         while len(self._alive()) < self._plan.servers + 1:
             await self._start()
         await pass_time(self._chance.expovariate(0.5))
@@ -344,12 +348,12 @@ class Nemesis:
     def _thaw(self, server: Server) -> None:
         self._lab.note(server.process.name, "thaws")
         if not server.process.is_dead and server.memory_store.node:
-            self._lab.memory.living.add(server.memory_store.node)  # its heart beats again
+            self._lab.memory.living.add(server.memory_store.node)  # Its heartbeat continues.
         self._lab.loop.thaw(server.process)
 
 
 async def _come_to_rest(lab: Lab, plan: Plan) -> None:
-    """Wait until no turn is open and everybody has seen everything."""
+    """Wait until no turn is open and every client has received everything."""
     answer = answer_what_stays if plan.is_deserted else answer_everything
     chance = lab.chance("rest")
     until = lab.loop.time() + REST_S
@@ -369,7 +373,7 @@ async def _come_to_rest(lab: Lab, plan: Plan) -> None:
 
 
 def _open_turns(lab: Lab) -> list[str]:
-    """Return the sessions with an open turn, also one that waits for nothing but people."""
+    """Return the sessions with an open turn, also one that waits for people only."""
     marks = {name: found.mark for name, found in lab.memory.sessions.items()}
     return [name for name, mark in marks.items() if mark.is_live or mark.status == SessionStatus.WAITING]
 
@@ -382,7 +386,7 @@ def _judged(lab: Lab, logs: list[ClientLog]) -> list[str]:
 
 
 def _used_twice(lab: Lab) -> Iterator[str]:
-    """Yield where agents did more than people gave them leave for."""
+    """Yield the agents that acted more often than permitted."""
     for name, found in lab.memory.sessions.items():
         records = [decode(each.body) for each in found.records]
         allowed = {
@@ -397,7 +401,7 @@ def _used_twice(lab: Lab) -> Iterator[str]:
 
 
 def _late_cancels(lab: Lab) -> Iterator[str]:
-    """Say which cancels took longer than the tools are given to stop."""
+    """Return the cancels that took longer than the grace of tools."""
     for name, found in lab.memory.sessions.items():
         asked: dict[int, float] = {}
         for record in (decode(stored.body) for stored in found.records):
@@ -411,7 +415,9 @@ def _late_cancels(lab: Lab) -> Iterator[str]:
 
 
 def _needless_doubts(lab: Lab) -> Iterator[str]:
-    """Say which calls lost their node while they ran, though every process lived and the store came back in time."""
+    """Return the calls that lost their node while they ran, though every process lived and the store returned
+    in time.
+    """
     for name, found in lab.memory.sessions.items():
         session = Session()
         for stored in found.records:

@@ -1,4 +1,4 @@
-"""A store that is slow, busy and full as chance has it, in front of the memory all processes share."""
+"""A store that is slow, busy and full at random, in front of the memory all processes share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from midstream.testing.store_fakes import StoreInFront
 from tests.simulation.loop import pass_time
 
 BUSY_SHARE = 0.3
-"""Of the appends that are asked for at once: so many find somebody else at work."""
+"""Share of immediate appends that find other work in progress."""
 
 
 class Weather(Struct):
@@ -68,7 +68,7 @@ class WeatheredStore(StoreInFront):
 
     async def close(self) -> None:
         await self.before_operation("close", "")
-        while self._pending:  # what was asked for is finished
+        while self._pending:  # The started operation is finished.
             self._is_quiet.clear()
             await self._is_quiet.wait()
         await self.store.close()

@@ -1,4 +1,4 @@
-"""A small fleet lives through crashes, freezes, cuts and restarts, and the judge notices each rule that is broken.
+"""A small fleet under crashes, freezes, cuts and restarts, and the judge notices each broken rule.
 
 `make sim-fleet` does the same with a hundred nodes and a million sessions.
 """

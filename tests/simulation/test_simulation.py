@@ -1,7 +1,7 @@
-"""The real runtime in simulated worlds: whatever goes wrong and in whatever order, every promise holds at the end.
+"""The real runtime in simulated worlds: after any faults in any order, every promise holds at the end.
 
-`make sim` tries new seeds for minutes; here a few hundred known ones run. A seed that fails is replayed, with a trace
-of everything that happened, by `make sim ARGS=SEED`.
+`make sim` tries new seeds for minutes; here a few hundred known ones run. `make sim ARGS=SEED` repeats a
+failing seed with a trace of all events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     assert never == [], "nothing was tried"
     if (
         block == 0
-    ):  # exploring takes seconds in each process that does it; the other blocks take as many steps
+    ):  # Exploring takes seconds in each process that does it; the other blocks take as many steps.
         assert len(taken & explored().steps) > 0.5 * len(explored().steps)
 
 
@@ -69,7 +69,7 @@ def test_a_seed_is_the_same_run_every_time_and_in_every_process() -> None:
 
 
 def digest(seed: int) -> str:
-    """Return the digest of everything that happened in a run."""
+    """Return the digest of all events of a run."""
     return hashlib.sha256("\n".join(run(seed).lines()).encode()).hexdigest()
 
 

@@ -62,7 +62,7 @@ async def main(minutes: float) -> int:
 
 
 class _Clock:
-    """Whether another window begins."""
+    """Decision whether another window begins."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds

@@ -1,7 +1,7 @@
-"""A client that lives for the whole soak: `python -m tests.soak.client_process FOLDER PORT`.
+"""A client process for the whole soak: `python -m tests.soak.client_process FOLDER PORT`.
 
-`turns COUNT` runs turns in new sessions, `AT_ONCE` at a time. The client resends by itself what a killed server
-left open.
+`turns COUNT` runs turns in new sessions, `AT_ONCE` at a time. The client itself resends the unfinished work
+of a killed server.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Gauges(Struct):
 
     turns: int
     anonymous_bytes: int | None
-    """After a full collection, so that what is left is what is kept."""
+    """Measured after a full collection, so that only retained objects are left."""
     descriptors: int | None
     tasks: int
     timers: int
@@ -41,7 +41,7 @@ class Gauges(Struct):
     cyclic: int
     """Objects in cycles that the collector has had to find since the process started."""
     uncollected_bytes: int | None = None
-    """Anonymous memory before that collection: with the garbage that the thresholds of a server leave lying."""
+    """Anonymous memory before that collection: with the garbage that the thresholds of a server permit."""
 
 
 def read_gauges(turns: int) -> Gauges:
@@ -75,14 +75,14 @@ def answer_commands(run: Callable[[str, int], Awaitable[int]]) -> None:
     Calls `run` on the running loop, from a thread that ends with the process.
     """
     loop = asyncio.get_running_loop()
-    tune_garbage_collector()  # the thresholds of a process that serves
+    tune_garbage_collector()  # The thresholds of a serving process.
 
     least = 0
 
     async def answered(name: str, count: int) -> Gauges:
         nonlocal least
         turns = await run(name, count)
-        # Connections of a moment ago still end: wait for them, for half a second at most. What leaks does not end.
+        # Recent connections still end: wait for them, for half a second at most. A leak does not end.
         for _ in range(SETTLE_LOOKS):
             if len(asyncio.all_tasks()) <= least:
                 break

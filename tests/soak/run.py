@@ -26,7 +26,7 @@ AT_ONCE = 10
 PYTHON = (sys.executable, "-m")
 JAVASCRIPT = ROOT / "tests" / "soak" / "client_process.mjs"
 More = Callable[[], bool]
-"""Whether another window begins after those that were counted."""
+"""Function that decides, by the finished windows, whether another one begins."""
 
 
 def _no_more() -> bool:
@@ -34,7 +34,7 @@ def _no_more() -> bool:
 
 
 class Watched:
-    """A process of a soak, with the gauges it has shown in its present life."""
+    """A process of a soak, with the gauges of its present life."""
 
     def __init__(self, *command: object) -> None:
         self._command = [*map(str, command)]
@@ -64,7 +64,7 @@ class Watched:
         await self.process.communicate()
 
     async def window(self, name: str, count: int) -> None:
-        """Send one command and keep the gauges that answer it."""
+        """Send one command and keep the gauges of its response."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{name} {count}\n".encode())
         self.seen.append(msgspec.json.decode(await self._line(), type=Gauges))
@@ -115,7 +115,7 @@ async def soak_server(
 
 
 async def _grown(path: Path, asking: asyncio.Task[None]) -> None:
-    """Wait until the turns that run write to the store, so that a kill meets them."""
+    """Wait until the running turns write to the store, so that a kill meets them."""
     before = _written_at(path)
     async with asyncio.timeout(WINDOW_WITHIN_S):
         while _written_at(path) == before:
@@ -160,14 +160,14 @@ async def soak_gateway(
 
 
 async def _asked(client: openai.AsyncOpenAI, name: str, count: int, half: asyncio.Event) -> None:
-    """Ask `count` questions; set `half` when half of them have begun, and `AT_ONCE` are under way."""
+    """Send `count` requests; set `half` when half of them have begun, and `AT_ONCE` are under way."""
     numbers = iter(range(count))
 
     async def ask() -> None:
         for number in numbers:
             if number == count // 2:
                 half.set()
-            for _ in range(20):  # a stream that a kill cut is asked again
+            for _ in range(20):  # A stream cut by a kill is requested again.
                 try:
                     await _ask(client, f"{name} {number}")
                     break

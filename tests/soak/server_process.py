@@ -1,7 +1,7 @@
 """The server of a soak: `python -m tests.soak.server_process FOLDER PORT LEAKED_BYTES`.
 
-With LEAKED_BYTES above 0 it is the mutant: for each turn it keeps as many bytes, a task, a timer and a descriptor, and
-makes a cycle of a hundred objects.
+With LEAKED_BYTES above 0 it is the mutant: for each turn it keeps as many bytes, a task, a timer and a
+descriptor, and makes a cycle of a hundred objects.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MEMORY = MemoryLimits(bytes_max=2 * 2**20, idle_s=1.0)
 
 
 class Model:
-    """Calls a tool of the server and a tool of the client, then answers.
+    """A model that calls a tool of the server and a tool of the client, then answers.
 
-    `ScriptedModel` is of no use here: it keeps every request for its test to look at.
+    `ScriptedModel` is unsuitable here: it keeps every request for the checks of a test.
     """
 
     name = "soak"

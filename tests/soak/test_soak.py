@@ -30,13 +30,13 @@ def _judged(soaked: dict[str, list[Gauges]]) -> dict[str, dict[str, float]]:
 
 
 def _skip_without_memory(soaked: dict[str, list[Gauges]]) -> None:
-    """Skip, after the rest has been asserted, where a gauge was not read."""
+    """Skip, after all other assertions, where a gauge was not read."""
     if any(each.anonymous_bytes is None for gauges in soaked.values() for each in gauges):
         pytest.skip("memory needs /proc/PID/smaps_rollup; all other gauges are flat")
 
 
 async def test_server_and_client_do_not_grow_with_the_turns(tmp_path: Path) -> None:
-    """Use the JavaScript client where node (20 or newer) is here; the one in Python talks to the server that leaks."""
+    """Use the JavaScript client where node (20 or newer) is installed; the one in Python uses the leaking server."""
     soaked = await soak_server(tmp_path, windows=KILLS + WINDOWS, turns=TURNS, kills=KILLS, node=NODE or "")
     assert _judged(soaked) == {}
     _skip_without_memory({"server": soaked["server"]})
@@ -48,7 +48,7 @@ async def test_the_gateway_does_not_grow_with_the_turns(tmp_path: Path) -> None:
     _skip_without_memory(soaked)
 
 
-async def test_a_server_that_leaks_is_found_growing_and_its_client_does_not(tmp_path: Path) -> None:
+async def test_a_leaking_server_is_found_and_its_client_does_not_grow(tmp_path: Path) -> None:
     soaked = await soak_server(tmp_path, windows=WINDOWS, turns=TURNS, kills=0, leaked_bytes=LEAKED_BYTES)
     judged = _judged(soaked)
     assert judged.keys() == {"server"}
@@ -61,7 +61,7 @@ def _gauges(turns: int, grown: float) -> Gauges:
     return Gauges(turns, int(10_000_000 + 20_000 * grown), 20, 5, 3, 2000, 100)
 
 
-def test_growth_ends_with_the_warm_up_or_is_found() -> None:
+def test_growth_beyond_the_warm_up_is_found() -> None:
     plateau = [_gauges(50 * number, min(150, 50 * number)) for number in range(9)]
     assert growing(plateau) == {}
     peak = [*plateau[:5], _gauges(250, 600), *plateau[6:]]
@@ -71,7 +71,7 @@ def test_growth_ends_with_the_warm_up_or_is_found() -> None:
     assert SHORT.anonymous_bytes < 20_000
 
 
-def test_memory_is_left_out_where_the_system_does_not_offer_it() -> None:
+def test_memory_is_ignored_where_the_system_does_not_offer_it() -> None:
     gauges = [Gauges(50 * number, None, None, 5, 3, 2000, 100) for number in range(9)]
     assert growing(gauges) == {}
     assert growing(

@@ -1,4 +1,4 @@
-"""Worlds for tests do what they say."""
+"""Worlds for tests behave as documented."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.environment import Fault
 from midstream.testing.fake_worlds import Crashed, FakeWorld, KillingWorld
 
 
-async def test_nobody_wakes_before_the_clock_is_moved() -> None:
+async def test_no_sleep_ends_before_the_clock_is_advanced() -> None:
     world = FakeWorld(at=100.0)
     woke: list[tuple[str, float]] = []
 
@@ -41,7 +41,7 @@ async def test_nobody_wakes_before_the_clock_is_moved() -> None:
     assert world.next_wake_at is None
 
 
-async def test_a_cancelled_sleeper_is_forgotten() -> None:
+async def test_a_cancelled_sleep_is_dropped() -> None:
     world = FakeWorld()
     sleeper = asyncio.ensure_future(world.sleep(10.0))
     await world.settle()
@@ -51,7 +51,7 @@ async def test_a_cancelled_sleeper_is_forgotten() -> None:
     await world.advance(20.0)
 
 
-async def test_what_was_asked_for_later_happens_at_its_time_unless_it_was_cancelled() -> None:
+async def test_a_timer_fires_at_its_time_unless_it_was_cancelled() -> None:
     world = FakeWorld()
     happened: list[float] = []
     world.later(5.0, lambda: happened.append(world.now()))
@@ -64,7 +64,7 @@ async def test_what_was_asked_for_later_happens_at_its_time_unless_it_was_cancel
     assert world.next_wake_at is None
 
 
-async def test_a_long_life_passes_in_no_time() -> None:
+async def test_a_long_simulated_life_takes_no_real_time() -> None:
     world = FakeWorld(at=0.0)
 
     async def sleep_long() -> str:
@@ -76,7 +76,7 @@ async def test_a_long_life_passes_in_no_time() -> None:
     assert world.now() == 36_000.0
 
 
-async def test_a_life_that_goes_nowhere_is_ended() -> None:
+async def test_an_endless_simulated_life_is_ended() -> None:
     world = FakeWorld()
     with pytest.raises(TimeoutError, match="none sleeps"):
         await world.live_through(asyncio.Event().wait())
@@ -99,7 +99,7 @@ def test_chance_and_ids_come_from_the_seed() -> None:
     assert len(set(map(str, drawn(7)))) == 4
 
 
-def test_a_world_ends_at_its_fault_point_and_stays_ended() -> None:
+def test_a_world_crashes_at_its_fault_point_and_stays_dead() -> None:
     world = FakeWorld()
     world.crash_at(Fault.AFTER_APPEND, count=2)
     world.reach(Fault.AFTER_APPEND)
@@ -124,14 +124,14 @@ print("never")
 """
 
 
-def test_a_killing_world_kills_its_process_and_says_where() -> None:
+def test_a_killing_world_kills_its_process_and_reports_the_point() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL
     said = [line.split()[:2] for line in done.stdout.splitlines()]
     assert said == [[b"before_append", b"1"], [b"before_tool", b"1"], [b"before_tool", b"2"]]
 
 
-def test_without_a_point_it_only_counts() -> None:
+def test_without_a_fault_point_a_killing_world_only_counts() -> None:
     read_end, write_end = os.pipe()
     world = KillingWorld(None, report_to=write_end)
     world.reach(Fault.BEFORE_ACK)

@@ -80,7 +80,7 @@ CHILD: tuple[tuple[int, Record], ...] = (
     (1, StepCommitted(1, 1)),
     (1, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
 )
-"""What the session did that did the work of call `r`, in the tests where one did."""
+"""Records of the session that ran call `r`, in the tests where one did."""
 
 
 def _stored(records: list[tuple[int, Record]]) -> list[StoredRecord]:
@@ -92,7 +92,7 @@ def _seen(stored: list[StoredRecord], after: int = 0) -> list[ShownEvent]:
 
 
 class Case:
-    """A history that is as it should be; each test breaks one thing in it."""
+    """A correct history; each test breaks one part of it."""
 
     def __init__(self) -> None:
         self.records = list(JOURNAL)
@@ -101,7 +101,7 @@ class Case:
         self.derive()
 
     def derive(self) -> None:
-        """Let everything follow from the records."""
+        """Derive all other evidence from the records."""
         self.stored = _stored(self.records)
         mine, reader = _seen(self.stored, after=1), _seen(self.stored)
         sent = {0: "digest 0", 1: "digest of a command on its way"}
@@ -119,13 +119,13 @@ class Case:
         return Evidence(journals, [self.mine, self.reader], self.ledger)
 
     def rewrite(self, position: int, record: Record | None, *, epoch: int | None = None) -> None:
-        """Put another record into a place of the journal (None: take it out); readers saw what is there now."""
+        """Replace the record at a position of the journal (None: remove it); readers received the new one."""
         old, _ = self.records[position - 1]
         self.records[position - 1 : position] = [] if record is None else [(epoch or old, record)]
         self.derive()
 
     def show_child(self, *positions: int) -> None:
-        """Let the journal show these records of the child before the outcome of its call."""
+        """Insert these records of the child into the journal before the outcome of its call."""
         for position in reversed(positions):
             body = msgspec.Raw(encode(self.child[position - 1][1]))
             self.insert(13, ChildDelta(1, 1, "r", CHILD_ID, position, body), epoch=2)
@@ -135,17 +135,17 @@ class Case:
         self.derive()
 
 
-def test_a_history_as_it_should_be_has_no_violation() -> None:
+def test_a_correct_history_has_no_violation() -> None:
     assert check_ended(Case().evidence()) == []
 
 
-def test_a_child_that_was_shown_as_it_is_and_whose_last_words_are_the_outcome_is_no_violation() -> None:
+def test_a_child_reported_unchanged_whose_last_text_is_the_outcome_is_no_violation() -> None:
     case = Case()
     case.show_child(2, 3, 4, 5, 6)
     assert check_ended(case.evidence()) == []
 
 
-def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
+def test_runs_that_people_allowed_confirmed_and_resumed_are_no_violation() -> None:
     case = Case()
     case.rewrite(
         7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1]))
@@ -163,7 +163,7 @@ def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
     assert check_ended(case.evidence()) == []
 
 
-def test_reruns_that_only_the_client_has_in_its_journal_are_no_violation_within_their_policy() -> None:
+def test_reruns_recorded_only_in_the_clients_journal_are_no_violation_within_their_policy() -> None:
     case = Case()
     at_client = replace(PLANS[1], site=Site.CLIENT)
     case.rewrite(7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (PLANS[0], at_client)))
@@ -173,7 +173,7 @@ def test_reruns_that_only_the_client_has_in_its_journal_are_no_violation_within_
     assert [each.rule for each in check_ended(case.evidence())] == [Rule.RAN_AGAIN]
 
 
-def test_queued_messages_that_open_turns_in_order_or_are_taken_back_are_no_violation() -> None:
+def test_queued_messages_that_open_turns_in_order_or_are_withdrawn_are_no_violation() -> None:
     case = Case()
     for number in (1, 2):
         case.insert(18, MessageQueued(3 - number, UserMessage.of("next"), 0.0), epoch=2)
@@ -183,13 +183,13 @@ def test_queued_messages_that_open_turns_in_order_or_are_taken_back_are_no_viola
     assert check_ended(case.evidence()) == []
 
 
-def test_events_that_are_shown_again_after_a_reconnect_are_no_fault() -> None:
+def test_events_repeated_after_a_reconnect_are_no_violation() -> None:
     case = Case()
     case.reader.seen[5:5] = case.reader.seen[2:5]
     assert check_ended(case.evidence()) == []
 
 
-def test_a_reader_may_have_left_early_and_may_have_come_late() -> None:
+def test_a_reader_may_leave_early_and_come_late() -> None:
     case = Case()
     case.reader.seen = case.reader.seen[4:9]
     case.reader.start = None
@@ -197,7 +197,7 @@ def test_a_reader_may_have_left_early_and_may_have_come_late() -> None:
 
 
 @given(lives())
-def test_what_the_core_decides_is_never_a_violation(life: Life) -> None:
+def test_decisions_of_the_core_are_never_a_violation(life: Life) -> None:
     assert check(Evidence({"s": _stored(life.journal)})) == []
 
 
@@ -260,7 +260,7 @@ def _words_after_a_cancel(case: Case) -> None:
 
 def _a_start_after_a_cancel(case: Case) -> None:
     case.insert(12, CancelRequested(1, 0.0, 0.0), epoch=2)
-    case.rewrite(16, None)  # the next attempt, which would be found as well
+    case.rewrite(16, None)  # The next attempt, which would be found as well.
 
 
 def _a_record_after_the_end(case: Case) -> None:
@@ -427,7 +427,7 @@ FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
 
 
 @pytest.mark.parametrize(("fault", "rule"), FAULTS, ids=[fault.__name__.strip("_") for fault, _ in FAULTS])
-def test_a_fault_is_found_by_its_rule_and_named(fault: Callable[[Case], None], rule: Rule) -> None:
+def test_a_fault_is_found_and_named_by_its_rule(fault: Callable[[Case], None], rule: Rule) -> None:
     case = Case()
     fault(case)
     found = check_ended(case.evidence())
@@ -450,7 +450,7 @@ def test_every_rule_has_a_history_that_breaks_it() -> None:
     assert {rule for _, rule in FAULTS} == set(Rule)
 
 
-def test_a_violation_reads_like_a_sentence() -> None:
+def test_a_violation_is_printed_as_a_sentence() -> None:
     case = Case()
     case.mine.acked.add(5)
     (violation,) = check(case.evidence())

@@ -1,4 +1,4 @@
-"""The suite finds what is wrong: each broken store here fails the test that is about its fault."""
+"""The suite finds faults: each broken store here fails the test of its fault."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ SUITE = ImmediateContract()
 
 
 class PretendsToAppend(MemoryStore):
-    """Returns an end and writes nothing."""
+    """A store that returns an end and writes nothing."""
 
     def append_now(self, session: str, batch: Batch) -> int | None:
         return batch.end
 
 
 class Anywhere(MemoryStore):
-    """Appends wherever the end is."""
+    """A store that appends at any end."""
 
     def append_now(self, session: str, batch: Batch) -> int | None:
         return super().append_now(session, replace(batch, expected=1))
 
 
 class AnyEpoch(MemoryStore):
-    """Appends under any epoch."""
+    """A store that appends under any epoch."""
 
     def append_now(self, session: str, batch: Batch) -> int | None:
         return super().append_now(session, replace(batch, epoch=self._memory.sessions["s"].epoch))
@@ -59,7 +59,7 @@ TESTS: list[Test] = [
 
 
 @pytest.mark.parametrize("test", TESTS)
-async def test_a_right_store_passes(test: Test) -> None:
+async def test_a_correct_store_passes(test: Test) -> None:
     await test(PlaceOf(MemoryStore))
 
 

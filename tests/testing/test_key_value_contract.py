@@ -1,4 +1,4 @@
-"""The suite finds what is wrong: each broken store here fails the test that is about its fault."""
+"""The suite finds faults: each broken store here fails the test of its fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite finds what is wrong: each broken store here fails the test that is about its fault."""
+"""The suite finds faults: each broken store here fails the test of its fault."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SUITE = LinkContract()
 
 
 class WithoutLinks(MemoryStore):
-    """Drops the links."""
+    """A store that drops the links."""
 
     async def append(self, session: str, batch: Batch) -> int:
         return await super().append(session, replace(batch, links=()))
 
 
 class KeepsTheLink(MemoryStore):
-    """Leaves the link of the record that it prunes."""
+    """A store that keeps the link of the pruned record."""
 
     async def prune(
         self, session: str, body: bytes, *, position: int, epoch: int, link: bytes | None = None
@@ -32,7 +32,7 @@ class KeepsTheLink(MemoryStore):
 
 
 class Nameless(MemoryStore):
-    """Has one name for all nodes."""
+    """A store with one name for all nodes."""
 
     async def open(self) -> None:
         await super().open()

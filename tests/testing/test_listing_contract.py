@@ -1,4 +1,4 @@
-"""The suite finds what is wrong: each broken store here fails the test that is about its fault."""
+"""The suite finds faults: each broken store here fails the test of its fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUITE = ListingContract()
 
 
 class FromTheBeginning(MemoryStore):
-    """Begins each page with the first session."""
+    """A store that begins each page with the first session."""
 
     async def list(
         self,
@@ -30,7 +30,7 @@ class FromTheBeginning(MemoryStore):
 
 
 class WithoutLimit(MemoryStore):
-    """Lists all that there are."""
+    """A store that lists all sessions."""
 
     async def list(
         self,

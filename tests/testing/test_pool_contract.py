@@ -30,7 +30,7 @@ def all_that_was_told(talk: AgentConversation) -> list[UpstreamEvent]:
 
 
 class ScriptedPeer:
-    """What several scripted upstreams share."""
+    """The shared parts of several scripted upstreams."""
 
     lacks: frozenset[str] = frozenset({"process"})
 
@@ -77,7 +77,7 @@ class ScriptedPeer:
         self._next(Trouble.UNAUTHENTICATED)
 
     def accept_key(self) -> None:
-        """It was refused once."""
+        """The key was refused once."""
 
     def _next(self, trouble: Trouble) -> None:
         self.upstreams[-1].troubles.append(trouble)
@@ -89,7 +89,7 @@ class TestScriptedPooled(PoolContract):
         return ScriptedPeer()
 
 
-def test_the_matrix_is_whole() -> None:
+def test_the_matrix_is_complete() -> None:
     cells = [(case.situation, case.fault) for case in MATRIX]
     of_agents_with_a_past = {UpstreamFault.EXPIRED, UpstreamFault.BUSY, UpstreamFault.WRONG_ID}
     of_open_agents = {PoolSituation.CONTINUED, PoolSituation.EDITED}

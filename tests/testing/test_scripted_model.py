@@ -17,18 +17,18 @@ async def _all(model: ScriptedModel, request: ModelRequest = ASKED) -> list[Mode
     return [event async for event in model.stream(request)]
 
 
-async def test_the_script_is_followed_by_the_place_in_the_conversation_not_by_memory() -> None:
+async def test_the_script_is_followed_by_the_position_in_the_conversation_and_not_by_memory() -> None:
     script = [calls(("read", "{}"), text="look"), text("seen")]
     step = Step(Response((ToolCall("c1", "read"),)), (ToolResult("c1", "x"),))
     later = ModelRequest("", ASKED.history.then(step))
     assert steps_since_user(later.history) == 1
-    for model in (ScriptedModel(script), ScriptedModel(script)):  # a restarted process
+    for model in (ScriptedModel(script), ScriptedModel(script)):  # A restarted process.
         assert await _all(model, later) == [TextDelta("seen"), Finished()]
     first = await _all(ScriptedModel(script))
     assert ToolCallRequested("c1", "read", "{}") in first
 
 
-async def test_words_come_in_as_many_pieces_as_wanted() -> None:
+async def test_a_text_is_split_into_the_wanted_number_of_pieces() -> None:
     assert [step.text for step in text("abcdef", tokens=3) if isinstance(step, TextDelta)] == [
         "ab",
         "cd",

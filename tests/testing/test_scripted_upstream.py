@@ -1,4 +1,4 @@
-"""The scripted upstream remembers, and fails as it is told to."""
+"""The scripted upstream keeps conversations, and fails by script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETUP = Setup()
 ENDLESS = tuple(trouble for trouble in Trouble if trouble.value.startswith("hangs"))
 
 
-async def test_a_conversation_goes_on_by_name_from_another_process() -> None:
+async def test_a_conversation_continues_by_name_from_another_process() -> None:
     one = ScriptedUpstream()
     events = await _say(await one.open(SETUP), "a")
     assert events == [
@@ -33,7 +33,7 @@ async def test_a_conversation_goes_on_by_name_from_another_process() -> None:
     assert one.memory.talks["agent-1"].words == "a\nb"
 
 
-async def test_a_fork_knows_what_was_said_before_the_mark_only() -> None:
+async def test_a_fork_contains_only_the_messages_before_the_mark() -> None:
     upstream = ScriptedUpstream(abilities=Abilities(can_fork=True))
     agent = await upstream.open(SETUP)
     marks = [event for text in ("a", "b") for event in await _say(agent, text) if isinstance(event, Marked)]
@@ -44,7 +44,7 @@ async def test_a_fork_knows_what_was_said_before_the_mark_only() -> None:
 
 
 @pytest.mark.parametrize("trouble", [each for each in Trouble if each not in ENDLESS])
-async def test_a_trouble_is_one_messages_and_the_next_is_well(trouble: Trouble) -> None:
+async def test_a_trouble_affects_one_message_and_the_next_works(trouble: Trouble) -> None:
     upstream = ScriptedUpstream()
     await _say(await upstream.open(SETUP), "a")
     upstream.troubles.append(trouble)
@@ -62,7 +62,7 @@ async def test_a_trouble_is_one_messages_and_the_next_is_well(trouble: Trouble) 
 
 
 @pytest.mark.parametrize("trouble", sorted(ENDLESS))
-async def test_a_run_that_hangs_ends_when_it_is_closed(trouble: Trouble) -> None:
+async def test_a_hanging_run_ends_when_it_is_closed(trouble: Trouble) -> None:
     upstream = ScriptedUpstream(troubles=[trouble])
     agent = await upstream.open(SETUP)
     with pytest.raises(TimeoutError):
@@ -71,7 +71,7 @@ async def test_a_run_that_hangs_ends_when_it_is_closed(trouble: Trouble) -> None
     assert isinstance((await _say(agent, "b"))[-1], Finished)
 
 
-async def test_a_lost_acknowledgement_is_made_up_for_by_the_same_key() -> None:
+async def test_repeating_the_same_key_makes_up_for_a_lost_acknowledgement() -> None:
     upstream = ScriptedUpstream()
     agent = await upstream.open(SETUP)
     await _say(agent, "a")
@@ -82,7 +82,7 @@ async def test_a_lost_acknowledgement_is_made_up_for_by_the_same_key() -> None:
     assert upstream.memory.talks["agent-1"].words == "a\nb"
 
 
-async def test_what_no_caller_may_do_is_noted() -> None:
+async def test_forbidden_calls_are_recorded() -> None:
     upstream = ScriptedUpstream()
     agent = await upstream.open(SETUP)
     running = agent.send(_said("a"), key="a")
@@ -94,7 +94,7 @@ async def test_what_no_caller_may_do_is_noted() -> None:
     assert upstream.memory.wrongs == ["agent-1 was spoken to while it spoke", "key 'a' stands for two things"]
 
 
-async def test_what_is_forgotten_is_gone() -> None:
+async def test_a_deleted_agent_is_gone() -> None:
     upstream = ScriptedUpstream()
     await _say(await upstream.open(SETUP), "a")
     await upstream.delete("agent-1")
@@ -113,7 +113,7 @@ async def test_open_agents_are_counted() -> None:
     assert (upstream.live, upstream.live_max) == (1, 3)
 
 
-def test_all_the_words_of_a_message_are_its_words() -> None:
+def test_the_text_of_a_message_is_complete() -> None:
     assert words_of(_said("a")) == "a"
 
 

@@ -1,4 +1,4 @@
-"""The suite finds what is wrong: each broken store here fails the test that is about its fault."""
+"""The suite finds faults: each broken store here fails the test of its fault."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_store_that_ignores_the_limit_fails() -> None:
         )
 
 
-async def test_a_store_that_starts_epochs_anew_fails() -> None:
+async def test_a_store_that_restarts_epochs_fails() -> None:
     with pytest.raises(FAILED):
         await StoreContract().test_older_epochs_cannot_append_to_a_recreated_session(
             BrokenPlace(ForgetsEpochs)

@@ -15,7 +15,7 @@ async def _append(store: FailingStore, epoch: int, end: int, body: bytes = b"{}"
     return await store.append("s", Batch([body], expected=end, epoch=epoch, sync=Sync.FULL))
 
 
-async def test_the_scripted_append_fails_and_has_written_nothing() -> None:
+async def test_the_scripted_append_fails_and_writes_nothing() -> None:
     store = FailingStore(MemoryStore(), {2: StoreFullError("full"), 3: LeaseLostError("gone")})
     await store.open()
     epoch = await store.claim("s", at=0.0)

@@ -20,7 +20,7 @@ async def test_a_turn_is_run_to_its_end() -> None:
     await host.stop()
 
 
-async def test_a_turn_that_never_ends_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_turn_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_S", 0.05)
     host = Host(Agent(ScriptedModel([[Stall()]])), MemoryStore())
     await host.start()

@@ -1,4 +1,4 @@
-"""The suite finds what is wrong: each broken upstream here fails the test that is about its fault."""
+"""The suite finds faults: each broken upstream here fails the test of its fault."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class TestRemembering(UpstreamContract):
 
 
 class Wrapped(Remembering):
-    """Changes the events of a good one."""
+    """An upstream that changes the events of a good one."""
 
     async def open(self, setup: Setup, *, resume: str = "") -> Agent:
         agent = await super().open(setup, resume=resume)
@@ -217,7 +217,7 @@ class StartsAnew(Remembering):
 
 
 LEFT: set[asyncio.Task[bool]] = set()
-"""Held, so that no garbage collection takes them before the suite has looked."""
+"""Kept, so that no garbage collection removes them before the suite has checked."""
 
 
 class LeavesTasks(Remembering):
@@ -256,7 +256,7 @@ async def test_an_upstream_that_leaves_tasks_fails(monkeypatch: pytest.MonkeyPat
     LEFT.clear()
 
 
-async def test_what_a_kind_of_upstream_lacks_is_skipped() -> None:
+async def test_a_feature_that_a_kind_of_upstream_lacks_is_skipped() -> None:
     memory = Memory()
     memory.lacks = frozenset({Trait.BUSY})
     with pytest.raises(pytest.skip.Exception):

@@ -20,11 +20,11 @@ from midstream.testing.conformance.client_wire import ClientView
 from midstream.testing.conformance.scripts import Json
 
 QUIET_S = 0.002
-"""Seconds in which nothing comes, after which a look is taken."""
+"""Seconds of silence after which the state is checked."""
 
 
 class CoreSubject:
-    """One stream, a checkpoint in memory, and a clock that goes on when it is told to."""
+    """One stream, a checkpoint in memory, and a clock that the test advances."""
 
     def __init__(self, url: str, world: World) -> None:
         self._url = url
@@ -95,7 +95,8 @@ class CoreSubject:
         await self._let_go()
         await self._ways.close()
 
-    # --- what an attachment does ------------------------------------------------------------------------------
+    # --- work of an attachment
+    # --------------------------------------------------------------------------------
 
     async def _does_something(self) -> bool:
         await self._settle()

@@ -1,6 +1,6 @@
-"""The server's half of the protocol and the fold of a session, as a server that lives in memory and has no tasks.
+"""The server's half of the protocol and the fold of a session, as a server in memory without tasks.
 
-Its agent answers as soon as nobody has anything to say any more.
+Its agent answers as soon as no connection has input any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.protocol.stream_link import MemoryHost
 from tests.session.stories import answers, heard
 
 HEARTBEAT_S = 0.01
-"""What its welcomes tell: a trial waits three times as long for one that does not come."""
+"""Heartbeat of its welcomes: a trial waits three times as long for a missing one."""
 
 
 class CoreServer:
@@ -28,7 +28,7 @@ class CoreServer:
         self.wires: dict[str, list[CoreWire]] = {}
 
     async def connect(self, session: str) -> CoreWire:
-        """Make a connection."""
+        """Open a connection."""
         wire = CoreWire(self, session)
         self.wires.setdefault(session, []).append(wire)
         return wire
@@ -38,7 +38,7 @@ class CoreServer:
         return self.hosts.setdefault(session, MemoryHost())
 
     def fence(self, newer: CoreWire) -> None:
-        """Let a connection that was admitted speak for its stream, unless it is the older one."""
+        """Let an admitted connection take its stream, unless it is the older one."""
         error = StreamFencedError("a newer connection took the stream over")
         for wire in self.wires[newer.session]:
             is_other = wire is not newer and wire.stream.is_admitted and not wire.stream.is_closed
@@ -48,7 +48,7 @@ class CoreServer:
             older.stream.fail(error, now=0.0)
 
     def think(self, session: str) -> bool:
-        """Let the agent answer; return whether there was anything to answer."""
+        """Let the agent answer; return whether there was a pending answer."""
         turn = self.host(session).session.turn
         if not isinstance(turn, AwaitingModel) or not turn.attempt:
             return False
@@ -58,7 +58,7 @@ class CoreServer:
         return True
 
     def feed(self, session: str) -> None:
-        """Send every reader what the journal gained."""
+        """Send every reader the new records of the journal."""
         host = self.host(session)
         for wire in self.wires[session]:
             if wire.stream.is_admitted:
@@ -66,7 +66,7 @@ class CoreServer:
 
 
 class CoreWire:
-    """One connection to it."""
+    """One connection to the server."""
 
     def __init__(self, server: CoreServer, session: str) -> None:
         self.server = server
@@ -106,12 +106,12 @@ class CoreWire:
             if self.stream.is_closed:
                 raise ConnectionLostError("the server ended the connection")
             if not self.server.think(self.session) and not self._let_silence_pass():
-                await asyncio.Event().wait()  # nothing will ever come: whoever waits has a limit
+                await asyncio.Event().wait()  # No input will ever come: each wait has a limit.
             self.server.feed(self.session)
         return self.frames.pop(0)
 
     def _let_silence_pass(self) -> bool:
-        """Let the clock go on to the next heartbeat, once; return whether it did."""
+        """Advance the clock to the next heartbeat, once; return whether it did."""
         deadline = self.stream.next_deadline()
         if deadline is None or self._was_silent or not self.stream.is_admitted:
             return False

@@ -1,4 +1,4 @@
-"""The JSON lines by which a client program is driven: one process for each life, and errors that name the request."""
+"""The JSON lines that drive a client program: one process for each life, and errors that name the request."""
 
 from __future__ import annotations
 

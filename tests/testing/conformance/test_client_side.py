@@ -1,4 +1,4 @@
-"""The scripts that are played to a client, against ours."""
+"""The scripts for a client, played to ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that are played to a client, over real lines, against our own half behind our own transports."""
+"""The scripts for a client, over real connections, played to our own half behind our own transports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_difference_is_told(steps: tuple[Json, ...], problem: str) -> No
 
 
 class _Silent(CoreSubject):
-    """A client that cannot tell what it has heard and said."""
+    """A client that cannot report its sent and received frames."""
 
     async def snapshot(self) -> ClientView:
         seen = await super().snapshot()

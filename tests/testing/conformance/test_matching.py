@@ -1,4 +1,4 @@
-"""Patterns: what fits, and where something does not."""
+"""Patterns: matches, and the place of a difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripted server below its frames: what it is asked for, and what it answers."""
+"""The scripted server below its frames: its requests and responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts as data: what they cite exists, and what a server can be seen to keep has one."""
+"""The scripts as data: cited clauses exist, and each clause that is observable at a server has a script."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-114": "of what a server holds: tests/server/transports/test_encoded_pages.py",
     "STREAM-115": "of what is inside, a full disk: tests/engine/test_outages.py",
 }
-"""Clause: why no script can look for it from outside."""
+"""Clause: the reason why no script can observe it from outside."""
 
 
 def test_every_clause_that_a_server_can_be_seen_to_keep_has_a_script() -> None:
@@ -91,7 +91,7 @@ def test_every_transport_has_a_story_for_every_clause_that_can_be_told_over_it()
         way: {clause for script in scripts("server") if script.fits(way) for clause in script.clauses}
         for way in TransportKind
     }
-    # What needs frames behind an error, or a connection that outlives the turn, or frames that are none.
+    # Needs frames after an error, or a connection that outlives the turn, or malformed frames.
     assert cited[TransportKind.WEBSOCKET] - cited[TransportKind.SSE] == {"STREAM-1", "STREAM-17"}
     assert cited[TransportKind.POLL] == cited[TransportKind.SSE]
     needs = {need for script in scripts("server") for need in script.needs}

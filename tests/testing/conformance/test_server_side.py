@@ -33,7 +33,7 @@ from tests.testing.conformance.core_server import CoreServer, CoreWire
 SERVER = scripts("server")
 WAIT_S = 30.0
 AT_ONCE_S = 0.01
-"""What a server in memory says at all, it says before anybody waits."""
+"""Seconds of silence: a server in memory sends everything before the first wait."""
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_a_server_that_breaks_a_rule_is_found(
 
 
 class _Frugal(CoreWire):
-    """A server that says the last of several acks alone, and then twice more."""
+    """A server that sends only the last of several acks, and repeats it twice."""
 
     saved = 0
     said: tuple[bytes, ...] = ()
@@ -178,7 +178,7 @@ async def test_an_ack_of_one_command_or_of_what_nobody_said_is_none_of_another(s
 
 
 class _Talkative(CoreWire):
-    """A server that says one word more than it was asked for, in the end."""
+    """A server that sends one unrequested frame at the end."""
 
     async def send(self, frames: Sequence[bytes]) -> None:
         await super().send(frames)
@@ -238,7 +238,7 @@ async def test_a_server_that_is_silent_is_found() -> None:
 
 
 class _InNoTime(World):
-    """A world in which whoever sleeps wakes at once."""
+    """A world where sleeps end at once."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -248,7 +248,7 @@ class _InNoTime(World):
 
 
 def _busy(times: int, retry_after_s: float | None, code: str = "limit_reached") -> Connect:
-    """Return a server that has had enough of its caller so many times."""
+    """Return a server that refuses as busy so many times."""
     server, left = CoreServer(), itertools.count(times, -1)
 
     async def connect(session: str) -> ProbedConnection:
