@@ -352,7 +352,7 @@ async def _messages_errors(talk: Talk) -> None:
 # -------------------------------------------------------------------------------------------------
 
 
-def _told(*words: str) -> list[Any]:
+def transcript(*words: str) -> list[Any]:
     """Return a resent transcript: texts of a user and of the assistant in turn."""
     roles = ("user", "assistant")
     return [{"role": roles[number % 2], "content": each} for number, each in enumerate(words)]
@@ -362,7 +362,7 @@ async def _agent(talk: Talk) -> None:
     async def say(*words: str, **more: Any) -> None:  # noqa: ANN401 - of the SDK
         system: list[Any] = [{"role": "system", "content": "Be brief."}]
         answer = await talk.openai.chat.completions.create(
-            model="m", messages=[*system, *_told(*words)], **more
+            model="m", messages=[*system, *transcript(*words)], **more
         )
         assert answer.choices[0].message.content
 
@@ -381,28 +381,28 @@ async def _agent(talk: Talk) -> None:
 async def _agent_with_tools_of_its_own(talk: Talk) -> None:
     create = talk.openai.chat.completions.create
     named = {"x-midstream-session": "mine"}
-    whole = await create(model="m", messages=_told("list"), extra_headers=named)
+    whole = await create(model="m", messages=transcript("list"), extra_headers=named)
     assert whole.choices[0].message.content == "One file."
     assert await _all(
         await create(
-            model="m", messages=_told("list", "One file.", "again"), stream=True, extra_headers=named
+            model="m", messages=transcript("list", "One file.", "again"), stream=True, extra_headers=named
         )
     )
     stored = await talk.openai.responses.create(model="m", input="hi")
     assert (
         await talk.openai.responses.create(model="m", input="more", previous_response_id=stored.id)
     ).output_text
-    message = await talk.anthropic.messages.create(model="m", max_tokens=99, messages=_told("list"))
+    message = await talk.anthropic.messages.create(model="m", max_tokens=99, messages=transcript("list"))
     assert message.content
 
 
 async def _agent_in_trouble(talk: Talk) -> None:
     create = talk.openai.chat.completions.create
-    assert (await create(model="m", messages=_told("hi"))).choices
-    assert (await create(model="m", messages=_told("hi", "one", "gone"))).choices
+    assert (await create(model="m", messages=transcript("hi"))).choices
+    assert (await create(model="m", messages=transcript("hi", "one", "gone"))).choices
     with pytest.raises(openai.APIStatusError):
-        await create(model="m", messages=_told("dies"))
-    assert (await create(model="m", messages=_told("hi", "one", "gone", "two", "on"))).choices
+        await create(model="m", messages=transcript("dies"))
+    assert (await create(model="m", messages=transcript("hi", "one", "gone", "two", "on"))).choices
 
 
 class Story:

@@ -14,7 +14,7 @@ from tests.golden.gateway_adapter import gateway_before
 from tests.golden.transcripts import FOLDER, Json, replayed
 
 
-async def _lived(name: str) -> Json:
+async def record_story(name: str) -> Json:
     from tests.golden.gateway_stories import STORIES, talking
 
     story = STORIES[name]
@@ -48,7 +48,9 @@ def main() -> None:
         names = given.names or sorted(path.stem for path in FOLDER.glob("*.json"))
     for name in names:
         path = FOLDER / f"{name}.json"
-        story = asyncio.run(_lived(name)) if given.inputs else json.loads(path.read_text(encoding="utf-8"))
+        story = (
+            asyncio.run(record_story(name)) if given.inputs else json.loads(path.read_text(encoding="utf-8"))
+        )
         done = asyncio.run(play(story))
         if given.inputs:
             assert done["steps"] == story["steps"], f"{name}: an SDK was answered otherwise than its replay"

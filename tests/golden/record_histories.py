@@ -58,7 +58,7 @@ OPTIONS: tuple[Json, ...] = (
 )
 
 
-def made(form: str) -> Iterator[Json]:
+def draw_inputs(form: str) -> Iterator[Json]:
     """Yield new inputs of a format: valid histories after none to three accidents."""
     seen: set[str] = set()
     number = 0
@@ -118,7 +118,7 @@ def main() -> None:
     is_new = parser.parse_args().inputs
     for form in FORMATS:
         if is_new:
-            _write(inputs_path(form), [text_of(case) for case in made(form)])
+            _write(inputs_path(form), [text_of(case) for case in draw_inputs(form)])
         digests, examples = [], []
         for number, case in enumerate(inputs_of(form)):
             outcome = adapter.repaired(case)

@@ -33,8 +33,8 @@ LIVES = 3000
 """Number of drawn lives; those that take a new edge of the machine are kept."""
 
 
-def _made(source: str) -> Iterator[tuple[str, Journal]]:
-    return {"scripts": _scripted, "lives": _lived, "simulation": _simulated}[source]()
+def source_of(source: str) -> Iterator[tuple[str, Journal]]:
+    return {"scripts": _scripted, "lives": draw_lives, "simulation": _simulated}[source]()
 
 
 def _scripted() -> Iterator[tuple[str, Journal]]:
@@ -44,7 +44,7 @@ def _scripted() -> Iterator[tuple[str, Journal]]:
         yield name, script().journal
 
 
-def _lived() -> Iterator[tuple[str, Journal]]:
+def draw_lives() -> Iterator[tuple[str, Journal]]:
     """Yield random lives of a session: fitting and misplaced commands, over several nodes."""
     from midstream.errors import UsageError
     from midstream.session.records import encode
@@ -93,7 +93,7 @@ def _record_inputs() -> None:
     kinds: set[str] = set()
     steps: set[tuple[str, str, str]] = set()
     for source in SOURCES:
-        journals = list(_made(source))
+        journals = list(source_of(source))
         bodies_path(source).parent.mkdir(parents=True, exist_ok=True)
         bodies_path(source).write_bytes(
             packed({"name": name, "records": list(map(list, journal))} for name, journal in journals)

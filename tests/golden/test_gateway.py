@@ -10,7 +10,7 @@ import re
 import pytest
 
 from tests.golden.record_gateway import play
-from tests.golden.transcripts import FOLDER, Json, joined
+from tests.golden.transcripts import FOLDER, Json, join_pieces
 
 STORIES = sorted(path.stem for path in FOLDER.glob("*.json"))
 COUNT = 16
@@ -30,7 +30,7 @@ async def test_a_transcript_gets_the_recorded_responses(name: str) -> None:
 def _comparable(step: Json) -> Json:
     response = step.get("response", {})
     if "events" in response:
-        response = {**response, "events": joined(response["events"])}
+        response = {**response, "events": join_pieces(response["events"])}
     whole: Json = json.loads(LIBRARY_ERROR.sub("failed: ERROR", json.dumps({**step, "response": response})))
     return whole
 

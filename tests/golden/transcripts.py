@@ -104,11 +104,11 @@ def _event(block: str) -> Json:
     return shown
 
 
-_JOINED = ("content", "reasoning_content", "text", "thinking", "delta")
+_TEXT_FIELDS = ("content", "reasoning_content", "text", "thinking", "delta")
 """Fields of an event that hold a piece of text."""
 
 
-def joined(events: list[Json]) -> list[Json]:
+def join_pieces(events: list[Json]) -> list[Json]:
     """Return events with neighbouring pieces of one text joined: the cuts of a text vary."""
     whole: list[Json] = []
     for event in events:
@@ -131,7 +131,7 @@ def _piece(event: Json) -> tuple[Json, str, str]:
     holder: Json = choices[0]["delta"] if choices else data
     if isinstance(data.get("delta"), dict):
         holder = data["delta"]
-    for field in _JOINED:
+    for field in _TEXT_FIELDS:
         if isinstance(holder.get(field), str) and holder[field] and "role" not in holder:
             return shape, field, holder.pop(field)
     return shape, "", ""
@@ -158,16 +158,16 @@ async def replayed(story: Json, url: str, upstream: Upstream) -> Json:
                 upstream.gate.set()
                 steps.append(step)
                 continue
-            response = await _sent(client, step, names)
+            response = await _replay_step(client, step, names)
             steps.append({**step, "response": response})
-    return {**story, "steps": steps, "asked": _asked(upstream, names)}
+    return {**story, "steps": steps, "asked": _upstream_requests(upstream, names)}
 
 
-def _asked(upstream: Upstream, names: Names) -> Any:  # noqa: ANN401 - JSON
+def _upstream_requests(upstream: Upstream, names: Names) -> Any:  # noqa: ANN401 - JSON
     return json.loads(names.recorded(json.dumps(upstream.asked)))
 
 
-async def _sent(client: httpx2.AsyncClient, step: Json, names: Names) -> Json:
+async def _replay_step(client: httpx2.AsyncClient, step: Json, names: Names) -> Json:
     given = step["request"]
     headers = {name: value.replace("TOKEN", TOKEN) for name, value in given["headers"].items()}
     body = names.actual(json.dumps(given["body"])).encode() if "body" in given else None
@@ -180,14 +180,14 @@ async def _sent(client: httpx2.AsyncClient, step: Json, names: Names) -> Json:
     try:
         async with asyncio.timeout(WAIT_S):
             read = step.get("events_read")
-            expected = None if read is None else joined(step["response"]["events"][:read])
-            whole = await _read(response, expected)
+            expected = None if read is None else join_pieces(step["response"]["events"][:read])
+            whole = await _read_body(response, expected)
     finally:
         await response.aclose()
     return recorded_response(response.status_code, response.headers, whole, names)
 
 
-async def _read(response: httpx2.Response, expected: list[Json] | None) -> bytes:
+async def _read_body(response: httpx2.Response, expected: list[Json] | None) -> bytes:
     """Return the body, or its first events where the story's client leaves after them."""
     pieces: AsyncIterator[bytes] = response.aiter_raw()
     whole = b""
@@ -197,7 +197,7 @@ async def _read(response: httpx2.Response, expected: list[Json] | None) -> bytes
             continue
         # The last piece may end in the middle of an event.
         found = _blocks(whole[: whole.rfind(b"\n\n") + 2].decode())
-        now = joined([_event(block) for block in found])
+        now = join_pieces([_event(block) for block in found])
         if [len(each["piece"]) for each in now] == [len(each["piece"]) for each in expected]:
             return "\n\n".join(found).encode()
     return whole

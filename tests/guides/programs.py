@@ -322,7 +322,7 @@ async def main():
 
 asyncio.run(main())
 """
-_MADE = "print(agent.model.name != '', end='')"
+_PRINT_MODEL = "print(agent.model.name != '', end='')"
 _OWN = f"const url = '{URL}';\nconst token = () => 'a-token';\n"
 
 IN_A_BROWSER = {
@@ -355,17 +355,17 @@ TABLE = [
         session="oslo",
     ),
     Program("a2a.md", (1,), "print(skill.id, app.requires_authentication, end='')", "forecast False"),
-    Program("acp.md", (0,), _MADE, "True", needs=("acp",)),
+    Program("acp.md", (0,), _PRINT_MODEL, "True", needs=("acp",)),
     Program("acp.md", (1,), needs=("acp",)),
-    Program("ai-sdk.md", (0,), _MADE, "True"),
-    Program("approvals.md", (1,), _MADE, "True", needs=("acp",)),
+    Program("ai-sdk.md", (0,), _PRINT_MODEL, "True"),
+    Program("approvals.md", (1,), _PRINT_MODEL, "True", needs=("acp",)),
     Program("approvals.md", (0,), "print(is_large('Ann', 99), end='')", "False"),
     Program("approvals.md", (2,), _DECIDE, "It is paid.", talks_to="approvals:agent"),
-    Program("claude.md", (0,), _MADE, "True", needs=("claude_agent_sdk",)),
+    Program("claude.md", (0,), _PRINT_MODEL, "True", needs=("claude_agent_sdk",)),
     Program("claude.md", (1,), needs=("claude_agent_sdk",)),
     Program("claude.md", (2,), needs=("claude_agent_sdk",)),
-    Program("codex.md", (0,), _MADE, "True", needs=("openai_codex",)),
-    Program("cursor.md", (0,), _MADE, "True", needs=("cursor_sdk",)),
+    Program("codex.md", (0,), _PRINT_MODEL, "True", needs=("openai_codex",)),
+    Program("cursor.md", (0,), _PRINT_MODEL, "True", needs=("cursor_sdk",)),
     Program("encryption.md", (0,), "import os; print(os.path.exists('keys'), end='')", "True"),
     Program(
         "encryption.md", (1,), "print(keys.routes[0].path, remote.url, end='')", "/wrap https://keys.example"
@@ -414,7 +414,7 @@ TABLE = [
     ),
     Program("network.md", (0,), prints=f"{_COAT}\n", talks_to="hello:agent", session="private"),
     Program("network.md", (1,), prints=f"{_COAT}\n", talks_to="hello:agent", session="session-1"),
-    Program("openai-memory.md", (0,), _MADE, "True", needs=("openai",)),
+    Program("openai-memory.md", (0,), _PRINT_MODEL, "True", needs=("openai",)),
     Program("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
     Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
     Program("pydantic-ai.md", (0, 2), _CONVERSE, "on it 2 4 4 True", is_of_provider=True),

@@ -136,7 +136,7 @@ async def test_a_program_runs_as_printed(program: Program, tmp_path: Path, inter
 async def test_a_program_survives_a_connection_cut_during_an_answer(program: Program, tmp_path: Path) -> None:
     _check_environment(program)
     with held_port() as port:
-        async with _served(program, tmp_path, port), line_to(port) as (line, url):
+        async with _serve_agent(program, tmp_path, port), line_to(port) as (line, url):
             running = asyncio.ensure_future(_run(program, tmp_path, url, {}))
             await until_there(tmp_path, program.session, Delta)
             line.cut()
@@ -153,13 +153,13 @@ async def test_a_program_shows_each_word_once_after_the_server_was_killed_during
     _check_environment(program)
     with held_port() as port:
         async with line_to(port) as (_, url):
-            async with _served(program, tmp_path, port) as server:
+            async with _serve_agent(program, tmp_path, port) as server:
                 running = asyncio.ensure_future(_run(program, tmp_path, url, {}))
                 await until_there(tmp_path, program.session, Delta)
                 server.send_signal(signal.SIGKILL)
                 await server.wait()
             (tmp_path / "go").touch()
-            async with _served(program, tmp_path, port):
+            async with _serve_agent(program, tmp_path, port):
                 out = await running
                 assert _fits(program, out), out
                 await until_there(tmp_path, program.session, TurnEnded)
@@ -233,7 +233,7 @@ async def _run(program: Program, folder: Path, url: str, variables: dict[str, st
 
 
 @contextlib.asynccontextmanager
-async def _served(program: Program, folder: Path, port: int) -> AsyncIterator[AsyncForked]:
+async def _serve_agent(program: Program, folder: Path, port: int) -> AsyncIterator[AsyncForked]:
     """Serve the page's agent with `midstream serve`."""
     _write(folder, program, URL)
     command = ["serve", "tests.guides.slowly:agent", "--no-auth", "--json", "--store", "server.db"]

@@ -25,7 +25,7 @@ MODEL = "claude-1"
 """The requested model; it signs as Claude does, so that its signatures look alike."""
 SIGNATURES = ("EqoBCkgIARABGAIiQA", "EqoBCkgIARABGAIiQB")
 
-_words = st.sampled_from(["hi", "", " ", "\n", "two words", "ends in space ", "ünï ", "a\nb", "\ud800"])
+_texts = st.sampled_from(["hi", "", " ", "\n", "two words", "ends in space ", "ünï ", "a\nb", "\ud800"])
 _ids = st.sampled_from(
     [
         "a",
@@ -73,12 +73,12 @@ _files = st.sampled_from(
         File("", data=""),
     ]
 )
-_users = st.lists(st.one_of(_words.map(Text), _files), max_size=3).map(
+_users = st.lists(st.one_of(_texts.map(Text), _files), max_size=3).map(
     lambda parts: UserMessage(tuple(parts))
 )
-_ran_elsewhere = st.builds(UpstreamCall, _ids, _names, _arguments, _words, st.sampled_from(Outcome))
+_ran_elsewhere = st.builds(UpstreamCall, _ids, _names, _arguments, _texts, st.sampled_from(Outcome))
 _thoughts = st.one_of(
-    st.builds(Thinking, _words, st.sampled_from([None, "", *SIGNATURES])),
+    st.builds(Thinking, _texts, st.sampled_from([None, "", *SIGNATURES])),
     st.builds(Thinking, st.just(""), st.sampled_from(["", *SIGNATURES]), st.just(True)),  # noqa: FBT003 - a strategy
 )
 
@@ -87,13 +87,13 @@ _thoughts = st.one_of(
 def steps(draw: st.DrawFn) -> Step:
     """Draw a response with the results of its calls."""
     parts: list[ResponsePart] = draw(
-        st.lists(st.one_of(_words.map(Text), _thoughts, _ran_elsewhere), max_size=3)
+        st.lists(st.one_of(_texts.map(Text), _thoughts, _ran_elsewhere), max_size=3)
     )
     calls = [
         ToolCall(call_id, draw(_names), draw(_arguments))
         for call_id in draw(st.lists(_ids, unique=True, max_size=3))
     ]
-    results = tuple(ToolResult(call.id, draw(_words), draw(st.sampled_from(Outcome))) for call in calls)
+    results = tuple(ToolResult(call.id, draw(_texts), draw(st.sampled_from(Outcome))) for call in calls)
     finish = draw(st.sampled_from(Finish))
     model = draw(st.sampled_from(["", MODEL, "another"]))
     return Step(Response((*parts, *calls), finish, model), results)

@@ -25,15 +25,15 @@ from tests.history.histories import histories
 from tests.spec import spec
 
 
-def asked(words: str) -> UserMessage:
+def user_entry(words: str) -> UserMessage:
     return UserMessage.of(words)
 
 
-def told(words: str) -> Step:
+def text_step(words: str) -> Step:
     return Step(Response((Text(words),)))
 
 
-def read(content: str) -> Step:
+def call_step(content: str) -> Step:
     return Step(Response((ToolCall("a", "read"),)), (ToolResult("a", content),))
 
 
@@ -41,42 +41,46 @@ def history(*entries: Entry) -> History:
     return History(entries)
 
 
-def opened(*parts: Text | File) -> UserMessage:
+def opening_entry(*parts: Text | File) -> UserMessage:
     return UserMessage((Text(LEFT_OUT), *parts))
 
 
 @spec("TURN-26")
 def test_the_older_half_is_replaced_by_a_line_that_states_it() -> None:
-    long = history(asked("one"), told("x" * 20), asked("two"), told("y" * 20), asked("three"))
+    long = history(
+        user_entry("one"), text_step("x" * 20), user_entry("two"), text_step("y" * 20), user_entry("three")
+    )
     assert next_cut(long) == 3
     assert cut_history(long, 3) == cut_history(long, 2)
-    assert cut_history(long, 3) == history(opened(Text("two")), told("y" * 20), asked("three"))
+    assert cut_history(long, 3) == history(
+        opening_entry(Text("two")), text_step("y" * 20), user_entry("three")
+    )
 
 
 @spec("TURN-26")
 def test_within_a_turn_the_answered_message_is_still_shown() -> None:
-    long = history(asked("do it"), read("x" * 30), read("y" * 30), read("z" * 30))
-    assert cut_history(long, 3) == history(opened(Text("do it")), read("z" * 30))
+    long = history(user_entry("do it"), call_step("x" * 30), call_step("y" * 30), call_step("z" * 30))
+    assert cut_history(long, 3) == history(opening_entry(Text("do it")), call_step("z" * 30))
     assert next_cut(long) == 3
 
 
 @spec("TURN-26")
 def test_the_newest_entry_stays_however_long_it_is() -> None:
-    assert next_cut(history(asked("do it"), read("x"), read("y" * 1000))) == 2
-    assert next_cut(history(asked("do it"), read("y" * 1000))) is None
-    assert next_cut(history(asked("y" * 1000))) is None
+    assert next_cut(history(user_entry("do it"), call_step("x"), call_step("y" * 1000))) == 2
+    assert next_cut(history(user_entry("do it"), call_step("y" * 1000))) is None
+    assert next_cut(history(user_entry("y" * 1000))) is None
     assert next_cut(history()) is None
 
 
 def test_an_oversized_entry_is_left_out_with_the_next_prompt() -> None:
     """A turn that failed on one oversized result or message must not end its session."""
-    assert next_cut(history(asked("do it"), read("y" * 1000), asked("well?"))) == 2
-    assert next_cut(history(asked("y" * 1000), asked("well?"))) == 1
+    assert next_cut(history(user_entry("do it"), call_step("y" * 1000), user_entry("well?"))) == 2
+    assert next_cut(history(user_entry("y" * 1000), user_entry("well?"))) == 1
 
 
 def test_a_cut_continues_from_the_last_one() -> None:
-    entries = [entry for n in range(8) for entry in (asked(f"q{n}"), told("x" * 20))]
-    long = history(*entries, asked("and?"))
+    entries = [entry for n in range(8) for entry in (user_entry(f"q{n}"), text_step("x" * 20))]
+    long = history(*entries, user_entry("and?"))
     first = next_cut(long)
     assert first is not None
     second = next_cut(long, first)
@@ -86,17 +90,17 @@ def test_a_cut_continues_from_the_last_one() -> None:
 
 def test_attachments_count_with_their_size_for_a_model() -> None:
     photo = UserMessage((File("image/png", data="A" * 10 * FILE_CHARS_MAX),))
-    long = history(asked("x"), told("y" * FILE_CHARS_MAX), photo)
+    long = history(user_entry("x"), text_step("y" * FILE_CHARS_MAX), photo)
     assert next_cut(long) == 2
 
 
 def test_a_cut_of_zero_leaves_nothing_out() -> None:
-    long = history(asked("one"), told("x"))
+    long = history(user_entry("one"), text_step("x"))
     assert cut_history(long, 0) is long
 
 
 def test_a_history_that_begins_with_a_response_is_opened_without_a_message() -> None:
-    assert cut_history(history(told("a"), told("b")), 1) == history(opened(), told("b"))
+    assert cut_history(history(text_step("a"), text_step("b")), 1) == history(opening_entry(), text_step("b"))
 
 
 @spec("TURN-26")
@@ -127,6 +131,6 @@ def test_later_entries_are_shown_after_the_earlier_ones(drawn: History, cut: int
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 def test_a_call_is_never_separated_from_its_result(cut: int) -> None:
-    long = history(asked("q"), read("1"), read("2"), asked("r"), read("3"))
+    long = history(user_entry("q"), call_step("1"), call_step("2"), user_entry("r"), call_step("3"))
     for entry in cut_history(long, cut).entries:
         assert isinstance(entry, UserMessage) or entry in long.entries

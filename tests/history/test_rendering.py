@@ -35,7 +35,7 @@ from tests.session.lives import Life, lives
 from tests.spec import spec
 
 HI = UserMessage.of("hi")
-EVERYBODY = st.sampled_from(sorted(PROFILES))
+EVERY_PROFILE = st.sampled_from(sorted(PROFILES))
 
 
 def findings(rendered: Rendered, profile: str, form: str | None = None) -> list[object]:
@@ -49,21 +49,21 @@ def chat(history: History, profile: str = "openai-chat") -> list[Json]:
 
 @spec("HISTORY-90")
 @settings(max_examples=tried(120))
-@given(histories(), EVERYBODY)
+@given(histories(), EVERY_PROFILE)
 def test_every_rendered_history_is_accepted(history: History, profile: str) -> None:
     assert findings(render(history, "Be brief.", profile, model=MODEL), profile) == []
 
 
 @spec("HISTORY-90")
 @settings(max_examples=tried(100))
-@given(histories(), EVERYBODY, st.sampled_from(sorted(FORMATS)))
+@given(histories(), EVERY_PROFILE, st.sampled_from(sorted(FORMATS)))
 def test_any_format_can_be_rendered_for_any_profile(history: History, profile: str, form: str) -> None:
     assert findings(render(history, "", profile, form=form, model=MODEL), profile, form) == []
 
 
 @spec("HISTORY-91")
 @settings(max_examples=tried(120))
-@given(histories(8), EVERYBODY, st.integers(0, 8))
+@given(histories(8), EVERY_PROFILE, st.integers(0, 8))
 def test_more_entries_change_no_message(history: History, profile: str, kept: int) -> None:
     shorter = render(History(history.entries[:kept]), "Be brief.", profile, model=MODEL)
     longer = render(history, "Be brief.", profile, model=MODEL)
@@ -73,7 +73,7 @@ def test_more_entries_change_no_message(history: History, profile: str, kept: in
 
 @spec("HISTORY-90")
 @settings(max_examples=tried(100))
-@given(lives(), EVERYBODY)
+@given(lives(), EVERY_PROFILE)
 def test_the_next_prompt_of_any_session_is_accepted(life: Life, profile: str) -> None:
     history = life.session.history.then(UserMessage.of("and now?"))
     assert findings(render(history, "Be brief.", profile), profile) == []
@@ -81,17 +81,17 @@ def test_the_next_prompt_of_any_session_is_accepted(life: Life, profile: str) ->
 
 @spec("HISTORY-90")
 @settings(max_examples=tried(100))
-@given(histories(), EVERYBODY)
+@given(histories(), EVERY_PROFILE)
 def test_rendered_messages_can_be_encoded_and_contain_all_content(history: History, profile: str) -> None:
     sent = msgspec.json.encode(render(history, "", profile, model=MODEL).messages).decode()
-    words = [part.text for entry in history.entries for part in _spoken(entry) if isinstance(part, Text)]
+    words = [part.text for entry in history.entries for part in _parts_of(entry) if isinstance(part, Text)]
     words += [r.content for e in history.entries if isinstance(e, Step) for r in e.results]
     for said in words:
         if said.strip() and said.isprintable():
             assert said in sent
 
 
-def _spoken(entry: UserMessage | Step) -> tuple[object, ...]:
+def _parts_of(entry: UserMessage | Step) -> tuple[object, ...]:
     return entry.parts if isinstance(entry, UserMessage) else entry.response.parts
 
 

@@ -70,14 +70,14 @@ from midstream.tools.function_tools import tool
 from tests.history.codecs.messages_wire import (
     PING,
     Json,
-    began,
     call,
-    ended,
+    message_end,
+    message_start,
+    redacted,
     result,
     text,
     thought,
     wire,
-    withheld,
 )
 from tests.history.histories import MODEL, histories
 from tests.models.chat_server import WAIT_S, Answer, ChatServer, chat_server, refusal, silence
@@ -86,9 +86,9 @@ from tests.spec import spec
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 WRITE = ToolSpec("write", "Write a file.")
-ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
-RAN = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
-SAID = Step(Response((Text("It says X."),)))
+REQUEST = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
+CALL_STEP = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
+TEXT_STEP = Step(Response((Text("It says X."),)))
 EPHEMERAL = {"type": "ephemeral"}
 SHORT = HttpLimits(connect_s=1, first_byte_s=0.25, between_bytes_s=0.25)
 
@@ -98,7 +98,7 @@ def stream(*events: Json | bytes, ending: str = "end") -> Answer:
     return Answer([each if isinstance(each, bytes) else wire([each]) for each in events], ending=ending)
 
 
-HELLO = stream(began(), PING, *text(0, "Hel", "lo"), *ended())
+HELLO = stream(message_start(), PING, *text(0, "Hel", "lo"), *message_end())
 END = Finished(Finish.STOP, "claude-1", Usage(7, 9))
 
 
@@ -106,7 +106,7 @@ def messages_server(*answers: Answer) -> contextlib.AbstractAsyncContextManager[
     return chat_server(*answers, path="/v1/messages")
 
 
-async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+async def events_of_model(model: Model, request: ModelRequest = REQUEST) -> list[ModelEvent]:
     """Return the events of a model, without keep-alives and empty pieces."""
     async with asyncio.timeout(WAIT_S):
         events = [event async for event in model.stream(request)]
@@ -116,12 +116,12 @@ async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEve
 async def error_from(answer: Answer) -> ModelError:
     async with messages_server(answer) as server, AnthropicMessages(server.url, "m") as model:
         with pytest.raises(ModelError) as caught:
-            await answered(model)
+            await events_of_model(model)
     return caught.value
 
 
 @contextlib.asynccontextmanager
-async def asked_with(**options: Any) -> AsyncIterator[tuple[ChatServer, AnthropicMessages]]:  # noqa: ANN401 - the model's own
+async def hello_model(**options: Any) -> AsyncIterator[tuple[ChatServer, AnthropicMessages]]:  # noqa: ANN401 - the model's own
     """Run a server that answers each request with hello, and a model at it."""
     async with (
         messages_server(*[HELLO] * 20) as server,
@@ -136,22 +136,22 @@ async def asked_with(**options: Any) -> AsyncIterator[tuple[ChatServer, Anthropi
 
 async def test_text_is_streamed_with_its_usage() -> None:
     async with messages_server(HELLO) as server, AnthropicMessages(server.url, "m") as model:
-        assert await answered(model) == [TextDelta("Hel"), TextDelta("lo"), END]
+        assert await events_of_model(model) == [TextDelta("Hel"), TextDelta("lo"), END]
 
 
 async def test_thinking_hosted_tools_and_calls_arrive_in_order() -> None:
     answer = stream(
-        began(),
+        message_start(),
         *thought(0, "hm", signature="c2ln=="),
-        *withheld(1, "c2VhbGVk"),
+        *redacted(1, "c2VhbGVk"),
         *call(2, '{"query": "q"}', call_id="srvtoolu_1", name="web_search", kind="server_tool_use"),
         *result(3, [], call_id="srvtoolu_1", kind="web_search_tool_result"),
         *text(4, "I look."),
         *call(5, '{"path": ', '"x"}'),
-        *ended("tool_use"),
+        *message_end("tool_use"),
     )
     async with messages_server(answer) as server, AnthropicMessages(server.url, "m") as model:
-        assert await answered(model) == [
+        assert await events_of_model(model) == [
             ThinkingDelta("hm"),
             ThinkingDelta("", "c2ln=="),
             ThinkingDelta("", "c2VhbGVk", is_redacted=True),
@@ -168,7 +168,7 @@ async def test_a_ping_and_a_partial_event_are_keep_alives() -> None:
     gate = asyncio.Event()
     answer = Answer([begun, b"event: ping\n", b'data: {"type": "ping"}\n\n' + b"".join(rest)], gate=gate)
     async with messages_server(answer) as server, AnthropicMessages(server.url, "m") as model:
-        events: AsyncGenerator[ModelEvent, None] = model.stream(ASKED)
+        events: AsyncGenerator[ModelEvent, None] = model.stream(REQUEST)
         async with asyncio.timeout(WAIT_S), contextlib.aclosing(events):
             assert await anext(events) == KeepAlive()
             gate.set()
@@ -180,11 +180,11 @@ async def test_a_ping_and_a_partial_event_are_keep_alives() -> None:
 
 
 async def test_the_request_has_all_content_with_key_and_version() -> None:
-    request = ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,), key="s1/1/2")
+    request = ModelRequest("Be brief.", REQUEST.history.then(CALL_STEP), (READ,), key="s1/1/2")
     search = {"type": "web_search_20250305", "name": "web_search"}
     options = {"extra": {"temperature": 0.5}, "upstream_tools": [search], "is_cached": False}
-    async with asked_with(api_key="secret", **options) as (server, model):
-        await answered(model, request)
+    async with hello_model(api_key="secret", **options) as (server, model):
+        await events_of_model(model, request)
     body, headers = server.bodies[0], server.headers[0]
     assert [message["role"] for message in body.pop("messages")] == ["user", "assistant", "user"]
     assert body == {
@@ -204,8 +204,8 @@ async def test_model_settings_are_in_the_request() -> None:
     settings = ModelSettings(
         temperature=0.5, top_k=3, tokens_max=9, seed=1, stop=("END",), forced_tool="read"
     )
-    async with asked_with() as (server, model):
-        await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
+    async with hello_model() as (server, model):
+        await events_of_model(model, ModelRequest("", REQUEST.history, (READ,), settings=settings))
     body = server.bodies[0]
     assert (body["temperature"], body["top_k"], body["max_tokens"]) == (0.5, 3, 9)
     assert (body["stop_sequences"], body["tool_choice"]) == (["END"], {"type": "tool", "name": "read"})
@@ -217,8 +217,8 @@ async def test_model_settings_are_in_the_request() -> None:
 )
 async def test_settings_that_the_api_refuses_with_thinking_are_not_sent(options: dict[str, Any]) -> None:
     settings = ModelSettings(temperature=0.5, tokens_max=9, stop=("END",), forced_tool="read")
-    async with asked_with(**options) as (server, model):
-        await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
+    async with hello_model(**options) as (server, model):
+        await events_of_model(model, ModelRequest("", REQUEST.history, (READ,), settings=settings))
         assert model.grants == {"stop"}
     body = server.bodies[0]
     assert (body["max_tokens"], body["stop_sequences"]) == (TOKENS_MAX, ["END"])
@@ -227,8 +227,8 @@ async def test_settings_that_the_api_refuses_with_thinking_are_not_sent(options:
 
 async def test_other_servers_receive_their_headers_and_fields() -> None:
     headers = {"Authorization": "Bearer secret", "Anthropic-Version": "2024-01-01", "anthropic-beta": "x"}
-    async with asked_with(headers=headers, extra={"max_tokens": None}, tokens_max=5) as (server, model):
-        await answered(model, ModelRequest("", ASKED.history))
+    async with hello_model(headers=headers, extra={"max_tokens": None}, tokens_max=5) as (server, model):
+        await events_of_model(model, ModelRequest("", REQUEST.history))
     assert set(server.bodies[0]) == {"model", "messages", "stream"}
     said = server.headers[0]
     assert (said["authorization"], said["anthropic-version"]) == ("Bearer secret", "2024-01-01")
@@ -241,9 +241,9 @@ async def test_the_request_fits_the_types_of_the_sdk(options: dict[str, Any]) ->
     signed = Response(
         (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True), ToolCall("a", "read")), model="m"
     )
-    history = ASKED.history.then(Step(signed, (ToolResult("a", "X"),))).then(UserMessage.of("thanks"))
-    async with asked_with(thinking=thinking, **options) as (server, model):
-        await answered(model, ModelRequest("Be brief.", history, (READ, WRITE)))
+    history = REQUEST.history.then(Step(signed, (ToolResult("a", "X"),))).then(UserMessage.of("thanks"))
+    async with hello_model(thinking=thinking, **options) as (server, model):
+        await events_of_model(model, ModelRequest("Be brief.", history, (READ, WRITE)))
     adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(
         message_create_params.MessageCreateParamsStreaming
     )
@@ -255,12 +255,12 @@ async def test_the_request_fits_the_types_of_the_sdk(options: dict[str, Any]) ->
 # --- signed thinking --------------------------------------------------------------------------------------------
 
 SIGNED = stream(
-    began("claude-1-20260101"),
+    message_start("claude-1-20260101"),
     *thought(0, "Let me ", "see…", signature="Eqo/+BCg=="),
-    *withheld(1, "EmwKAhgB+/=="),
+    *redacted(1, "EmwKAhgB+/=="),
     *text(2, "I look."),
     *call(3, '{"path": "x"}'),
-    *ended("tool_use"),
+    *message_end("tool_use"),
 )
 
 
@@ -288,9 +288,9 @@ async def test_signed_thinking_is_sent_back_byte_for_byte_to_the_same_model_only
 
     kept = [decode(each.body) for each in memory.sessions["s"].records]
     response = next(each.body for each in kept if isinstance(each, ResponseCompleted))
-    history = ASKED.history.then(Step(response, (ToolResult("toolu_1", "X"),)))
-    async with asked_with() as (another, model):
-        await answered(model, ModelRequest("", history, (READ,)))
+    history = REQUEST.history.then(Step(response, (ToolResult("toolu_1", "X"),)))
+    async with hello_model() as (another, model):
+        await events_of_model(model, ModelRequest("", history, (READ,)))
     (_, responded, _) = another.bodies[0]["messages"]
     assert [block["type"] for block in responded["content"]] == ["text", "tool_use"]
 
@@ -307,10 +307,10 @@ async def test_signed_thinking_is_sent_back_byte_for_byte_to_the_same_model_only
 async def test_a_tool_loop_that_lost_its_thinking_continues_without_it(
     options: dict[str, Any], expected: object
 ) -> None:
-    request = ModelRequest("", ASKED.history.then(RAN), (READ,))
-    async with asked_with(**options) as (server, model):
-        await answered(model, request)
-        await answered(model)
+    request = ModelRequest("", REQUEST.history.then(CALL_STEP), (READ,))
+    async with hello_model(**options) as (server, model):
+        await events_of_model(model, request)
+        await events_of_model(model)
     assert server.bodies[0].get("thinking") == expected
     own = options.get("thinking") or options.get("extra", {}).get("thinking")
     assert server.bodies[1].get("thinking") == own
@@ -321,9 +321,9 @@ async def test_a_hosted_call_is_described_in_text_in_the_next_request() -> None:
     ran = Response(
         (UpstreamCall("s", "web_search", '{"query": "q"}', "T", Outcome.OK), Text("T says so.")), model="m"
     )
-    history = ASKED.history.then(Step(ran)).then(UserMessage.of("thanks"))
-    async with asked_with() as (server, model):
-        await answered(model, ModelRequest("", history))
+    history = REQUEST.history.then(Step(ran)).then(UserMessage.of("thanks"))
+    async with hello_model() as (server, model):
+        await events_of_model(model, ModelRequest("", history))
     (_, responded, _) = server.bodies[0]["messages"]
     assert [block["type"] for block in responded["content"]] == ["text", "text"]
     assert "ran elsewhere: web_search" in responded["content"][0]["text"]
@@ -347,21 +347,21 @@ def marks(body: Json) -> list[str]:
 
 @spec("REUSE-61")
 async def test_four_cache_marks_are_set_and_none_for_side_calls_or_where_disabled() -> None:
-    history = ASKED.history.then(RAN)
+    history = REQUEST.history.then(CALL_STEP)
     asked = ModelRequest("Be brief.", history, (WRITE, READ))
-    async with asked_with(cache_ttl="1h") as (server, model):
-        await answered(model, asked)
-        await answered(model, msgspec.structs.replace(asked, is_ephemeral=True))
+    async with hello_model(cache_ttl="1h") as (server, model):
+        await events_of_model(model, asked)
+        await events_of_model(model, msgspec.structs.replace(asked, is_ephemeral=True))
     assert marks(server.bodies[0]) == ["tools[1]", "system[0]", "messages[0][0]", "messages[2][0]"]
     assert server.bodies[0]["system"][0]["cache_control"] == {**EPHEMERAL, "ttl": "1h"}
     assert marks(server.bodies[1]) == []
 
-    async with asked_with(is_cached=False) as (server, model):
-        await answered(model, asked)
+    async with hello_model(is_cached=False) as (server, model):
+        await events_of_model(model, asked)
     assert marks(server.bodies[0]) == []
 
-    async with asked_with(extra={"cache_control": EPHEMERAL}) as (server, model):
-        await answered(model, asked)
+    async with hello_model(extra={"cache_control": EPHEMERAL}) as (server, model):
+        await events_of_model(model, asked)
     assert (marks(server.bodies[0]), server.bodies[0]["cache_control"]) == ([], EPHEMERAL)
 
 
@@ -371,13 +371,13 @@ def without_marks(raw: bytes) -> bytes:
 
 @spec("REUSE-58", "REUSE-59", "REUSE-61")
 async def test_the_body_of_a_turn_starts_with_the_bytes_of_the_turn_before_but_for_the_marks() -> None:
-    first = ASKED.history
-    second = first.then(RAN)
-    third = second.then(SAID).then(UserMessage.of("thanks"))
+    first = REQUEST.history
+    second = first.then(CALL_STEP)
+    third = second.then(TEXT_STEP).then(UserMessage.of("thanks"))
     tools = [(READ, WRITE), (WRITE, READ), (READ, WRITE)]
-    async with asked_with(extra={"temperature": 0.5}) as (server, model):
+    async with hello_model(extra={"temperature": 0.5}) as (server, model):
         for history, ordered in zip((first, second, third), tools, strict=True):
-            await answered(model, ModelRequest("Be brief.", history, ordered))
+            await events_of_model(model, ModelRequest("Be brief.", history, ordered))
     bodies = [without_marks(raw).removesuffix(b"]}") for raw in server.raw_bodies]
     assert all(now.startswith(before) for before, now in itertools.pairwise(bodies))
     # The second request has all the bytes of the first, marks and all: only its own anchors are new.
@@ -397,7 +397,7 @@ def test_two_requests_share_their_bytes_up_to_the_first_moved_anchor(
     All bytes before the messages are the same. So are the messages of the earlier request, all of them, but
     for marks. With marks, the later body begins with the earlier one up to the first mark among its messages.
     """
-    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    ends = [end for end in range(1, len(history.entries) + 1) if needs_response(history.entries[:end])]
     for before, now in itertools.pairwise(asyncio.run(bodies_of(history, ends))):
         start = before.index(b'"messages":[')
         assert now[:start] == before[:start]
@@ -411,11 +411,11 @@ async def bodies_of(history: History, ends: list[int]) -> list[bytes]:
         async with AnthropicMessages(server.url, MODEL) as model:
             for end in ends:
                 asked = ModelRequest("Be brief.", History(history.entries[:end]), (READ, WRITE))
-                await answered(model, asked)
+                await events_of_model(model, asked)
         return server.raw_bodies
 
 
-def is_asked(entries: tuple[Entry, ...]) -> bool:
+def needs_response(entries: tuple[Entry, ...]) -> bool:
     """Return whether a model is called here: after a user message, or after the results of its calls."""
     last = entries[-1]
     return isinstance(last, UserMessage) or bool(last.results)
@@ -443,17 +443,17 @@ def error_event(kind: str, message: str = "x") -> Json:
         (refusal(413, {"type": "request_too_large", "message": "x"}), ContextOverflowError),
         (refusal(429, {"type": "rate_limit_error", "message": "x"}), ModelRateLimitedError),
         (refusal(529, {"type": "overloaded_error", "message": "Overloaded"}), ModelOverloadedError),
-        (stream(began(), *text(0, "Hel"), ending="cut"), ModelUnavailableError),
-        (stream(began(), *text(0, "Hel")), ModelUnavailableError),
+        (stream(message_start(), *text(0, "Hel"), ending="cut"), ModelUnavailableError),
+        (stream(message_start(), *text(0, "Hel")), ModelUnavailableError),
         (stream(), ModelUnavailableError),
-        (stream(began(), b"data: <html>\n\n"), ModelUnavailableError),
+        (stream(message_start(), b"data: <html>\n\n"), ModelUnavailableError),
         (
             Answer([b'{"type": "message", "content": []}'], 200, "application/json"),
             ModelUnavailableError,
         ),
-        (stream(began(), error_event("overloaded_error")), ModelOverloadedError),
-        (stream(began(), error_event("invalid_request_error")), ModelRejectedError),
-        (stream(began(), *ended("refusal")), ModelFilteredError),
+        (stream(message_start(), error_event("overloaded_error")), ModelOverloadedError),
+        (stream(message_start(), error_event("invalid_request_error")), ModelRejectedError),
+        (stream(message_start(), *message_end("refusal")), ModelFilteredError),
     ],
 )
 @spec("TURN-62")
@@ -472,17 +472,17 @@ async def test_silence_is_a_stall_and_no_later_request_uses_the_connection() -> 
         AnthropicMessages(server.url, "m", limits=SHORT) as model,
     ):
         with pytest.raises(ModelStalledError):
-            await answered(model)
+            await events_of_model(model)
         async with asyncio.timeout(WAIT_S):
             await server.left.wait()
-        assert END in await answered(model)
+        assert END in await events_of_model(model)
     assert len(set(server.connections)) == 2
 
 
 async def test_closing_the_iterator_closes_the_connection() -> None:
-    half = stream(began(), *text(0, "Hel"), ending="hang")
+    half = stream(message_start(), *text(0, "Hel"), ending="hang")
     async with messages_server(half) as server, AnthropicMessages(server.url, "m") as model:
-        events: AsyncGenerator[ModelEvent, None] = model.stream(ASKED)
+        events: AsyncGenerator[ModelEvent, None] = model.stream(REQUEST)
         async with asyncio.timeout(WAIT_S):
             async with contextlib.aclosing(events):
                 await anext(events)
@@ -490,9 +490,9 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
 
 
 async def test_connections_are_kept_between_responses() -> None:
-    async with asked_with() as (server, model):
-        await answered(model)
-        await answered(model)
+    async with hello_model() as (server, model):
+        await events_of_model(model)
+        await events_of_model(model)
     assert len(set(server.connections)) == 1
 
 
@@ -506,7 +506,7 @@ def test_an_invalid_address_is_refused_at_once() -> None:
 
 async def test_the_sdk_decodes_the_same_response_from_the_same_server() -> None:
     async with messages_server(SIGNED, SIGNED) as server, AnthropicMessages(server.url, "m") as model:
-        events = await answered(model)
+        events = await events_of_model(model)
         client = anthropic.AsyncAnthropic(api_key="k", base_url=server.url.removesuffix("/v1"), max_retries=0)
         asked: list[Any] = server.bodies[0]["messages"]
         async with client, client.messages.stream(model="m", max_tokens=9, messages=asked) as reading:

@@ -54,17 +54,17 @@ from midstream.session.call_references import AttemptRef
 from tests.history.codecs.messages_wire import (
     PING,
     Json,
-    began,
+    block_delta,
+    block_start,
+    block_stop,
     call,
-    closed,
-    ended,
-    grown,
-    opened,
+    message_end,
+    message_start,
+    redacted,
     result,
     text,
     thought,
     wire,
-    withheld,
 )
 from tests.search import tried
 
@@ -82,7 +82,7 @@ def events_of(body: bytes, cuts: Iterable[int] = ()) -> list[ModelEvent]:
     return [*found, *reader.end()]
 
 
-def read(*events: Json) -> list[ModelEvent]:
+def decoded(*events: Json) -> list[ModelEvent]:
     """Return the decoded events, without keep-alives and empty pieces."""
     found = events_of(wire(events))
     return [each for each in found if is_progress(each) and not isinstance(each, Working)]
@@ -100,15 +100,15 @@ def response_of(events: Sequence[ModelEvent]) -> Response | None:
 
 def test_blocks_arrive_in_order_and_thoughts_with_their_signatures() -> None:
     events = [
-        began(),
+        message_start(),
         PING,
         *thought(0, "h", "m", signature="c2ln=="),
-        *withheld(1, "c2VhbGVk"),
+        *redacted(1, "c2VhbGVk"),
         *text(2, "Hel", "lo"),
         *call(3, "", '{"pa', 'th": "x"}'),
         *call(4, call_id="toolu_2", name="list"),
     ]
-    assert read(*events, *ended("tool_use")) == [
+    assert decoded(*events, *message_end("tool_use")) == [
         ThinkingDelta("h"),
         ThinkingDelta("m"),
         ThinkingDelta("", "c2ln=="),
@@ -122,7 +122,7 @@ def test_blocks_arrive_in_order_and_thoughts_with_their_signatures() -> None:
 
 
 def test_a_thought_with_omitted_text_keeps_its_signature() -> None:
-    response = response_of(read(began(), *thought(0), *text(1, "yes"), *ended()))
+    response = response_of(decoded(message_start(), *thought(0), *text(1, "yes"), *message_end()))
     assert response is not None
     assert response.parts == (Thinking("", "c2ln"), Text("yes"))
 
@@ -149,7 +149,7 @@ def test_hosted_tools_are_reported_with_their_results() -> None:
         ),
         *text(4, "T says so."),
     ]
-    assert read(began(), *events, *ended()) == [
+    assert decoded(message_start(), *events, *message_end()) == [
         UpstreamCallStarted("srvtoolu_1", "web_search", '{"query": "q"}'),
         UpstreamCallEnded("srvtoolu_1", '{"type":"web_search_result","title":"T","url":"u"}'),
         UpstreamCallStarted("mcptoolu_1", "echo", "{}"),
@@ -161,10 +161,10 @@ def test_hosted_tools_are_reported_with_their_results() -> None:
 
 def test_a_failed_hosted_tool_has_an_error_outcome() -> None:
     error = {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}
-    (_, ending, _) = read(
+    (_, ending, _) = decoded(
         *call(0, call_id="s", name="web_search", kind="server_tool_use"),
         *result(1, error, call_id="s", kind="web_search_tool_result"),
-        *ended(),
+        *message_end(),
     )
     assert isinstance(ending, UpstreamCallEnded)
     assert ending.outcome is Outcome.ERROR
@@ -185,7 +185,9 @@ def test_a_failed_hosted_tool_has_an_error_outcome() -> None:
     ],
 )
 def test_every_stop_reason_maps_to_a_finish(reason: str | None, finish: Finish) -> None:
-    assert read(began(), *text(0, "Hm"), *ended(reason))[-1] == Finished(finish, "claude-1", Usage(7, 9))
+    assert decoded(message_start(), *text(0, "Hm"), *message_end(reason))[-1] == Finished(
+        finish, "claude-1", Usage(7, 9)
+    )
 
 
 def test_every_stop_reason_of_the_sdk_has_a_case() -> None:
@@ -207,23 +209,25 @@ def test_every_stop_reason_of_the_sdk_has_a_case() -> None:
 )
 def test_a_refusal_or_a_full_window_without_content_is_an_error(reason: str, kind: type[ModelError]) -> None:
     with pytest.raises(ModelError) as caught:
-        read(began(), *thought(0, "hm"), *ended(reason))
+        decoded(message_start(), *thought(0, "hm"), *message_end(reason))
     assert type(caught.value) is kind
 
 
 def test_a_part_cut_by_the_length_limit_counts_as_far_as_it_came() -> None:
     begun = call(0, '{"path": ')[:-1]
-    assert read(began(), *begun, *ended("max_tokens")) == [
+    assert decoded(message_start(), *begun, *message_end("max_tokens")) == [
         ToolCallRequested("toolu_1", "read", '{"path": '),
         Finished(Finish.LENGTH, "claude-1", Usage(7, 9)),
     ]
-    assert read(began(), *call(0)[:-1], *ended("max_tokens"))[0] == ToolCallRequested("toolu_1", "read", "")
+    assert decoded(message_start(), *call(0)[:-1], *message_end("max_tokens"))[0] == ToolCallRequested(
+        "toolu_1", "read", ""
+    )
 
 
 def test_cached_tokens_count_as_input() -> None:
     cached: dict[str, Any] = {"cache_creation_input_tokens": 20, "cache_read_input_tokens": 300}
-    at_first = read(began(input_tokens=4, **cached), *text(0, "x"), *ended())
-    in_the_end = read(began(input_tokens=0), *text(0, "x"), *ended(input_tokens=4, **cached))
+    at_first = decoded(message_start(input_tokens=4, **cached), *text(0, "x"), *message_end())
+    in_the_end = decoded(message_start(input_tokens=0), *text(0, "x"), *message_end(input_tokens=4, **cached))
     assert at_first == in_the_end
     assert at_first[-1] == Finished(Finish.STOP, "claude-1", Usage(324, 9, 300, 20))
 
@@ -232,19 +236,19 @@ def test_deviations_of_other_servers_are_accepted() -> None:
     """Arguments whole at the beginning, no usage, no reason, nothing after the reason, unknown events and
     blocks.
     """
-    whole = [opened(0, "tool_use", id="a", name="read", input={"path": "x"}), closed(0)]
-    assert read(*whole, {"type": "message_stop"}, *text(1, "late")) == [
+    whole = [block_start(0, "tool_use", id="a", name="read", input={"path": "x"}), block_stop(0)]
+    assert decoded(*whole, {"type": "message_stop"}, *text(1, "late")) == [
         ToolCallRequested("a", "read", '{"path":"x"}'),
         Finished(Finish.CALLS),
     ]
     begun, *pieces, _ = call(0, '{"path": ', '"x"}')
     begun["content_block"]["input"] = {"path": ""}
-    assert read(begun, *pieces, *text(0, "yes"), *ended("tool_use"))[:2] == [
+    assert decoded(begun, *pieces, *text(0, "yes"), *message_end("tool_use"))[:2] == [
         ToolCallRequested("toolu_1", "read", '{"path": "x"}'),
         TextDelta("yes"),
     ], "what is streamed counts, and a block that takes another's place ends it"
-    odd = [{"type": "of_next_year"}, opened(0, "container_upload", file_id="f"), closed(0)]
-    assert read(*odd, *text(1, "x"), ended()[0]) == [
+    odd = [{"type": "of_next_year"}, block_start(0, "container_upload", file_id="f"), block_stop(0)]
+    assert decoded(*odd, *text(1, "x"), message_end()[0]) == [
         TextDelta("x"),
         Finished(Finish.STOP, usage=Usage(0, 9)),
     ]
@@ -271,15 +275,15 @@ def test_deviations_of_other_servers_are_accepted() -> None:
 )
 def test_an_error_in_the_middle_is_typed(error: object, kind: type[ModelError]) -> None:
     with pytest.raises(ModelError) as caught:
-        read(began(), *text(0, "Hel"), {"type": "error", "error": error})
+        decoded(message_start(), *text(0, "Hel"), {"type": "error", "error": error})
     assert type(caught.value) is kind
 
 
 def test_a_stream_cut_anywhere_is_no_response() -> None:
-    events = [began(), *thought(0, "hm"), *text(1, "yes"), *call(2, "{}"), *ended("tool_use")]
+    events = [message_start(), *thought(0, "hm"), *text(1, "yes"), *call(2, "{}"), *message_end("tool_use")]
     for count in range(len(events) - 1):
         with pytest.raises(ModelUnavailableError):
-            read(*events[:count])
+            decoded(*events[:count])
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"<html>", b'{"type": 5}'])
@@ -290,9 +294,9 @@ def test_bytes_that_are_no_event_are_a_retryable_error(data: bytes) -> None:
 
 def test_a_delta_without_its_block_and_too_many_blocks_are_errors() -> None:
     with pytest.raises(ModelUnavailableError):
-        read(began(), grown(3, "input_json_delta", partial_json="{"))
+        decoded(message_start(), block_delta(3, "input_json_delta", partial_json="{"))
     with pytest.raises(ModelUnavailableError):
-        read(*(opened(index, "text", text="") for index in range(BLOCKS_MAX + 1)))
+        decoded(*(block_start(index, "text", text="") for index in range(BLOCKS_MAX + 1)))
 
 
 _json = st.recursive(
@@ -309,9 +313,11 @@ _json = st.recursive(
 _kinds = ["text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "x_tool_result"]
 _deltas = ["text_delta", "thinking_delta", "signature_delta", "input_json_delta", "citations_delta"]
 _events = st.one_of(
-    st.builds(opened, st.integers(0, 2), st.sampled_from(_kinds), text=_json, input=_json, content=_json),
-    st.builds(grown, st.integers(0, 2), st.sampled_from(_deltas), text=_json, partial_json=_json),
-    st.builds(closed, st.integers(0, 2)),
+    st.builds(
+        block_start, st.integers(0, 2), st.sampled_from(_kinds), text=_json, input=_json, content=_json
+    ),
+    st.builds(block_delta, st.integers(0, 2), st.sampled_from(_deltas), text=_json, partial_json=_json),
+    st.builds(block_stop, st.integers(0, 2)),
     st.fixed_dictionaries(
         {"type": st.sampled_from(["message_start", "message_delta", "message_stop", "content_block_start"])},
         optional=dict.fromkeys(("index", "message", "content_block", "delta", "usage", "error"), _json),
@@ -345,7 +351,7 @@ def _blocks(draw: st.DrawFn, index: int) -> list[Json]:
     if kind == "thinking":
         return thought(index, *draw(_pieces), signature=f"sig{index}==")
     if kind == "withheld":
-        return withheld(index, f"sealed{index}")
+        return redacted(index, f"sealed{index}")
     written = json.dumps(draw(_arguments), ensure_ascii=draw(st.booleans()))
     place = draw(st.integers(0, len(written)))
     pieces = ("", written[:place], written[place:])
@@ -356,7 +362,9 @@ def _blocks(draw: st.DrawFn, index: int) -> list[Json]:
 
 @st.composite
 def _responses(draw: st.DrawFn) -> list[Json]:
-    events = [began(input_tokens=draw(st.integers(0, 9)), cache_read_input_tokens=draw(st.integers(0, 9)))]
+    events = [
+        message_start(input_tokens=draw(st.integers(0, 9)), cache_read_input_tokens=draw(st.integers(0, 9)))
+    ]
     index = 0
     for _ in range(draw(st.integers(0, 4))):
         block = draw(_blocks(index))
@@ -369,7 +377,7 @@ def _responses(draw: st.DrawFn) -> list[Json]:
         events += draw(st.sampled_from([[], [PING]]))
         index += 1
     reason = draw(st.sampled_from(["end_turn", "stop_sequence", "max_tokens", "pause_turn"]))
-    return [*events, *ended(reason, cache_creation_input_tokens=draw(st.integers(0, 9)))]
+    return [*events, *message_end(reason, cache_creation_input_tokens=draw(st.integers(0, 9)))]
 
 
 def sdk_message(body: bytes) -> anthropic.types.Message:

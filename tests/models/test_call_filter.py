@@ -15,14 +15,14 @@ from midstream.models.responses import (
 from tests.spec import spec
 
 
-def passed(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]:
+def filter_events(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]:
     calls = CallFilter(has_tools=has_tools)
     return [calls.apply(event) for event in events]
 
 
 @spec("REUSE-67")
 def test_a_call_for_an_application_without_tools_becomes_thinking() -> None:
-    assert passed(ToolCallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
+    assert filter_events(ToolCallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
         ThinkingDelta("\n[look {}]\n"),
         Finished(Finish.STOP),
     ]
@@ -30,7 +30,7 @@ def test_a_call_for_an_application_without_tools_becomes_thinking() -> None:
 
 def test_each_call_has_a_distinct_id() -> None:
     calls = [ToolCallRequested(given, "look", "") for given in ("", "c", "c", "call_1")]
-    events = passed(*calls, Finished(Finish.STOP), has_tools=True)
+    events = filter_events(*calls, Finished(Finish.STOP), has_tools=True)
     assert [event.id for event in events if isinstance(event, ToolCallRequested)] == [
         "call_1",
         "c",
@@ -42,4 +42,4 @@ def test_each_call_has_a_distinct_id() -> None:
 
 
 def test_all_other_events_pass_unchanged() -> None:
-    assert passed(TextDelta("a"), Working("x")) == [TextDelta("a"), Working("x")]
+    assert filter_events(TextDelta("a"), Working("x")) == [TextDelta("a"), Working("x")]

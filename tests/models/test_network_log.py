@@ -17,7 +17,7 @@ from midstream.observability.debug_output import NETWORK_LOGGER
 from tests.models.chat_server import Answer, chat_server, delta, refusal, stream
 
 KEY = "sk-proj-0123456789abcdef"
-ASKED = ModelRequest("", History((UserMessage.of(f"my key is {KEY}, my token is eyJhbGciOiJIUzI1NiJ9"),)))
+REQUEST = ModelRequest("", History((UserMessage.of(f"my key is {KEY}, my token is eyJhbGciOiJIUzI1NiJ9"),)))
 
 
 async def lines_of(answer: Answer, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -28,7 +28,7 @@ async def lines_of(answer: Answer, caplog: pytest.LogCaptureFixture) -> list[str
         OpenAICompatible(server.url, "m", KEY, headers=headers) as model,
     ):
         try:
-            async for _ in model.stream(ASKED):
+            async for _ in model.stream(REQUEST):
                 pass
         except ModelError:
             pass

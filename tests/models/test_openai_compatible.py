@@ -69,12 +69,12 @@ from tests.models.chat_server import (
 from tests.spec import spec
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
-ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
+REQUEST = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
 HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
 SHORT = HttpLimits(connect_s=1, first_byte_s=0.25, between_bytes_s=0.25)
 
 
-async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+async def events_of_model(model: Model, request: ModelRequest = REQUEST) -> list[ModelEvent]:
     """Return the events of a model, without keep-alives."""
     async with asyncio.timeout(WAIT_S):
         events = [event async for event in model.stream(request)]
@@ -83,7 +83,7 @@ async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEve
 
 async def answered_by(*answers: Answer) -> list[ModelEvent]:
     async with chat_server(*answers) as server, OpenAICompatible(server.url, "m") as model:
-        return await answered(model)
+        return await events_of_model(model)
 
 
 async def error_from(answer: Answer) -> ModelError:
@@ -124,7 +124,7 @@ async def test_the_request_has_all_content_with_the_key_of_the_response() -> Non
     history = History((UserMessage.of("hi"), step))
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", "secret", extra={"temperature": 0.5}) as model:
-            await answered(model, ModelRequest("Be brief.", history, (READ,), key="s1/1/2"))
+            await events_of_model(model, ModelRequest("Be brief.", history, (READ,), key="s1/1/2"))
         body, headers = server.bodies[0], server.headers[0]
     assert [message["role"] for message in body.pop("messages")] == ["system", "user", "assistant", "tool"]
     assert body == {
@@ -158,7 +158,7 @@ async def test_the_body_of_a_turn_starts_with_the_bytes_of_the_turn_before() -> 
     async with chat_server(HELLO, HELLO, HELLO) as server:
         async with OpenAICompatible(server.url, "m", extra={"temperature": 0.5}) as model:
             for request in requests:
-                await answered(model, request)
+                await events_of_model(model, request)
         before, then, now = (body.removesuffix(b"]}") for body in server.raw_bodies)
     assert (then.startswith(before), now.startswith(then)) == (True, True)
 
@@ -181,7 +181,7 @@ async def test_the_cache_key_of_a_session_is_sent_where_it_is_enabled(
 ) -> None:
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", has_cache_key=asked_for) as model:
-            await answered(model, ModelRequest("", ASKED.history, **request_of))
+            await events_of_model(model, ModelRequest("", REQUEST.history, **request_of))
         assert server.bodies[0].get("prompt_cache_key") == (cache_key_of("s1") if is_sent else None)
 
 
@@ -202,7 +202,7 @@ async def test_cache_marks_are_sent_where_they_are_enabled(
 ) -> None:
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", **options) as model:
-            await answered(model, ModelRequest("", ASKED.history, is_ephemeral=is_ephemeral))
+            await events_of_model(model, ModelRequest("", REQUEST.history, is_ephemeral=is_ephemeral))
         (message,) = server.bodies[0]["messages"]
     mark = {"type": "ephemeral"} | ({"ttl": "1h"} if "cache_ttl" in options else {})
     expected = [{"type": "text", "text": "hi", "cache_control": mark}] if is_marked else "hi"
@@ -215,7 +215,7 @@ async def test_model_settings_are_in_the_request_unless_the_configuration_overri
     )
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", extra={"top_p": 1}) as model:
-            await answered(model, ModelRequest("", ASKED.history, settings=settings))
+            await events_of_model(model, ModelRequest("", REQUEST.history, settings=settings))
             assert "top_p" not in model.grants
         body = server.bodies[0]
     assert (body["temperature"], body["top_p"], body["max_tokens"], body["stop"]) == (0.0, 1, 9, ["END"])
@@ -233,7 +233,7 @@ async def test_openai_has_another_field_name_for_the_token_limit() -> None:
 async def test_an_unsupported_field_can_be_left_out() -> None:
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", extra={"stream_options": None}) as model:
-            await answered(model, ModelRequest("", ASKED.history))
+            await events_of_model(model, ModelRequest("", REQUEST.history))
         assert set(server.bodies[0]) == {"model", "messages", "stream"}
         assert "authorization" not in server.headers[0]
 
@@ -242,9 +242,9 @@ async def test_after_429_the_same_model_answers() -> None:
     script = (refusal(429, **{"retry-after": "2.5"}), HELLO)
     async with chat_server(*script) as server, OpenAICompatible(server.url, "m") as model:
         with pytest.raises(ModelUnavailableError) as caught:
-            await answered(model)
+            await events_of_model(model)
         assert caught.value.retry_after_s == 2.5
-        assert (await answered(model))[0] == TextDelta("Hel")
+        assert (await events_of_model(model))[0] == TextDelta("Hel")
 
 
 async def test_a_retry_after_date_is_converted_to_seconds() -> None:
@@ -257,7 +257,7 @@ async def test_a_retry_after_date_is_converted_to_seconds() -> None:
         OpenAICompatible(server.url, "m", world=TenSecondsIn()) as model,
     ):
         with pytest.raises(ModelUnavailableError) as caught:
-            await answered(model)
+            await events_of_model(model)
     assert caught.value.retry_after_s == 90.0
 
 
@@ -327,14 +327,14 @@ async def test_an_absent_server_is_unavailable() -> None:
         gone = server.url
     async with OpenAICompatible(gone, "m") as model:
         with pytest.raises(ModelUnavailableError, match="ClientConnectorError"):
-            await answered(model)
+            await events_of_model(model)
 
 
 async def test_closing_the_iterator_closes_the_connection() -> None:
     script = (stream(delta(content="Hel"), ending="hang"), HELLO)
     async with chat_server(*script) as server, OpenAICompatible(server.url, "m") as model:
         await first_of(model, server)
-        assert await answered(model) == [
+        assert await events_of_model(model) == [
             TextDelta("Hel"),
             TextDelta("lo"),
             Finished(Finish.STOP, "m-1", Usage(7, 2)),
@@ -342,7 +342,7 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
 
 
 async def first_of(model: OpenAICompatible, server: ChatServer) -> None:
-    events: AsyncGenerator[ModelEvent, None] = model.stream(ASKED)
+    events: AsyncGenerator[ModelEvent, None] = model.stream(REQUEST)
     async with asyncio.timeout(WAIT_S):
         async with contextlib.aclosing(events):
             assert await anext(events) == TextDelta("Hel")
@@ -355,16 +355,16 @@ async def first_of(model: OpenAICompatible, server: ChatServer) -> None:
 )
 async def test_after_a_cancel_no_request_uses_the_old_connections(cut: Answer) -> None:
     async with chat_server(HELLO, cut, HELLO) as server, OpenAICompatible(server.url, "m") as model:
-        await answered(model)
+        await events_of_model(model)
         server.asked.clear()
         async with asyncio.timeout(WAIT_S):
-            asking = asyncio.create_task(answered(model))
+            asking = asyncio.create_task(events_of_model(model))
             await server.asked.wait()
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
             await server.left.wait()
-        assert TextDelta("lo") in await answered(model)
+        assert TextDelta("lo") in await events_of_model(model)
     before, during, after = server.connections
     assert before == during, "connections are kept between responses"
     assert after != during
@@ -377,10 +377,10 @@ async def test_after_silence_no_request_uses_the_old_connections() -> None:
         OpenAICompatible(server.url, "m", limits=SHORT) as model,
     ):
         with pytest.raises(ModelStalledError):
-            await answered(model)
+            await events_of_model(model)
         async with asyncio.timeout(WAIT_S):
             await server.left.wait()
-        assert TextDelta("lo") in await answered(model)
+        assert TextDelta("lo") in await events_of_model(model)
     assert len(set(server.connections)) == 2
 
 
@@ -389,16 +389,16 @@ async def test_a_cancel_leaves_the_responses_of_other_sessions_running() -> None
     slow = Answer(HELLO.pieces, gate=gate)
     async with chat_server(slow, silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:
         async with asyncio.timeout(WAIT_S):
-            other = asyncio.create_task(answered(model))
+            other = asyncio.create_task(events_of_model(model))
             await server.asked.wait()
             server.asked.clear()
-            asking = asyncio.create_task(answered(model))
+            asking = asyncio.create_task(events_of_model(model))
             await server.asked.wait()
             asking.cancel()
             await server.left.wait()
             gate.set()
             assert TextDelta("lo") in await other
-        assert TextDelta("lo") in await answered(model)
+        assert TextDelta("lo") in await events_of_model(model)
     assert len(set(server.connections)) == 3
 
 
@@ -428,7 +428,7 @@ async def test_the_profile_decides_how_the_history_is_written() -> None:
         chat_server(HELLO) as server,
         OpenAICompatible(server.url, "m", profile="strict-template") as model,
     ):
-        await answered(model, request)
+        await events_of_model(model, request)
         roles = [message["role"] for message in server.bodies[0]["messages"]]
     assert roles == ["user", "assistant", "user"]
     with pytest.raises(UsageError, match="unknown profile"):
@@ -444,7 +444,7 @@ def test_each_event_loop_has_its_own_connections() -> None:
         async with chat_server(HELLO) as server:
             model = model or OpenAICompatible(server.url, "m")
             model._provider._base_url = server.url
-            answers.extend(await answered(model))
+            answers.extend(await events_of_model(model))
             await model.aclose()
 
     asyncio.run(once())
@@ -469,7 +469,7 @@ async def test_a_real_server_answers_and_refuses_a_long_prompt_and_a_wrong_key()
     engine = await load(None, 1024, World())
     limits = {"max_tokens": 20, "temperature": 0}
     async with OpenAICompatible(engine.base_url, "any", engine.api_key, extra=limits) as model:
-        *words, finished = await answered(model)
+        *words, finished = await events_of_model(model)
         assert all(isinstance(event, TextDelta) for event in words)
         assert isinstance(finished, Finished)
         assert finished.usage is not None
@@ -478,7 +478,7 @@ async def test_a_real_server_answers_and_refuses_a_long_prompt_and_a_wrong_key()
     async with OpenAICompatible(engine.base_url, "any", engine.api_key, extra=limits) as model:
         long = ModelRequest("", History((UserMessage.of("word " * 2000),)))
         with pytest.raises(ModelRejectedError, match="longer than the model can read"):
-            await answered(model, long)
+            await events_of_model(model, long)
     async with OpenAICompatible(engine.base_url, "any", "not the key") as model:
         with pytest.raises(ModelRejectedError, match="API key"):
-            await answered(model)
+            await events_of_model(model)

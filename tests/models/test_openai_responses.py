@@ -71,7 +71,7 @@ from tests.models.responses_server import (
 from tests.spec import spec
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
-ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
+REQUEST = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
 END = Finished(Finish.STOP, "m-1", Usage(7, 2, 5))
 SHORT = HttpLimits(connect_s=1, first_byte_s=0.25, between_bytes_s=0.25)
 
@@ -82,7 +82,7 @@ def model_at(
     return OpenAIResponses(server.url, "m", "key", is_background=is_background, limits=limits, world=Hasty())
 
 
-async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+async def events_of_model(model: Model, request: ModelRequest = REQUEST) -> list[ModelEvent]:
     """Return the events of a model, without keep-alives."""
     async with asyncio.timeout(WAIT_S):
         events = [event async for event in model.stream(request)]
@@ -91,7 +91,7 @@ async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEve
 
 async def answered_by(*events: Json) -> list[ModelEvent]:
     async with responses_server(events) as server, model_at(server) as model:
-        found = await answered(model)
+        found = await events_of_model(model)
     assert isinstance(found[0], Resumable)
     return found[1:]
 
@@ -104,11 +104,11 @@ async def error_from(
         model_at(server, is_background=is_background, limits=limits) as model,
     ):
         with pytest.raises(ModelError) as caught:
-            await answered(model)
+            await events_of_model(model)
     return caught.value
 
 
-def words(events: list[ModelEvent]) -> str:
+def text_of(events: list[ModelEvent]) -> str:
     return "".join(each.text for each in events if isinstance(each, TextDelta))
 
 
@@ -117,7 +117,7 @@ def words(events: list[ModelEvent]) -> str:
 
 async def test_text_is_streamed_with_its_usage_and_its_resume_token() -> None:
     async with responses_server(HELLO) as server, model_at(server) as model:
-        kept, *rest = await answered(model)
+        kept, *rest = await events_of_model(model)
     assert kept == Resumable(next(iter(server.kept)))
     assert rest == [*(TextDelta(each) for each in ("Hel", "lo, ", "you ", "there")), END]
     assert isinstance(model, ResumableModel)
@@ -136,7 +136,11 @@ async def test_thinking_precedes_the_text_with_its_parts_separated() -> None:
 
 
 async def test_calls_arrive_complete_at_the_end() -> None:
-    events = [*said("Let me see."), *asked('{"path": "x"}'), *asked('{"path": "y"}', "call_2")]
+    events = [
+        *said("Let me see."),
+        *asked('{"path": "x"}'),
+        *asked('{"path": "y"}', "call_2"),
+    ]
     expected = [
         TextDelta("Let me see."),
         ToolCallRequested("call_1", "read", '{"path": "x"}'),
@@ -150,7 +154,7 @@ async def test_calls_arrive_complete_at_the_end() -> None:
 
 async def test_streamed_arguments_are_a_sign_of_progress() -> None:
     async with responses_server([*asked("{}"), completed()]) as server, model_at(server) as model:
-        events = [event async for event in model.stream(ASKED)]
+        events = [event async for event in model.stream(REQUEST)]
     assert events.count(Working("read")) >= 1
 
 
@@ -193,7 +197,7 @@ async def test_a_response_that_the_provider_ended_is_typed_and_not_resumed(
 ) -> None:
     async with responses_server([*said("Hel"), end]) as server, model_at(server) as model:
         with pytest.raises(ModelError) as caught:
-            await answered(model)
+            await events_of_model(model)
     assert type(caught.value) is kind
     assert [method for method, _ in server.asked] == ["POST"]
 
@@ -201,7 +205,7 @@ async def test_a_response_that_the_provider_ended_is_typed_and_not_resumed(
 async def test_model_settings_are_in_the_request() -> None:
     settings = ModelSettings(temperature=0.0, tokens_max=9, seed=1, forced_tool="read")
     async with responses_server(HELLO) as server, model_at(server) as model:
-        await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
+        await events_of_model(model, ModelRequest("", REQUEST.history, (READ,), settings=settings))
     body = server.bodies[0]
     assert (body["temperature"], body["max_output_tokens"]) == (0.0, 9)
     assert body["tool_choice"] == {"type": "function", "name": "read"}
@@ -210,9 +214,9 @@ async def test_model_settings_are_in_the_request() -> None:
 
 async def test_the_request_carries_the_whole_conversation() -> None:
     step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
-    request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,), attempt=2, key="s1/1/2")
+    request = ModelRequest("Be brief.", REQUEST.history.then(step), (READ,), attempt=2, key="s1/1/2")
     async with responses_server(HELLO) as server, model_at(server) as model:
-        await answered(model, request)
+        await events_of_model(model, request)
     body, headers = server.bodies[0], server.headers[0]
     assert [item.get("role") or item["type"] for item in body["input"]] == [
         "system",
@@ -229,14 +233,14 @@ async def test_the_request_carries_the_whole_conversation() -> None:
 async def test_a_longer_conversation_starts_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
     step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     write = ToolSpec("write", "Write a file.")
-    shorter = ModelRequest("Be brief.", ASKED.history, (READ, write), session="s1")
-    longer = ModelRequest("Be brief.", ASKED.history.then(step), (write, READ), session="s1")
+    shorter = ModelRequest("Be brief.", REQUEST.history, (READ, write), session="s1")
+    longer = ModelRequest("Be brief.", REQUEST.history.then(step), (write, READ), session="s1")
     async with (
         responses_server(HELLO, HELLO) as server,
         OpenAIResponses(server.url, "m", has_cache_key=True) as model,
     ):
-        await answered(model, shorter)
-        await answered(model, longer)
+        await events_of_model(model, shorter)
+        await events_of_model(model, longer)
     before, now = (body.removesuffix(b"]}") for body in server.raw_bodies)
     assert now.startswith(before)
     assert [body["prompt_cache_key"] for body in server.bodies] == [cache_key_of("s1")] * 2
@@ -262,8 +266,8 @@ def test_an_invalid_address_is_refused_at_once() -> None:
 async def test_a_stream_broken_anywhere_continues_after_its_last_event(ending: str, events_max: int) -> None:
     links = [Link(events_max, ending), Link(0, "cut"), Link(1, ending)]
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:
-        events = await answered(model)
-    assert words(events) == HELLO_TEXT
+        events = await events_of_model(model)
+    assert text_of(events) == HELLO_TEXT
     assert [type(each) for each in events].count(Resumable) == 1
     assert events[-1] == END
     assert numbers_asked(server)[:2] == [str(events_max - 1)] * 2
@@ -274,14 +278,14 @@ async def test_silence_counts_as_a_break() -> None:
         responses_server(HELLO, links=[Link(3, "hang")]) as server,
         model_at(server, limits=SHORT) as model,
     ):
-        assert words(await answered(model)) == HELLO_TEXT
+        assert text_of(await events_of_model(model)) == HELLO_TEXT
     assert numbers_asked(server) == ["2"]
 
 
 async def test_a_server_that_is_briefly_down_is_called_again() -> None:
     links = [Link(3, "cut"), Link(status=503), Link(status=502)]
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:
-        assert words(await answered(model)) == HELLO_TEXT
+        assert text_of(await events_of_model(model)) == HELLO_TEXT
 
 
 async def test_a_long_delay_requested_by_a_server_falls_between_attempts() -> None:
@@ -293,7 +297,7 @@ async def test_connections_without_events_are_bounded() -> None:
     links = [Link(3, "cut"), *[Link(0, "cut")] * 10]
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:
         with pytest.raises(ModelCutError):
-            await answered(model)
+            await events_of_model(model)
     assert len(server.asked) == RESPONSE_RECONNECTS_MAX + 1
 
 
@@ -309,9 +313,9 @@ async def test_a_provider_that_hangs_on_every_connection_is_a_stall() -> None:
 async def test_a_response_that_the_server_lost_has_its_own_error() -> None:
     assert type(await error_from(HELLO, Link(3, "cut"), Link(status=404))) is ModelForgotError
     async with responses_server(HELLO) as server, model_at(server) as model:
-        request = ModelRequest("", ASKED.history, resume="resp_gone")
+        request = ModelRequest("", REQUEST.history, resume="resp_gone")
         with pytest.raises(ModelForgotError):
-            await answered(model, request)
+            await events_of_model(model, request)
     assert server.asked == [("GET", "/responses/resp_gone?stream=true")]
 
 
@@ -319,7 +323,7 @@ async def test_without_background_a_cut_response_is_requested_again_and_nothing_
     error = await error_from(HELLO, Link(3, "cut"), is_background=False)
     assert type(error) is ModelUnavailableError
     async with responses_server(HELLO) as server, model_at(server, is_background=False) as model:
-        events = await answered(model)
+        events = await events_of_model(model)
     assert not any(isinstance(each, Resumable) for each in events)
     assert (server.bodies[0]["store"], "background" in server.bodies[0]) == (False, False)
 

@@ -15,7 +15,7 @@ from midstream.models.openai_responses_stream import ResponsesReader, render_too
 from midstream.models.responses import Finished, KeepAlive, ModelEvent, TextDelta, Working
 
 
-def read(reader: ResponsesReader, *events: dict[str, Any]) -> list[ModelEvent]:
+def decoded(reader: ResponsesReader, *events: dict[str, Any]) -> list[ModelEvent]:
     return [found for each in events for found in reader.read_json(json.dumps(each).encode())]
 
 
@@ -25,7 +25,7 @@ def delta(number: int, text: str) -> dict[str, Any]:
 
 def test_a_repeated_event_is_ignored() -> None:
     reader = ResponsesReader()
-    assert read(reader, delta(0, "a"), delta(1, "b"), delta(1, "b"), delta(0, "a"), delta(2, "c")) == [
+    assert decoded(reader, delta(0, "a"), delta(1, "b"), delta(1, "b"), delta(0, "a"), delta(2, "c")) == [
         TextDelta("a"),
         TextDelta("b"),
         TextDelta("c"),
@@ -35,8 +35,8 @@ def test_a_repeated_event_is_ignored() -> None:
 
 def test_states_are_no_progress_and_hidden_work_is() -> None:
     reader = ResponsesReader()
-    assert read(reader, {"type": "response.queued", "response": {"id": "resp_1"}}) == [KeepAlive()]
-    assert read(reader, {"type": "response.web_search_call.searching"}) == [Working()]
+    assert decoded(reader, {"type": "response.queued", "response": {"id": "resp_1"}}) == [KeepAlive()]
+    assert decoded(reader, {"type": "response.web_search_call.searching"}) == [Working()]
     assert reader.response_id == "resp_1"
 
 
@@ -44,23 +44,23 @@ def test_a_response_without_deltas_is_decoded_from_its_end() -> None:
     content = [{"type": "output_text", "text": "Hello"}, {"type": "refusal", "refusal": "!"}]
     output = [{"type": "reasoning"}, {"type": "message", "content": content}]
     reader = ResponsesReader()
-    assert read(reader, {"type": "response.completed", "response": {"output": output}}) == [
+    assert decoded(reader, {"type": "response.completed", "response": {"output": output}}) == [
         TextDelta("Hello!"),
         Finished(Finish.STOP),
     ]
-    assert read(reader, delta(5, "late")) == []
+    assert decoded(reader, delta(5, "late")) == []
 
 
 def test_usage_without_details_counts() -> None:
     done = {"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 1}}}
-    assert read(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(3, 1))]
+    assert decoded(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(3, 1))]
 
 
 def test_cached_and_cache_writing_tokens_are_counted() -> None:
     details = {"cached_tokens": 20, "cache_write_tokens": 5}
     usage = {"input_tokens": 30, "input_tokens_details": details, "output_tokens": 1}
     done = {"type": "response.completed", "response": {"usage": usage}}
-    assert read(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(30, 1, 20, 5))]
+    assert decoded(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(30, 1, 20, 5))]
 
 
 def test_tools_have_a_flat_form() -> None:
@@ -114,7 +114,7 @@ _events = st.fixed_dictionaries(
 def test_any_input_gives_events_or_a_typed_error(events: list[dict[str, Any]]) -> None:
     reader = ResponsesReader()
     try:
-        read(reader, *events)
+        decoded(reader, *events)
     except ModelError:
         return
     assert reader.failure is None or reader.is_ended

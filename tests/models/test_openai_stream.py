@@ -31,7 +31,7 @@ def call_piece(index: int | None, arguments: object, **more: object) -> dict[str
     return {"index": index, "function": {"name": name, "arguments": arguments}, **more}
 
 
-def read(*chunks: dict[str, Any]) -> list[ModelEvent]:
+def decoded(*chunks: dict[str, Any]) -> list[ModelEvent]:
     reader = ChatStreamReader()
     events = [event for each in chunks for event in reader.read_json(json.dumps(each).encode())]
     return [*events, *reader.end()]
@@ -43,7 +43,7 @@ def test_text_arrives_at_once_and_the_end_with_its_usage() -> None:
         "completion_tokens": 2,
         "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 1},
     }
-    assert read(
+    assert decoded(
         chunk(role="assistant", content=""),
         chunk(content="Hel"),
         chunk(content="lo"),
@@ -54,7 +54,7 @@ def test_text_arrives_at_once_and_the_end_with_its_usage() -> None:
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_thinking_has_two_field_names(field: str) -> None:
-    assert read(chunk(**{field: "hm"}), chunk("stop", content="yes")) == [
+    assert decoded(chunk(**{field: "hm"}), chunk("stop", content="yes")) == [
         ThinkingDelta("hm"),
         TextDelta("yes"),
         Finished(Finish.STOP, "m"),
@@ -62,7 +62,7 @@ def test_thinking_has_two_field_names(field: str) -> None:
 
 
 def test_parallel_calls_are_joined_by_their_index() -> None:
-    assert read(
+    assert decoded(
         chunk(tool_calls=[call_piece(0, "", id="a", name="read")]),
         chunk(tool_calls=[call_piece(1, "{", id="b", name="list"), call_piece(0, '{"path"')]),
         chunk(tool_calls=[call_piece(0, ': "x"}'), call_piece(1, "}")]),
@@ -76,7 +76,7 @@ def test_parallel_calls_are_joined_by_their_index() -> None:
 
 
 def test_calls_without_an_index_start_with_their_id() -> None:
-    assert read(
+    assert decoded(
         chunk(tool_calls=[call_piece(None, '{"a"', id="a", name="read")]),
         chunk(tool_calls=[call_piece(None, ": 1}")]),
         chunk("stop", tool_calls=[call_piece(None, {"b": 2}, id="b", name="read")]),
@@ -98,7 +98,7 @@ def test_calls_without_an_index_start_with_their_id() -> None:
     ],
 )
 def test_each_finish_reason_maps_to_a_finish(reason: str, finish: Finish) -> None:
-    assert read(chunk(reason, content="a"))[-1] == Finished(finish, "m")
+    assert decoded(chunk(reason, content="a"))[-1] == Finished(finish, "m")
 
 
 def test_the_end_marker_alone_ends_a_response() -> None:
@@ -110,17 +110,17 @@ def test_the_end_marker_alone_ends_a_response() -> None:
 
 def test_a_response_without_its_end_is_cut() -> None:
     with pytest.raises(ModelUnavailableError, match="broke off"):
-        read(chunk(content="Hel"))
+        decoded(chunk(content="Hel"))
 
 
 def test_a_filtered_response_is_not_retryable() -> None:
     with pytest.raises(ModelFilteredError, match="content filter"):
-        read(chunk("content_filter"))
+        decoded(chunk("content_filter"))
 
 
 def test_too_many_calls_are_an_error() -> None:
     with pytest.raises(ModelUnavailableError, match="limit"):
-        read(chunk(tool_calls=[call_piece(CALLS_MAX, "{}", id="a", name="read")]))
+        decoded(chunk(tool_calls=[call_piece(CALLS_MAX, "{}", id="a", name="read")]))
 
 
 @given(
@@ -151,15 +151,15 @@ def test_any_input_gives_events_or_a_typed_error(data: bytes) -> None:
 
 def test_an_error_in_the_middle_of_a_stream_is_typed() -> None:
     with pytest.raises(ModelUnavailableError, match="overloaded"):
-        read(chunk(content="Hel"), {"error": {"message": "overloaded", "type": "server_error"}})
+        decoded(chunk(content="Hel"), {"error": {"message": "overloaded", "type": "server_error"}})
     with pytest.raises(ModelRejectedError, match="bad tool"):
-        read({"error": {"message": "bad tool", "type": "invalid_request_error", "code": None}})
+        decoded({"error": {"message": "bad tool", "type": "invalid_request_error", "code": None}})
 
 
 def test_googles_thought_signature_arrives_with_its_call() -> None:
     extra = {"google": {"thought_signature": "c2ln"}}
     signed = call_piece(0, "{}", name="run", id="a", extra_content=extra)
-    found = read(
+    found = decoded(
         chunk(tool_calls=[signed]), chunk(tool_calls=[call_piece(1, "{}", name="run", id="b")]), chunk("stop")
     )
     asked = [event for event in found if isinstance(event, ToolCallRequested)]

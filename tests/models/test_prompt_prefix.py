@@ -46,7 +46,7 @@ SCHEMA = {
 }
 READ = ToolSpec("read", "Read a file.", SCHEMA)
 LIST = ToolSpec("list", "List a folder.", {})
-EVERYBODY = st.sampled_from(sorted(PROFILES))
+EVERY_PROFILE = st.sampled_from(sorted(PROFILES))
 
 
 def encoded(messages: object) -> bytes:
@@ -57,12 +57,12 @@ def encoded(messages: object) -> bytes:
 @pytest.mark.slow
 @spec("REUSE-58")
 @settings(max_examples=tried(120))
-@given(histories(8), EVERYBODY, st.data())
+@given(histories(8), EVERY_PROFILE, st.data())
 def test_the_messages_of_a_turn_start_with_those_of_the_turn_before(
     history: History, profile: str, data: st.DataObject
 ) -> None:
     """The request before the answer to a user's message, and every later one."""
-    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    ends = [end for end in range(1, len(history.entries) + 1) if needs_response(history.entries[:end])]
     if len(ends) > 1:
         before = data.draw(st.sampled_from(ends[:-1]))
         now = data.draw(st.sampled_from([end for end in ends if end > before]))
@@ -71,7 +71,7 @@ def test_the_messages_of_a_turn_start_with_those_of_the_turn_before(
         assert encoded(longer).startswith(encoded(shorter))
 
 
-def is_asked(entries: tuple[Entry, ...]) -> bool:
+def needs_response(entries: tuple[Entry, ...]) -> bool:
     """Return whether a model is called here: after a user message, or after the results of its calls."""
     last = entries[-1]
     return isinstance(last, UserMessage) or bool(last.results)
@@ -137,11 +137,11 @@ def test_the_key_is_sent_to_servers_known_to_accept_it(host: str, is_known: bool
 # --- Anthropic's marks ------------------------------------------------------------------------------------------
 
 
-def asked(*words: str) -> list[Entry]:
+def user_entries(*words: str) -> list[Entry]:
     return [UserMessage.of(each) for each in words]
 
 
-def ran(calls: int) -> Step:
+def call_step(calls: int) -> Step:
     made = tuple(ToolCall(f"c{number}", "read", "{}") for number in range(calls))
     return Step(
         Response((Text("I look."), *made), Finish.CALLS), tuple(ToolResult(c.id, "words") for c in made)
@@ -174,11 +174,11 @@ def unmarked(value: Value) -> Value:
 
 @spec("REUSE-61")
 def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
-    body = anchor(body_of(*asked("hi")))
+    body = anchor(body_of(*user_entries("hi")))
 
     assert marks(body) == ["tools[1]", "system[0]", "messages[0][0]"]
     assert body["tools"][1]["cache_control"] == {"type": "ephemeral"}
-    assert anchor(body_of(*asked("hi")), ttl="1h")["system"][0]["cache_control"] == {
+    assert anchor(body_of(*user_entries("hi")), ttl="1h")["system"][0]["cache_control"] == {
         "type": "ephemeral",
         "ttl": "1h",
     }
@@ -190,8 +190,8 @@ def test_the_second_anchor_is_at_the_end_of_the_previous_request() -> None:
     results.
     """
     calls = LOOK_BACK_BLOCKS + 5
-    first, second = asked("read it all"), [*asked("read it all"), ran(calls)]
-    third = [*second, Step(Response((Text("Done."),))), *asked("again")]
+    first, second = user_entries("read it all"), [*user_entries("read it all"), call_step(calls)]
+    third = [*second, Step(Response((Text("Done."),))), *user_entries("again")]
 
     bodies = [anchor(body_of(*entries)) for entries in (first, second, third)]
     tails = [marks(body)[-1] for body in bodies]
@@ -219,7 +219,7 @@ def test_the_number_of_marks_is_limited_and_each_is_on_a_permitted_block(history
 def test_but_for_the_marks_a_longer_conversation_starts_with_the_shorter_one(
     history: History, data: st.DataObject
 ) -> None:
-    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    ends = [end for end in range(1, len(history.entries) + 1) if needs_response(history.entries[:end])]
     if len(ends) > 1:
         end = data.draw(st.sampled_from(ends[:-1]))
         shorter, longer = (unmarked(anchor(body_of(*history.entries[:to]))) for to in (end, ends[-1]))
@@ -228,14 +228,14 @@ def test_but_for_the_marks_a_longer_conversation_starts_with_the_shorter_one(
 
 @spec("REUSE-61")
 def test_a_body_with_its_own_marks_is_unchanged() -> None:
-    body = body_of(*asked("hi"))
+    body = body_of(*user_entries("hi"))
     body["messages"] = [
         {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
     ]
 
     assert anchor(body) == body
-    assert anchor({**body_of(*asked("hi")), "cache_control": {}}) == {
-        **body_of(*asked("hi")),
+    assert anchor({**body_of(*user_entries("hi")), "cache_control": {}}) == {
+        **body_of(*user_entries("hi")),
         "cache_control": {},
     }
 
@@ -248,7 +248,7 @@ def chat_of(*entries: Entry) -> dict[str, Any]:
 @spec("REUSE-61")
 def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
     """A mark beside the content of a result reportedly makes one such server hang."""
-    entries = [*asked("read it"), ran(2)]
+    entries = [*user_entries("read it"), call_step(2)]
     before, now = (anchor_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
     mark = {"type": "ephemeral", "ttl": "1h"}
     system, user, response, first, last = now["messages"]
@@ -280,7 +280,7 @@ def test_the_text_of_a_message_with_an_image_is_marked() -> None:
 def test_but_for_the_marks_longer_chat_completions_start_with_the_shorter_ones(
     history: History, data: st.DataObject
 ) -> None:
-    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    ends = [end for end in range(1, len(history.entries) + 1) if needs_response(history.entries[:end])]
     if ends:
         end = data.draw(st.sampled_from(ends))
         shorter, longer = (anchor_chat(chat_of(*history.entries[:to])) for to in (end, ends[-1]))
@@ -290,7 +290,7 @@ def test_but_for_the_marks_longer_chat_completions_start_with_the_shorter_ones(
 
 
 def test_the_input_body_is_not_changed() -> None:
-    body = body_of(*asked("hi"), ran(2))
+    body = body_of(*user_entries("hi"), call_step(2))
     before = msgspec.json.encode(body)
     anchor(body)
     assert msgspec.json.encode(body) == before

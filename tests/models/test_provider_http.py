@@ -210,7 +210,7 @@ async def scripted(
         await provider.aclose()
 
 
-async def _words(provider: Provider, body: bytes = b"{}") -> list[bytes]:
+async def _event_data(provider: Provider, body: bytes = b"{}") -> list[bytes]:
     asked = provider.events("POST", "/chat/completions?b=c", body)
     return [event.data async for each in asked for event in each]
 
@@ -230,7 +230,7 @@ async def _words(provider: Provider, body: bytes = b"{}") -> list[bytes]:
 )
 async def test_a_body_is_complete_however_it_is_split(answer: bytes, piece_bytes: int) -> None:
     async with scripted(answer, piece_bytes=piece_bytes) as (_, provider):
-        assert await _words(provider) == [b"hello"]
+        assert await _event_data(provider) == [b"hello"]
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ async def test_a_body_is_complete_however_it_is_split(answer: bytes, piece_bytes
 )
 async def test_a_connection_is_kept_unless_the_server_ends_it(first: bytes, connections: int) -> None:
     async with scripted(first, WHOLE) as (peer, provider):
-        assert await _words(provider) == [b"hello"]
-        assert await _words(provider) == [b"hello"]
+        assert await _event_data(provider) == [b"hello"]
+        assert await _event_data(provider) == [b"hello"]
         assert peer.connections == connections
 
 
@@ -271,14 +271,14 @@ async def test_a_connection_is_kept_unless_the_server_ends_it(first: bytes, conn
 async def test_a_response_that_is_cut_or_not_http_is_an_outage(answer: bytes | None) -> None:
     async with scripted(answer) as (_, provider):
         with pytest.raises(ModelUnavailableError, match="the connection to m failed"):
-            await _words(provider)
+            await _event_data(provider)
 
 
 async def test_a_server_that_does_not_listen_is_an_outage() -> None:
     async with scripted() as (_, provider):
         pass
     with pytest.raises(ModelUnavailableError, match="ClientConnectorError"):
-        await _words(provider)
+        await _event_data(provider)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full backlog refuses on other systems")
@@ -296,7 +296,7 @@ async def test_a_connection_not_established_in_time_is_an_outage() -> None:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         provider = Provider(url, "m", limits=limits, world=World())
         with pytest.raises(ModelUnavailableError, match="ConnectionTimeoutError"):
-            await _words(provider)
+            await _event_data(provider)
         await provider.aclose()
 
 
@@ -306,7 +306,7 @@ async def test_a_small_response_that_unpacks_to_a_large_event_is_refused() -> No
     answer = OK + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed)
     async with scripted(answer + packed) as (_, provider):
         with pytest.raises(ModelUnavailableError, match="above the limit"):
-            await _words(provider)
+            await _event_data(provider)
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ async def test_an_unread_response_stays_at_the_server() -> None:
 async def test_a_large_request_is_sent_completely() -> None:
     async with scripted(WHOLE) as (peer, provider):
         body = b"x" * (8 << 20)
-        assert await _words(provider, body) == [b"hello"]
+        assert await _event_data(provider, body) == [b"hello"]
         assert peer.requests[0].endswith(b"\r\n\r\n" + body)
 
 
@@ -354,7 +354,7 @@ async def test_a_server_that_reads_nothing_is_a_stall() -> None:
         limits = HttpLimits(connect_s=SHORT, first_byte_s=SHORT)
         provider = Provider(url, "m", limits=limits, world=World())
         with pytest.raises(ModelStalledError):
-            await _words(provider, b"x" * (32 << 20))
+            await _event_data(provider, b"x" * (32 << 20))
         is_given_up.set()
         await provider.aclose()
 
@@ -378,20 +378,20 @@ async def test_unrequested_bytes_close_the_connection() -> None:
 
     async with serving(talk) as url:
         provider = Provider(url, "m", world=World())
-        assert await _words(provider) == [b"hello"]
+        assert await _event_data(provider) == [b"hello"]
         is_answered.set()
         await is_left.wait()
-        assert await _words(provider) == [b"hello"]
+        assert await _event_data(provider) == [b"hello"]
         assert connections == 2
         await provider.aclose()
 
 
 async def test_the_request_head_has_only_the_needed_headers() -> None:
     async with scripted(WHOLE, WHOLE, headers={"X-Mine": "a", "User-Agent": "mine"}) as (peer, provider):
-        await _words(provider)
+        await _event_data(provider)
         with_password = peer.url.replace("127", "me:pass%40word@127", 1)
         other = Provider(with_password, "m", headers={"Accept-Encoding": "gzip"}, world=World())
-        await _words(other)
+        await _event_data(other)
         await other.aclose()
     shared = {
         "": "POST /chat/completions?b=c HTTP/1.1",
@@ -421,14 +421,14 @@ async def test_a_redirect_never_receives_the_key(status: int) -> None:
         moved = f"HTTP/1.1 {status} Moved\r\nlocation: {url}/\r\ncontent-length: 0\r\n\r\n"
         async with scripted(moved.encode(), headers={"authorization": "Bearer key"}) as (_, provider):
             with pytest.raises(ModelError):
-                await _words(provider)
+                await _event_data(provider)
     assert elsewhere.connections == 0
 
 
 async def test_a_cookie_of_one_response_is_not_in_later_requests() -> None:
     async with scripted(WHOLE.replace(TYPE, TYPE + b"set-cookie: a=b\r\n"), WHOLE) as (peer, provider):
-        await _words(provider)
-        await _words(provider)
+        await _event_data(provider)
+        await _event_data(provider)
     assert [head.get("Cookie") for head in peer.heads] == [None, None]
 
 
@@ -437,7 +437,7 @@ async def test_the_users_netrc_file_is_not_read(tmp_path: Path, monkeypatch: pyt
     netrc.write_text("machine 127.0.0.1 login me password word\n")
     monkeypatch.setenv("NETRC", str(netrc))
     async with scripted(WHOLE) as (peer, provider):
-        await _words(provider)
+        await _event_data(provider)
     assert "authorization" not in {name.lower() for name in peer.heads[0]}
 
 
@@ -448,7 +448,7 @@ async def test_a_proxy_of_the_environment_is_used(prefix: str, monkeypatch: pyte
         monkeypatch.setenv("http_proxy", prefix + url.removeprefix("http://"))
         monkeypatch.setenv("no_proxy", "other.example")
         provider = Provider("http://model.example/v1", "m", "key", world=World())
-        assert await _words(provider) == [b"hello"]
+        assert await _event_data(provider) == [b"hello"]
         await provider.aclose()
     assert proxy.heads[0][""] == "POST http://model.example/v1/chat/completions?b=c HTTP/1.1"
 
@@ -459,7 +459,7 @@ async def test_a_proxy_tunnels_tls_and_never_receives_the_key(monkeypatch: pytes
         monkeypatch.setenv("all_proxy", url)
         provider = Provider("https://model.example/v1", "m", "secret-key", world=World())
         with pytest.raises(ModelUnavailableError):
-            await _words(provider)
+            await _event_data(provider)
         await provider.aclose()
     assert proxy.requests[0].startswith(b"CONNECT model.example:443 ")
     assert b"secret-key" not in proxy.requests[0]
@@ -479,10 +479,10 @@ async def test_a_server_certificate_trusted_by_the_system_is_accepted(
         async with serving(peer.talk, tls=tls) as url:
             provider = Provider(url.replace("http:", "https:"), "m", "key", world=World())
             if is_trusted:
-                assert await _words(provider) == [b"hello"]
+                assert await _event_data(provider) == [b"hello"]
             else:
                 with pytest.raises(ModelUnavailableError, match="Certificate"):
-                    await _words(provider)
+                    await _event_data(provider)
             await provider.aclose()
     finally:
         provider_http._tls.cache_clear()
@@ -493,7 +493,7 @@ async def test_an_excepted_address_does_not_use_the_proxy(monkeypatch: pytest.Mo
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     async with scripted(WHOLE) as (_, provider):
-        assert await _words(provider) == [b"hello"]
+        assert await _event_data(provider) == [b"hello"]
 
 
 def test_an_unsupported_proxy_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,7 +517,7 @@ def test_unclosed_connections_end_with_their_loop(caplog: pytest.LogCaptureFixtu
         talking = threading.Thread(target=talk, args=(listening,))
         talking.start()
         provider = Provider(f"http://127.0.0.1:{listening.getsockname()[1]}", "m", world=World())
-        assert asyncio.run(_words(provider)) == [b"hello"]
+        assert asyncio.run(_event_data(provider)) == [b"hello"]
         talking.join(WAIT_S)  # The connection was closed.
         assert not talking.is_alive()
     del provider

@@ -73,11 +73,11 @@ from tests.models.chat_server import WAIT_S, Answer, call, chat_server, delta, r
 from tests.spec import spec
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
-ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,))
+REQUEST = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,))
 HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
 
 
-async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+async def events_of_model(model: Model, request: ModelRequest = REQUEST) -> list[ModelEvent]:
     async with asyncio.timeout(WAIT_S):
         events = [event async for event in model.stream(request)]
     return [event for event in events if not isinstance(event, KeepAlive | Working)]
@@ -93,7 +93,7 @@ async def openai_at(url: str) -> AsyncIterator[PydanticModel]:
 
 async def answered_by(answer: Answer) -> list[ModelEvent]:
     async with chat_server(answer) as server, openai_at(server.url) as model:
-        return await answered(PydanticAIModel(model))
+        return await events_of_model(PydanticAIModel(model))
 
 
 def response_of(events: Sequence[ModelEvent]) -> Response:
@@ -108,10 +108,10 @@ def response_of(events: Sequence[ModelEvent]) -> Response:
 async def test_a_test_model_calls_and_then_answers() -> None:
     model = PydanticAIModel(TestModel(custom_output_text="all done"))
     assert model.name == "test:test"
-    asked = response_of(await answered(model))
+    asked = response_of(await events_of_model(model))
     assert [made.name for made in asked.calls] == ["read"]
     step = Step(asked, (ToolResult(asked.calls[0].id, "X"),))
-    told = response_of(await answered(model, ModelRequest("", ASKED.history.then(step), (READ,))))
+    told = response_of(await events_of_model(model, ModelRequest("", REQUEST.history.then(step), (READ,))))
     assert (told.text, told.finish) == ("all done", Finish.STOP)
 
 
@@ -127,7 +127,7 @@ async def test_thinking_text_and_calls_are_converted() -> None:
         yield {2: DeltaToolCall(name="read", json_args='{"path": "y"}', tool_call_id="b")}
         yield {1: DeltaToolCall(json_args=': "x"}')}
 
-    *said, finished = await answered(PydanticAIModel(FunctionModel(stream_function=say)))
+    *said, finished = await events_of_model(PydanticAIModel(FunctionModel(stream_function=say)))
     assert said == [
         ThinkingDelta("let me "),
         ThinkingDelta("see", "sig"),
@@ -149,7 +149,7 @@ async def test_the_provider_receives_the_tools_and_the_instructions() -> None:
         seen.append((info, last.instructions))
         yield "ok"
 
-    await answered(PydanticAIModel(FunctionModel(stream_function=say)))
+    await events_of_model(PydanticAIModel(FunctionModel(stream_function=say)))
     (info, instructions) = seen[0]
     assert instructions == "Be brief."
     told = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
@@ -178,16 +178,16 @@ def claude(seen: Seen) -> PydanticModel:
 
 
 async def test_redacted_thinking_is_received_and_sent_back_unchanged() -> None:
-    thoughts = [*claudes.thought(0, "hm"), *claudes.withheld(1, "c2VhbGVk")]
+    thoughts = [*claudes.thought(0, "hm"), *claudes.redacted(1, "c2VhbGVk")]
     words = [*claudes.text(2, "I look."), *claudes.call(3, "{}")]
-    events = [claudes.began("claude-test"), *thoughts, *words, *claudes.ended("tool_use")]
+    events = [claudes.message_start("claude-test"), *thoughts, *words, *claudes.message_end("tool_use")]
     seen = Seen(claudes.wire(events))
     model = PydanticAIModel(claude(seen))
-    responded = response_of(await answered(model))
+    responded = response_of(await events_of_model(model))
     assert responded.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
 
-    history = ASKED.history.then(Step(responded, (ToolResult("toolu_1", "X"),)))
-    await answered(model, ModelRequest("", history, (READ,)))
+    history = REQUEST.history.then(Step(responded, (ToolResult("toolu_1", "X"),)))
+    await events_of_model(model, ModelRequest("", history, (READ,)))
     (_, said, _) = unmarked(seen.bodies[1]["messages"])
     assert said["content"][:2] == [
         {"type": "thinking", "thinking": "hm", "signature": "c2ln"},
@@ -195,13 +195,13 @@ async def test_redacted_thinking_is_received_and_sent_back_unchanged() -> None:
     ]
 
 
-RAN = Step(Response((ToolCall("a", "read", "{}"),), Finish.CALLS), (ToolResult("a", "X"),))
+CALL_STEP = Step(Response((ToolCall("a", "read", "{}"),), Finish.CALLS), (ToolResult("a", "X"),))
 CLAUDES = [
-    ModelRequest("Be brief.", ASKED.history, (READ,)),
-    ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,)),
+    ModelRequest("Be brief.", REQUEST.history, (READ,)),
+    ModelRequest("Be brief.", REQUEST.history.then(CALL_STEP), (READ,)),
     ModelRequest(
         "Be brief.",
-        ASKED.history.then(RAN).then(Step(Response((Text("X."),)))).then(UserMessage.of("on")),
+        REQUEST.history.then(CALL_STEP).then(Step(Response((Text("X."),)))).then(UserMessage.of("on")),
         (READ,),
     ),
 ]
@@ -213,7 +213,7 @@ async def test_requests_to_anthropic_have_cache_marks() -> None:
     model = PydanticAIModel(claude(seen))
     for request in CLAUDES:
         with pytest.raises(ModelRejectedError):
-            await answered(model, request)
+            await events_of_model(model, request)
 
     assert all("cache_control" in body for body in seen.bodies)  # Its mark at the end of the messages.
     assert all("cache_control" in body["tools"][-1] for body in seen.bodies)
@@ -248,7 +248,7 @@ async def test_nothing_is_marked_where_it_is_disabled(
     seen = Seen()
     request = msgspec.structs.replace(CLAUDES[1], **request_of)
     with pytest.raises(ModelRejectedError):
-        await answered(PydanticAIModel(claude(seen), **options), request)
+        await events_of_model(PydanticAIModel(claude(seen), **options), request)
 
     assert b"cache_control" not in msgspec.json.encode(seen.bodies)
 
@@ -353,9 +353,9 @@ async def test_a_tool_loop_that_lost_its_thinking_continues_without_it() -> None
         settings=cast("ModelSettings", {"anthropic_thinking": thinking}),
         profile="anthropic",
     )
-    await answered(model)
+    await events_of_model(model)
     step = Step(Response((ToolCall("a", "read"),)), (ToolResult("a", "X"),))
-    await answered(model, ModelRequest("", ASKED.history.then(step), (READ,)))
+    await events_of_model(model, ModelRequest("", REQUEST.history.then(step), (READ,)))
     assert seen == [thinking, {"type": "disabled"}]
 
 
@@ -390,9 +390,9 @@ async def test_a_real_model_streams_its_thinking() -> None:
 
 async def test_the_request_carries_the_whole_conversation() -> None:
     step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
-    request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,))
+    request = ModelRequest("Be brief.", REQUEST.history.then(step), (READ,))
     async with chat_server(HELLO) as server, openai_at(server.url) as model:
-        await answered(PydanticAIModel(model), request)
+        await events_of_model(PydanticAIModel(model), request)
         sent = server.bodies[0]["messages"]
     assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
     assert sent[2]["tool_calls"][0]["id"] == sent[3]["tool_call_id"] == "a"
@@ -430,7 +430,7 @@ async def test_an_absent_provider_is_unavailable() -> None:
         gone = server.url
     async with openai_at(gone) as model:
         with pytest.raises(ModelUnavailableError):
-            await answered(PydanticAIModel(model))
+            await events_of_model(PydanticAIModel(model))
 
 
 async def test_closing_the_iterator_closes_the_connection() -> None:
@@ -439,7 +439,7 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
         openai_at(server.url) as model,
         asyncio.timeout(WAIT_S),
     ):
-        async with contextlib.aclosing(PydanticAIModel(model).stream(ASKED)) as events:
+        async with contextlib.aclosing(PydanticAIModel(model).stream(REQUEST)) as events:
             assert await anext(events) == TextDelta("Hel")
         await server.left.wait()
 
@@ -447,13 +447,13 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
 async def test_a_provider_that_never_answers_can_be_cancelled_and_called_again() -> None:
     async with chat_server(silence(), HELLO) as server, openai_at(server.url) as model:
         async with asyncio.timeout(WAIT_S):
-            asking = asyncio.create_task(answered(PydanticAIModel(model)))
+            asking = asyncio.create_task(events_of_model(PydanticAIModel(model)))
             await server.asked.wait()
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
             await server.left.wait()
-        assert TextDelta("lo") in await answered(PydanticAIModel(model))
+        assert TextDelta("lo") in await events_of_model(PydanticAIModel(model))
     assert len(set(server.connections)) == 2
 
 
@@ -506,7 +506,7 @@ class Google(TestModel):
 
 async def test_a_thought_signature_is_received_with_its_call_and_sent_back() -> None:
     model = Google(model_name="gemini-3-pro")
-    *_, called, finished = await answered(PydanticAIModel(model))
+    *_, called, finished = await events_of_model(PydanticAIModel(model))
     assert isinstance(called, ToolCallRequested)
     assert called.signature == "c2ln"
     assert isinstance(finished, Finished)

@@ -154,7 +154,7 @@ def test_no_delta_exceeds_a_frame() -> None:
 START = UpstreamCallStarted("u", "grep", '{"for":"x"}')
 END = UpstreamCallEnded("u", "line 1", Outcome.OK)
 RUNS = UpstreamCall("u", "grep", '{"for":"x"}')
-RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
+ENDED_CALL = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
 
 
 @spec("REUSE-54")
@@ -165,9 +165,9 @@ def test_an_upstream_call_is_reported_at_its_start_and_its_end() -> None:
         Delta(1, 2, 3, 0, "text", "I look"),
         Delta(1, 2, 3, 1, "thinking", "", RUNS),
         Delta(1, 2, 3, 2, "text", "found"),
-        Delta(1, 2, 3, 1, "thinking", "", RAN),
+        Delta(1, 2, 3, 1, "thinking", "", ENDED_CALL),
     ]
-    assert response == Response((Text("I look"), RAN, Text("found")))
+    assert response == Response((Text("I look"), ENDED_CALL, Text("found")))
     assert response.calls == ()
 
 
@@ -194,8 +194,8 @@ def test_a_call_without_an_end_has_an_unknown_outcome() -> None:
 def test_a_call_has_one_start_and_one_end_whatever_the_upstream_repeats() -> None:
     deltas, response = _built(START, START, END, UpstreamCallEnded("u", "again", Outcome.ERROR), Finished())
 
-    assert [delta.call for delta in deltas] == [RUNS, RAN]
-    assert response == Response((RAN,))
+    assert [delta.call for delta in deltas] == [RUNS, ENDED_CALL]
+    assert response == Response((ENDED_CALL,))
 
 
 def test_an_end_without_a_start_is_kept() -> None:
@@ -205,9 +205,9 @@ def test_an_end_without_a_start_is_kept() -> None:
 @pytest.mark.parametrize(
     ("shown", "told"),
     [
-        ({}, [RUNS, RAN]),
-        ({0: RUNS}, [RAN]),
-        ({0: RAN}, []),
+        ({}, [RUNS, ENDED_CALL]),
+        ({0: RUNS}, [ENDED_CALL]),
+        ({0: ENDED_CALL}, []),
     ],
 )
 def test_a_resumed_response_emits_only_new_deltas(shown: dict[int, Words], told: list[UpstreamCall]) -> None:
@@ -215,7 +215,7 @@ def test_a_resumed_response_emits_only_new_deltas(shown: dict[int, Words], told:
     deltas = [delta for event in (START, END, Finished()) for delta in builder.add(event)]
 
     assert [delta.call for delta in deltas] == told
-    assert builder.response() == Response((RAN,))
+    assert builder.response() == Response((ENDED_CALL,))
 
 
 @pytest.mark.parametrize(

@@ -64,24 +64,28 @@ def routed(**models: ScriptedModel | Kept) -> RoutedModels:
     return RoutedModels({name: Route(model) for name, model in models.items()})
 
 
-async def said(model: RoutedModels, name: str) -> str:
+async def answer_of(model: RoutedModels, name: str) -> str:
     request = ModelRequest("", HISTORY, model=name)
     return "".join([event.text async for event in model.stream(request) if isinstance(event, TextDelta)])
 
 
 async def test_a_request_is_answered_by_the_model_that_it_names() -> None:
     model = routed(one=ScriptedModel([text("I am one")]), two=ScriptedModel([text("I am two")]))
-    assert [await said(model, name) for name in ("two", "one", "")] == ["I am two", "I am one", "I am one"]
+    assert [await answer_of(model, name) for name in ("two", "one", "")] == [
+        "I am two",
+        "I am one",
+        "I am one",
+    ]
     assert (model.default, model.names) == ("one", ("one", "two"))
     with pytest.raises(ModelNotFoundError, match="available: one, two"):
-        await said(model, "three")
+        await answer_of(model, "three")
 
 
 async def test_a_failing_model_does_not_affect_the_others() -> None:
     model = routed(down=ScriptedModel([[ModelUnavailableError("down")]]), up=ScriptedModel([text("I am up")]))
     with pytest.raises(ModelUnavailableError):
-        await said(model, "down")
-    assert await said(model, "up") == "I am up"
+        await answer_of(model, "down")
+    assert await answer_of(model, "up") == "I am up"
 
 
 async def test_a_response_is_resumed_and_stopped_at_the_model_that_began_it() -> None:

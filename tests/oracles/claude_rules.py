@@ -45,14 +45,14 @@ def anthropic(messages: list[Any], profile: str = "anthropic") -> Iterator[str]:
         elif profile in _UNMIXED and len({block.get("type") == "tool_result" for block in content}) > 1:
             yield f"MIXED {at}"
         turns.append((str(role), content))
-    yield from _pairing([(role, _asked(b, "tool_use"), _answered(b)) for role, b in turns], profile)
+    yield from _pairing([(role, _call_ids(b, "tool_use"), _result_ids(b)) for role, b in turns], profile)
 
 
-def _asked(blocks: list[Any], kind: str) -> list[Any]:
+def _call_ids(blocks: list[Any], kind: str) -> list[Any]:
     return [block.get("id") for block in blocks if block.get("type") == kind]
 
 
-def _answered(blocks: list[Any]) -> list[Any]:
+def _result_ids(blocks: list[Any]) -> list[Any]:
     """Return the ids of results, and None for other blocks; an invalid id belongs to no call."""
     return [
         (found if isinstance(found := block.get("tool_use_id"), str) else f"no id: {found!r}")
@@ -64,7 +64,7 @@ def _answered(blocks: list[Any]) -> list[Any]:
 
 def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
     kind = block.get("type")
-    if kind == "text" and not _says(block.get("text")):
+    if kind == "text" and not _has_text(block.get("text")):
         yield "ANT-BLANK"
     elif kind == "tool_use":
         call_id = block.get("id")
@@ -92,7 +92,7 @@ def _block(block: Json, role: str, seen: set[str]) -> Iterator[str]:
         if role != "assistant":
             yield "ANT-ROLE thinking of a user"
         signature = block.get("signature" if kind == "thinking" else "data")
-        if not _says(signature) or str(signature).startswith(_FOREIGN):
+        if not _has_text(signature) or str(signature).startswith(_FOREIGN):
             yield "ANT-SIGNATURE"
         if kind == "thinking" and not isinstance(block.get("thinking"), str):
             yield "ANT-SHAPE thinking"
@@ -109,7 +109,7 @@ def _result(block: Json) -> Iterator[str]:
         for piece in content:
             if not isinstance(piece, dict) or not isinstance(piece.get("type"), str):
                 yield "ANT-SHAPE result"
-            elif piece["type"] == "text" and not _says(piece.get("text")):
+            elif piece["type"] == "text" and not _has_text(piece.get("text")):
                 yield "ANT-BLANK in a result"
             elif piece["type"] != "text" and block.get("is_error"):
                 yield "ANT-ERRTEXT"
@@ -244,7 +244,7 @@ def _responses(blocks: list[Any]) -> set[str]:
 
 
 def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> Iterator[str]:
-    if "text" in block and not _says(block["text"]):
+    if "text" in block and not _has_text(block["text"]):
         yield "BED-BLANK"
     if isinstance(use := block.get("toolUse"), dict):
         call_id = use.get("toolUseId")
@@ -269,7 +269,7 @@ def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> I
             yield "BED-ERRCONTENT"
         elif not all(isinstance(piece, dict) and piece.keys() & _CONVERSE_RESULTS for piece in content):
             yield "BED-SHAPE result block"
-        elif any("text" in piece and not _says(piece["text"]) for piece in content):
+        elif any("text" in piece and not _has_text(piece["text"]) for piece in content):
             yield "BED-BLANK result"
         elif result.get("status") == "error" and not all(
             piece.keys() & {"text", "json"} for piece in content
@@ -286,7 +286,7 @@ def _converse_block(block: Json, role: Value, seen: set[str], profile: str) -> I
     if isinstance(thought, dict) and role != "assistant":
         yield "BED-ROLE thinking"
     if isinstance(thought, dict) and "redactedContent" not in thought and profile != "bedrock-mistral":
-        if not _says((thought.get("reasoningText") or {}).get("signature")):
+        if not _has_text((thought.get("reasoningText") or {}).get("signature")):
             yield "BED-SIGNATURE"
 
 
@@ -294,5 +294,5 @@ def _is_foreign(thought: Json) -> bool:
     return str((thought.get("reasoningText") or {}).get("signature")).startswith(_FOREIGN)
 
 
-def _says(value: Value) -> bool:
+def _has_text(value: Value) -> bool:
     return isinstance(value, str) and bool(value.strip())

@@ -61,7 +61,7 @@ def missing(oracle: str) -> str:
         return package
 
 
-def judge(oracle: str, form: str, messages: list[Any], wire: str = "chat") -> list[str]:
+def objections(oracle: str, form: str, messages: list[Any], wire: str = "chat") -> list[str]:
     """Return the objections of an oracle; nothing for formats it does not support.
 
     `wire` is the model class of pydantic-ai that would send the list.
@@ -215,4 +215,4 @@ async def _mapped(sent: Value) -> dict[str, Any]:
     return {"anthropic": to_anthropic, "chat": to_chat}
 
 
-__all__ = ["FORMS", "PACKAGES", "PROMPTS", "SPEAKS_FOR", "judge", "missing"]
+__all__ = ["FORMS", "PACKAGES", "PROMPTS", "SPEAKS_FOR", "missing", "objections"]

@@ -70,7 +70,7 @@ def score(
     made.output = result.messages
     made.refused = refusals(form, result.messages, asked.get("profile") or "")
     made.lost = lost_words(before, [result.messages, result.system])
-    made.verbatim = kept(before, result.messages)
+    made.verbatim = count_unchanged(before, result.messages)
     start = first_defect(whole, before) if whole is not None else 0
     start -= _lacks_results(form, before[:start])
     made.prefix = result.messages[:start] == before[:start]
@@ -91,14 +91,14 @@ def score(
 
 def words_of(value: Value) -> Counter[str]:
     """Count the marker words in a value, without those of thoughts."""
-    return Counter(_MARKER.findall(json.dumps(_spoken(value), ensure_ascii=False)))
+    return Counter(_MARKER.findall(json.dumps(_without_thoughts(value), ensure_ascii=False)))
 
 
-def _spoken(value: Value) -> Value:
+def _without_thoughts(value: Value) -> Value:
     if isinstance(value, list):
-        return [_spoken(item) for item in value if not _is_thought(item)]
+        return [_without_thoughts(item) for item in value if not _is_thought(item)]
     if isinstance(value, dict):
-        return {key: _spoken(item) for key, item in value.items() if key not in _THOUGHTS}
+        return {key: _without_thoughts(item) for key, item in value.items() if key not in _THOUGHTS}
     return value
 
 
@@ -119,7 +119,7 @@ def lost_words(before: list[Any], after: Value) -> list[str]:
     return sorted(word for word in words_of(before) if not there[word])
 
 
-def kept(before: list[Any], after: list[Any]) -> tuple[int, int]:
+def count_unchanged(before: list[Any], after: list[Any]) -> tuple[int, int]:
     """Count the unchanged messages."""
     there = Counter(json.dumps(message, sort_keys=True) for message in after)
     count = 0

@@ -29,7 +29,7 @@ def as_chat(form: str, messages: list[Any]) -> list[Json]:
     for at, message in enumerate(messages):
         content = message.get("content", message.get("parts"))
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        read = [_read(part) for part in parts]
+        read = [_read_part(part) for part in parts]
         if message.get("role") in ("assistant", "model"):
             chat.append(_response(read, at))
         else:
@@ -38,7 +38,7 @@ def as_chat(form: str, messages: list[Any]) -> list[Json]:
     return chat
 
 
-def _read(part: Json) -> tuple[str, Any]:
+def _read_part(part: Json) -> tuple[str, Any]:
     """Read one part: its kind, and its text, call or result."""
     if isinstance(call := part.get("functionCall"), dict):
         return "call", _call(call.get("id") or _WITHOUT_ID, call.get("name"), call.get("args") or {})

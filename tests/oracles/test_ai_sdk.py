@@ -9,7 +9,7 @@ import pytest
 
 import midstream.history.operations
 from tests.oracles.accidents import drop_result
-from tests.oracles.ai_sdk import judged, lacking
+from tests.oracles.ai_sdk import lacking, validate
 from tests.oracles.measures import broken
 from tests.oracles.projection import as_chat
 from tests.oracles.scripts import WRITERS, valid
@@ -22,14 +22,14 @@ QUESTIONS = tried(40)
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking() or "it is all here")
 
 
-def shown(form: str, messages: list[Any]) -> list[dict[str, Any]]:
+def chat_with_prompt(form: str, messages: list[Any]) -> list[dict[str, Any]]:
     return as_chat(form, with_prompt(form, messages))
 
 
 @pytest.mark.parametrize("form", WRITERS)
 def test_the_ai_sdk_accepts_valid_and_repaired_histories_and_refuses_broken_ones(form: str) -> None:
     cases = [broken(form, Random(f"{form}/ai-sdk/{number}")) for number in range(QUESTIONS)]
-    repaired = [_repaired(form, messages) for _, messages, _ in cases]
+    repaired = [_repair(form, messages) for _, messages, _ in cases]
     whole = [valid(form, Random(f"{form}/ai-sdk/valid/{number}")) for number in range(QUESTIONS)]
     lacking_results = []
     for number in range(QUESTIONS):
@@ -37,8 +37,8 @@ def test_the_ai_sdk_accepts_valid_and_repaired_histories_and_refuses_broken_ones
         messages = valid(form, chance)
         drop_result(form, messages, chance)
         lacking_results.append(messages)
-    asked = [shown(form, messages) for messages in [*repaired, *whole, *lacking_results]]
-    verdicts = judged(asked)
+    asked = [chat_with_prompt(form, messages) for messages in [*repaired, *whole, *lacking_results]]
+    verdicts = validate(asked)
     of_repaired = verdicts[:QUESTIONS]
     refused = [
         (n, how, said) for n, ((_, _, how), said) in enumerate(zip(cases, of_repaired, strict=True)) if said
@@ -46,13 +46,13 @@ def test_the_ai_sdk_accepts_valid_and_repaired_histories_and_refuses_broken_ones
     assert refused == []
     assert [said for said in verdicts[QUESTIONS : 2 * QUESTIONS] if said] == []
     raw = verdicts[2 * QUESTIONS :]
-    was_broken = [_repaired(form, messages) is not messages for messages in lacking_results]
+    was_broken = [_repair(form, messages) is not messages for messages in lacking_results]
     assert [bool(said) for said in raw] == was_broken
     assert any(was_broken)
     assert all("MissingToolResultsError" in said[0] for said in raw if said)
 
 
-def _repaired(form: str, messages: list[Any]) -> list[Any]:
+def _repair(form: str, messages: list[Any]) -> list[Any]:
     return midstream.history.operations.repair_by_name(messages, format=form).messages
 
 
@@ -62,6 +62,6 @@ def test_the_ai_sdk_refuses_an_unknown_role_and_an_unknown_result() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
     null = {"role": "tool", "tool_call_id": "c1", "content": None}
-    verdicts = judged([[user], [user, typo], [user, asked, null, user]])
+    verdicts = validate([[user], [user, typo], [user, asked, null, user]])
     assert verdicts[0] == []
     assert [said[0].partition(":")[0] for said in verdicts[1:]] == ["message 1", "message 2"]

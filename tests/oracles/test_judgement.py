@@ -11,7 +11,7 @@ import pytest
 
 import midstream.history.operations
 from tests.oracles.accidents import ACCIDENTS, ODD
-from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
+from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, missing, objections
 from tests.oracles.measures import Score, broken, lost_words, score
 from tests.oracles.scripts import WRITERS, valid
 from tests.oracles.verdicts import refusals
@@ -60,9 +60,9 @@ def test_independent_validators_accept_repaired_histories(oracle: str, form: str
         _, messages, how = broken(form, chance)
         whole = valid(form, chance)
         if not midstream.history.operations.check_by_name(whole, profile, format=form):
-            assert judge(oracle, form, whole) == []
+            assert objections(oracle, form, whole) == []
         done = midstream.history.operations.repair_by_name(messages, format=form, profile=profile)
-        assert (number, how, judge(oracle, form, done.messages)) == (number, how, [])
+        assert (number, how, objections(oracle, form, done.messages)) == (number, how, [])
         assert (number, how, lost_words(messages, [done.messages, done.system])) == (number, how, [])
 
 
@@ -77,11 +77,11 @@ def test_mistral_accepts_no_system_message_after_a_response_and_its_text_stays_i
         {"role": "assistant", "content": "k2z"},
         {"role": "system", "content": "k3z"},
     ]
-    assert "Unexpected role 'system' after role 'assistant'" in judge(oracle, "mistral", inside)[0]
+    assert "Unexpected role 'system' after role 'assistant'" in objections(oracle, "mistral", inside)[0]
     done = midstream.history.operations.repair_by_name(inside, format="mistral", profile=SPEAKS_FOR[oracle])
     assert done.messages == [*inside[:2], {"role": "user", "content": "[system message] k3z"}]
     assert [edit.code for edit in done.edits] == ["system-in-list"]
-    assert judge(oracle, "mistral", done.messages) == []
+    assert objections(oracle, "mistral", done.messages) == []
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -136,7 +136,7 @@ class GatewayProcess:
                         answer.is_ended = True
                     else:
                         async for line in response.aiter_lines():
-                            _read(line, answer)
+                            _read_line(line, answer)
                             if leave_after is not None and len(answer.pieces) >= leave_after:
                                 break
             except httpx2.HTTPError as error:
@@ -201,7 +201,7 @@ def _installed(programs: Path) -> Mapping[str, str]:
     return {"PATH": os.pathsep.join(map(str, paths)), "PYTHONPATH": os.pathsep.join(map(str, modules))}
 
 
-def _read(line: str, answer: Answer) -> None:
+def _read_line(line: str, answer: Answer) -> None:
     if not line.startswith("data: "):
         return
     data = line.removeprefix("data: ")

@@ -177,17 +177,17 @@ class ModelServer:
             case "agent":
                 return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
             case "hang" if tries <= directive.number(1, 1e9):
-                return await self._send(request, api, body, [Words(_words(directive, 0))], end="hang")
+                return await self._send(request, api, body, [Words(_answer_words(directive, 0))], end="hang")
             case "cut" if tries <= directive.number(1, 1e9):
-                return await self._send(request, api, body, [Words(_words(directive, 2))], end="cut")
+                return await self._send(request, api, body, [Words(_answer_words(directive, 2))], end="cut")
             case "say" if self._continues:
                 known = whole[whole.rindex(f"Q{directive.id} {{") :].count(f"R{directive.id}.")
-                return await self._send(request, api, body, [Words(_words(directive, 2)[known:])])
+                return await self._send(request, api, body, [Words(_answer_words(directive, 2)[known:])])
             case "say" | "hang":
-                return await self._send(request, api, body, [Words(_words(directive, 2))])
+                return await self._send(request, api, body, [Words(_answer_words(directive, 2))])
             case _:  # A finished error or loss.
                 return await self._send(
-                    request, api, body, [Words(_words(replace(directive, numbers=()), 2))]
+                    request, api, body, [Words(_answer_words(replace(directive, numbers=()), 2))]
                 )
 
     async def _send(
@@ -217,7 +217,7 @@ def _newest(found: list[Directive]) -> Directive | None:
     return found[-1] if found else None
 
 
-def _words(directive: Directive, otherwise: int) -> list[str]:
+def _answer_words(directive: Directive, otherwise: int) -> list[str]:
     return [f"R{directive.id}.{place} " for place in range(int(directive.number(0, otherwise)))]
 
 

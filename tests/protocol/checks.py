@@ -14,7 +14,7 @@ _decoded: dict[bytes, records.Record] = {}
 
 def check(world: World) -> None:
     """Raise `AssertionError` with the violated condition."""
-    kept = [_read(body) for _, body in world.line]
+    kept = [_decode(body) for _, body in world.line]
     accepted = [record for record in kept if isinstance(record, CommandAccepted)]
     numbers = [record.seqno for record in accepted]
     assert numbers == list(range(len(numbers))), f"commands were accepted as {numbers}"
@@ -63,7 +63,7 @@ def _check_events(process: Process, world: World) -> None:
         f"the application has {positions}"
     )
     if log and not world.may_lose_tail:
-        assert isinstance(_read(log[0][1]), StreamOpened), (
+        assert isinstance(_decode(log[0][1]), StreamOpened), (
             "the application's log does not begin with the stream"
         )
         begin = positions[0] - 1
@@ -81,17 +81,17 @@ def is_at_end(world: World) -> bool:
     if world.session.is_live or not world.session.turns:
         return False
     told = [process for process in world.processes if not isinstance(process.stream.error, StreamFencedError)]
-    return bool(told) and all(_is_told_all(process, world) for process in told)
+    return bool(told) and all(_has_all_events(process, world) for process in told)
 
 
-def _is_told_all(process: Process, world: World) -> bool:
-    kinds = [type(_read(body)) for _, body in world.line]
+def _has_all_events(process: Process, world: World) -> bool:
+    kinds = [type(_decode(body)) for _, body in world.line]
     first, last = kinds.index(StreamOpened), kinds.index(TurnEnded)
     is_over = process.stream.is_ended and process.stream.error is None and process.disk.state is None
     return is_over and not process.has_unread and process.disk.log == world.line[first : last + 1]
 
 
-def _read(body: bytes) -> records.Record:
+def _decode(body: bytes) -> records.Record:
     if body not in _decoded:
         _decoded[body] = records.decode(body)
     return _decoded[body]

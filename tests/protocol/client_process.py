@@ -27,7 +27,7 @@ from midstream.protocol.frames import EventId
 from midstream.retries import Backoff
 from midstream.session import records
 from midstream.session.calls import CallState
-from tests.protocol.values import copied, shallow, told_apart
+from tests.protocol.values import copied, distinguishing_parts, shallow
 
 AT = 0.0
 """Time of every event: nothing checked here depends on durations."""
@@ -134,7 +134,12 @@ class Process:
     def fingerprint(self) -> Hashable:
         unread = tuple(each.event_id for each in self.unread)
         seen = (unread, self.in_hand, self.starts, self.can_abort, self.told)
-        return self.disk.fingerprint(), told_apart(self.stream), told_apart(self.tools), seen
+        return (
+            self.disk.fingerprint(),
+            distinguishing_parts(self.stream),
+            distinguishing_parts(self.tools),
+            seen,
+        )
 
     @property
     def has_unread(self) -> bool:

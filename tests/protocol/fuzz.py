@@ -15,7 +15,7 @@ from random import Random
 import atheris
 
 with atheris.instrument_imports(include=["midstream", "tests.protocol"]):
-    from tests.protocol.upright import bent, seeds, take, words
+    from tests.protocol.upright import dictionary, mutate, seeds, take
 
 SECONDS = 600
 INPUT_BYTES_MAX = 8192
@@ -25,7 +25,7 @@ def _mutated(data: bytes, bytes_max: int, seed: int) -> bytes:
     """Return another input: a mutated frame as often as mutated bytes."""
     chance = Random(seed)
     if chance.randrange(2):
-        return bytes(bent(data, chance)[:bytes_max])
+        return bytes(mutate(data, chance)[:bytes_max])
     return bytes(atheris.Mutate(data, bytes_max))
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     corpus.mkdir()
     for number, data in enumerate(seeds()):
         (corpus / f"seed-{number}").write_bytes(data)
-    (place / "words").write_text("\n".join(words()))
+    (place / "words").write_text("\n".join(dictionary()))
     options = [
         f"-max_total_time={arguments[0] if arguments else SECONDS}",
         f"-max_len={INPUT_BYTES_MAX}",

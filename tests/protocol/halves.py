@@ -39,7 +39,7 @@ from midstream.server.api.problems import status_of
 from midstream.session import records
 from midstream.session.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
 from midstream.session.session import COMMANDS_MAX, Session, fold
-from tests.protocol.values import UNSEEN, copied, told_apart
+from tests.protocol.values import UNSEEN, copied, distinguishing_parts
 
 SECRET = "s" * 43
 STATES_MAX = 20_000
@@ -56,7 +56,7 @@ class Edge(NamedTuple):
     after: str
 
 
-def _hears(frame: ServerFrame | bytes) -> Callable[[ClientStream], None]:
+def _receives(frame: ServerFrame | bytes) -> Callable[[ClientStream], None]:
     body = frame if isinstance(frame, bytes) else frames.encode(frame)
     return lambda half: half.receive(body, now=0.0)
 
@@ -70,7 +70,7 @@ def _waits(half: ClientStream) -> None:
         half.handle_deadline(now=deadline.at)
 
 
-_TOLD = Events(
+_TURN_EVENTS = Events(
     (
         _event(2, StreamOpened("a", "d")),
         _event(3, MessageAccepted(1, UserMessage.of("hi"), 0.0, stream="a")),
@@ -83,25 +83,25 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "connected": lambda half: half.begin_connection(now=0.0),
     "disconnected": lambda half: half.end_connection(chance=0.0, now=0.0),
     "refused for good": lambda half: half.end_connection(errors.AccessError("no"), chance=0.0, now=0.0),
-    "welcome": _hears(Welcome("a", "1-1", "1-1", acked=1)),
-    "welcome after the turn": _hears(Welcome("a", "1-1", "1-1", acked=1, turn=1, turn_status="ended")),
-    "welcome of another past": _hears(Welcome("a", "1-1", "1-1", acked=COMMANDS_MAX)),
-    "degraded welcome": _hears(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
-    "ack": _hears(Ack(0)),
-    "heartbeat": _hears(HeartbeatFrame("1-1")),
-    "gone": _hears(Gone("1-1", "pruned")),
-    "snapshot": _hears(SnapshotFrame("1-1", msgspec.Raw(b"{}"))),
-    "snapshot of the end": _hears(SnapshotFrame("1-1", msgspec.Raw(b"{}"), is_over=True)),
-    "unreadable record": _hears(
+    "welcome": _receives(Welcome("a", "1-1", "1-1", acked=1)),
+    "welcome after the turn": _receives(Welcome("a", "1-1", "1-1", acked=1, turn=1, turn_status="ended")),
+    "welcome of another past": _receives(Welcome("a", "1-1", "1-1", acked=COMMANDS_MAX)),
+    "degraded welcome": _receives(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
+    "ack": _receives(Ack(0)),
+    "heartbeat": _receives(HeartbeatFrame("1-1")),
+    "gone": _receives(Gone("1-1", "pruned")),
+    "snapshot": _receives(SnapshotFrame("1-1", msgspec.Raw(b"{}"))),
+    "snapshot of the end": _receives(SnapshotFrame("1-1", msgspec.Raw(b"{}"), is_over=True)),
+    "unreadable record": _receives(
         Events((EventFrame("1-2", msgspec.Raw(b'{"type":"delta","turn":"of a later version"}')),))
     ),
-    "end of the turn": _hears(_TOLD),
-    "final error": _hears(Error("seqno_reused", "no")),
-    "refused secret": _hears(Error("wrong_secret", "no")),
+    "end of the turn": _receives(_TURN_EVENTS),
+    "final error": _receives(Error("seqno_reused", "no")),
+    "refused secret": _receives(Error("wrong_secret", "no")),
     "same secret": lambda half: half.show(SECRET),
-    "passing error": _hears(Error("draining", "no", "later")),
-    "broken frame": _hears(b"?"),
-    "unknown frame": _hears(b'{"type":"of a later version"}'),
+    "passing error": _receives(Error("draining", "no", "later")),
+    "broken frame": _receives(b"?"),
+    "unknown frame": _receives(b'{"type":"of a later version"}'),
     "detach": lambda half: half.detach(),
     "cancel": lambda half: half.abort(),
     "finish": lambda half: half.finish(),
@@ -195,7 +195,7 @@ _UNTOLD = UNSEEN | {
 
 
 def _mark(half: ClientStream | ServerStream) -> Hashable:
-    return told_apart(half, _UNTOLD)
+    return distinguishing_parts(half, _UNTOLD)
 
 
 def _settle(half: ClientStream | ServerStream) -> None:
@@ -234,9 +234,9 @@ def reaction_to(kind: type[MidstreamError]) -> str:
     _waits(stream)
     stream.begin_connection(now=0.0)
     stream.writes()
-    _hears(Welcome("a", "1-1", "1-1"))(stream)
+    _receives(Welcome("a", "1-1", "1-1"))(stream)
     stream.frames_to_send()
-    _hears(Error(kind.code, "no", kind.retry, 0, 0 if kind is SeqnoGapError else None))(stream)
+    _receives(Error(kind.code, "no", kind.retry, 0, 0 if kind is SeqnoGapError else None))(stream)
     if stream.needs_secret:
         return "shows another secret that it finds, or ends"
     if not stream.is_ended:

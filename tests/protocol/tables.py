@@ -47,18 +47,18 @@ def members(kinds: tuple[type[Struct], ...]) -> str:
 def record_kinds() -> str:
     """Return a table of the records that events carry."""
     rows = "".join(
-        f"| `{_name(kind)}` | {_first_words(kind)} | {', '.join(_with_mark(field) for field in _fields(kind))} |\n"
+        f"| `{_name(kind)}` | {_first_paragraph(kind)} | {', '.join(_with_mark(field) for field in _fields(kind))} |\n"
         for kind in typing.get_args(records.Record)
     )
     return f"| type | says | members |\n| --- | --- | --- |\n{rows}"
 
 
 def _head(kind: type[Struct]) -> str:
-    return f"| **`{_name(kind)}`** | | | {_first_words(kind)} |\n"
+    return f"| **`{_name(kind)}`** | | | {_first_paragraph(kind)} |\n"
 
 
 def _rows(kind: type[Struct]) -> str:
-    lines = [f"| **`{_name(kind)}`** | | | {_first_words(kind)} |\n"]
+    lines = [f"| **`{_name(kind)}`** | | | {_first_paragraph(kind)} |\n"]
     meanings = _meanings(kind)
     for field in _fields(kind):
         default = "" if field.required else f"`{_json(_default(field))}`"
@@ -137,7 +137,7 @@ def _said_below(kind: type[Struct]) -> Iterator[tuple[str, str]]:
             yield before.target.id, str(after.value.value)
 
 
-def _first_words(kind: type[Struct]) -> str:
+def _first_paragraph(kind: type[Struct]) -> str:
     return _one_line((inspect.getdoc(kind) or "").partition("\n\n")[0])
 
 

@@ -54,80 +54,112 @@ class Reader:
         return self.transcript
 
 
-def asked(response: int = 1, attempt: int = 1) -> AttemptStarted:
+def attempt_started(response: int = 1, attempt: int = 1) -> AttemptStarted:
     return AttemptStarted(1, response, attempt, 1.0)
 
 
-def words(text: str, response: int = 1, attempt: int = 1) -> Delta:
+def text_delta(text: str, response: int = 1, attempt: int = 1) -> Delta:
     return Delta(1, response, attempt, 0, "text", text)
 
 
-def whole(*parts: Text | Thinking | UpstreamCall, response: int = 1) -> ResponseCompleted:
+def completed(*parts: Text | Thinking | UpstreamCall, response: int = 1) -> ResponseCompleted:
     return ResponseCompleted(1, response, 1, Response(parts, Finish.STOP), 1.0)
 
 
-SAID = MessageAccepted(1, UserMessage.of("hi"), 1.0)
+ACCEPTED = MessageAccepted(1, UserMessage.of("hi"), 1.0)
 ENDED = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
 
 
 def test_text_that_a_new_attempt_repeats_is_not_added_again() -> None:
     reader = Reader()
-    reader.take(SAID, asked(), words("one two "), asked(attempt=2), words("one "), words("two three"))
-    assert reader.take(whole(Text("one two three")), ENDED) == "one two three"
+    reader.take(
+        ACCEPTED,
+        attempt_started(),
+        text_delta("one two "),
+        attempt_started(attempt=2),
+        text_delta("one "),
+        text_delta("two three"),
+    )
+    assert reader.take(completed(Text("one two three")), ENDED) == "one two three"
     assert (reader.added, reader.replaced) == ("one two three", 0)
 
 
 def test_different_text_of_a_new_attempt_replaces_the_shown_text() -> None:
     reader = Reader()
-    reader.take(SAID, asked(), words("one two "), asked(attempt=2), words("one "))
+    reader.take(
+        ACCEPTED, attempt_started(), text_delta("one two "), attempt_started(attempt=2), text_delta("one ")
+    )
     assert reader.transcript == "one two ", "a reader keeps what may come again"
-    assert reader.take(words("tree")) == "one tree"
-    assert (reader.replaced, reader.take(whole(Text("one tree")), ENDED)) == (1, "one tree")
+    assert reader.take(text_delta("tree")) == "one tree"
+    assert (reader.replaced, reader.take(completed(Text("one tree")), ENDED)) == (1, "one tree")
 
 
 def test_only_the_current_response_is_replaced() -> None:
     reader = Reader()
-    reader.take(SAID, asked(), words("I look. "), whole(Text("I look. ")), asked(2), words("The", 2))
-    assert reader.take(asked(2, 2), words("No", 2)) == "I look. No"
+    reader.take(
+        ACCEPTED,
+        attempt_started(),
+        text_delta("I look. "),
+        completed(Text("I look. ")),
+        attempt_started(2),
+        text_delta("The", 2),
+    )
+    assert reader.take(attempt_started(2, 2), text_delta("No", 2)) == "I look. No"
 
 
 def test_a_shorter_answer_replaces_a_longer_one_at_its_end() -> None:
-    begun = (SAID, asked(), words("one two"), asked(1, 2), words("one"))
-    assert Reader().take(*begun, whole(Text("one"))) == "one"
+    begun = (ACCEPTED, attempt_started(), text_delta("one two"), attempt_started(1, 2), text_delta("one"))
+    assert Reader().take(*begun, completed(Text("one"))) == "one"
     assert Reader().take(*begun, TurnEnded(1, TurnStatus.CANCELLED, 2.0)) == "one"
 
 
 def test_a_failed_attempt_keeps_its_text_until_another_one_has_some() -> None:
     failed = AttemptFailed(1, 1, 1, "model", "it broke", 1.0)
-    assert Reader().take(SAID, asked(), words("half"), failed) == "half"
-    assert Reader().take(SAID, asked(), words("half"), failed, asked(1, 2), words("a whole")) == "a whole"
+    assert Reader().take(ACCEPTED, attempt_started(), text_delta("half"), failed) == "half"
+    assert (
+        Reader().take(
+            ACCEPTED,
+            attempt_started(),
+            text_delta("half"),
+            failed,
+            attempt_started(1, 2),
+            text_delta("a whole"),
+        )
+        == "a whole"
+    )
 
 
 def test_responses_are_paragraphs_and_so_are_the_texts_around_an_upstream_call() -> None:
     ran = UpstreamCall("u", "grep", "{}", "a line", Outcome.OK)
     reader = Reader()
-    reader.take(SAID, asked(), words("I look."), Delta(1, 1, 1, 1, "thinking", "", ran), words("Found."))
+    reader.take(
+        ACCEPTED,
+        attempt_started(),
+        text_delta("I look."),
+        Delta(1, 1, 1, 1, "thinking", "", ran),
+        text_delta("Found."),
+    )
     assert reader.transcript == "I look.\n\nFound."
-    assert reader.take(whole(Text("I look."), ran, Text("Found."))) == "I look.\n\nFound."
-    assert reader.take(asked(2), words("So.", 2)) == "I look.\n\nFound.\n\nSo."
+    assert reader.take(completed(Text("I look."), ran, Text("Found."))) == "I look.\n\nFound."
+    assert reader.take(attempt_started(2), text_delta("So.", 2)) == "I look.\n\nFound.\n\nSo."
     assert reader.replaced == 0
 
 
 def test_a_response_without_seen_deltas_is_delivered_whole() -> None:
-    assert Reader().take(SAID, asked(), whole(Thinking("hm"), Text("all"))) == "all"
-    assert Reader().take(words("ence"), whole(Text("a sentence"))) == "a sentence"
+    assert Reader().take(ACCEPTED, attempt_started(), completed(Thinking("hm"), Text("all"))) == "all"
+    assert Reader().take(text_delta("ence"), completed(Text("a sentence"))) == "a sentence"
 
 
 def test_a_new_turn_has_a_new_answer() -> None:
     reader = Reader()
-    reader.take(SAID, asked(), whole(Text("all")), ENDED)
+    reader.take(ACCEPTED, attempt_started(), completed(Text("all")), ENDED)
     assert reader.take(MessageAccepted(2, UserMessage.of("and?"), 3.0)) == ""
 
 
 @spec("STREAM-35")
 def test_gone_events_drop_the_text_and_a_snapshot_has_the_rest() -> None:
     reader = Reader()
-    reader.take(SAID, asked(), words("half"))
+    reader.take(ACCEPTED, attempt_started(), text_delta("half"))
     assert reader.take(Gone("1-1", "pruned", has_snapshot=True)) == ""
     history = [
         UserMessage.of("a"),
@@ -141,7 +173,7 @@ def test_gone_events_drop_the_text_and_a_snapshot_has_the_rest() -> None:
     of_another = [reader.take(SnapshotFrame("1-9", msgspec.Raw(session), turn=turn)) for turn in (0, 1)]
     assert of_another == ["", ""], "the text of another turn is none of this answer"
     assert reader.take(SnapshotFrame("1-9", msgspec.Raw(session), turn=2)) == "First.\n\nSec"
-    assert reader.take(words("ond.", 2), whole(Text("Second."), response=2)) == "First.\n\nSecond."
+    assert reader.take(text_delta("ond.", 2), completed(Text("Second."), response=2)) == "First.\n\nSecond."
     assert reader.take(SnapshotFrame("1-9", msgspec.Raw(b'{"history":"of a later version"}'))).endswith(
         "Second."
     )
@@ -155,16 +187,19 @@ def test_over_any_attempts_a_reader_has_the_last_attempt_of_each_response(
     responses: list[list[list[str]]],
 ) -> None:
     reader = Reader()
-    reader.take(SAID)
+    reader.take(ACCEPTED)
     expected = ""
     for response, tries in enumerate(responses, start=1):
         for attempt, pieces in enumerate(tries, start=1):
-            reader.take(asked(response, attempt), *(words(piece, response, attempt) for piece in pieces))
+            reader.take(
+                attempt_started(response, attempt),
+                *(text_delta(piece, response, attempt) for piece in pieces),
+            )
         text = "".join(tries[-1])
         is_apart = not expected or not text or expected[-1].isspace() or text[0].isspace()
         expected += ("" if is_apart else "\n\n") + text
         parts = (Text(text),) if text else (Thinking("hm"),)
-        assert reader.take(whole(*parts, response=response)) == expected
+        assert reader.take(completed(*parts, response=response)) == expected
     assert reader.take(ENDED) == expected
 
 
@@ -175,6 +210,6 @@ def test_a_repeating_model_is_concatenated_correctly_by_the_simplest_program(
     reader = Reader()
     cuts = data.draw(st.lists(st.integers(0, len(pieces)), max_size=3).map(sorted))
     for attempt, count in enumerate([*cuts, len(pieces)], start=1):
-        reader.take(asked(1, attempt), *(words(piece, 1, attempt) for piece in pieces[:count]))
-    reader.take(whole(Text("".join(pieces))), ENDED)
+        reader.take(attempt_started(1, attempt), *(text_delta(piece, 1, attempt) for piece in pieces[:count]))
+    reader.take(completed(Text("".join(pieces))), ENDED)
     assert (reader.added, reader.replaced) == ("".join(pieces), 0)

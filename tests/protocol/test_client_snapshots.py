@@ -35,7 +35,7 @@ def _event(position: int, record: Record, *, epoch: int = 1) -> EventFrame:
     return EventFrame(f"{epoch}-{position}", msgspec.Raw(records.encode(record)))
 
 
-def _begun() -> ClientStream:
+def _stream_in_turn() -> ClientStream:
     """Return a stream whose message opened turn 1, at event 1-3."""
     stream = ClientStream("a", "secret", snapshots=SnapshotWhen.GONE, now=0.0)
     stream.submit(SendPayload((Text("hi"),)))
@@ -52,7 +52,7 @@ def _begun() -> ClientStream:
 
 @spec("STREAM-64")
 def test_a_snapshot_replaces_all_earlier_events_and_the_rest_follows() -> None:
-    stream = _begun()
+    stream = _stream_in_turn()
     _receive(stream, Gone("1-7", "pruned", 8, has_snapshot=True))
     _receive(stream, SnapshotFrame("1-7", msgspec.Raw(b'{"turns":1}')))
     assert stream.events() == [
@@ -70,7 +70,7 @@ def test_a_snapshot_replaces_all_earlier_events_and_the_rest_follows() -> None:
 
 @spec("STREAM-64")
 def test_a_snapshot_after_the_end_of_its_turn_ends_the_stream() -> None:
-    stream = _begun()
+    stream = _stream_in_turn()
     _receive(stream, SnapshotFrame("1-90", msgspec.Raw(b"{}"), is_over=True))
     assert (stream.is_ended, stream.error, stream.end) == (True, None, EventId(1, 90))
     assert stream.events() == [Replaced(EventId(1, 90), msgspec.Raw(b"{}"))]

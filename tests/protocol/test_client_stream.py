@@ -173,7 +173,7 @@ def test_commands_in_flight_are_limited_to_the_servers_maximum() -> None:
 
 @spec("STREAM-21")
 def test_events_are_applied_once_and_in_order() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     first, second = (event(4, delta("one")), event(5, delta("two")))
     receive(stream, Events((first,)), Events((first, second)))
     assert stream.events() == [Applied(EventId(1, 4), delta("one")), Applied(EventId(1, 5), delta("two"))]
@@ -182,7 +182,7 @@ def test_events_are_applied_once_and_in_order() -> None:
 @spec("STREAM-21")
 @pytest.mark.parametrize("event_id", ["1-6", "0-4", "2-3", "nonsense"])
 def test_an_event_after_a_gap_drops_the_connection(event_id: str) -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, Events((EventFrame(event_id, _raw(delta("x"))),)))
     assert (stream.is_connection_wanted, stream.events()) == (False, [])
     _reconnect(stream)
@@ -214,7 +214,7 @@ def test_a_journaled_command_counts_as_acknowledged() -> None:
 
 @spec("STREAM-26")
 def test_the_end_of_the_turn_ends_the_stream_and_its_checkpoint_is_deleted_once_handled() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
     receive(stream, Events((event(4, ended), event(5, delta("of another turn")))))
     assert (stream.is_ended, stream.error) == (True, None)
@@ -228,14 +228,14 @@ def test_the_end_of_the_turn_ends_the_stream_and_its_checkpoint_is_deleted_once_
 
 
 def test_the_end_of_another_turn_does_not_end_the_stream() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, Events((event(4, TurnEnded(7, TurnStatus.COMPLETED, 9.0)),)))
     assert not stream.is_ended
 
 
 @spec("STREAM-24")
 def test_the_cursor_moves_when_the_application_has_handled_an_event() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, Events((event(4, delta("x")),)))
     assert stream.writes() == []
     stream.mark_handled(EventId(1, 4))
@@ -295,7 +295,7 @@ def test_a_rolled_back_server_is_detected_before_its_acks_are_used(
 
 @spec("STREAM-23")
 def test_a_gone_event_resets_the_application_and_restarts() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, Gone("1-0", "the power was cut"))
     assert stream.events() == [Forget(EventId(1, 0), "the power was cut")]
     assert stream.writes() == [CursorMoved(None, promised=EventId(1, 3))]
@@ -429,7 +429,7 @@ def test_random_jitter_spreads_the_waits() -> None:
 
 @spec("STREAM-29")
 def test_a_welcome_alone_is_no_progress_but_an_event_is() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stream.end_connection(chance=0.0, now=0.0)
     for _ in range(2):
         now = due_at(stream)
@@ -486,7 +486,7 @@ def test_silence_for_three_heartbeats_drops_the_connection() -> None:
 
 @spec("STREAM-32")
 def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, HeartbeatFrame("1-4"))
     assert stream.is_connection_wanted
     receive(stream, HeartbeatFrame("1-5"))
@@ -505,14 +505,14 @@ def test_a_command_unacknowledged_after_three_heartbeats_is_resent() -> None:
 
 
 def test_heartbeats_are_sufficient_while_nothing_is_unacknowledged() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, *[HeartbeatFrame("1-3")] * 9)
     assert stream.is_connection_wanted
 
 
 @spec("STREAM-15")
 def test_an_abort_is_numbered_once_and_resent() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stream.abort()
     stream.abort()
     assert stream.writes() == [CommandKept(1, frames.encode(CancelPayload(1)))]
@@ -547,7 +547,7 @@ def test_a_stream_that_only_cancels_a_turn_ends_with_its_ack() -> None:
 
 @spec("STREAM-25")
 def test_detaching_leaves_everything_unchanged() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stream.detach()
     assert (stream.is_ended, stream.error, stream.writes()) == (True, None, [])
     assert stream.frames_to_send() == [frames.encode(Close())]
@@ -558,7 +558,7 @@ def test_detaching_leaves_everything_unchanged() -> None:
 @spec("STREAM-18")
 def test_a_command_submitted_after_detaching_is_stored_for_the_next_process() -> None:
     # A tool that ends while its client detaches: its outcome is stored, so its command must be.
-    stream = begun()
+    stream = stream_in_turn()
     stream.detach()
     stream.frames_to_send()
     assert stream.submit(DONE) == 1
@@ -566,7 +566,7 @@ def test_a_command_submitted_after_detaching_is_stored_for_the_next_process() ->
 
 
 def test_a_command_submitted_after_the_end_of_the_turn_is_dropped() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, Events((event(4, TurnEnded(1, TurnStatus.COMPLETED, 2.0)),)))
     stream.writes()
     stream.submit(DONE)
@@ -640,7 +640,7 @@ def test_a_payload_too_large_for_a_frame_is_refused_before_anything_changes() ->
 
 @spec("STREAM-34")
 def test_an_undecodable_record_of_a_known_type_ends_the_stream_and_keeps_the_checkpoint() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, Events((EventFrame("1-4", msgspec.Raw(b'{"type":"delta","turn":"later"}')),)))
     assert isinstance(stream.error, RecordUndecodableError)
     assert stream.writes() == []
@@ -746,7 +746,7 @@ def _live(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
     return stream
 
 
-def begun(stall_after_s: float = STALL_AFTER_S) -> ClientStream:
+def stream_in_turn(stall_after_s: float = STALL_AFTER_S) -> ClientStream:
     """Return a stream whose message opened turn 1, at event 1-3."""
     stream = _live(HI, stall_after_s=stall_after_s)
     said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")

@@ -26,7 +26,7 @@ from midstream.protocol.frames import (
 from midstream.retries import STOPPED_PATIENCE_S
 from midstream.session.records import TurnEnded, TurnStatus
 from midstream.session.turn.states import LOOK_BACK_S
-from tests.protocol.test_client_stream import begun, due_at, event, receive
+from tests.protocol.test_client_stream import due_at, event, receive, stream_in_turn
 from tests.spec import spec
 
 DONE = ResultPayload(1, 1, ToolResult("c", "done"))
@@ -35,7 +35,7 @@ DONE = ResultPayload(1, 1, ToolResult("c", "done"))
 @spec("STREAM-29")
 @pytest.mark.parametrize("progress", [Ack(1), HeartbeatFrame("1-3", "model")], ids=["an ack", "a heartbeat"])
 def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stream.submit(DONE)
     now = 0.0
     for _ in range(3):
@@ -57,7 +57,7 @@ def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
 def test_after_a_cancel_the_patience_is_short_once_it_is_acknowledged() -> None:
     waited = []
     for is_acknowledged in (False, True):
-        stream = begun()
+        stream = stream_in_turn()
         stream.abort()
         if is_acknowledged:
             receive(stream, Ack(1))
@@ -84,7 +84,7 @@ def test_no_wait_is_longer_than_the_outage_also_after_short_random_waits() -> No
 
 @spec("STREAM-77")
 def test_no_reconnect_follows_the_end_of_a_cancelled_turn() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stream.abort()
     receive(stream, Ack(1), Events((event(4, TurnEnded(1, TurnStatus.CANCELLED, 2.0)),)))
     assert (stream.is_ended, stream.error, stream.is_connection_wanted) == (True, None, False)
@@ -109,7 +109,7 @@ def _gives_up_at(stream: ClientStream) -> float:
 def test_an_abort_shortens_the_wait_to_the_delay_that_the_server_requested(
     asked_s: float | None, due: float
 ) -> None:
-    stream = begun()
+    stream = stream_in_turn()
     for now in (0.0, 100.0, 200.0, 300.0, 400.0):
         stream.end_connection(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=now)
         stream.handle_deadline(now=due_at(stream))
@@ -122,7 +122,7 @@ def test_an_abort_shortens_the_wait_to_the_delay_that_the_server_requested(
 @spec("STREAM-15", "STREAM-77")
 @pytest.mark.parametrize("moment", ["live", "waiting", "connecting", "opening"])
 def test_an_abort_during_a_reconnect_is_the_next_frame_to_the_server(moment: str) -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stop = frames.encode(CommandFrame(1, msgspec.Raw(frames.encode(CancelPayload(1)))))
     moments: dict[str, Callable[[], None]] = {
         "live": lambda: None,

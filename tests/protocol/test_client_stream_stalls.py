@@ -9,13 +9,13 @@ from midstream.protocol.client_stream import STALL_AFTER_S, ClientStream
 from midstream.protocol.frames import Events, HeartbeatFrame, Ping, Welcome
 from midstream.session.records import StallNoticed
 from midstream.timing import StalledOn
-from tests.protocol.test_client_stream import begun, delta, due_at, event, receive
+from tests.protocol.test_client_stream import delta, due_at, event, receive, stream_in_turn
 from tests.spec import spec
 
 
 def _stalling(waiting_on: str) -> ClientStream:
     """Return a stream whose turn had an event at 0 s and waits since, with a heartbeat at 55 s."""
-    stream = begun()
+    stream = stream_in_turn()
     assert due_at(stream) == 30.0, "silence of the server comes first"
     for at in (25.0, 55.0):
         stream.receive(frames.encode(HeartbeatFrame("1-3", waiting_on)), now=at)
@@ -46,7 +46,7 @@ def test_a_stalled_turn_is_reported_once_and_nothing_else_happens(waiting_on: st
 
 @spec("STREAM-47")
 def test_the_servers_record_of_the_silence_does_not_end_it() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stream.receive(frames.encode(HeartbeatFrame("1-3", "model")), now=25.0)
     noticed = StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 30.0)
     stream.receive(frames.encode(Events((event(4, noticed),))), now=30.0)
@@ -100,7 +100,7 @@ def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
 @spec("STREAM-47")
 @pytest.mark.parametrize(("waiting_on", "is_stalled"), [("tool", True), ("person", False)])
 def test_a_budget_below_the_heartbeat_interval_is_kept(waiting_on: str, is_stalled: bool) -> None:  # noqa: FBT001 - a parameter
-    stream = begun(stall_after_s=3.0)
+    stream = stream_in_turn(stall_after_s=3.0)
     assert due_at(stream) == 3.0
     stream.handle_deadline(now=3.0)
     assert (stream.frames_to_send(), stream.is_stalled) == ([frames.encode(Ping())], False)

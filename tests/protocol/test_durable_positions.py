@@ -21,7 +21,7 @@ from midstream.session.records import CallStarted, Delta, EpochStarted, Record
 from midstream.session.session import EPOCHS_KEPT_MAX, Session, fold, prune_session, restore_session
 from tests.spec import spec
 
-KEPT = EventId(2, 7)
+PROMISED = EventId(2, 7)
 STARTED = EpochStarted(3, "x", 1.0)
 WORD = Delta(1, 1, 1, 0, "text", "x")
 
@@ -38,7 +38,7 @@ WORD = Delta(1, 1, 1, 0, "text", "x")
 )
 def test_the_promised_position_moves_with_synced_records(record: Record, *, is_durable: bool) -> None:
     after = EventId(2, 8)
-    for known in (None, KEPT):
+    for known in (None, PROMISED):
         assert durable_position_after(known, after, record, is_owned=True) == (after if is_durable else known)
 
 
@@ -61,9 +61,9 @@ def test_a_journal_that_ends_before_the_promised_position_has_lost_events(
         require_durable_position(None, EventId.parse(newest), is_owned=is_owned)
         if is_lost:
             with pytest.raises(EventsLostError, match=f"had 2-7 on its disk, and ends with {newest}"):
-                require_durable_position(KEPT, EventId.parse(newest), is_owned=is_owned)
+                require_durable_position(PROMISED, EventId.parse(newest), is_owned=is_owned)
         else:
-            require_durable_position(KEPT, EventId.parse(newest), is_owned=is_owned)
+            require_durable_position(PROMISED, EventId.parse(newest), is_owned=is_owned)
 
 
 @spec("STREAM-100")
@@ -80,12 +80,12 @@ def test_a_journal_that_ends_before_the_promised_position_has_lost_events(
     ],
 )
 def test_another_record_at_the_promised_position_shows_the_loss_too(event_id: str, *, is_lost: bool) -> None:
-    assert durable_position_after(KEPT, EventId.parse(event_id), WORD, is_owned=False) == KEPT
+    assert durable_position_after(PROMISED, EventId.parse(event_id), WORD, is_owned=False) == PROMISED
     if is_lost:
         with pytest.raises(EventsLostError, match=r"has .* in its place"):
-            durable_position_after(KEPT, EventId.parse(event_id), STARTED, is_owned=True)
+            durable_position_after(PROMISED, EventId.parse(event_id), STARTED, is_owned=True)
     else:
-        assert durable_position_after(KEPT, EventId.parse(event_id), WORD, is_owned=True) == KEPT
+        assert durable_position_after(PROMISED, EventId.parse(event_id), WORD, is_owned=True) == PROMISED
 
 
 OLDER, KNOWN, OTHER, NEWER = (
@@ -109,19 +109,19 @@ OLDER, KNOWN, OTHER, NEWER = (
 def test_the_newest_epoch_is_identified_by_its_start_time(
     known: KnownEpoch | None, told: KnownEpoch, after: KnownEpoch
 ) -> None:
-    assert newest_epoch_after(known, KEPT, told.epoch, told.began_at) == after
+    assert newest_epoch_after(known, PROMISED, told.epoch, told.began_at) == after
 
 
 @spec("STREAM-104")
 def test_an_epoch_with_another_start_time_reveals_a_rolled_back_server() -> None:
     with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 again since"):
-        newest_epoch_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
+        newest_epoch_after(KNOWN, PROMISED, OTHER.epoch, OTHER.began_at)
 
 
 @spec("STREAM-104")
 def test_without_a_start_time_or_a_promise_no_loss_is_assumed() -> None:
-    assert newest_epoch_after(KNOWN, KEPT, 2, None) == KNOWN
-    assert newest_epoch_after(None, KEPT, 2, None) is None
+    assert newest_epoch_after(KNOWN, PROMISED, 2, None) == KNOWN
+    assert newest_epoch_after(None, PROMISED, 2, None) is None
     assert newest_epoch_after(KNOWN, None, OTHER.epoch, OTHER.began_at) == OTHER
     assert newest_epoch_after(KNOWN, None, OLDER.epoch, OLDER.began_at) == OLDER
 

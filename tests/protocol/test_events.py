@@ -24,27 +24,27 @@ from midstream.session.records import (
 from tests.spec import spec
 
 WORD = Delta(1, 1, 1, 0, "text", "hello")
-ASKED = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "digest", 5.0)
+QUESTION = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "digest", 5.0)
 
 
 def said_by(child: str, record: Record) -> ChildDelta:
     return ChildDelta(1, 1, "c1", child, 7, msgspec.Raw(encode(record)))
 
 
-def read(*records: Record) -> list[Event]:
+def events_of(*records: Record) -> list[Event]:
     reading = EventReader()
     return [reading.event(f"1-{number}", record) for number, record in enumerate(records, start=1)]
 
 
 def test_only_text_deltas_are_text() -> None:
     thought = Delta(1, 1, 1, 0, "thinking", "hm")
-    events = read(WORD, thought, said_by("s::1.1.0", WORD))
+    events = events_of(WORD, thought, said_by("s::1.1.0", WORD))
     assert [event.text for event in events] == ["hello", "", ""]
     assert [event.transcript for event in events] == ["hello"] * 3
 
 
 def test_two_events_are_equal_by_position_and_record() -> None:
-    (event,) = read(WORD)
+    (event,) = events_of(WORD)
     assert (event, hash(event)) == (Event("1-1", WORD), hash(Event("1-1", WORD)))
     assert event != Event("1-2", WORD)
 
@@ -59,17 +59,17 @@ def test_text_read_by_an_earlier_process_is_delivered_with_the_first_event() -> 
 
 
 def test_only_a_completed_turn_has_a_complete_answer() -> None:
-    *_, last = read(WORD, TurnEnded(1, TurnStatus.COMPLETED, 9.0))
+    *_, last = events_of(WORD, TurnEnded(1, TurnStatus.COMPLETED, 9.0))
     assert completed_text("s", last) == "hello"
-    *_, last = read(WORD, TurnEnded(3, TurnStatus.FAILED, 9.0, "model_rejected", "no such key"))
+    *_, last = events_of(WORD, TurnEnded(3, TurnStatus.FAILED, 9.0, "model_rejected", "no such key"))
     with pytest.raises(
         TurnFailedError, match=r"turn 3 of session 's'.*failed.*no such key.*model_rejected"
     ) as why:
         completed_text("s", last)
     assert (why.value.status, why.value.cause, why.value.transcript) == ("failed", "model_rejected", "hello")
     with pytest.raises(TurnFailedError, match="message 2"):
-        completed_text("s", *read(MessageWithdrawn(2, 9.0)))
-    for left in (None, *read(WORD)):
+        completed_text("s", *events_of(MessageWithdrawn(2, 9.0)))
+    for left in (None, *events_of(WORD)):
         with pytest.raises(ConnectionLostError):
             completed_text("s", left)
 
@@ -106,13 +106,13 @@ def test_only_the_sessions_own_turn_ends_it() -> None:
 
 
 def test_the_sessions_own_question_is_answered_in_the_session() -> None:
-    event = Event("1-4", ASKED)
-    assert (event.path, event.innermost, event.question) == ((), ASKED, ASKED)
+    event = Event("1-4", QUESTION)
+    assert (event.path, event.innermost, event.question) == ((), QUESTION, QUESTION)
 
 
 def test_a_question_is_found_through_nested_sub_agents() -> None:
-    event = Event("1-4", said_by("s::1.1.0", said_by("s::1.1.0::1.2.0", ASKED)))
-    assert (event.path, event.question) == (("s::1.1.0", "s::1.1.0::1.2.0"), ASKED)
+    event = Event("1-4", said_by("s::1.1.0", said_by("s::1.1.0::1.2.0", QUESTION)))
+    assert (event.path, event.question) == (("s::1.1.0", "s::1.1.0::1.2.0"), QUESTION)
     assert Event("1-4", WORD).question is None
 
 

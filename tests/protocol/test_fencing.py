@@ -35,7 +35,7 @@ def command(seqno: int, command: Command | None, by: int, *, secret: str = DIGES
     return Received("a", secret, seqno, f"digest of {command!r}", command, connection=by)
 
 
-def told(session: Session, *commands: Received) -> Session:
+def state_after(session: Session, *commands: Received) -> Session:
     for each in commands:
         session = fold([(1, record) for record in decide(session, each, epoch=1, at=AT)], session)
     return session
@@ -48,7 +48,7 @@ def decided(session: Session, said: Received) -> tuple[Record, ...] | type[Midst
         return type(refused.error)
 
 
-def opened(by: int, *, secret: str = SECRET) -> ServerStream:
+def open_connection(by: int, *, secret: str = SECRET) -> ServerStream:
     """Return a connection that has sent its `open`."""
     stream = ServerStream(now=0.0)
     stream.receive(frames.encode(Open("a", secret, next_seqno=1, connection=by)), now=0.0)
@@ -57,13 +57,13 @@ def opened(by: int, *, secret: str = SECRET) -> ServerStream:
 
 
 def admitted(by: int, session: Session) -> ServerStream:
-    stream = opened(by)
+    stream = open_connection(by)
     stream.admit(session, epoch_at=None, now=0.0)
     assert stream.is_admitted
     return stream
 
 
-RUNNING = told(NOTHING, command(0, say("hi"), 3))
+RUNNING = state_after(NOTHING, command(0, say("hi"), 3))
 """Connection 3 has sent a message, and the turn runs."""
 
 
@@ -97,7 +97,7 @@ def test_a_command_of_a_newer_connection_takes_the_stream_once_in_its_append() -
     ids=["a repetition", "a conflict", "an abort", "a gap"],
 )
 def test_every_command_of_an_older_connection_is_refused(said: Received) -> None:
-    session = told(RUNNING, command(0, say("hi"), 5))
+    session = state_after(RUNNING, command(0, say("hi"), 5))
     assert decided(session, said) is StreamFencedError
     assert decided(session, replace(said, secret_digest="another")) is WrongSecretError, (
         "that is judged before"
@@ -106,10 +106,10 @@ def test_every_command_of_an_older_connection_is_refused(said: Received) -> None
 
 @spec("STREAM-15", "STREAM-101")
 def test_an_abort_in_flight_on_the_older_connection_is_resent_on_the_newer_one() -> None:
-    session = told(RUNNING, command(0, say("hi"), 5))
+    session = state_after(RUNNING, command(0, say("hi"), 5))
     assert decided(session, command(1, Cancel(), 3)) is StreamFencedError
-    assert not told(session, command(1, Cancel(), 5)).is_live
-    before = told(RUNNING, command(1, Cancel(), 3))
+    assert not state_after(session, command(1, Cancel(), 5)).is_live
+    before = state_after(RUNNING, command(1, Cancel(), 3))
     assert not before.is_live
     assert decided(before, command(1, Cancel(), 5)) == (), "it came in time, and is acknowledged again"
 
@@ -126,7 +126,7 @@ def test_a_repetition_changes_only_the_connection_of_a_running_turn() -> None:
 
 @spec("STREAM-50", "STREAM-101")
 def test_a_connection_without_a_number_is_never_older() -> None:
-    uncounted = told(NOTHING, command(0, say("hi"), 0))
+    uncounted = state_after(NOTHING, command(0, say("hi"), 0))
     assert decided(uncounted, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
     assert decided(RUNNING, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
 
@@ -148,7 +148,7 @@ def test_an_older_journal_and_a_pruned_one_fold_to_the_same_connection() -> None
 @spec("STREAM-101")
 @pytest.mark.parametrize(("by", "is_refused"), [(0, False), (1, True), (2, True), (3, False), (4, False)])
 def test_a_connection_that_opens_after_a_newer_one_is_refused(by: int, *, is_refused: bool) -> None:
-    stream = opened(by)
+    stream = open_connection(by)
     stream.admit(RUNNING, epoch_at=None, now=0.0)
     first = frames.decode_server(stream.frames_to_send()[0])
     assert isinstance(first, Error if is_refused else Welcome)
@@ -158,7 +158,7 @@ def test_a_connection_that_opens_after_a_newer_one_is_refused(by: int, *, is_ref
 
 @spec("STREAM-58", "STREAM-85", "STREAM-101")
 def test_a_connection_with_another_secret_learns_nothing_of_newer_connections() -> None:
-    stream = opened(1, secret="t" * 43)
+    stream = open_connection(1, secret="t" * 43)
     stream.admit(RUNNING, epoch_at=None, now=0.0)
     assert isinstance(stream.failure, WrongSecretError)
 
@@ -186,14 +186,16 @@ def test_a_command_carries_the_number_of_its_connection() -> None:
 
 @spec("STREAM-102")
 def test_a_notice_repeats_the_last_accepted_command() -> None:
-    session = told(RUNNING, command(1, None, 3))
+    session = state_after(RUNNING, command(1, None, 3))
     notice = notice_of(session, "a", 4)
     assert notice is not None
     assert notice == Received("a", DIGEST, 1, "digest of None", None, connection=4)
     assert decided(session, notice) == (StreamTaken("a", 4),)
-    taken = told(session, notice)
+    taken = state_after(session, notice)
     assert decided(taken, notice) == (), "said twice it is said once"
-    assert decided(told(taken, command(2, None, 4)), notice) == (), "also where more was said meanwhile"
+    assert decided(state_after(taken, command(2, None, 4)), notice) == (), (
+        "also where more was said meanwhile"
+    )
 
 
 @spec("STREAM-102")
@@ -201,7 +203,7 @@ def test_no_notice_is_needed_where_the_journal_has_the_connection_or_nothing_run
     assert notice_of(RUNNING, "a", 3) is None
     assert notice_of(RUNNING, "a", 0) is None
     assert notice_of(NOTHING, "a", 4) is None
-    ended = told(RUNNING, command(1, Cancel(), 3))
+    ended = state_after(RUNNING, command(1, Cancel(), 3))
     assert notice_of(ended, "a", 4) is None
     driven = replace(RUNNING, driver="another loop")
     assert notice_of(driven, "a", 4) is None, "nobody but the driver could write it"

@@ -18,13 +18,13 @@ from tests.protocol.upright import (
     HEADS,
     PAYLOADS,
     SERVER_FRAMES,
-    bent,
     decode_as_anything,
+    feed_client,
+    feed_server,
+    mutate,
     read_events,
     seeds,
     take,
-    tell_client,
-    tell_server,
 )
 from tests.spec import spec
 
@@ -78,13 +78,13 @@ def test_a_reader_of_events_raises_only_documented_errors(pieces: list[bytes]) -
 @spec("STREAM-33")
 @given(st.lists(_said_by_clients | st.just(CUT), max_size=12))
 def test_a_server_survives_any_frames_of_a_client(said: list[bytes]) -> None:
-    tell_server(said)
+    feed_server(said)
 
 
 @spec("STREAM-33")
 @given(st.lists(_said_by_servers | st.just(CUT), max_size=12))
 def test_a_client_survives_any_frames_of_a_server(said: list[bytes]) -> None:
-    tell_client(said)
+    feed_client(said)
 
 
 def test_each_seed_of_the_fuzzer_is_accepted_by_its_target() -> None:
@@ -100,7 +100,7 @@ def test_repeatedly_mutated_stories_raise_nothing() -> None:
     chance = Random(seed)
     for data in seeds():
         for step in range(30):
-            data = bent(data, chance)
+            data = mutate(data, chance)
             try:
                 take(data)
             except Exception as error:

@@ -87,7 +87,7 @@ def test_every_error_of_the_wire_has_its_line_in_the_table() -> None:
 
 HI = SendPayload((Text("hi"),))
 BAD = b'{"type":"sing"}'
-JUDGED: tuple[tuple[str, bytes, str, str], ...] = (
+CHECKS_OF_COMMANDS: tuple[tuple[str, bytes, str, str], ...] = (
     # The payload, its stream and its secret; and the code of the first matching line.
     ("frame_too_large", b"x" * (FRAME_BYTES_MAX + 1), "", SECRET),
     ("malformed_frame", b"x", "", SECRET),
@@ -146,14 +146,14 @@ JUDGED: tuple[tuple[str, bytes, str, str], ...] = (
 
 
 @spec("STREAM-57")
-@pytest.mark.parametrize(("code", "said", "stream", "secret"), JUDGED)
+@pytest.mark.parametrize(("code", "said", "stream", "secret"), CHECKS_OF_COMMANDS)
 async def test_a_command_is_checked_in_the_order_of_the_specification(
     code: str, said: bytes, stream: str, secret: str
 ) -> None:
     server = CoreServer()
-    first = await _opened(server, "a", SECRET)
+    first = await _open(server, "a", SECRET)
     await first.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI))))])
-    wire = await _opened(server, stream, secret)
+    wire = await _open(server, stream, secret)
     await wire.send([said])
     frame = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
     answers = [each for each in frame if isinstance(each, Ack | Error)]
@@ -162,7 +162,7 @@ async def test_a_command_is_checked_in_the_order_of_the_specification(
 
 @spec("STREAM-57")
 async def test_an_empty_session_accepts_only_a_message() -> None:
-    wire = await _opened(CoreServer(), "a", SECRET)
+    wire = await _open(CoreServer(), "a", SECRET)
     await wire.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(CancelPayload()))))])
     (refused,) = [
         each for each in map(frames.decode_server, wire.stream.frames_to_send()) if isinstance(each, Error)
@@ -222,7 +222,7 @@ async def test_an_event_id_is_checked_in_the_order_of_the_specification(
     event_id: str | None, next_seqno: int, stream: str, secret: str, what: str
 ) -> None:
     server = CoreServer()
-    first = await _opened(server, "a", SECRET)
+    first = await _open(server, "a", SECRET)
     await first.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI))))])
     assert server.host("s").newest.position == 5
     wire = await server.connect("s")
@@ -243,7 +243,7 @@ def _outcome(said: list[frames.ServerFrame]) -> str:
     raise AssertionError(said)
 
 
-async def _opened(server: CoreServer, stream: str, secret: str) -> CoreWire:
+async def _open(server: CoreServer, stream: str, secret: str) -> CoreWire:
     wire = await server.connect("s")
     await wire.send([frames.encode(Open(stream, SECRET if stream else ""))])
     wire.stream.frames_to_send()

@@ -98,14 +98,14 @@ def test_the_open_requests_admission_and_the_welcome_answers_it() -> None:
 
     stream.admit(_session(EpochStarted(3, "host", 1.0)), epoch_at=None, now=1.0)
 
-    assert _sent(stream) == [Welcome("a", event_id="3-1", resume_from="3-1", began_at=1.0)]
+    assert _sent_frames(stream) == [Welcome("a", event_id="3-1", resume_from="3-1", began_at=1.0)]
     assert (stream.is_admitted, stream.cursor) == (True, 1)
 
 
 def test_an_empty_session_begins_before_its_first_record() -> None:
-    stream = _opened(Open("a", SECRET))
+    stream = _open(Open("a", SECRET))
     stream.admit(Session(), epoch_at=None, now=0.0)
-    assert _sent(stream) == [Welcome("a", event_id="0-0", resume_from="0-0")]
+    assert _sent_frames(stream) == [Welcome("a", event_id="0-0", resume_from="0-0")]
 
 
 @spec("STREAM-1")
@@ -114,7 +114,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
     stream.handle_deadline(newest=START, waiting_on="nothing", now=5.0 + OPEN_WITHIN_S - 0.1)
     assert (stream.frames_to_send(), stream.is_closed) == ([], False)
     stream.handle_deadline(newest=START, waiting_on="nothing", now=5.0 + OPEN_WITHIN_S)
-    assert [_code(frame) for frame in _sent(stream)] == ["connection_lost"]
+    assert [_code(frame) for frame in _sent_frames(stream)] == ["connection_lost"]
     assert stream.is_closed
 
 
@@ -149,7 +149,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
 def test_an_invalid_first_frame_ends_the_connection(body: bytes) -> None:
     stream = ServerStream(now=0.0)
     stream.receive(body, now=0.0)
-    assert [_code(frame) for frame in _sent(stream)] in (
+    assert [_code(frame) for frame in _sent_frames(stream)] in (
         ["malformed_frame"],
         ["protocol"],
         ["frame_too_large"],
@@ -161,7 +161,7 @@ def test_an_invalid_first_frame_ends_the_connection(body: bytes) -> None:
 def test_a_second_open_ends_the_connection() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
-    assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
+    assert ([_code(frame) for frame in _sent_frames(stream)], stream.is_closed) == (["protocol"], True)
 
 
 @spec("STREAM-13")
@@ -175,7 +175,7 @@ def test_a_command_is_submitted_and_acked_only_after_its_append() -> None:
 
     stream.acknowledge(0, now=0.0)
 
-    assert _sent(stream) == [Ack(0)]
+    assert _sent_frames(stream) == [Ack(0)]
 
 
 @spec("STREAM-16")
@@ -201,7 +201,7 @@ def test_results_and_aborts_become_commands() -> None:
 def test_a_command_that_breaks_a_rule_ends_the_connection(seqno: int, payload: bytes) -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_command(seqno, payload), now=0.0)
-    assert [_code(frame) for frame in _sent(stream)] == ["malformed_frame"]
+    assert [_code(frame) for frame in _sent_frames(stream)] == ["malformed_frame"]
     assert (stream.is_closed, stream.requests()) == (True, [])
 
 
@@ -211,7 +211,7 @@ def test_a_refused_command_gets_its_reason_and_the_connection_continues() -> Non
     stream.receive(_command(3, frames.encode(CancelPayload())), now=0.0)
     stream.refuse(3, SeqnoGapError("too early", expected=1), now=0.0)
     stream.refuse(0, SessionBusyError("busy", retry_after_s=2.0), now=0.0)
-    assert _sent(stream) == [
+    assert _sent_frames(stream) == [
         Error("seqno_gap", "too early", "never", seqno=3, expected=1),
         Error("session_busy", "busy", "later", seqno=0, retry_after_s=2.0),
     ]
@@ -220,7 +220,7 @@ def test_a_refused_command_gets_its_reason_and_the_connection_continues() -> Non
 
 @spec("STREAM-7")
 def test_commands_before_the_admission_wait_for_it() -> None:
-    stream = _opened(Open("a", SECRET))
+    stream = _open(Open("a", SECRET))
     stream.receive(_command(0, frames.encode(HI)), now=0.0)
     assert stream.requests() == []
     stream.admit(Session(), epoch_at=None, now=0.0)
@@ -229,10 +229,10 @@ def test_commands_before_the_admission_wait_for_it() -> None:
 
 @spec("STREAM-5", "STREAM-7")
 def test_commands_before_a_refused_admission_are_dropped() -> None:
-    stream = _opened(Open("a", "another secret"))
+    stream = _open(Open("a", "another secret"))
     stream.receive(_command(0, frames.encode(HI)), now=0.0)
-    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert [_code(frame) for frame in _sent(stream)] == ["wrong_secret"]
+    stream.admit(_session(*_five_records()), epoch_at=None, now=0.0)
+    assert [_code(frame) for frame in _sent_frames(stream)] == ["wrong_secret"]
     assert (stream.is_closed, stream.requests()) == (True, [])
 
 
@@ -251,18 +251,18 @@ def test_more_commands_in_flight_than_the_welcome_allows_end_the_connection() ->
 
 @spec("STREAM-4")
 def test_a_known_stream_continues_at_the_position_of_the_client() -> None:
-    stream = _opened(Open("a", SECRET, event_id="3-4", next_seqno=1))
-    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
+    stream = _open(Open("a", SECRET, event_id="3-4", next_seqno=1))
+    stream.admit(_session(*_five_records()), epoch_at=3, now=0.0)
     welcome = Welcome("a", "3-5", "3-4", 1, 1, "running", "running", began_at=1.0)
-    assert _sent(stream) == [welcome]
+    assert _sent_frames(stream) == [welcome]
     assert stream.cursor == 4
 
 
 @spec("STREAM-4")
 def test_a_known_stream_without_an_event_id_starts_at_its_beginning() -> None:
-    stream = _opened(Open("a", SECRET, next_seqno=1))
-    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert _sent(stream) == [
+    stream = _open(Open("a", SECRET, next_seqno=1))
+    stream.admit(_session(*_five_records()), epoch_at=None, now=0.0)
+    assert _sent_frames(stream) == [
         Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="running", began_at=1.0)
     ]
 
@@ -270,17 +270,17 @@ def test_a_known_stream_without_an_event_id_starts_at_its_beginning() -> None:
 @spec("STREAM-19", "STREAM-23")
 @pytest.mark.parametrize(("event_id", "epoch_at"), [("2-4", 3), ("3-9", None), ("1-0", None)])
 def test_an_event_id_outside_the_journal_is_gone(event_id: str, epoch_at: int | None) -> None:
-    stream = _opened(Open("a", SECRET, event_id=event_id, next_seqno=1))
-    stream.admit(_session(*_said()), epoch_at=epoch_at, now=0.0)
-    welcome, gone = _sent(stream)
+    stream = _open(Open("a", SECRET, event_id=event_id, next_seqno=1))
+    stream.admit(_session(*_five_records()), epoch_at=epoch_at, now=0.0)
+    welcome, gone = _sent_frames(stream)
     assert welcome == Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="running", began_at=1.0)
     assert gone == Gone("3-1", f"the event {event_id} is not in this session's journal")
     assert stream.cursor == 1
 
 
 def test_a_reader_with_a_gone_event_starts_at_the_beginning() -> None:
-    stream = _opened(Open(event_id="2-4"))
-    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
+    stream = _open(Open(event_id="2-4"))
+    stream.admit(_session(*_five_records()), epoch_at=3, now=0.0)
     assert (stream.cursor, len(stream.frames_to_send())) == (0, 2)
 
 
@@ -292,35 +292,35 @@ def test_a_reader_with_a_gone_event_starts_at_the_beginning() -> None:
 def test_the_welcome_has_the_start_time_of_the_epoch_of_the_next_events(
     event_id: str, epoch_at: int | None, began_at: float | None
 ) -> None:
-    stream = _opened(Open(event_id=event_id))
+    stream = _open(Open(event_id=event_id))
     stream.admit(_session(*(EpochStarted(n, "x", 10.0 * n) for n in (1, 2, 3))), epoch_at=epoch_at, now=0.0)
-    welcome = _sent(stream)[0]
+    welcome = _sent_frames(stream)[0]
     assert isinstance(welcome, Welcome)
     assert welcome.began_at == began_at
 
 
 @spec("STREAM-2")
 def test_a_reader_may_start_before_the_first_record_and_cannot_send_commands() -> None:
-    stream = _opened(Open(event_id="0-0"))
-    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert _sent(stream) == [Welcome("", "3-5", "0-0", status="running")]
+    stream = _open(Open(event_id="0-0"))
+    stream.admit(_session(*_five_records()), epoch_at=None, now=0.0)
+    assert _sent_frames(stream) == [Welcome("", "3-5", "0-0", status="running")]
     stream.receive(_command(0, frames.encode(HI)), now=0.0)
-    assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
+    assert ([_code(frame) for frame in _sent_frames(stream)], stream.is_closed) == (["protocol"], True)
 
 
 @spec("STREAM-6")
 def test_an_unknown_stream_is_refused() -> None:
-    stream = _opened(Open("b", SECRET, event_id="3-4", next_seqno=1))
-    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
-    assert _sent(stream) == [Error("stream_not_found", "this session has no stream 'b'")]
+    stream = _open(Open("b", SECRET, event_id="3-4", next_seqno=1))
+    stream.admit(_session(*_five_records()), epoch_at=3, now=0.0)
+    assert _sent_frames(stream) == [Error("stream_not_found", "this session has no stream 'b'")]
     assert stream.is_closed
 
 
 @spec("STREAM-6")
 def test_a_stream_whose_first_command_never_arrived_is_not_unknown() -> None:
-    stream = _opened(Open("b", SECRET, next_seqno=1))
-    stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="running", began_at=1.0)]
+    stream = _open(Open("b", SECRET, next_seqno=1))
+    stream.admit(_session(*_five_records()), epoch_at=None, now=0.0)
+    assert _sent_frames(stream) == [Welcome("b", "3-5", "3-5", status="running", began_at=1.0)]
 
 
 @spec("STREAM-9")
@@ -328,7 +328,7 @@ def test_a_degraded_server_reports_it_in_the_welcome() -> None:
     stream = ServerStream(degraded_reason="no durable store", now=0.0)
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
     stream.admit(Session(), epoch_at=None, now=0.0)
-    (welcome,) = _sent(stream)
+    (welcome,) = _sent_frames(stream)
     assert welcome == Welcome("a", "0-0", "0-0", is_degraded=True, reason="no durable store")
 
 
@@ -384,7 +384,7 @@ def test_heartbeats_break_the_silence() -> None:
     stream.handle_deadline(newest=EventId(1, 1), waiting_on="model", now=6.9)
     assert stream.frames_to_send() == []
     stream.handle_deadline(newest=EventId(1, 1), waiting_on="model", now=7.0)
-    assert _sent(stream) == [HeartbeatFrame("1-1", "model")]
+    assert _sent_frames(stream) == [HeartbeatFrame("1-1", "model")]
     deadline = stream.next_deadline()
     assert deadline is not None
     assert deadline.at == 11.0
@@ -395,7 +395,7 @@ def test_a_ping_is_answered_with_a_heartbeat_at_once() -> None:
     stream = _admitted(Open())
     stream.receive(frames.encode(Ping()), now=2.0)
     stream.handle_deadline(newest=START, waiting_on="nothing", now=2.0)
-    assert _sent(stream) == [HeartbeatFrame("0-0", "nothing")]
+    assert _sent_frames(stream) == [HeartbeatFrame("0-0", "nothing")]
 
 
 @spec("STREAM-25")
@@ -410,7 +410,7 @@ def test_a_failure_of_the_shell_is_sent_once(error: MidstreamError) -> None:
     stream = _admitted(Open("a", SECRET))
     stream.fail(error, now=0.0)
     stream.fail(error, now=0.0)
-    assert _sent(stream) == [Error(error.code, error.message, error.retry)]
+    assert _sent_frames(stream) == [Error(error.code, error.message, error.retry)]
     stream.acknowledge(0, now=0.0)
     stream.deliver([(EventId(1, 1), b"{}")], now=0.0)
     stream.receive(b"{", now=0.0)
@@ -419,7 +419,7 @@ def test_a_failure_of_the_shell_is_sent_once(error: MidstreamError) -> None:
 
 def test_the_activity_of_a_session_and_the_reason_of_its_wait_are_computed() -> None:
     server, client = (_with_call(site) for site in (Site.SERVER, Site.CLIENT))
-    sessions = [Session(), _session(*_said()), server, client]
+    sessions = [Session(), _session(*_five_records()), server, client]
     assert [session.status for session in sessions] == ["", "running", "running", "running"]
     assert [waiting_on(session) for session in sessions] == ["nothing", "model", "tool", "client"]
     ended = fold([(3, TurnEnded(1, TurnStatus.COMPLETED, 4.0))], server)
@@ -467,7 +467,7 @@ _client_frames = st.one_of(
 )
 def test_no_input_from_a_client_raises(script: list[tuple[bytes, str]]) -> None:
     stream = ServerStream(now=0.0)
-    session = _session(*_said())
+    session = _session(*_five_records())
     for number, (body, then) in enumerate(script):
         now = float(number * 4)
         stream.receive(body, now=now)
@@ -481,10 +481,10 @@ def test_no_input_from_a_client_raises(script: list[tuple[bytes, str]]) -> None:
             case "time":
                 stream.handle_deadline(newest=EventId(3, 5), waiting_on="model", now=now)
         assert not (stream.is_closed and stream.requests())
-    assert [frame for frame in _sent(stream) if isinstance(frame, Events)] == []
+    assert [frame for frame in _sent_frames(stream) if isinstance(frame, Events)] == []
 
 
-def _opened(frame: Open) -> ServerStream:
+def _open(frame: Open) -> ServerStream:
     stream = ServerStream(now=0.0)
     stream.receive(frames.encode(frame), now=0.0)
     assert [type(request) for request in stream.requests()] == [Admit]
@@ -492,13 +492,13 @@ def _opened(frame: Open) -> ServerStream:
 
 
 def _admitted(frame: Open) -> ServerStream:
-    stream = _opened(frame)
+    stream = _open(frame)
     stream.admit(Session(), epoch_at=None, now=0.0)
     assert len(stream.frames_to_send()) == 1
     return stream
 
 
-def _sent(stream: ServerStream) -> list[ServerFrame]:
+def _sent_frames(stream: ServerStream) -> list[ServerFrame]:
     return [frames.decode_server(body) for body in stream.frames_to_send()]
 
 
@@ -522,7 +522,7 @@ def _session(*records: Record) -> Session:
     return fold((3, record) for record in records)
 
 
-def _said() -> tuple[Record, ...]:
+def _five_records() -> tuple[Record, ...]:
     """Return five records: stream `a` has sent `hi`, and the model was called."""
     return (
         EpochStarted(3, "host", 1.0),
@@ -537,7 +537,7 @@ def _with_call(site: Site) -> Session:
     response = Response((ToolCall("c", "look"),), Finish.CALLS)
     plans = (CallPlan("c", "digest", site),)
     return _session(
-        *_said(), ResponseCompleted(1, 1, 1, response, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0)
+        *_five_records(), ResponseCompleted(1, 1, 1, response, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0)
     )
 
 
@@ -559,14 +559,14 @@ def _with_call(site: Site) -> Session:
     ],
 )
 def test_the_welcome_has_the_status_of_the_streams_turn(more: tuple[Record, ...], status: str) -> None:
-    assert turn_status_of(_session(*_said(), *more), "a") == status
-    assert turn_status_of(_session(*_said(), *more), "b") == ""
+    assert turn_status_of(_session(*_five_records(), *more), "a") == status
+    assert turn_status_of(_session(*_five_records(), *more), "b") == ""
 
 
 @spec("STREAM-54")
 def test_a_queued_message_is_a_waiting_turn() -> None:
     session = _session(
-        *_said(), StreamOpened("b", DIGEST), MessageQueued(1, UserMessage.of("x"), 3.0, stream="b")
+        *_five_records(), StreamOpened("b", DIGEST), MessageQueued(1, UserMessage.of("x"), 3.0, stream="b")
     )
     assert turn_status_of(session, "b") == "queued"
     session = fold([(3, MessageWithdrawn(1, 4.0, "b"))], session)
@@ -580,7 +580,7 @@ def test_the_welcome_has_the_settings_and_the_silence_limits() -> None:
     stream = ServerStream.under(settings, stalls=stalls, now=0.0)
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
     stream.admit(Session(), epoch_at=None, now=0.0)
-    (welcome,) = _sent(stream)
+    (welcome,) = _sent_frames(stream)
     assert isinstance(welcome, Welcome)
     assert (welcome.retention_s, welcome.heartbeat_s, welcome.in_flight_max) == (60.0, 2.0, 3)
     assert (welcome.is_degraded, welcome.reason) == (True, settings.degraded_reason)
@@ -594,7 +594,7 @@ def test_a_client_that_exceeds_the_announced_limit_is_ended() -> None:
     stream.admit(Session(), epoch_at=None, now=0.0)
     for seqno in range(2):
         stream.receive(_command(seqno, frames.encode(HI if not seqno else CancelPayload())), now=0.0)
-    assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
+    assert (_code(_sent_frames(stream)[-1]), stream.is_closed) == ("protocol", True)
 
 
 @spec("STREAM-17", "STREAM-56")
@@ -611,7 +611,7 @@ def test_a_playback_before_the_limit_is_known_is_accepted(before: int) -> None:
     stream.receive(_command(3, frames.encode(CancelPayload())), now=0.0)
     assert not stream.is_closed, "one command after the welcome is what the welcome allows"
     stream.receive(_command(4, frames.encode(CancelPayload())), now=0.0)
-    assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
+    assert (_code(_sent_frames(stream)[-1]), stream.is_closed) == ("protocol", True)
 
 
 @spec("STREAM-17")
@@ -622,7 +622,7 @@ def test_a_playback_is_limited_by_the_protocol() -> None:
         stream.receive(_command(seqno, frames.encode(CancelPayload())), now=0.0)
     assert not stream.is_closed
     stream.receive(_command(frames.IN_FLIGHT_MAX, frames.encode(CancelPayload())), now=0.0)
-    assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
+    assert (_code(_sent_frames(stream)[-1]), stream.is_closed) == ("protocol", True)
 
 
 def _lost(stream: ServerStream) -> None:
@@ -654,7 +654,7 @@ def test_only_a_lost_connection_cancels_a_turn(
     stream = _admitted(Open("a", SECRET, cancel_after_s=5.0))
     end(stream)
     assert stream.cancels_after_s == after_s
-    assert _opened(Open("a", SECRET, cancel_after_s=5.0)).cancels_after_s is None
+    assert _open(Open("a", SECRET, cancel_after_s=5.0)).cancels_after_s is None
     assert _admitted(Open("a", SECRET)).cancels_after_s is None
 
 
@@ -691,7 +691,7 @@ def test_answers_withdrawals_and_resumes_become_commands() -> None:
 def test_only_the_first_command_of_a_stream_can_resume_a_turn() -> None:
     stream = _admitted(Open("a", SECRET))
     stream.receive(_command(1, frames.encode(ResumePayload())), now=0.0)
-    assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["malformed_frame"], True)
+    assert ([_code(frame) for frame in _sent_frames(stream)], stream.is_closed) == (["malformed_frame"], True)
 
 
 @spec("STREAM-62")
@@ -699,8 +699,8 @@ def test_the_welcome_has_the_retention_limits() -> None:
     stream = ServerStream(retention=Retention(60.0, 100, None, 3600.0), now=0.0)
     stream.receive(frames.encode(Open()), now=0.0)
     stream.requests()
-    stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 2), now=0.0)
-    [welcome] = _sent(stream)
+    stream.admit(_session(*_five_records()), epoch_at=None, pruned_to=EventId(3, 2), now=0.0)
+    [welcome] = _sent_frames(stream)
     assert isinstance(welcome, Welcome)
     limits = {"events_for_s": 60.0, "events_max": 100, "bytes_max": None, "sessions_for_s": 3600.0}
     assert (welcome.oldest, welcome.retention) == (3, limits)
@@ -709,75 +709,77 @@ def test_the_welcome_has_the_retention_limits() -> None:
 @spec("STREAM-63", "STREAM-64")
 @pytest.mark.parametrize("event_id", ["0-0", "3-1", "3-3"])
 def test_a_reader_of_pruned_events_gets_a_snapshot(event_id: str) -> None:
-    stream = _opened(Open(event_id=event_id, snapshots=SnapshotWhen.GONE))
-    stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
-    welcome, gone = _sent(stream)
+    stream = _open(Open(event_id=event_id, snapshots=SnapshotWhen.GONE))
+    stream.admit(_session(*_five_records()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
+    welcome, gone = _sent_frames(stream)
     assert welcome == Welcome("", "3-5", "3-4", status="running", oldest=5, began_at=1.0)
     reason = "the events before position 5 are no longer kept"
     assert gone == Gone("3-4", reason, oldest=5, has_snapshot=True)
     assert (stream.cursor, stream.snapshot_due) == (4, SnapshotDue.BEGINNING)
 
     stream.show(Session(position=4), EventId(3, 4), b'{"turns":0}', now=0.0)
-    assert _sent(stream) == [SnapshotFrame("3-4", msgspec.Raw(b'{"turns":0}'))]
+    assert _sent_frames(stream) == [SnapshotFrame("3-4", msgspec.Raw(b'{"turns":0}'))]
     assert (stream.cursor, stream.snapshot_due) == (4, None)
 
 
 @spec("STREAM-63")
 def test_the_last_pruned_event_is_a_valid_event_id() -> None:
-    stream = _opened(Open(event_id="3-4", snapshots=SnapshotWhen.GONE))
-    stream.admit(_session(*_said()), epoch_at=3, pruned_to=EventId(3, 4), now=0.0)
-    assert _sent(stream) == [Welcome("", "3-5", "3-4", status="running", oldest=5, began_at=1.0)]
+    stream = _open(Open(event_id="3-4", snapshots=SnapshotWhen.GONE))
+    stream.admit(_session(*_five_records()), epoch_at=3, pruned_to=EventId(3, 4), now=0.0)
+    assert _sent_frames(stream) == [Welcome("", "3-5", "3-4", status="running", oldest=5, began_at=1.0)]
     assert (stream.cursor, stream.snapshot_due) == (4, None)
 
 
 @spec("STREAM-64")
 def test_a_client_that_accepts_no_snapshot_gets_the_oldest_available_position() -> None:
-    stream = _opened(Open(event_id="3-2", snapshots=SnapshotWhen.NEVER))
-    stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
-    _, gone = _sent(stream)
+    stream = _open(Open(event_id="3-2", snapshots=SnapshotWhen.NEVER))
+    stream.admit(_session(*_five_records()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
+    _, gone = _sent_frames(stream)
     assert gone == Gone("3-4", "the events before position 5 are no longer kept", oldest=5)
     assert (stream.cursor, stream.snapshot_due) == (4, None)
 
 
 @spec("STREAM-63")
 def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle() -> None:
-    stream = _opened(Open(event_id="3-1", snapshots=SnapshotWhen.GONE))
-    stream.admit(_session(*_said()), epoch_at=3, now=0.0)
+    stream = _open(Open(event_id="3-1", snapshots=SnapshotWhen.GONE))
+    stream.admit(_session(*_five_records()), epoch_at=3, now=0.0)
     stream.frames_to_send()
     stream.lose(EventId(3, 4), now=1.0)
-    [gone] = _sent(stream)
+    [gone] = _sent_frames(stream)
     assert (gone.resume_from, gone.has_snapshot) == ("3-4", True)  # type: ignore[union-attr] # it is gone
     with pytest.raises(AssertionError):
         stream.deliver([(EventId(3, 5), b"{}")], now=1.0)
     stream.show(Session(position=4), EventId(3, 4), b"{}", now=1.0)
     stream.deliver([(EventId(3, 5), b"{}")], now=1.0)
-    assert [type(frame) for frame in _sent(stream)] == [SnapshotFrame, Events]
+    assert [type(frame) for frame in _sent_frames(stream)] == [SnapshotFrame, Events]
 
 
 @spec("STREAM-65")
 def test_a_late_reader_may_start_with_a_snapshot_of_the_session() -> None:
-    stream = _opened(Open(snapshots=SnapshotWhen.BEGIN))
-    session = _session(*_said())
+    stream = _open(Open(snapshots=SnapshotWhen.BEGIN))
+    session = _session(*_five_records())
     stream.admit(session, epoch_at=None, now=0.0)
     assert stream.snapshot_due is SnapshotDue.NEWEST
     stream.show(session, EventId(3, 5), b"{}", now=0.0)
-    assert [type(frame) for frame in _sent(stream)] == [Welcome, SnapshotFrame]
-    again = _opened(Open(event_id="3-5", snapshots=SnapshotWhen.BEGIN))
+    assert [type(frame) for frame in _sent_frames(stream)] == [Welcome, SnapshotFrame]
+    again = _open(Open(event_id="3-5", snapshots=SnapshotWhen.BEGIN))
     again.admit(session, epoch_at=3, now=0.0)
     assert again.snapshot_due is None
-    speaker = _opened(Open("a", SECRET, snapshots=SnapshotWhen.BEGIN))
+    speaker = _open(Open("a", SECRET, snapshots=SnapshotWhen.BEGIN))
     speaker.admit(session, epoch_at=None, now=0.0)
     assert speaker.snapshot_due is None, "its events begin where it began"
 
 
 @spec("STREAM-64")
 def test_a_snapshot_contains_whether_the_turn_of_its_stream_is_over() -> None:
-    over = _session(*_said(), TurnEnded(1, TurnStatus.COMPLETED, 2.0))
-    stream = _opened(Open("a", SECRET, event_id="3-2", next_seqno=1, snapshots=SnapshotWhen.GONE))
+    over = _session(*_five_records(), TurnEnded(1, TurnStatus.COMPLETED, 2.0))
+    stream = _open(Open("a", SECRET, event_id="3-2", next_seqno=1, snapshots=SnapshotWhen.GONE))
     stream.admit(over, epoch_at=None, pruned_to=EventId(3, over.position), now=0.0)
     stream.frames_to_send()
     stream.show(over, EventId(3, over.position), b"{}", now=0.0)
-    assert _sent(stream) == [SnapshotFrame(f"3-{over.position}", msgspec.Raw(b"{}"), is_over=True, turn=1)]
+    assert _sent_frames(stream) == [
+        SnapshotFrame(f"3-{over.position}", msgspec.Raw(b"{}"), is_over=True, turn=1)
+    ]
 
 
 @spec("STREAM-67")
@@ -795,4 +797,4 @@ def test_events_are_coalesced_for_the_longer_of_both_times(server: float, client
 def test_a_coalescing_time_above_a_tenth_of_a_second_is_refused(coalesce_s: float) -> None:
     stream = ServerStream(now=0.0)
     stream.receive(frames.encode(Open(coalesce_s=coalesce_s)), now=0.0)
-    assert [_code(frame) for frame in _sent(stream)] == ["malformed_frame"]
+    assert [_code(frame) for frame in _sent_frames(stream)] == ["malformed_frame"]

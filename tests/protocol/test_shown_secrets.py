@@ -10,7 +10,7 @@ from midstream.protocol.checkpoint import Forgotten
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import Error, Open, Welcome
 from midstream.protocol.shown_secrets import ShownSecrets
-from tests.protocol.test_client_stream import begun, receive
+from tests.protocol.test_client_stream import receive, stream_in_turn
 from tests.spec import spec
 
 
@@ -60,7 +60,7 @@ def _secrets_of(stream: ClientStream) -> tuple[str, str]:
 
 @spec("STREAM-96")
 def test_a_refused_secret_is_read_again_and_presented_if_it_has_changed() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, REFUSED)
     assert (stream.needs_secret, stream.is_connection_wanted, stream.is_ended) == (True, False, False)
     stream.show("newer")
@@ -74,7 +74,7 @@ def test_a_refused_secret_is_read_again_and_presented_if_it_has_changed() -> Non
 @spec("STREAM-96")
 def test_a_refused_secret_that_has_not_changed_ends_the_stream() -> None:
     for secret in ("secret", ""):
-        stream = begun()
+        stream = stream_in_turn()
         stream.end_connection(WrongSecretError("no"), chance=0.0, now=1.0)
         assert (stream.needs_secret, stream.is_ended) == (True, False)
         stream.show(secret)
@@ -84,7 +84,7 @@ def test_a_refused_secret_that_has_not_changed_ends_the_stream() -> None:
 
 @spec("STREAM-96")
 def test_a_shell_that_cannot_read_secrets_never_presents_a_refused_one_again() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     receive(stream, REFUSED)
     stream.end_connection(chance=0.0, now=1.0)
     stream.handle_deadline(now=1.0)
@@ -95,7 +95,7 @@ def test_a_shell_that_cannot_read_secrets_never_presents_a_refused_one_again() -
 
 @spec("STREAM-96")
 def test_after_a_welcome_a_secret_can_be_refused_again() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     for newer in ("second", "third"):
         receive(stream, REFUSED)
         stream.show(newer)
@@ -127,7 +127,7 @@ def test_the_secret_is_read_for_each_new_connection_of_a_possibly_encrypted_sess
 
 @spec("STREAM-96")
 def test_a_degraded_server_that_refuses_a_secret_ends_the_stream() -> None:
-    stream = begun()
+    stream = stream_in_turn()
     stream.end_connection(chance=0.0, now=1.0)
     stream.handle_deadline(now=1.0)
     stream.begin_connection(now=1.0)

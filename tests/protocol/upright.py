@@ -78,7 +78,7 @@ def _event(position: int, record: records.Record) -> EventFrame:
     return EventFrame(f"1-{position}", msgspec.Raw(records.encode(record)))
 
 
-_SAID = MessageAccepted(1, UserMessage.of("x"), 0.0, stream="a")
+_ACCEPTED = MessageAccepted(1, UserMessage.of("x"), 0.0, stream="a")
 SERVER_FRAMES = [
     frames.encode(frame)
     for frame in (
@@ -86,7 +86,7 @@ SERVER_FRAMES = [
         Welcome("a", "1-1", "1-1", is_degraded=True),
         Ack(0),
         Ack(1, is_single=True),
-        Events((_event(2, StreamOpened("a", "d")), _event(3, _SAID))),
+        Events((_event(2, StreamOpened("a", "d")), _event(3, _ACCEPTED))),
         Events((_event(4, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),)),
         Gone("1-1", "pruned"),
         Gone("1-1", "pruned", oldest=2, has_snapshot=True),
@@ -137,7 +137,7 @@ class _Journal:
         return [(EventId(1, position + 1 + n), body) for n, body in enumerate(self.bodies[position:])]
 
 
-def tell_server(said: Sequence[bytes]) -> None:
+def feed_server(said: Sequence[bytes]) -> None:
     """Send these frames from clients to a server's half with the real decisions behind it; `CUT` ends a
     connection.
 
@@ -178,7 +178,7 @@ def _admit(stream: ServerStream, journal: _Journal, at: EventId | None, now: flo
     stream.admit(journal.state, epoch_at=1 if is_held else None, now=now)
 
 
-def tell_client(said: Sequence[bytes]) -> None:
+def feed_client(said: Sequence[bytes]) -> None:
     """Send these frames from a server to a client with a message under way; `CUT` breaks the connection."""
     stream = ClientStream("a", SECRET, now=0.0)
     stream.submit(SendPayload((Text("hi"),)))
@@ -217,13 +217,13 @@ def _each(body: bytes) -> None:
 TARGETS: dict[bytes, Callable[[bytes], None]] = {
     b"d": _each,
     b"e": lambda body: read_events(body.split(PIECES)),
-    b"s": lambda body: tell_server(body.split(BETWEEN)),
-    b"c": lambda body: tell_client(body.split(BETWEEN)),
+    b"s": lambda body: feed_server(body.split(BETWEEN)),
+    b"c": lambda body: feed_client(body.split(BETWEEN)),
 }
 HEADS = frozenset(TARGETS)
 """First byte of an input: its target."""
 
-FOUND: tuple[bytes, ...] = ()
+PAST_FINDINGS: tuple[bytes, ...] = ()
 """Inputs that once raised an undocumented exception."""
 
 
@@ -236,7 +236,7 @@ def take(data: bytes) -> None:
 
 def seeds() -> list[bytes]:
     """Return seeds: good frames alone, in turn, and in stories with a cut in them."""
-    told: list[bytes] = [*FOUND]
+    told: list[bytes] = [*PAST_FINDINGS]
     for head, said in ((b"s", CLIENT_FRAMES), (b"c", SERVER_FRAMES)):
         told += [head + frame for frame in said]
         told += [b"d" + frame for frame in said]
@@ -248,7 +248,7 @@ def seeds() -> list[bytes]:
     return told
 
 
-def words() -> list[str]:
+def dictionary() -> list[str]:
     """Return the parts of frames, as a dictionary of libFuzzer."""
     found: set[str] = set()
 
@@ -292,7 +292,7 @@ ODD: tuple[Any, ...] = (
 """Odd values to put in the place of good ones."""
 
 
-def bent(data: bytes, chance: Random) -> bytes:
+def mutate(data: bytes, chance: Random) -> bytes:
     """Return an input with one frame added, removed, two of them swapped, or another member in one."""
     head, said = data[:1], data[1:].split(BETWEEN)
     good = [*(CLIENT_FRAMES if head == b"s" else SERVER_FRAMES), CUT]

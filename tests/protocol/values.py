@@ -56,7 +56,7 @@ UNSEEN = frozenset(
 """Attributes that no behaviour depends on while time stands still."""
 
 
-def told_apart(half: object, unseen: Collection[str] = UNSEEN) -> Hashable:
+def distinguishing_parts(half: object, unseen: Collection[str] = UNSEEN) -> Hashable:
     """Return the parts that distinguish a half from others of its kind, without the attributes of these
     names.
     """
@@ -82,7 +82,7 @@ def _flat(value: Any, unseen: Collection[str]) -> Hashable:  # noqa: ANN401 - wh
     if kind is Submit:
         return value.seqno, value.received.digest
     if kind in PARTS:
-        return told_apart(value, unseen)
+        return distinguishing_parts(value, unseen)
     if isinstance(value, Exception):
         return kind.__name__
     return value  # type: ignore[no-any-return]  # hashable, or the caller learns

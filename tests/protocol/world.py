@@ -32,7 +32,7 @@ from midstream.session.session import Received, Session, decide, fencing_error, 
 from midstream.session.turn.commands import Command, ModelResponded, ModelStreamed, Recover, Refused
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.client_process import AT, Disk, Process
-from tests.protocol.values import copied, shallow, told_apart
+from tests.protocol.values import copied, distinguishing_parts, shallow
 from tests.session.stories import heard
 
 SECRET = "s" * 43
@@ -91,7 +91,7 @@ class Connection:
         return other
 
     def fingerprint(self) -> Hashable:
-        server = self.server and told_apart(self.server)
+        server = self.server and distinguishing_parts(self.server)
         forwarded_commands = tuple((each.seqno, type(each)) for each in self.forwarded_commands)
         return self.owner, self.place, self.is_held, server, self.up, self.down, forwarded_commands
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from tests.reuse.lives import ACTIONS, lived
+from tests.reuse.lives import ACTIONS, run_life
 
 LIVES = 110_000
 BLOCK = 200
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _again(seed: int) -> int:
-    life = lived(seed)
-    _tell("\n".join([*life.trace, f"\nseed {seed}: {life.problems or 'every promise was kept'}"]))
+    life = run_life(seed)
+    _print("\n".join([*life.trace, f"\nseed {seed}: {life.problems or 'every promise was kept'}"]))
     return bool(life.problems)
 
 
@@ -47,7 +47,7 @@ def _block(first: int, count: int) -> tuple[Counter[str], list[tuple[int, list[s
     figures: Counter[str] = Counter()
     failed: list[tuple[int, list[str]]] = []
     for seed in range(first, first + count):
-        life = lived(seed)
+        life = run_life(seed)
         figures += life.figures
         figures["lives"] += 1
         if life.problems:
@@ -71,16 +71,16 @@ def _searched(first: int, lives: int, jobs: int) -> int:
             total += figures
             failures += len(failed)
             for seed, problems in failed:
-                _tell("\n    ".join([f"seed {seed}; again: make pool-search ARGS={seed}", *problems]))
+                _print("\n    ".join([f"seed {seed}; again: make pool-search ARGS={seed}", *problems]))
             if failures < FAILURES_MAX and (at := next(blocks, None)) is not None:
                 waiting.add(pool.submit(_block, at, min(BLOCK, end - at)))
             if time.monotonic() - said_at > PROGRESS_S or not waiting:
                 said_at = time.monotonic()
-                _tell(_said(total, failures, said_at - began_at))
+                _print(_summary(total, failures, said_at - began_at))
     return bool(failures)
 
 
-def _said(total: Counter[str], failures: int, seconds: float) -> str:
+def _summary(total: Counter[str], failures: int, seconds: float) -> str:
     behaviours = sum(total[act.__name__.strip("_")] for act, _ in ACTIONS)
     return (
         f"{total['lives']:,} lives, {behaviours:,} behaviours, {total['asks']:,} requests, {total['whole']:,} whole "
@@ -90,7 +90,7 @@ def _said(total: Counter[str], failures: int, seconds: float) -> str:
     )
 
 
-def _tell(words: str) -> None:
+def _print(words: str) -> None:
     sys.stdout.write(f"{words}\n")
     sys.stdout.flush()
 

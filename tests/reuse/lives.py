@@ -570,7 +570,7 @@ def expected_of(history: History) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def lived(seed: int) -> Life:
+def run_life(seed: int) -> Life:
     """Run one life."""
     life = Life(seed)
     life.run()

@@ -13,7 +13,7 @@ import pytest
 from midstream.agents import agent_failures, pool_turns
 from midstream.agents.pool_entries import Claim
 from midstream.errors import ModelError
-from tests.reuse.lives import ACTIONS, Life, lived
+from tests.reuse.lives import ACTIONS, Life, run_life
 from tests.spec import spec
 
 BLOCKS = 2
@@ -28,7 +28,7 @@ def test_every_promise_holds_for_any_client_application(block: int) -> None:
     failed: dict[int, list[str]] = {}
     figures: Counter[str] = Counter()
     for seed in range(block * LIVES, (block + 1) * LIVES):
-        life = lived(seed)
+        life = run_life(seed)
         figures += life.figures
         if life.problems:
             failed[seed] = life.problems
@@ -41,18 +41,18 @@ def test_every_promise_holds_for_any_client_application(block: int) -> None:
 @pytest.mark.slow
 def test_a_seed_gives_the_same_life_every_time() -> None:
     for seed in (7, 11):
-        assert lived(seed).trace == lived(seed).trace
+        assert run_life(seed).trace == run_life(seed).trace
 
 
 def _last_only(*given: object) -> object:
-    return _told(*given)[-1:]  # type: ignore[arg-type]
+    return _messages_of(*given)[-1:]  # type: ignore[arg-type]
 
 
-_told = pool_turns._messages_of
+_messages_of = pool_turns._messages_of
 _remedy = agent_failures.remedy
 
 
-def _blind(error: ModelError, situation: agent_failures.FailureSituation) -> agent_failures.Remedy:
+def _repeat_always(error: ModelError, situation: agent_failures.FailureSituation) -> agent_failures.Remedy:
     """Repeat the message to an agent that may have received it: one that became silent, or failed without a
     reason.
     """
@@ -65,7 +65,7 @@ def _blind(error: ModelError, situation: agent_failures.FailureSituation) -> age
     return _remedy(error, situation)
 
 
-async def _forgetful(claim: Claim, record: object) -> None:
+async def _never_release(claim: Claim, record: object) -> None:
     """Never release an agent."""
 
 
@@ -74,8 +74,8 @@ async def _forgetful(claim: Claim, record: object) -> None:
     ("home", "name", "broken", "lives"),
     [
         (pool_turns, "_messages_of", _last_only, 60),
-        (agent_failures, "remedy", _blind, 400),
-        (Claim, "release", _forgetful, 60),
+        (agent_failures, "remedy", _repeat_always, 400),
+        (Claim, "release", _never_release, 60),
     ],
     ids=[
         "a queued message is left out",

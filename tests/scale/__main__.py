@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object on stdout")
     given = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="midstream-scale-"))
-    _tell(
+    _print(
         f"seed {given.seed}; repeat it: make scale "
         f"ARGS='--seed {given.seed} --kills {given.kills} --rolls {given.rolls} --clients {given.clients}'"
     )
@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(msgspec.json.encode(reports).decode())  # noqa: T201 - asked for
     problems = [f"{part}: {each}" for part, report in reports.items() for each in report.verdict.problems]
     for problem in problems[:PROBLEMS_SHOWN]:
-        _tell(f"seed {given.seed}: {problem}")
+        _print(f"seed {given.seed}: {problem}")
     if problems:
-        _tell(f"{len(problems)} problems; all notes are in {folder}")
+        _print(f"{len(problems)} problems; all notes are in {folder}")
         return 1
     if given.kills >= KILLS and given.clients >= CLIENTS and given.rolls:
         _keep(reports)
@@ -77,18 +77,18 @@ async def _run_both(given: argparse.Namespace, folder: Path) -> dict[str, Report
                 kills=kills,
                 rolls=rolls,
                 within_s=300.0 + SECONDS_PER_KILL * kills + 300.0 * rolls,
-                tell=_tell,
+                tell=_print,
             )
             if rolls:
                 report.verdict.problems += cuts_of(report)
             reports[part] = report
             verdict = report.verdict
-            _tell(
+            _print(
                 msgspec.json.format(
                     msgspec.json.encode({**msgspec.to_builtins(report), "verdict": _figures(report)})
                 ).decode()
             )
-            _tell(
+            _print(
                 f"{part}: {report.kills} kills, {verdict.turns} turns of {verdict.sessions} sessions: "
                 f"{verdict.lost} lost, {verdict.doubled} doubled, {verdict.repeated} executed again"
             )
@@ -125,7 +125,7 @@ def _keep(reports: dict[str, Report]) -> None:
     (ROOT / "bench" / "results" / "scale.json").write_text(f"{body}\n")
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress, on a terminal
 
 

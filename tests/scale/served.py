@@ -34,7 +34,7 @@ def is_denied(session: str, turn: int) -> bool:
     return turn == 1 and int(session.split("-")[1]) % 3 == 0
 
 
-def _spoken(words: str) -> list[ScriptedStep]:
+def _pieces_of(words: str) -> list[ScriptedStep]:
     steps: list[ScriptedStep] = []
     for piece in words.replace(" ", "\0 ").split("\0"):
         steps += [TextDelta(piece), Pause(WORD_S)]
@@ -42,7 +42,7 @@ def _spoken(words: str) -> list[ScriptedStep]:
 
 
 def script() -> list[list[ScriptedStep]]:
-    first, second, third, last = map(_spoken, WORDS)
+    first, second, third, last = map(_pieces_of, WORDS)
     calls = Finished(Finish.CALLS)
     return [
         [*first, ToolCallRequested("a", "write", "{}"), ToolCallRequested("b", "ask", "{}"), calls],

@@ -80,7 +80,7 @@ LATER_S = LOOK_BACK_S + 3600.0
 STATES_MAX = 20_000
 """Number of states above which the search counts as too wide."""
 
-JUDGED = ReuseDecision("new", "no record", "fresh")
+REUSE = ReuseDecision("new", "no record", "fresh")
 
 
 class Edge(NamedTuple):
@@ -249,7 +249,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     place = {"turn": state.turn, "response": state.response_no, "attempt": state.attempt}
     yield heard("some", **place)
     yield ModelResumable(state.ref, "token")
-    yield ModelReuseDecided(state.ref, JUDGED)
+    yield ModelReuseDecided(state.ref, REUSE)
     yield from (
         kind(state.turn, state.response_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallFinished)
     )
@@ -312,7 +312,7 @@ def strays(session: Session) -> Iterator[Command]:
     yield CallExpired(CallRef(turn, 1, "a"))
     yield CallProgress(CallRef(turn, 1, "a"), 1, "stray")
     yield ModelResumable(AttemptRef(turn, 1, 1), "token")
-    yield ModelReuseDecided(AttemptRef(turn, 1, 1), JUDGED)
+    yield ModelReuseDecided(AttemptRef(turn, 1, 1), REUSE)
     yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallFinished))
     yield ChildStreamed(CallRef(turn, 1, "a"), "s::1.1.0", ((1, b"{}"),))
     yield CallProbed(CallRef(turn, 1, "a"), may_run=True)

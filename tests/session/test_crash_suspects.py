@@ -26,11 +26,11 @@ from tests.session.stories import (
 from tests.spec import spec
 
 
-def _begun(session: Session, *, node: str = "a", epoch: int = 1, suspected: int = 0) -> Session:
+def _start_epoch(session: Session, *, node: str = "a", epoch: int = 1, suspected: int = 0) -> Session:
     return evolve(session, EpochStarted(epoch, node, AT, suspected=suspected), epoch=epoch)
 
 
-def _told(session: Session, *commands: Command) -> Session:
+def _state_after(session: Session, *commands: Command) -> Session:
     for command in commands:
         for record in decide(session, command, epoch=session.epoch, at=AT):
             session = evolve(session, record, epoch=session.epoch)
@@ -42,7 +42,7 @@ def _upstream(outcome: Outcome | None) -> ModelStreamed:
     return ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "", call),))
 
 
-IN_TOOL = _told(_begun(Session()), say(), asks(writes("w")))
+IN_TOOL = _state_after(_start_epoch(Session()), say(), asks(writes("w")))
 
 
 @spec("TURN-84")
@@ -64,25 +64,27 @@ IN_TOOL = _told(_begun(Session()), say(), asks(writes("w")))
 def test_only_a_session_with_code_running_in_the_server_is_a_suspect(
     commands: tuple[Command, ...], *, is_suspect: bool
 ) -> None:
-    session = _told(_begun(Session()), *commands)
+    session = _state_after(_start_epoch(Session()), *commands)
     assert is_at_risk(session) is is_suspect
     assert deaths_of(session, []) == int(is_suspect)
 
 
 @spec("TURN-84")
 def test_a_further_death_counts_where_no_other_suspect_was_at_risk() -> None:
-    suspect = _told(_begun(IN_TOOL, node="b", epoch=2, suspected=1), Recover(), asks(writes("w"), response=2))
+    suspect = _state_after(
+        _start_epoch(IN_TOOL, node="b", epoch=2, suspected=1), Recover(), asks(writes("w"), response=2)
+    )
     assert deaths_of(suspect, []) == 2
     assert deaths_of(suspect, [IN_TOOL]) == 2, "the other one was none before"
     assert deaths_of(suspect, [suspect]) == 1
-    resting = _told(_begun(IN_TOOL, node="b", epoch=2, suspected=1), Recover())
+    resting = _state_after(_start_epoch(IN_TOOL, node="b", epoch=2, suspected=1), Recover())
     assert deaths_of(resting, []) == 0
     assert deaths_of(suspect, [resting]) == 2
 
 
 @spec("TURN-84")
 def test_a_suspect_that_was_held_back_stays_one_and_cannot_have_caused_the_death() -> None:
-    held = _begun(IN_TOOL, node="b", epoch=2, suspected=1)
+    held = _start_epoch(IN_TOOL, node="b", epoch=2, suspected=1)
     assert is_untried(held)
     assert not is_at_risk(held)
     assert deaths_of(held, []) == 1
@@ -90,16 +92,16 @@ def test_a_suspect_that_was_held_back_stays_one_and_cannot_have_caused_the_death
 
 @spec("TURN-84")
 def test_the_next_message_ends_all_suspicion() -> None:
-    suspect = _begun(IN_TOOL, node="b", epoch=2, suspected=SUSPECTED_MAX)
-    after = _told(suspect, Recover(), answers(response=2))
+    suspect = _start_epoch(IN_TOOL, node="b", epoch=2, suspected=SUSPECTED_MAX)
+    after = _state_after(suspect, Recover(), answers(response=2))
     assert after.suspected == SUSPECTED_MAX
-    assert _told(after, say()).suspected == 0
+    assert _state_after(after, say()).suspected == 0
 
 
 @spec("TURN-84")
 def test_a_trial_ends_when_the_turn_ended_or_waits_for_clients_and_people() -> None:
     assert is_at_work(IN_TOOL)
-    assert is_at_work(_told(_begun(Session()), say()))
-    assert not is_at_work(_told(_begun(Session()), say(), answers()))
-    assert not is_at_work(_told(_begun(Session()), say(), asks(at_client("c"))))
-    assert not is_at_work(_told(_begun(Session()), say(), asks(needs_approval("p"))))
+    assert is_at_work(_state_after(_start_epoch(Session()), say()))
+    assert not is_at_work(_state_after(_start_epoch(Session()), say(), answers()))
+    assert not is_at_work(_state_after(_start_epoch(Session()), say(), asks(at_client("c"))))
+    assert not is_at_work(_state_after(_start_epoch(Session()), say(), asks(needs_approval("p"))))

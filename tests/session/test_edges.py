@@ -107,9 +107,9 @@ def test_an_ended_turn_accepts_only_a_message_a_resumption_and_a_late_result() -
 def test_from_every_state_a_cancel_and_its_deadline_lead_to_rest() -> None:
     for session in explored().states:
         turn = session.turns
-        after = _told(session, Cancel())
+        after = _state_after(session, Cancel())
         assert isinstance(after.turn, Idle | Cancelling) or after.turns > turn
-        after = _told(after, CancelExpired(turn))
+        after = _state_after(after, CancelExpired(turn))
         # After the rest comes the turn of a queued message, or the last response of a turn whose time was
         # over.
         if not (after.turns > turn or getattr(after.turn, "is_last", False)):
@@ -158,6 +158,6 @@ def test_no_record_of_a_random_life_has_an_effect_that_the_search_has_not_seen(l
     assert sessions.fold(life.journal, begin) == life.session
 
 
-def _told(session: Session, command: Command) -> Session:
+def _state_after(session: Session, command: Command) -> Session:
     records = sessions.decide(session, command, epoch=session.epoch, at=AT)
     return sessions.fold([(session.epoch, each) for each in records], session)

@@ -22,7 +22,7 @@ PLANS = (
     CallPlan("a", "da", needs_approval=True, question="It is a lot."),
     CallPlan("b", "db", Site.PERSON, has_effects=False, question="To whom?", answer_s=60.0),
 )
-ASKED: tuple[Record, ...] = (
+RECORDS: tuple[Record, ...] = (
     MessageAccepted(1, UserMessage.of("hi"), 2.0),
     AttemptStarted(1, 1, 1, 2.0),
     ResponseCompleted(1, 1, 1, ASKS, 3.0, PLANS),
@@ -58,27 +58,27 @@ WHOM = Question(
 )
 
 
-def asked(*records: Record) -> tuple[Question, ...]:
+def open_questions(*records: Record) -> tuple[Question, ...]:
     return questions_of("s1", fold((1, record) for record in records))
 
 
 def test_a_session_without_questions_has_none() -> None:
-    assert asked() == asked(*ASKED[:2]) == ()
+    assert open_questions() == open_questions(*RECORDS[:2]) == ()
 
 
 def test_each_question_has_all_information_for_the_person() -> None:
-    assert asked(*ASKED) == (PAY, WHOM)
+    assert open_questions(*RECORDS) == (PAY, WHOM)
 
 
 def test_an_answered_question_is_removed() -> None:
     answered = QuestionAnswered(1, 1, "a", QuestionKind.APPROVAL, "da", Choice.ALLOW, 4.0)
-    assert asked(*ASKED, answered, CallStarted(1, 1, "a", 1, 4.0)) == (WHOM,)
+    assert open_questions(*RECORDS, answered, CallStarted(1, 1, "a", 1, 4.0)) == (WHOM,)
 
 
 def test_a_question_of_a_sub_agent_names_the_agents() -> None:
     parent = Parent("top", 1, 1, "c1", ("boss", "clerk"))
     opened = MessageAccepted(1, UserMessage.of("hi"), 2.0, parent=parent)
-    (first, _) = asked(opened, *ASKED[1:])
+    (first, _) = open_questions(opened, *RECORDS[1:])
     assert first.agents == ("boss", "clerk")
 
 
@@ -95,7 +95,7 @@ def test_a_permission_of_an_upstream_agent_is_shown_with_its_original_arguments(
         arguments='{"command":"make"}',
         is_fixed=True,
     )
-    (question,) = asked(*ASKED[:2], asked_by_agent)
+    (question,) = open_questions(*RECORDS[:2], asked_by_agent)
     assert question == Question(
         "s1",
         1,
@@ -110,4 +110,4 @@ def test_a_permission_of_an_upstream_agent_is_shown_with_its_original_arguments(
         is_fixed=True,
     )
     answered = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, "dx", Choice.ALLOW, 4.0)
-    assert asked(*ASKED[:2], asked_by_agent, answered) == ()
+    assert open_questions(*RECORDS[:2], asked_by_agent, answered) == ()

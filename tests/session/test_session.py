@@ -450,7 +450,7 @@ def _command(seqno: int, command: Command | None, *, stream: str = "s", secret: 
     return Received(stream, secret, seqno, f"digest of {command!r}", command)
 
 
-def _taken(session: Session, *commands: Received) -> Session:
+def _after_commands(session: Session, *commands: Received) -> Session:
     for received in commands:
         session = fold([(1, record) for record in decide(session, received, epoch=1, at=AT)], session)
     return session
@@ -475,14 +475,14 @@ def test_the_first_command_opens_its_stream_in_its_own_append() -> None:
 
 
 def test_a_repeated_command_is_not_processed_again() -> None:
-    session = _taken(OPENED, _command(0, say()))
+    session = _after_commands(OPENED, _command(0, say()))
     assert decide(session, _command(0, say()), epoch=1, at=AT) == ()
-    assert decide(_taken(session, _command(1, Cancel())), _command(0, say()), epoch=1, at=AT) == ()
+    assert decide(_after_commands(session, _command(1, Cancel())), _command(0, say()), epoch=1, at=AT) == ()
 
 
 @spec("STREAM-12", "STREAM-52")
 def test_a_repeated_number_with_another_payload_is_a_conflict() -> None:
-    session = _taken(OPENED, _command(0, say()), _command(1, Cancel()))
+    session = _after_commands(OPENED, _command(0, say()), _command(1, Cancel()))
     with pytest.raises(Refused) as refused:
         decide(session, _command(1, Cancel(7)), epoch=1, at=AT)
     assert type(refused.value.error) is SeqnoReusedError
@@ -502,7 +502,7 @@ def test_a_repeated_number_with_another_payload_is_a_conflict() -> None:
     ids=["reused", "gap", "secret", "secret of a repetition", "second message", "busy"],
 )
 def test_a_command_that_breaks_a_rule_is_refused(received: Received, error: type[MidstreamError]) -> None:
-    session = _taken(OPENED, _command(0, say()))
+    session = _after_commands(OPENED, _command(0, say()))
     with pytest.raises(Refused) as refused:
         decide(session, received, epoch=1, at=AT)
     assert type(refused.value.error) is error
@@ -533,13 +533,13 @@ def test_the_oldest_streams_are_dropped() -> None:
 
 
 def test_a_command_without_content_is_accepted() -> None:
-    session = _taken(OPENED, _command(0, say()), _command(1, None))
+    session = _after_commands(OPENED, _command(0, say()), _command(1, None))
     assert session.streams["s"].accepted == 2
 
 
 @spec("TURN-9")
 def test_a_late_result_of_a_client_is_accepted_and_changes_nothing() -> None:
-    session = _taken(OPENED, _command(0, say()))
+    session = _after_commands(OPENED, _command(0, say()))
     records = decide(session, _command(1, ended("a")), epoch=1, at=AT)
     assert records == (CommandAccepted("s", 1, f"digest of {ended('a')!r}"),)
 
@@ -547,7 +547,7 @@ def test_a_late_result_of_a_client_is_accepted_and_changes_nothing() -> None:
 @spec("TURN-15")
 def test_an_outcome_of_a_call_that_was_not_started_is_refused_and_a_second_one_changes_nothing() -> None:
     allowed_first = msgspec.structs.replace(at_client("b"), needs_approval=True)
-    session = _told(_taken(OPENED, _command(0, say())), asks(at_client("c"), allowed_first))
+    session = _after_command(_after_commands(OPENED, _command(0, say())), asks(at_client("c"), allowed_first))
     early, unknown, later = (ended(each, turn=turn) for each, turn in (("b", 1), ("x", 1), ("c", 2)))
     for command, code, retry in (
         (early, "call_not_started", "later"),
@@ -557,26 +557,26 @@ def test_an_outcome_of_a_call_that_was_not_started_is_refused_and_a_second_one_c
         with pytest.raises(Refused) as refused:
             decide(session, _command(1, command), epoch=1, at=AT)
         assert (refused.value.error.code, refused.value.error.retry) == (code, retry)
-    session = _told(session, ended("c"))
+    session = _after_command(session, ended("c"))
     second = decide(session, _command(1, ended("c", "something else")), epoch=1, at=AT)
     assert [type(each) for each in second] == [CommandAccepted]
 
 
 @spec("TURN-15")
 def test_a_client_cannot_send_the_outcome_of_a_server_tool() -> None:
-    session = _taken(OPENED, _command(0, say()))
-    session = _told(session, asks(writes("a")))
+    session = _after_commands(OPENED, _command(0, say()))
+    session = _after_command(session, asks(writes("a")))
     records = decide(session, _command(1, ended("a", "forged")), epoch=1, at=AT)
     assert [type(record) for record in records] == [CommandAccepted]
 
-    session = _told(_told(session, ended("a")), asks(at_client("b"), response=2))
+    session = _after_command(_after_command(session, ended("a")), asks(at_client("b"), response=2))
     records = decide(session, _command(1, ended("b", response=2)), epoch=1, at=AT)
     assert isinstance(records[1], CallEnded)
 
 
 @spec("SEC-84")
 def test_a_result_counts_only_on_the_stream_of_its_turn() -> None:
-    session = _told(_taken(OPENED, _command(0, say())), asks(at_client("a")))
+    session = _after_command(_after_commands(OPENED, _command(0, say())), asks(at_client("a")))
     forged = decide(session, _command(0, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
     assert [type(record) for record in forged] == [StreamOpened, CommandAccepted]
     real = decide(session, _command(1, ended("a", "real")), epoch=1, at=AT)
@@ -584,13 +584,13 @@ def test_a_result_counts_only_on_the_stream_of_its_turn() -> None:
     queued = _command(
         0, msgspec.structs.replace(say("next"), when_busy=WhenBusy.QUEUE), stream="t", secret="u"
     )
-    other = _taken(OPENED, _command(0, say()), queued)
-    other = _told(other, asks(at_client("a")))
+    other = _after_commands(OPENED, _command(0, say()), queued)
+    other = _after_command(other, asks(at_client("a")))
     waiting = decide(other, _command(1, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
     assert [type(record) for record in waiting] == [CommandAccepted]
 
 
-def _told(session: Session, command: Command) -> Session:
+def _after_command(session: Session, command: Command) -> Session:
     return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
 
 
@@ -599,7 +599,7 @@ def _told(session: Session, command: Command) -> Session:
 
 @spec("TURN-2")
 def test_turns_are_counted() -> None:
-    session = _told(_told(OPENED, say("one")), answers())
+    session = _after_command(_after_command(OPENED, say("one")), answers())
     assert (session.turns, session.is_live) == (1, False)
     records = decide(session, say("two"), epoch=1, at=AT)
     assert isinstance(records[0], MessageAccepted)
@@ -607,7 +607,7 @@ def test_turns_are_counted() -> None:
 
 
 def test_the_session_records_the_end_of_its_last_turn_and_its_own_beginning() -> None:
-    session = _told(_told(OPENED, say()), answers())
+    session = _after_command(_after_command(OPENED, say()), answers())
     assert session.last_turn == TurnEnded(1, TurnStatus.COMPLETED, AT)
     assert session.started_at == AT
     later = evolve(session, EpochStarted(2, "next", AT + 5), epoch=2)
@@ -620,9 +620,9 @@ def test_a_fold_can_continue_from_an_earlier_fold() -> None:
 
 
 def test_a_partial_response_is_not_in_the_history() -> None:
-    session = _told(_told(OPENED, say("hi")), heard("half"))
+    session = _after_command(_after_command(OPENED, say("hi")), heard("half"))
     assert session.history.entries == (UserMessage.of("hi"),)
-    session = _told(session, asks(reads("a")))
+    session = _after_command(session, asks(reads("a")))
     assert session.history.entries == (UserMessage.of("hi"),)
 
 
@@ -690,19 +690,21 @@ def _fold(session: Session, command: Command | Received) -> Session:
 # ---------------------------------------------------------------------------------------------
 
 
-def _found(*names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str, ...] = ()) -> ToolsFound:
+def _tools_found(
+    *names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str, ...] = ()
+) -> ToolsFound:
     return ToolsFound(turn, 1, attempt, frozenset(names), frozenset(unreachable))
 
 
 @spec("TURN-42")
 def test_a_change_of_the_tools_is_recorded_once_against_the_last_recorded_state() -> None:
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
-    assert decide(session, _found(), epoch=1, at=AT) == ()
+    assert decide(session, _tools_found(), epoch=1, at=AT) == ()
     for found, changed in (
-        (_found("b", "a"), ToolsChanged(1, AT, added=("a", "b"))),
-        (_found("b", "c", unreachable=("x",)), ToolsChanged(1, AT, ("c",), ("a",), ("x",))),
-        (_found("b", "c"), ToolsChanged(1, AT)),
-        (_found(), ToolsChanged(1, AT, removed=("b", "c"))),
+        (_tools_found("b", "a"), ToolsChanged(1, AT, added=("a", "b"))),
+        (_tools_found("b", "c", unreachable=("x",)), ToolsChanged(1, AT, ("c",), ("a",), ("x",))),
+        (_tools_found("b", "c"), ToolsChanged(1, AT)),
+        (_tools_found(), ToolsChanged(1, AT, removed=("b", "c"))),
     ):
         assert decide(session, found, epoch=1, at=AT) == (changed,)
         session = fold([(1, changed)], session)
@@ -711,10 +713,10 @@ def test_a_change_of_the_tools_is_recorded_once_against_the_last_recorded_state(
 
 @spec("TURN-9", "TURN-42")
 def test_tools_found_for_another_model_call_are_not_recorded() -> None:
-    assert decide(Session(), _found("a"), epoch=1, at=AT) == ()
+    assert decide(Session(), _tools_found("a"), epoch=1, at=AT) == ()
     session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
-    assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
-    assert decide(session, _found("a", turn=2), epoch=1, at=AT) == ()
+    assert decide(session, _tools_found("a", attempt=2), epoch=1, at=AT) == ()
+    assert decide(session, _tools_found("a", turn=2), epoch=1, at=AT) == ()
 
 
 @spec("STREAM-60", "STREAM-61")

@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _replayed(seed: int) -> int:
     outcome = run(seed)
     for line in outcome.lines():
-        _tell(line)
-    _tell(f"\nseed {seed}: {_figures([outcome])}")
+        _print(line)
+    _print(f"\nseed {seed}: {_figures([outcome])}")
     for problem in outcome.problems:
-        _tell(f"seed {seed}: {problem}")
+        _print(f"seed {seed}: {problem}")
     return bool(outcome.problems)
 
 
@@ -58,7 +58,7 @@ def _searched(first: int, seconds: float, runs: int | None, jobs: int) -> int:
     blocks: Iterator[int] = itertools.count(first, SEEDS_AT_ONCE)
     if runs is not None:
         blocks = iter(range(first, first + runs, SEEDS_AT_ONCE))
-    _tell(f"seeds from {first}, {jobs} at once")
+    _print(f"seeds from {first}, {jobs} at once")
     with ProcessPoolExecutor(jobs) as pool:
         waiting = {pool.submit(_block, at) for at in itertools.islice(blocks, jobs + 1)}
         while waiting:
@@ -69,18 +69,18 @@ def _searched(first: int, seconds: float, runs: int | None, jobs: int) -> int:
             untaken -= taken
             for seed, problems in failed:
                 said = "\n    ".join([f"seed {seed} failed; replay it: make sim ARGS={seed}", *problems])
-                _tell(said)
+                _print(said)
             is_over = time.monotonic() - began_at > seconds or total["failed"] >= FAILURES_MAX
             if not is_over and (at := next(blocks, None)) is not None:
                 waiting.add(pool.submit(_block, at))
             if time.monotonic() - said_at > PROGRESS_S or not waiting:
                 said_at = time.monotonic()
                 per_minute = total["seeds"] / (said_at - began_at) * 60.0
-                _tell(f"{_said(total)}, {per_minute:,.0f} seeds a minute")
+                _print(f"{_summary(total)}, {per_minute:,.0f} seeds a minute")
     every = len(explored().steps)
-    _tell(f"{every - len(untaken)} of {every} steps of the machine were taken")
+    _print(f"{every - len(untaken)} of {every} steps of the machine were taken")
     for step in sorted(untaken):
-        _tell(f"    never: {step.state} -- {step.record} --> {step.after}")
+        _print(f"    never: {step.state} -- {step.record} --> {step.after}")
     return int(total["failed"] > 0)
 
 
@@ -98,14 +98,14 @@ def _figures(outcomes: Sequence[Outcome]) -> str:
     figures = Counter(seeds=len(outcomes), failed=sum(bool(each.problems) for each in outcomes))
     for outcome in outcomes:
         figures += outcome.figures()
-    return _said(figures)
+    return _summary(figures)
 
 
-def _said(figures: Counter[str]) -> str:
+def _summary(figures: Counter[str]) -> str:
     return ", ".join(f"{figures[name]:,} {name}" for name in ("seeds", "failed", *sorted(figures - _HEAD)))
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201 - a command talks to a terminal
 
 

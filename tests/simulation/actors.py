@@ -325,7 +325,7 @@ async def _serve(host: Host, log: ClientLog, at: _Following, apply: Apply) -> No
             if not at.is_connected:
                 return
             for stored in page:
-                log.seen.append(_seen(stored))
+                log.seen.append(_shown_event(stored))
                 at.seen = stored.position
                 apply(decode(stored.body))
             if not page:
@@ -334,5 +334,5 @@ async def _serve(host: Host, log: ClientLog, at: _Following, apply: Apply) -> No
         runner.detach()
 
 
-def _seen(stored: StoredRecord) -> ShownEvent:
+def _shown_event(stored: StoredRecord) -> ShownEvent:
     return ShownEvent(str(EventId(stored.epoch, stored.position)), stored.body)

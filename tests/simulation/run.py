@@ -179,7 +179,7 @@ def run(seed: int) -> Outcome:
     with _complaints(lab):
         try:
             logs = loop.run_until_complete(_live(lab, plan))
-            lab.problems += _judged(lab, logs)
+            lab.problems += _find_violations(lab, logs)
             if plan.is_calm:
                 lab.problems += _late_cancels(lab)
             if plan.is_steady and not lab.has_outlasted_runners:
@@ -194,10 +194,12 @@ def run(seed: int) -> Outcome:
             gc.enable()
     records = sum(len(found.records) for found in lab.memory.sessions.values())
     children = sum(PART_MARK in name for name in lab.memory.sessions)
-    return Outcome(plan, problems, trace, loop.steps, records, children, round(loop.time(), 3), _taken(lab))
+    return Outcome(
+        plan, problems, trace, loop.steps, records, children, round(loop.time(), 3), _steps_taken(lab)
+    )
 
 
-def _taken(lab: Lab) -> set[Step]:
+def _steps_taken(lab: Lab) -> set[Step]:
     taken: set[Step] = set()
     for found in lab.memory.sessions.values():
         session = Session()
@@ -378,7 +380,7 @@ def _open_turns(lab: Lab) -> list[str]:
     return [name for name, mark in marks.items() if mark.is_live or mark.status == SessionStatus.WAITING]
 
 
-def _judged(lab: Lab, logs: list[ClientLog]) -> list[str]:
+def _find_violations(lab: Lab, logs: list[ClientLog]) -> list[str]:
     journals = {name: found.records for name, found in lab.memory.sessions.items()}
     heard = [log for log in logs if log.session in journals]
     evidence = Evidence(journals, heard, lab.outside.ledger)

@@ -50,14 +50,14 @@ async def main(minutes: float) -> int:
     failures = 0
     for folder, soaked in zip(folders, results, strict=False):
         for process, gauges in soaked.items():
-            _tell(f"{folder.name}, {process}:")
+            _print(f"{folder.name}, {process}:")
             for each in gauges:
-                _tell(f"  {each}")
+                _print(f"  {each}")
             if gauges[0].anonymous_bytes is None:
-                _tell("  skipped: memory and descriptors, which need /proc")
+                _print("  skipped: memory and descriptors, which need /proc")
             found = growing(gauges, LONG)
             failures += bool(found)
-            _tell(f"  GROWING for each turn: {found}" if found else "  flat")
+            _print(f"  GROWING for each turn: {found}" if found else "  flat")
     return 1 if failures else 0
 
 
@@ -71,7 +71,7 @@ class _Clock:
         return time.monotonic() < self._until
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201 - it talks to a terminal
 
 

@@ -105,7 +105,7 @@ async def soak_server(
         for number in itertools.takewhile(lambda each: each < kills + windows or more(), itertools.count()):
             asking = asyncio.create_task(client.window(f"w{number}", turns))
             if number < kills:
-                await _grown(folder / "server.db-wal", asking)
+                await _until_written(folder / "server.db-wal", asking)
                 await server.kill()
                 await server.start()
             await asking
@@ -114,7 +114,7 @@ async def soak_server(
         return {"server": server.seen[1:] if kills else server.seen, "client": client.seen}
 
 
-async def _grown(path: Path, asking: asyncio.Task[None]) -> None:
+async def _until_written(path: Path, asking: asyncio.Task[None]) -> None:
     """Wait until the running turns write to the store, so that a kill meets them."""
     before = _written_at(path)
     async with asyncio.timeout(WINDOW_WITHIN_S):
@@ -147,7 +147,7 @@ async def soak_gateway(
         await stack.enter_async_context(client)
         for number in itertools.takewhile(lambda each: each < kills + windows or more(), itertools.count()):
             half = asyncio.Event()
-            asking = asyncio.create_task(_asked(client, f"w{number}", turns, half))
+            asking = asyncio.create_task(_send_questions(client, f"w{number}", turns, half))
             if number < kills:
                 async with asyncio.timeout(WINDOW_WITHIN_S):
                     await half.wait()
@@ -159,7 +159,7 @@ async def soak_gateway(
         return {"gateway": gateway.seen[1:] if kills else gateway.seen}
 
 
-async def _asked(client: openai.AsyncOpenAI, name: str, count: int, half: asyncio.Event) -> None:
+async def _send_questions(client: openai.AsyncOpenAI, name: str, count: int, half: asyncio.Event) -> None:
     """Send `count` requests; set `half` when half of them have begun, and `AT_ONCE` are under way."""
     numbers = iter(range(count))
 
@@ -169,7 +169,7 @@ async def _asked(client: openai.AsyncOpenAI, name: str, count: int, half: asynci
                 half.set()
             for _ in range(20):  # A stream cut by a kill is requested again.
                 try:
-                    await _ask(client, f"{name} {number}")
+                    await _send_question(client, f"{name} {number}")
                     break
                 except (openai.APIConnectionError, httpx.TransportError):
                     continue
@@ -181,7 +181,7 @@ async def _asked(client: openai.AsyncOpenAI, name: str, count: int, half: asynci
             group.create_task(ask())
 
 
-async def _ask(client: openai.AsyncOpenAI, question: str) -> None:
+async def _send_question(client: openai.AsyncOpenAI, question: str) -> None:
     events = await client.chat.completions.create(
         model="8@0.001", messages=[{"role": "user", "content": question}], stream=True
     )

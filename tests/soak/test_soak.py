@@ -23,7 +23,7 @@ LEAKED_BYTES = 24 * 1024
 """A turn's share of the leak that a soak of two minutes has found once."""
 
 
-def _judged(soaked: dict[str, list[Gauges]]) -> dict[str, dict[str, float]]:
+def _growing(soaked: dict[str, list[Gauges]]) -> dict[str, dict[str, float]]:
     for name, gauges in soaked.items():
         print(f"{name}:", *gauges, sep="\n  ")  # noqa: T201 - shown where it fails
     return {name: found for name, gauges in soaked.items() if (found := growing(gauges))}
@@ -38,19 +38,19 @@ def _skip_without_memory(soaked: dict[str, list[Gauges]]) -> None:
 async def test_server_and_client_do_not_grow_with_the_turns(tmp_path: Path) -> None:
     """Use the JavaScript client where node (20 or newer) is installed; the one in Python uses the leaking server."""
     soaked = await soak_server(tmp_path, windows=KILLS + WINDOWS, turns=TURNS, kills=KILLS, node=NODE or "")
-    assert _judged(soaked) == {}
+    assert _growing(soaked) == {}
     _skip_without_memory({"server": soaked["server"]})
 
 
 async def test_the_gateway_does_not_grow_with_the_turns(tmp_path: Path) -> None:
     soaked = await soak_gateway(tmp_path, windows=WINDOWS, turns=TURNS, kills=0)
-    assert _judged(soaked) == {}
+    assert _growing(soaked) == {}
     _skip_without_memory(soaked)
 
 
 async def test_a_leaking_server_is_found_and_its_client_does_not_grow(tmp_path: Path) -> None:
     soaked = await soak_server(tmp_path, windows=WINDOWS, turns=TURNS, kills=0, leaked_bytes=LEAKED_BYTES)
-    judged = _judged(soaked)
+    judged = _growing(soaked)
     assert judged.keys() == {"server"}
     assert judged["server"].keys() >= {"tasks", "timers", "cyclic"}
     if sys.platform == "linux":

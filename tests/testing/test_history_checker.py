@@ -47,7 +47,7 @@ from midstream.testing.history_checker import (
 )
 from tests.session.lives import Life, lives
 
-ASKED = Response((Text("let me"), ToolCall("w", "write"), ToolCall("r", "read")), Finish.CALLS)
+RESPONSE_WITH_CALLS = Response((Text("let me"), ToolCall("w", "write"), ToolCall("r", "read")), Finish.CALLS)
 PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDoubt.RERUN))
 # A turn that was cut while `r` ran and ended under the next node; position 1 is the first.
 JOURNAL: tuple[tuple[int, Record], ...] = (
@@ -57,7 +57,7 @@ JOURNAL: tuple[tuple[int, Record], ...] = (
     (1, MessageAccepted(1, UserMessage.of("hi"), 0.0, stream="mine")),
     (1, AttemptStarted(1, 1, 1, 0.0)),
     (1, Delta(1, 1, 1, 0, "text", "let me")),
-    (1, ResponseCompleted(1, 1, 1, ASKED, 0.0, PLANS)),
+    (1, ResponseCompleted(1, 1, 1, RESPONSE_WITH_CALLS, 0.0, PLANS)),
     (1, CallStarted(1, 1, "w", 1, 0.0)),
     (1, CallEnded(1, 1, ToolResult("w", "written"), 0.0)),
     (1, CallStarted(1, 1, "r", 1, 0.0, has_effects=False)),
@@ -87,7 +87,7 @@ def _stored(records: list[tuple[int, Record]]) -> list[StoredRecord]:
     return [StoredRecord(at, epoch, encode(record)) for at, (epoch, record) in enumerate(records, start=1)]
 
 
-def _seen(stored: list[StoredRecord], after: int = 0) -> list[ShownEvent]:
+def _shown_events(stored: list[StoredRecord], after: int = 0) -> list[ShownEvent]:
     return [ShownEvent(f"{each.epoch}-{each.position}", each.body) for each in stored[after:]]
 
 
@@ -103,7 +103,7 @@ class Case:
     def derive(self) -> None:
         """Derive all other evidence from the records."""
         self.stored = _stored(self.records)
-        mine, reader = _seen(self.stored, after=1), _seen(self.stored)
+        mine, reader = _shown_events(self.stored, after=1), _shown_events(self.stored)
         sent = {0: "digest 0", 1: "digest of a command on its way"}
         self.mine = ClientLog("mine", "s", "mine", sent=sent, acked={0}, seen=mine)
         self.reader = ClientLog("reader", "s", start=0, seen=reader)
@@ -148,7 +148,10 @@ def test_a_child_reported_unchanged_whose_last_text_is_the_outcome_is_no_violati
 def test_runs_that_people_allowed_confirmed_and_resumed_are_no_violation() -> None:
     case = Case()
     case.rewrite(
-        7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1]))
+        7,
+        ResponseCompleted(
+            1, 1, 1, RESPONSE_WITH_CALLS, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1])
+        ),
     )
     case.insert(8, QuestionAnswered(1, 1, "w", QuestionKind.APPROVAL, "d", Choice.ALLOW, 0.0), epoch=1)
     case.insert(14, QuestionAnswered(1, 1, "r", QuestionKind.DOUBT, "d", Choice.HAPPENED, 0.0), epoch=2)
@@ -166,7 +169,7 @@ def test_runs_that_people_allowed_confirmed_and_resumed_are_no_violation() -> No
 def test_reruns_recorded_only_in_the_clients_journal_are_no_violation_within_their_policy() -> None:
     case = Case()
     at_client = replace(PLANS[1], site=Site.CLIENT)
-    case.rewrite(7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (PLANS[0], at_client)))
+    case.rewrite(7, ResponseCompleted(1, 1, 1, RESPONSE_WITH_CALLS, 0.0, (PLANS[0], at_client)))
     case.ledger.append(Execution("s", 1, 1, "r", 3, "read"))
     assert check_ended(case.evidence()) == []
     case.ledger.append(Execution("s", 1, 1, "r", 4, "read"))
@@ -334,7 +337,10 @@ def _an_end_the_client_was_not_shown(case: Case) -> None:
 
 def _a_run_nobody_allowed(case: Case) -> None:
     case.rewrite(
-        7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1]))
+        7,
+        ResponseCompleted(
+            1, 1, 1, RESPONSE_WITH_CALLS, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1])
+        ),
     )
 
 

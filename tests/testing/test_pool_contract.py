@@ -19,12 +19,12 @@ from midstream.testing.scripted_upstream import (
 )
 
 
-class Told(Struct, frozen=True):
+class RecordedAnswer(Struct, frozen=True):
     agent: str
     text: str
 
 
-def all_that_was_told(talk: AgentConversation) -> list[UpstreamEvent]:
+def whole_conversation(talk: AgentConversation) -> list[UpstreamEvent]:
     """Answer as every peer does."""
     return [TextDelta("told: "), TextDelta(talk.words), Finished()]
 
@@ -40,13 +40,13 @@ class ScriptedPeer:
         self.is_key_good = True
 
     def upstream(self) -> ScriptedUpstream:
-        made = ScriptedUpstream(self.memory, answer=all_that_was_told)
+        made = ScriptedUpstream(self.memory, answer=whole_conversation)
         made.is_key_good = self.is_key_good
         self.upstreams.append(made)
         return made
 
-    def messages(self) -> Sequence[Told]:
-        return [Told(agent, words_of(said)) for agent, said in self.memory.arrived]
+    def messages(self) -> Sequence[RecordedAnswer]:
+        return [RecordedAnswer(agent, words_of(said)) for agent, said in self.memory.arrived]
 
     def expire(self, agent: str) -> None:
         self.memory.expire(agent)

@@ -10,17 +10,17 @@ from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextD
 from midstream.testing import Gate, Pause, ScriptedModel, calls, text
 from midstream.testing.scripted_model import steps_since_user
 
-ASKED = ModelRequest("", History((UserMessage.of("hi"),)))
+REQUEST = ModelRequest("", History((UserMessage.of("hi"),)))
 
 
-async def _all(model: ScriptedModel, request: ModelRequest = ASKED) -> list[ModelEvent]:
+async def _all(model: ScriptedModel, request: ModelRequest = REQUEST) -> list[ModelEvent]:
     return [event async for event in model.stream(request)]
 
 
 async def test_the_script_is_followed_by_the_position_in_the_conversation_and_not_by_memory() -> None:
     script = [calls(("read", "{}"), text="look"), text("seen")]
     step = Step(Response((ToolCall("c1", "read"),)), (ToolResult("c1", "x"),))
-    later = ModelRequest("", ASKED.history.then(step))
+    later = ModelRequest("", REQUEST.history.then(step))
     assert steps_since_user(later.history) == 1
     for model in (ScriptedModel(script), ScriptedModel(script)):  # A restarted process.
         assert await _all(model, later) == [TextDelta("seen"), Finished()]
@@ -44,4 +44,4 @@ async def test_failures_pauses_and_gates_are_played() -> None:
     )
     with pytest.raises(ModelUnavailableError):
         await _all(model)
-    assert model.requests == [ASKED]
+    assert model.requests == [REQUEST]

@@ -20,7 +20,7 @@ ENDLESS = tuple(trouble for trouble in Trouble if trouble.value.startswith("hang
 
 async def test_a_conversation_continues_by_name_from_another_process() -> None:
     one = ScriptedUpstream()
-    events = await _say(await one.open(SETUP), "a")
+    events = await _send(await one.open(SETUP), "a")
     assert events == [
         MessageTaken("agent-1"),
         TextDelta("answer "),
@@ -28,7 +28,7 @@ async def test_a_conversation_continues_by_name_from_another_process() -> None:
         Finished(usage=Usage(1, 2)),
     ]
     other = ScriptedUpstream(one.memory)
-    events = await _say(await other.open(SETUP, resume="agent-1"), "b")
+    events = await _send(await other.open(SETUP, resume="agent-1"), "b")
     assert events[0] == MessageTaken("agent-1", "agent-1")
     assert one.memory.talks["agent-1"].words == "a\nb"
 
@@ -36,9 +36,9 @@ async def test_a_conversation_continues_by_name_from_another_process() -> None:
 async def test_a_fork_contains_only_the_messages_before_the_mark() -> None:
     upstream = ScriptedUpstream(abilities=Abilities(can_fork=True))
     agent = await upstream.open(SETUP)
-    marks = [event for text in ("a", "b") for event in await _say(agent, text) if isinstance(event, Marked)]
+    marks = [event for text in ("a", "b") for event in await _send(agent, text) if isinstance(event, Marked)]
     fork = await upstream.fork(SETUP, agent="agent-1", mark=marks[0].mark)
-    events = await _say(fork, "c")
+    events = await _send(fork, "c")
     assert events[0] == MessageTaken("agent-2", "agent-1")
     assert [talk.words for talk in upstream.memory.talks.values()] == ["a\nb", "a\nc"]
 
@@ -46,18 +46,18 @@ async def test_a_fork_contains_only_the_messages_before_the_mark() -> None:
 @pytest.mark.parametrize("trouble", [each for each in Trouble if each not in ENDLESS])
 async def test_a_trouble_affects_one_message_and_the_next_works(trouble: Trouble) -> None:
     upstream = ScriptedUpstream()
-    await _say(await upstream.open(SETUP), "a")
+    await _send(await upstream.open(SETUP), "a")
     upstream.troubles.append(trouble)
     events: list[UpstreamEvent] = []
     try:
         agent = await upstream.open(SETUP, resume="agent-1")
-        await _say(agent, "b", events)
+        await _send(agent, "b", events)
     except ModelError:
         assert not any(isinstance(event, Finished) for event in events)
     else:
         assert trouble in (Trouble.NEW_CHAT, Trouble.CUT)
     agent = await upstream.open(SETUP, resume="agent-1")
-    events = [event async for event in agent.send(_said("c"), key="c", is_forced=True)]
+    events = [event async for event in agent.send(_message("c"), key="c", is_forced=True)]
     assert isinstance(events[-1], Finished)
 
 
@@ -67,36 +67,36 @@ async def test_a_hanging_run_ends_when_it_is_closed(trouble: Trouble) -> None:
     agent = await upstream.open(SETUP)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await _say(agent, "a")
-    assert isinstance((await _say(agent, "b"))[-1], Finished)
+            await _send(agent, "a")
+    assert isinstance((await _send(agent, "b"))[-1], Finished)
 
 
 async def test_repeating_the_same_key_makes_up_for_a_lost_acknowledgement() -> None:
     upstream = ScriptedUpstream()
     agent = await upstream.open(SETUP)
-    await _say(agent, "a")
+    await _send(agent, "a")
     upstream.troubles.append(Trouble.ACK_LOST)
     with pytest.raises(ModelUnavailableError):
-        await _say(agent, "b")
-    await _say(agent, "b")
+        await _send(agent, "b")
+    await _send(agent, "b")
     assert upstream.memory.talks["agent-1"].words == "a\nb"
 
 
 async def test_forbidden_calls_are_recorded() -> None:
     upstream = ScriptedUpstream()
     agent = await upstream.open(SETUP)
-    running = agent.send(_said("a"), key="a")
+    running = agent.send(_message("a"), key="a")
     await anext(running)
     with pytest.raises(UpstreamBusyError):
-        await _say(agent, "b")
+        await _send(agent, "b")
     await running.aclose()
-    await _say(agent, "c", key="a")
+    await _send(agent, "c", key="a")
     assert upstream.memory.wrongs == ["agent-1 was spoken to while it spoke", "key 'a' stands for two things"]
 
 
 async def test_a_deleted_agent_is_gone() -> None:
     upstream = ScriptedUpstream()
-    await _say(await upstream.open(SETUP), "a")
+    await _send(await upstream.open(SETUP), "a")
     await upstream.delete("agent-1")
     for opening in (upstream.open(SETUP, resume="agent-1"), upstream.fork(SETUP, agent="agent-1", mark="1")):
         with pytest.raises(UpstreamGoneError):
@@ -114,17 +114,17 @@ async def test_open_agents_are_counted() -> None:
 
 
 def test_the_text_of_a_message_is_complete() -> None:
-    assert words_of(_said("a")) == "a"
+    assert words_of(_message("a")) == "a"
 
 
-def _said(text: str) -> UpstreamMessage:
+def _message(text: str) -> UpstreamMessage:
     return UpstreamMessage(UserMessage.of(text))
 
 
-async def _say(
+async def _send(
     agent: ScriptedAgent, text: str, events: list[UpstreamEvent] | None = None, *, key: str = ""
 ) -> Sequence[UpstreamEvent]:
     heard = [] if events is None else events
-    async for event in agent.send(_said(text), key=key or text):
+    async for event in agent.send(_message(text), key=key or text):
         heard.append(event)
     return heard

@@ -25,19 +25,21 @@ _LISTS = ("tool_calls", "invalid_tool_calls")
 
 
 @dataclass(frozen=True)
-class Saying:
+class ContentItem:
     """One text, the text of one result, or one call with its arguments."""
 
     kind: str
     text: str
 
 
-def sayings(messages: Any) -> list[Saying]:
+def content_items(messages: Any) -> list[ContentItem]:
     """Return all content, in order."""
-    return [Saying(said.kind, text) for said in _said(messages, "words") if (text := _mended(said.text))]
+    return [
+        ContentItem(said.kind, text) for said in _items_of(messages, "words") if (text := _mended(said.text))
+    ]
 
 
-def unsaid(before: list[Saying], after: list[Saying]) -> Counter[str]:
+def lost_content(before: list[ContentItem], after: list[ContentItem]) -> Counter[str]:
     """Return the lost content: each item of the input needs a place of its own in the output.
 
     The same text comes first; where a result became marked text, or was joined with others, a part of a text:
@@ -63,7 +65,7 @@ def unsaid(before: list[Saying], after: list[Saying]) -> Counter[str]:
     return lost
 
 
-def out_of_order(before: list[Saying], after: list[Saying]) -> list[str]:
+def out_of_order(before: list[ContentItem], after: list[ContentItem]) -> list[str]:
     """Return the content whose order has changed; results are left out, they move to their calls."""
     count = Counter(said.text for said in before)
     places: list[tuple[tuple[int, int], str]] = []
@@ -77,17 +79,17 @@ def out_of_order(before: list[Saying], after: list[Saying]) -> list[str]:
     return [text for (here, _), (there, text) in itertools.pairwise(places) if there < here]
 
 
-def _said(value: Any, kind: str) -> Iterator[Saying]:
+def _items_of(value: Any, kind: str) -> Iterator[ContentItem]:
     if isinstance(value, str):
-        yield _written_call(value) or Saying(kind, value)
+        yield _written_call(value) or ContentItem(kind, value)
     elif isinstance(value, list):
         for item in value:
-            yield from _said(item, kind)
+            yield from _items_of(item, kind)
     elif isinstance(value, dict) and not _is_thought(value):
         if any(key in value for key in _ARGUMENTS) and ("name" in value or "tool_name" in value):
             yield _call(value)
             return
-        listed = [said for key in _LISTS for said in _said(value.get(key) or [], kind)]
+        listed = [said for key in _LISTS for said in _items_of(value.get(key) or [], kind)]
         answer = "result" if _is_result(value) else kind
         is_message = "role" in value or "tool_calls" in value
         for key, item in value.items():
@@ -95,21 +97,23 @@ def _said(value: Any, kind: str) -> Iterator[Saying]:
                 yield from _leaves(item.get("content", item.get("response")), "result")
             elif key in ("content", "output", "json") and answer == "result":
                 yield from (
-                    _said(item, answer) if is_message and isinstance(item, list) else _leaves(item, answer)
+                    _items_of(item, answer)
+                    if is_message and isinstance(item, list)
+                    else _leaves(item, answer)
                 )
             elif key == "content" and listed and isinstance(item, list):
                 yield from _unlisted(item, kind, listed)
             elif key == "text" or (key == "refusal" and isinstance(item, str)):
-                yield from _said(item, kind)
+                yield from _items_of(item, kind)
             elif key in _HOLDERS:
-                yield from _said(item, answer)
+                yield from _items_of(item, answer)
         if not isinstance(value.get("content"), list):
             yield from listed
 
 
-def _unlisted(content: Any, kind: str, listed: list[Saying]) -> Iterator[Saying]:
+def _unlisted(content: Any, kind: str, listed: list[ContentItem]) -> Iterator[ContentItem]:
     """Count a call once that LangChain has in the content and in `tool_calls`."""
-    there = list(_said(content, kind))
+    there = list(_items_of(content, kind))
     if not any(said.kind == "call" for said in Counter(there) - Counter(listed)):
         yield from (said for said in there if said.kind != "call")
         yield from listed  # It has them all, in order.
@@ -118,10 +122,10 @@ def _unlisted(content: Any, kind: str, listed: list[Saying]) -> Iterator[Saying]
     yield from (Counter(listed) - Counter(there)).elements()
 
 
-def _leaves(value: Any, kind: str) -> Iterator[Saying]:
+def _leaves(value: Any, kind: str) -> Iterator[ContentItem]:
     """Return the texts of a result of any shape, without those of its images."""
     if isinstance(value, str):
-        yield Saying(kind, value)
+        yield ContentItem(kind, value)
     elif isinstance(value, list):
         for item in value:
             yield from _leaves(item, kind)
@@ -154,15 +158,15 @@ def _is_thought(value: Json) -> bool:
     )
 
 
-def _call(value: Json) -> Saying:
+def _call(value: Json) -> ContentItem:
     """Return a call as one text; a name that no provider accepts is left out, since it is replaced."""
     name = value.get("tool_name", value.get("name"))
     arguments = next(value[key] for key in _ARGUMENTS if key in value)
     plain = name if isinstance(name, str) and _NAME.fullmatch(name) else ""
-    return Saying("call", f"{plain}({_canonical(arguments)})")
+    return ContentItem("call", f"{plain}({_canonical(arguments)})")
 
 
-def _written_call(text: str) -> Saying | None:
+def _written_call(text: str) -> ContentItem | None:
     """Return a call in the message of another role: repair can only write it there as JSON."""
     if not text.startswith('{"type": "tool_'):
         return None

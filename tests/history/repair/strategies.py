@@ -56,7 +56,7 @@ class Broken:
     messages: list[Any]
 
 
-def told(pair: Pair, messages: list[Any], **more: Any) -> Repaired:
+def repair_pair(pair: Pair, messages: list[Any], **more: Any) -> Repaired:
     """Repair for a pair. For DeepSeek, thinking is stated: otherwise it depends on any response of the list."""
     thinking = True if pair[1] == "deepseek" else None
     return repair(messages, format=pair[0], profile=pair[1], thinking=thinking, **more)
@@ -64,7 +64,7 @@ def told(pair: Pair, messages: list[Any], **more: Any) -> Repaired:
 
 def fine(pair: Pair, seed: int, turns: int = 3) -> list[Any]:
     """Return a history this pair accepts: one that is valid for its format, repaired for its profile."""
-    return told(pair, valid(pair[0], Random(seed), turns=turns)).messages
+    return repair_pair(pair, valid(pair[0], Random(seed), turns=turns)).messages
 
 
 @st.composite
@@ -99,7 +99,7 @@ def _happen(accident: Accident, form: str, messages: list[Any], chance: Random) 
 def following(draw: st.DrawFn, pair: Pair) -> list[Any]:
     """Return messages after a turn boundary: a complete turn, and then anything; all ids are new."""
     start = turn(pair[0], Random(draw(seeds)))
-    made: list[Any] = renamed([*start, *draw(broken(pair, turns=2)).messages], "x")
+    made: list[Any] = rename_ids([*start, *draw(broken(pair, turns=2)).messages], "x")
     return made
 
 
@@ -142,14 +142,14 @@ def results_message(form: str, results: list[Any]) -> Json:
 _NAMES = ("id", "call_id", "tool_use_id", "tool_call_id", "toolUseId", "signature", "name", "tool_name")
 
 
-def renamed(value: Any, tag: str) -> Any:
+def rename_ids(value: Any, tag: str) -> Any:
     """Return the same with other ids, signatures and names of tools."""
     if isinstance(value, list):
-        return [renamed(item, tag) for item in value]
+        return [rename_ids(item, tag) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: f"{item}{tag}" if key in _NAMES and isinstance(item, str) and item else renamed(item, tag)
+        key: f"{item}{tag}" if key in _NAMES and isinstance(item, str) and item else rename_ids(item, tag)
         for key, item in value.items()
     }
 
@@ -184,7 +184,7 @@ junk = st.recursive(
 
 
 @st.composite
-def littered(draw: st.DrawFn, pair: Pair) -> Broken:
+def histories_with_junk(draw: st.DrawFn, pair: Pair) -> Broken:
     """Return a broken history with junk between its messages, and in the places of their parts and fields."""
     case, form = draw(broken(pair, turns=2)), pair[0]
     messages = case.messages

@@ -10,7 +10,7 @@ PIXEL = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 LINK = {"type": "image_url", "image_url": {"url": "https://x.test/a.png"}}
 
 
-def repaired(messages: list[Any], form: str = "anthropic", profile: str | None = None) -> list[Any]:
+def repair_twice(messages: list[Any], form: str = "anthropic", profile: str | None = None) -> list[Any]:
     done = repair(messages, format=form, profile=profile)
     assert repair(done.messages, format=form, profile=profile).messages is done.messages
     return done.messages
@@ -19,10 +19,10 @@ def repaired(messages: list[Any], form: str = "anthropic", profile: str | None =
 def test_a_failed_result_contains_only_text_and_its_image_follows_it() -> None:
     failed = result("a", [text("no"), PIXEL], is_error=True)
     messages = [user("q"), response(use("a")), user([failed, text("so?")])]
-    answer = repaired(messages)[2]["content"]
+    answer = repair_twice(messages)[2]["content"]
     assert answer == [result("a", "no", is_error=True), text(ATTACHED), PIXEL, text("so?")]
     only = [user("q"), response(use("a")), user([result("a", [PIXEL], is_error=True)])]
-    assert repaired(only)[2]["content"][0]["content"] == ATTACHED_BELOW
+    assert repair_twice(only)[2]["content"][0]["content"] == ATTACHED_BELOW
 
 
 def test_a_successful_result_keeps_its_image() -> None:
@@ -32,7 +32,7 @@ def test_a_successful_result_keeps_its_image() -> None:
 
 def test_an_image_in_a_response_moves_to_the_user() -> None:
     messages = [user("q"), response(text("here"), PIXEL), user("thanks")]
-    assert repaired(messages) == [
+    assert repair_twice(messages) == [
         user("q"),
         response(text("here")),
         user([text(ATTACHED), PIXEL]),
@@ -42,7 +42,7 @@ def test_an_image_in_a_response_moves_to_the_user() -> None:
 
 def test_the_results_of_a_response_precede_its_moved_media() -> None:
     messages = [user("q"), response(text("here"), PIXEL, use("a")), user([result("a")])]
-    assert repaired(messages) == [
+    assert repair_twice(messages) == [
         user("q"),
         response(text("here"), use("a")),
         user([result("a")]),
@@ -54,7 +54,7 @@ def test_a_tool_message_is_text_and_all_images_follow_the_last() -> None:
     asked = chat_response(chat_call("a"), chat_call("b"))
     messages = [user("q"), asked, tool("a", [LINK]), tool("b", [text("w"), LINK])]
     shown = {"role": "user", "content": [text(ATTACHED), LINK, text(ATTACHED), LINK]}
-    assert repaired(messages, "openai-chat") == [
+    assert repair_twice(messages, "openai-chat") == [
         user("q"),
         asked,
         tool("a", ATTACHED_BELOW),
@@ -72,7 +72,7 @@ def test_an_orphan_in_a_response_leaves_its_image_to_the_user() -> None:
     image = {"image": {"format": "png", "source": {"bytes": "AA=="}}}
     orphan = {"toolResult": {"toolUseId": "x", "content": [{"text": "w"}, image]}}
     messages = [{"role": "user", "content": [{"text": "q"}]}, {"role": "assistant", "content": [orphan]}]
-    assert repaired(messages, "bedrock")[2]["content"] == [{"text": ATTACHED}, image]
+    assert repair_twice(messages, "bedrock")[2]["content"] == [{"text": ATTACHED}, image]
 
 
 def test_a_chunk_of_unknown_type_in_a_result_becomes_text_at_once() -> None:

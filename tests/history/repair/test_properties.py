@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from midstream.history.repair.placeholders import ANSWERS, SENTINEL
 from midstream.history.repair.report import Repaired
-from tests.history.repair.sayings import out_of_order, sayings, unsaid
+from tests.history.repair.sayings import content_items, lost_content, out_of_order
 from tests.history.repair.strategies import (
     EVERY_PAIR,
     PAIRS,
@@ -33,16 +33,16 @@ from tests.history.repair.strategies import (
     broken,
     fine,
     following,
+    histories_with_junk,
     late,
-    littered,
-    renamed,
+    rename_ids,
+    repair_pair,
     seeds,
-    told,
     turn,
     without_systems,
 )
 from tests.oracles.accidents import GROUPED
-from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
+from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, missing, objections
 from tests.oracles.measures import first_defect
 from tests.oracles.scripts import valid
 from tests.oracles.verdicts import PROMPTS, refusals
@@ -66,15 +66,15 @@ def accepted(pair: Pair, case: Broken, done: Repaired) -> Any:
 
 
 def idempotent(pair: Pair, case: Broken, done: Repaired) -> Any:
-    again = told(pair, done.messages, system=done.system)
+    again = repair_pair(pair, done.messages, system=done.system)
     return again.edits or again.messages is not done.messages
 
 
 def deterministic(pair: Pair, case: Broken, done: Repaired) -> Any:
-    return told(pair, copy.deepcopy(case.messages)) != done
+    return repair_pair(pair, copy.deepcopy(case.messages)) != done
 
 
-def told_exactly_if_changed(pair: Pair, case: Broken, done: Repaired) -> Any:
+def reported_exactly_if_changed(pair: Pair, case: Broken, done: Repaired) -> Any:
     return bool(done.edits) != (done.messages is not case.messages)
 
 
@@ -83,10 +83,10 @@ _COPIES = {"repeated-call", "repeated-result", "repeated-system", "late-result"}
 
 def monotone(pair: Pair, case: Broken, done: Repaired) -> Any:
     """Every text, result and call has its place in the output; of exact copies, which edits name, one has."""
-    after = [*sayings(done.system), *sayings(done.messages)]
-    lost = unsaid(sayings(case.messages), after)
+    after = [*content_items(done.system), *content_items(done.messages)]
+    lost = lost_content(content_items(case.messages), after)
     copied = {edit.at for edit in done.edits if edit.code in _COPIES}
-    copies = Counter(said.text for at in copied for said in sayings(case.messages[at]))
+    copies = Counter(said.text for at in copied for said in content_items(case.messages[at]))
     return {
         text: count
         for text, count in lost.items()
@@ -95,7 +95,9 @@ def monotone(pair: Pair, case: Broken, done: Repaired) -> Any:
 
 
 def in_order(pair: Pair, case: Broken, done: Repaired) -> Any:
-    return out_of_order(sayings(case.messages), [*sayings(done.system), *sayings(done.messages)])
+    return out_of_order(
+        content_items(case.messages), [*content_items(done.system), *content_items(done.messages)]
+    )
 
 
 def the_start_is_untouched(pair: Pair, case: Broken, done: Repaired) -> Any:
@@ -104,7 +106,7 @@ def the_start_is_untouched(pair: Pair, case: Broken, done: Repaired) -> Any:
     """
     start = first_defect(case.whole, case.messages)
     if pair[0] in GROUPED and start:
-        start -= any(said.kind == "result" for said in sayings(case.messages[start - 1]))
+        start -= any(said.kind == "result" for said in content_items(case.messages[start - 1]))
     pairs = zip(case.messages[:start], done.messages[:start], strict=False)
     changed = [(mine, its) for mine, its in pairs if mine is not its]
     # An accident that removes a turn's end makes it one in progress, which needs signatures.
@@ -126,21 +128,21 @@ LAWS: tuple[Law, ...] = (
     accepted,
     idempotent,
     deterministic,
-    told_exactly_if_changed,
+    reported_exactly_if_changed,
     monotone,
     in_order,
     the_start_is_untouched,
 )
 
 
-FORMAL = (idempotent, deterministic, told_exactly_if_changed)
+FORMAL = (idempotent, deterministic, reported_exactly_if_changed)
 """The laws that also hold for junk."""
 
 
 def faults(pair: Pair, case: Broken, laws: tuple[Law, ...] = LAWS) -> dict[str, Any]:
     """Return the laws that the repair of one history breaks, and how."""
     before = copy.deepcopy(case.messages)
-    done = told(pair, case.messages)
+    done = repair_pair(pair, case.messages)
     found = {law.__name__: wrong for law in laws if (wrong := law(pair, case, done))}
     return found | ({"changed its input": True} if case.messages != before else {})
 
@@ -152,7 +154,7 @@ def laws_hold_after_accidents(pair: Pair, data: st.DataObject) -> None:
 
 @spec("HISTORY-3", "HISTORY-4", "HISTORY-81")
 def junk_is_no_reason_to_raise(pair: Pair, data: st.DataObject) -> None:
-    assert faults(pair, data.draw(littered(pair)), FORMAL) == {}
+    assert faults(pair, data.draw(histories_with_junk(pair)), FORMAL) == {}
 
 
 @spec("HISTORY-2")
@@ -161,14 +163,14 @@ def what_is_fine_is_the_same_object(pair: Pair, data: st.DataObject) -> None:
     seed = data.draw(seeds)
     messages = valid(form, Random(seed), turns=3) if profile is None else fine(pair, seed)
     system = "Be brief."
-    done = told(pair, messages, system=system)
+    done = repair_pair(pair, messages, system=system)
     assert (done.messages is messages, done.system is system, done.edits) == (True, True, ())
 
 
 @spec("HISTORY-8")
 def repairing_commutes_with_going_on(pair: Pair, data: st.DataObject) -> None:
     messages, more = data.draw(broken(pair)).messages, data.draw(following(pair))
-    assume(is_past(pair, messages) and is_past(pair, told(pair, messages).messages))
+    assume(is_past(pair, messages) and is_past(pair, repair_pair(pair, messages).messages))
     commutes(pair, messages, more)
 
 
@@ -176,14 +178,14 @@ def repairing_commutes_with_going_on(pair: Pair, data: st.DataObject) -> None:
 def repairing_commutes_with_late_results(pair: Pair, data: st.DataObject) -> None:
     messages, results = data.draw(late(pair))
     commutes(pair, messages, [PROMPTS[pair[0]], *results])
-    if is_past(pair, messages) and is_past(pair, told(pair, messages).messages):
+    if is_past(pair, messages) and is_past(pair, repair_pair(pair, messages).messages):
         commutes(pair, messages, [*results, PROMPTS[pair[0]]])
 
 
 def commutes(pair: Pair, messages: list[Any], more: list[Any]) -> None:
-    stored = told(pair, messages)
-    later = told(pair, [*stored.messages, *more], system=stored.system)
-    at_once = told(pair, [*messages, *more])
+    stored = repair_pair(pair, messages)
+    later = repair_pair(pair, [*stored.messages, *more], system=stored.system)
+    at_once = repair_pair(pair, [*messages, *more])
     assert (later.messages, later.system) == (at_once.messages, at_once.system)
 
 
@@ -196,27 +198,27 @@ def is_past(pair: Pair, messages: list[Any]) -> bool:
     if not isinstance(last, dict):
         return True
     if pair[1] == "gemini-3":
-        return last.get("role") == "model" and not any(said.kind == "call" for said in sayings(last))
+        return last.get("role") == "model" and not any(said.kind == "call" for said in content_items(last))
     return last.get("type") != "reasoning"
 
 
 def _is_mute(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "message" and not sayings(item)
+    return isinstance(item, dict) and item.get("type") == "message" and not content_items(item)
 
 
 @spec("HISTORY-7")
 def a_repaired_beginning_begins_the_repaired_whole(pair: Pair, data: st.DataObject) -> None:
     messages = data.draw(broken(pair)).messages
-    start = told(pair, messages).messages
+    start = repair_pair(pair, messages).messages
     assume(is_past(pair, messages) and is_past(pair, start))
-    whole = told(pair, [*messages, *data.draw(following(pair))]).messages
+    whole = repair_pair(pair, [*messages, *data.draw(following(pair))]).messages
     assert whole[: len(start) - 1] == start[:-1] or start == []
     assert whole[: len(start)] == start or _is_joined(start[-1], whole[len(start) - 1])
 
 
 def _is_joined(stand_in: Any, whole: Any) -> bool:
     """Return whether text of the next turn was put after results that are only placeholders."""
-    said, more = sayings(stand_in), sayings(whole)
+    said, more = content_items(stand_in), content_items(whole)
     return more[: len(said)] == said and all(each.text in ANSWERS for each in said)
 
 
@@ -225,11 +227,12 @@ def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> Non
     """Two turns before and two turns after a changed turn, messages are the same objects in the same places."""
     form, seed = pair[0], data.draw(seeds)
     turns = [
-        told(pair, renamed(turn(form, Random(seed + number)), f"t{number}")).messages for number in range(5)
+        repair_pair(pair, rename_ids(turn(form, Random(seed + number)), f"t{number}")).messages
+        for number in range(5)
     ]
-    assume(told(pair, [message for each in turns for message in each]).edits == ())
+    assume(repair_pair(pair, [message for each in turns for message in each]).edits == ())
     hit = data.draw(accidents_to(form, turns[2]))
-    repaired = told(pair, [*turns[0], *turns[1], *hit, *turns[3], *turns[4]])
+    repaired = repair_pair(pair, [*turns[0], *turns[1], *hit, *turns[3], *turns[4]])
     assume("repeated-system" not in [edit.code for edit in repaired.edits])  # The accident repeated it first.
     done = repaired.messages
     first, last = turns[0], turns[4]
@@ -260,7 +263,7 @@ def test_calls_get_signatures_where_an_accident_removed_the_end_of_their_turn() 
         {"role": "user", "parts": [answer]},
         {"role": "model", "parts": [{"text": "k3z"}]},
     ]
-    assert told(("gemini", "gemini-3"), whole).edits == ()
+    assert repair_pair(("gemini", "gemini-3"), whole).edits == ()
     assert faults(("gemini", "gemini-3"), Broken(whole, whole[:3])) == {}
 
 
@@ -292,8 +295,10 @@ def test_the_laws_hold_for_every_format_at_every_profile(
 def test_every_installed_validator_accepts_the_repaired_history(form: str, data: st.DataObject) -> None:
     messages = data.draw(broken((form, None))).messages
     asked = [name for name in PACKAGES if not missing(name)]
-    kept = {name: without_systems(told((form, SPEAKS_FOR.get(name)), messages).messages) for name in asked}
-    said = {name: judge(name, form, kept[name]) for name in asked if kept[name]}
+    kept = {
+        name: without_systems(repair_pair((form, SPEAKS_FOR.get(name)), messages).messages) for name in asked
+    }
+    said = {name: objections(name, form, kept[name]) for name in asked if kept[name]}
     assert {name: words for name, words in said.items() if words} == {}
 
 

@@ -9,20 +9,20 @@ from tests.history.repair.makers import codes, task_for, turns_for
 from tests.history.repair.reported import FOUND, SEARCH, response, text, thought, use, user
 
 
-def tidied(messages: list[Any], profile: str | None = None) -> tuple[list[Any], list[str]]:
+def tidy(messages: list[Any], profile: str | None = None) -> tuple[list[Any], list[str]]:
     task = task_for(profile=profile)
     turns = tidy_turns(turns_for(task, messages), task)
     return [task.form.build(turn) if turn.is_changed else turn.source for turn in turns], codes(task)
 
 
 def test_trailing_thinking_of_a_cut_response_gets_a_text_after_it() -> None:
-    done, told = tidied([user("q"), response(thought())])
+    done, told = tidy([user("q"), response(thought())])
     assert done[1]["content"] == [thought(), text(INTERRUPTED)]
     assert told == ["thinking-last"]
 
 
 def test_a_response_stored_in_pieces_is_joined() -> None:
-    done, told = tidied([user("q"), response(thought()), response(text("a"), use("c"))])
+    done, told = tidy([user("q"), response(thought()), response(text("a"), use("c"))])
     assert done[1:] == [response(thought(), text("a"), use("c"))]
     assert told == ["split-response"]
 
@@ -47,13 +47,13 @@ def test_trailing_thinking_after_moved_results_gets_a_text_in_the_same_pass() ->
 
 def test_thinking_of_two_responses_is_split() -> None:
     second = thought("so", "sig2.EqQB")
-    done, told = tidied([user("q"), response(thought(), use("a"), second, use("b"))])
+    done, told = tidy([user("q"), response(thought(), use("a"), second, use("b"))])
     assert done[1:] == [response(thought(), use("a")), response(second, use("b"))]
     assert told == ["spliced-thinking"]
 
 
 def test_a_cut_hosted_call_is_closed() -> None:
-    done, _ = tidied([user("q"), response(SEARCH, text("a"))])
+    done, _ = tidy([user("q"), response(SEARCH, text("a"))])
     error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
     closed = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": error}
     assert done[1]["content"] == [SEARCH, closed, text("a")]
@@ -61,32 +61,32 @@ def test_a_cut_hosted_call_is_closed() -> None:
 
 def test_an_unknown_hosted_call_becomes_text() -> None:
     odd = SEARCH | {"name": "new_tool"}
-    done, _ = tidied([user("q"), response(odd, text("a"))])
+    done, _ = tidy([user("q"), response(odd, text("a"))])
     assert done[1]["content"][0]["text"].endswith('new_tool {"query": "m3x"}')
     assert UNKNOWN not in str(done)
 
 
 def test_a_hosted_pair_is_left_unchanged() -> None:
     history = [user("q"), response(SEARCH, FOUND, text("a"))]
-    assert tidied(history) == (history, [])
+    assert tidy(history) == (history, [])
 
 
 def test_a_hosted_id_may_be_any_value() -> None:
     """An id that is a list or an object used to raise TypeError; found by the property tests."""
-    done, told = tidied([user("q"), response(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
+    done, told = tidy([user("q"), response(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
     assert [block["type"] for block in done[1]["content"]] == [SEARCH["type"], FOUND["type"], "text", "text"]
     assert told == ["hosted-result-without-call", "hosted-call-without-result"]
 
 
 def test_broken_arguments_keep_their_text() -> None:
-    done, told = tidied([user("q"), response(use("a", '{"path": "x')), user("w")])
+    done, told = tidy([user("q"), response(use("a", '{"path": "x')), user("w")])
     assert done[1]["content"][0]["input"] == {"_raw": '{"path": "x'}
     assert told == ["broken-arguments"]
 
 
 def test_thinking_after_other_thinking_or_text_belongs_to_another_response() -> None:
     first, second, third = thought("1", "s1"), thought("2", "s2"), thought("3", "s3")
-    done, told = tidied([user("q"), response(first, second, text("a"), third, use("c"))])
+    done, told = tidy([user("q"), response(first, second, text("a"), third, use("c"))])
     assert done[1:] == [
         response(first, text(INTERRUPTED)),
         user("Please continue."),
@@ -102,30 +102,30 @@ def test_a_response_that_thinks_around_its_hosted_tools_is_one() -> None:
         user("q"),
         response(thought("1", "s1"), SEARCH, FOUND, text("a"), thought("2", "s2"), text("b")),
     ]
-    assert tidied(messages) == (messages, [])
+    assert tidy(messages) == (messages, [])
 
 
 def test_redacted_thinking_may_follow_other_thinking() -> None:
     withheld = {"type": "redacted_thinking", "data": "R"}
     messages = [user("q"), response(thought("1", "s1"), withheld, thought("2", "s2"), text("b"))]
-    assert tidied(messages) == (messages, [])
+    assert tidy(messages) == (messages, [])
 
 
 def test_repeated_thinking_is_no_second_response() -> None:
-    done, told = tidied([user("q"), response(thought(), thought(), text("b"))])
+    done, told = tidy([user("q"), response(thought(), thought(), text("b"))])
     assert done[1] == response(thought(), text("b"))
     assert told == ["repeated-thinking"]
 
 
 def test_a_text_that_is_no_string_becomes_one() -> None:
-    done, told = tidied([user([{"type": "text", "text": ["w"]}])])
+    done, told = tidy([user([{"type": "text", "text": ["w"]}])])
     assert done == [user([text('["w"]')])]
     assert told == ["content-shape"]
 
 
 def test_a_copy_of_a_cut_response_is_not_its_continuation() -> None:
     first, second = response(text("a"), thought("1", "s1")), response(text("a"), thought("2", "s2"))
-    done, told = tidied([user("q"), first, second])
+    done, told = tidy([user("q"), first, second])
     assert done[1:] == [response(*each["content"], text(INTERRUPTED)) for each in (first, second)]
     assert told == ["thinking-last", "thinking-last"]
 

@@ -49,7 +49,7 @@ from tests.session.stories import AT, after, answers, asks, decided, fails, read
 from tests.spec import spec
 
 DIGEST = digest_of("work", "{}")
-ASKED = QuestionAsked(
+QUESTION = QuestionAsked(
     1,
     1,
     "leave-1",
@@ -64,7 +64,7 @@ ASKED = QuestionAsked(
 WITHDRAWN = QuestionClosed(1, 1, "leave-1", CloseReason.WITHDRAWN, AT)
 ALLOWED = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT)
 MODEL = CallModel(AttemptRef(1, 1, 1))
-TELL = AnswerAgent(AttemptRef(1, 1, 1), "leave-1")
+DELIVER_ANSWER = AnswerAgent(AttemptRef(1, 1, 1), "leave-1")
 USE = UseAnswer(AttemptRef(1, 1, 1), "leave-1")
 
 
@@ -85,7 +85,7 @@ def refused(state: TurnState, command: Answer | UseAnswer) -> str:
 @spec("TURN-77")
 def test_a_question_has_all_information_for_the_person_and_the_agent_waits() -> None:
     records, state = decided(told(say()), wants())
-    assert records == (ASKED,)
+    assert records == (QUESTION,)
     assert is_waiting(state)
     assert pending_work(state) == (MODEL,)  # The agent waits inside, for as long as people take.
 
@@ -94,7 +94,7 @@ def test_a_question_has_all_information_for_the_person_and_the_agent_waits() -> 
 def test_an_answer_and_its_use_are_synced_before_the_agent_receives_it() -> None:
     records, state = decided(told(say(), wants()), allows())
     assert records == (ALLOWED,)
-    assert pending_work(state) == (MODEL, TELL)
+    assert pending_work(state) == (MODEL, DELIVER_ANSWER)
     assert not is_waiting(state)
 
     records, state = decided(state, USE)
@@ -192,7 +192,7 @@ def test_the_agent_is_informed_when_the_time_for_an_answer_is_over() -> None:
     assert decided(waiting, expired, at=AT + 59.0)[0] == ()
     records, state = decided(waiting, expired, at=AT + 60.0)
     assert records == (QuestionClosed(1, 1, "leave-1", CloseReason.EXPIRED, AT + 60.0),)
-    assert pending_work(state) == (MODEL, TELL)
+    assert pending_work(state) == (MODEL, DELIVER_ANSWER)
     assert refused(state, allows()) == "question_closed"
     assert "Nobody" in NO_DECISION_CONTENT
 
@@ -248,7 +248,7 @@ def test_the_time_limit_of_a_turn_is_paused_while_people_decide() -> None:
     _, state = decided(state, wants("leave-2"), at=AT + 20.0)
     assert pending_work(state) == (MODEL,)
     _, state = decided(state, allows(), at=AT + 30.0)
-    assert pending_work(state) == (MODEL, TELL)
+    assert pending_work(state) == (MODEL, DELIVER_ANSWER)
     _, state = decided(state, allows("leave-2"), at=AT + 60.0)
     assert pending_work(state)[-1] == AwaitEnd(1, AT + 150.0)
 

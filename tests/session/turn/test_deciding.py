@@ -514,11 +514,11 @@ def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_its_finished_parts()
     )
 
 
-def _judged(attempt: int = 1, *, response: int = 1) -> ModelReuseDecided:
+def _reuse_decided(attempt: int = 1, *, response: int = 1) -> ModelReuseDecided:
     return ModelReuseDecided(AttemptRef(1, response, attempt), ReuseDecision("new", "", "fresh"))
 
 
-def _ran(outcome: Outcome | None, *, response: int = 1) -> ModelStreamed:
+def _upstream_call_ended(outcome: Outcome | None, *, response: int = 1) -> ModelStreamed:
     call = UpstreamCall("u", "shell", "{}", "" if outcome is None else "done", outcome)
     return ModelStreamed(AttemptRef(1, response, 1), (Delta(1, response, 1, 0, "thinking", "", call),))
 
@@ -528,8 +528,8 @@ def _ran(outcome: Outcome | None, *, response: int = 1) -> ModelStreamed:
     ("said", "part"),
     [
         (heard("I pay."), Text("I pay.")),
-        (_ran(Outcome.OK), UpstreamCall("u", "shell", "{}", "done", Outcome.OK)),
-        (_ran(None), UpstreamCall("u", "shell", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)),
+        (_upstream_call_ended(Outcome.OK), UpstreamCall("u", "shell", "{}", "done", Outcome.OK)),
+        (_upstream_call_ended(None), UpstreamCall("u", "shell", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)),
     ],
     ids=["words", "a call that ended", "a call in doubt"],
 )
@@ -540,7 +540,7 @@ def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_req
         ResponseCompleted(1, 1, 1, Response((part,), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
     )
-    state = told(say(), _judged(), said)
+    state = told(say(), _reuse_decided(), said)
     records, _ = decided(_taken_over(state), Recover(), epoch=2)
     assert records == (*cut, AttemptStarted(1, 2, attempt=1, at=AT))
 
@@ -554,7 +554,7 @@ def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_req
 @spec("TURN-83")
 def test_an_agent_that_only_thought_or_a_plain_model_gets_the_same_request_again() -> None:
     thought = ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "hm"),))
-    for state in (told(say(), _judged(), thought), told(say(), heard("hel"))):
+    for state in (told(say(), _reuse_decided(), thought), told(say(), heard("hel"))):
         records, _ = decided(_taken_over(state), Recover(), epoch=2)
         assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
 
@@ -564,8 +564,8 @@ def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_mode
     state = told(say())
     for response in range(1, MODEL_ATTEMPTS_MAX + 1):
         for command in (
-            _judged(response=response),
-            _ran(Outcome.OK, response=response),
+            _reuse_decided(response=response),
+            _upstream_call_ended(Outcome.OK, response=response),
             fails(response=response),
         ):
             records, state = decided(state, command)

@@ -76,7 +76,7 @@ async def _begin(
     return epoch
 
 
-async def _read(store: EscrowedStore, session: str = "s") -> list[bytes]:
+async def _bodies(store: EscrowedStore, session: str = "s") -> list[bytes]:
     return [each.body for each in await store.read(session, after=0, limit=100)]
 
 
@@ -92,10 +92,10 @@ async def test_a_session_is_opened_only_by_its_secret(folder: Path) -> None:
     memory = Memory()
     store = await _opened_store(memory, folder)
     await _begin(store)
-    assert await _read(store) == [CANARY.encode()] * 3
+    assert await _bodies(store) == [CANARY.encode()] * 3
     store.escrow.lock("s")
     with pytest.raises(SessionLockedError, match="session 's' is encrypted under its client's secret"):
-        await _read(store)
+        await _bodies(store)
     with pytest.raises(SessionLockedError):
         await store.blob("s", "d" * 64)
     with pytest.raises(SessionLockedError):
@@ -103,11 +103,11 @@ async def test_a_session_is_opened_only_by_its_secret(folder: Path) -> None:
     with pytest.raises(WrongSecretError):
         await store.escrow.open("s", OTHER)
     with pytest.raises(SessionLockedError):
-        await _read(store)
+        await _bodies(store)
     opened = await store.escrow.open("s", SECRET)
     assert opened is not None
     assert (opened.session, opened.is_client) == ("s", True)
-    assert await _read(store) == [CANARY.encode()] * 3
+    assert await _bodies(store) == [CANARY.encode()] * 3
     assert await store.blob("s", "d" * 64) == CANARY.encode()
 
 
@@ -146,13 +146,13 @@ async def test_parts_of_a_session_are_opened_with_it(folder: Path) -> None:
     await store.append(part, Batch([b"part"], expected=0, epoch=epoch, sync=Sync.FULL))
     other = await _opened_store(memory, folder)
     with pytest.raises(SessionLockedError):
-        await _read(other, part)
+        await _bodies(other, part)
     await other.escrow.open(part, SECRET)
-    assert await _read(other, part) == [b"part"]
-    assert await _read(other) == [CANARY.encode()] * 3
+    assert await _bodies(other, part) == [b"part"]
+    assert await _bodies(other) == [CANARY.encode()] * 3
     other.escrow.lock(part)
     with pytest.raises(SessionLockedError):
-        await _read(other, part)
+        await _bodies(other, part)
 
 
 @spec("STREAM-85")
@@ -284,7 +284,7 @@ async def test_moved_swapped_cut_or_inserted_wrapped_keys_are_detected(
         await store.escrow.open("s", SECRET)
     assert isinstance(refused.value, WrongSecretError | StoreDamagedError)
     with pytest.raises(SessionLockedError):
-        await _read(store)
+        await _bodies(store)
 
 
 @spec("STREAM-86")
@@ -314,7 +314,7 @@ async def test_moved_swapped_cut_or_inserted_records_are_detected(folder: Path, 
             one[mine] = other[theirs]
     await store.escrow.open("s", SECRET)
     with pytest.raises(StoreDamagedError):
-        await _read(store)
+        await _bodies(store)
 
 
 async def test_without_the_operators_keys_no_secret_opens_a_session(folder: Path) -> None:
@@ -371,7 +371,7 @@ async def test_one_of_two_servers_begins_a_session(folder: Path) -> None:
     with pytest.raises(WrongSecretError):
         await other.escrow.open("s", OTHER, begins=True)
     await other.escrow.open("s", SECRET, begins=True)  # A client that was at the other one before.
-    assert await _read(other) == [CANARY.encode()] * 3
+    assert await _bodies(other) == [CANARY.encode()] * 3
 
 
 class Slow(MemoryStore):
@@ -414,9 +414,9 @@ async def test_a_client_that_begins_a_session_is_never_refused_by_a_concurrent_o
     said = await asyncio.gather(_begin(one), comes_again(one), comes_again(one), comes_again(other))
     assert said[1] == said[2]
     assert said[0] == 1
-    assert await _read(one) == [CANARY.encode()] * 3
+    assert await _bodies(one) == [CANARY.encode()] * 3
     assert await other.escrow.open("s", SECRET) == said[1]
-    assert await _read(other) == [CANARY.encode()] * 3
+    assert await _bodies(other) == [CANARY.encode()] * 3
 
 
 async def test_a_session_deleted_at_another_server_can_begin_again(folder: Path) -> None:
@@ -429,7 +429,7 @@ async def test_a_session_deleted_at_another_server_can_begin_again(folder: Path)
     with pytest.raises(WrongSecretError):
         await other.escrow.open("s", SECRET)
     await _begin(other, secret=OTHER, words="anew")
-    assert await _read(other) == [b"anew"] * 3
+    assert await _bodies(other) == [b"anew"] * 3
 
 
 async def test_an_overtaken_beginning_writes_nothing(folder: Path) -> None:
@@ -441,7 +441,7 @@ async def test_an_overtaken_beginning_writes_nothing(folder: Path) -> None:
     await _begin(other)
     with pytest.raises(LeaseLostError):
         await frozen.append("s", Batch([b"late"], expected=0, epoch=epoch, sync=Sync.FULL))
-    assert await _read(other) == [CANARY.encode()] * 3
+    assert await _bodies(other) == [CANARY.encode()] * 3
     other.escrow.lock("s")
     await other.escrow.open("s", SECRET)
 
@@ -501,12 +501,12 @@ async def test_after_an_interrupted_change_one_of_both_secrets_opens(folder: Pat
             await again.escrow.open("s", secret)
         except WrongSecretError:
             continue
-        assert await _read(again) == [CANARY.encode()] * 3
+        assert await _bodies(again) == [CANARY.encode()] * 3
         good.append(secret)
     assert good == [SECRET if dies == "before" else OTHER]
     last = await _opened_store(memory, folder)
     await last.escrow.open("s", OTHER, SECRET)  # A client that presents both is never locked out.
-    assert await _read(last) == [CANARY.encode()] * 3
+    assert await _bodies(last) == [CANARY.encode()] * 3
 
 
 @spec("STREAM-88")
@@ -570,7 +570,7 @@ async def test_a_viewer_token_opens_until_it_expires_and_for_reading_only(folder
     assert opened is not None
     assert not opened.is_client
     assert opened.expires_at == world.now() + 60.0
-    assert await _read(elsewhere) == [CANARY.encode()] * 3
+    assert await _bodies(elsewhere) == [CANARY.encode()] * 3
     await store.close()
     with pytest.raises(LeaseHeldError, match="waits for its client"):
         await elsewhere.claim("s", at=1.0)  # A reader does not continue any work of the session.
@@ -682,7 +682,7 @@ async def test_deleting_a_session_deletes_all_its_wrapped_keys(folder: Path) -> 
     memory.sessions["s"].records[:] = copy
     memory.sessions["s"].blobs.update(blobs)
     with pytest.raises(StoreDamagedError):
-        await _read(store)
+        await _bodies(store)
 
 
 @spec("STREAM-90")
@@ -709,7 +709,7 @@ async def test_deleting_a_part_leaves_the_whole_unchanged(folder: Path) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
     await store.delete(f"s{PART_MARK}child")
-    assert await _read(store) == [CANARY.encode()] * 3
+    assert await _bodies(store) == [CANARY.encode()] * 3
 
 
 async def test_a_closed_store_holds_no_keys(folder: Path) -> None:
@@ -718,7 +718,7 @@ async def test_a_closed_store_holds_no_keys(folder: Path) -> None:
     await store.close()
     await store.open()
     with pytest.raises(SessionLockedError):
-        await _read(store)
+        await _bodies(store)
 
 
 # --- sessions from before escrow
@@ -742,23 +742,23 @@ async def test_sessions_from_before_escrow_need_a_mixed_store(folder: Path, is_p
         with pytest.raises(WrongSecretError):
             await strict.escrow.open("old", SECRET)
         with pytest.raises(SessionLockedError):
-            await _read(strict, "old")
+            await _bodies(strict, "old")
     mixed = await _opened_store(memory, folder, is_mixed=True)
     assert await mixed.escrow.open("old", "") is None
-    assert await _read(mixed, "old") == [b"{}"]
+    assert await _bodies(mixed, "old") == [b"{}"]
     found = await mixed.find("old")
     assert found is not None
     assert found.mark.title == "before"
     epoch = await mixed.claim("old", at=2.0)
     await mixed.append("old", Batch([b"[]"], expected=1, epoch=epoch, sync=Sync.FULL))
-    assert await _read(mixed, "old") == [b"{}", b"[]"]
+    assert await _bodies(mixed, "old") == [b"{}", b"[]"]
     await _begin(mixed)
     memory.sessions["s"].records[1] = StoredRecord(2, 1, b'{"put": "there"}')
     with pytest.raises(StoreDamagedError):  # An unencrypted row does not belong to an encrypted session.
-        await _read(mixed)
+        await _bodies(mixed)
     mixed.escrow.lock("s")
     with pytest.raises(SessionLockedError):
-        await _read(mixed)
+        await _bodies(mixed)
 
 
 async def test_key_value_entries_are_encrypted_under_the_operators_keys(folder: Path) -> None:

@@ -32,7 +32,7 @@ from tests.key_endpoint import TOKEN, Accepted, key_endpoint, serving
 from tests.spec import spec
 from tests.store.keys import keys_in
 
-WORDS = "the word is canary-7f3a"
+TEXT = "the word is canary-7f3a"
 
 
 def _store(path: Path, url: str, token: str = TOKEN) -> Store:
@@ -43,7 +43,7 @@ def _agent() -> Agent:
     return Agent(ScriptedModel(lambda request: text(f"canary-7f3a was said; {len(request.history.entries)}")))
 
 
-async def _say(runner: Runner, words: str) -> None:
+async def _send(runner: Runner, words: str) -> None:
     await runner.submit(SendMessage(UserMessage.of(words)))
     while runner.state.is_live:
         await runner.wait(runner.newest.position)
@@ -51,7 +51,7 @@ async def _say(runner: Runner, words: str) -> None:
 
 async def _begin(host: Host, session: str) -> Runner:
     runner = await host.session(session, create=True)
-    await _say(runner, WORDS)
+    await _send(runner, TEXT)
     return runner
 
 
@@ -59,11 +59,11 @@ def _stored(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.glob("sessions.db*") if file.is_file())
 
 
-async def _tell(store: Store, session: str = "s") -> int:
+async def _run_turn(store: Store, session: str = "s") -> int:
     """Send a message, and return the length of the session's history after it."""
     async with Host(_agent(), store) as host:
         runner = await host.session(session, create=True)
-        await _say(runner, WORDS)
+        await _send(runner, TEXT)
         return len(runner.state.history.entries)
 
 
@@ -71,24 +71,24 @@ async def _tell(store: Store, session: str = "s") -> int:
 async def test_a_store_has_no_content_of_a_conversation_and_another_host_continues_it(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     with key_endpoint(tmp_path) as url:
-        first = await _tell(_store(path, url))
+        first = await _run_turn(_store(path, url))
         assert b"canary-7f3a" not in _stored(tmp_path)
         assert TOKEN.encode() not in _stored(tmp_path)
-        assert await _tell(_store(path, url)) == 2 * first
+        assert await _run_turn(_store(path, url)) == 2 * first
 
 
 @spec("SEC-40", "SEC-60")
 async def test_a_store_without_its_keys_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     with key_endpoint(tmp_path) as url:
-        await _tell(_store(path, url))
+        await _run_turn(_store(path, url))
     with pytest.raises(KeyMissingError):
-        await _tell(SQLiteStore(path))
+        await _run_turn(SQLiteStore(path))
     with (
         key_endpoint(tmp_path, keys=keys_in(tmp_path, "other")) as url,
         pytest.raises(KeyMissingError, match="not the operator's keys"),
     ):
-        await _tell(_store(path, url))
+        await _run_turn(_store(path, url))
 
 
 @spec("SEC-61")
@@ -96,7 +96,7 @@ async def test_a_store_without_its_keys_is_refused_and_left_unchanged(tmp_path: 
 async def test_a_token_that_the_application_refuses_opens_nothing(tmp_path: Path, token: str) -> None:
     with key_endpoint(tmp_path) as url:
         with pytest.raises(UnavailableError, match="refused the token"):
-            await _tell(_store(tmp_path / "sessions.db", url, token))
+            await _run_turn(_store(tmp_path / "sessions.db", url, token))
         with pytest.raises(UnavailableError, match="refused the token"):
             await RemoteKeys(url, token=token).unwrap(b"?" * 99, context=b"c")
 
@@ -108,10 +108,10 @@ async def test_content_is_read_with_one_request_for_each_epoch_and_none_for_a_re
         store = _store(tmp_path / "sessions.db", url)
         async with Host(_agent(), store) as host:
             runner = await host.session("s", create=True)
-            await _say(runner, "first")
+            await _send(runner, "first")
             before = accepted.requests
             for number in range(5):
-                await _say(runner, str(number))
+                await _send(runner, str(number))
             assert accepted.requests == before
 
 
@@ -174,12 +174,12 @@ async def test_a_namespace_needs_one_request_for_64_entries_and_none_for_known_o
 async def test_an_unreachable_endpoint_is_a_retryable_error(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     with key_endpoint(tmp_path) as url:
-        await _tell(_store(path, url))
+        await _run_turn(_store(path, url))
     with pytest.raises(UnavailableError, match="did not answer") as caught:
-        await _tell(_store(path, url))
+        await _run_turn(_store(path, url))
     assert (caught.value.retry, caught.value.retry_after_s) == ("later", 1.0)
     with key_endpoint(tmp_path) as url:
-        assert await _tell(_store(path, url)) > 0
+        assert await _run_turn(_store(path, url)) > 0
 
 
 @spec("SEC-62")
@@ -191,7 +191,7 @@ async def test_an_unreachable_endpoint_blocks_new_sessions_and_no_open_one(tmp_p
             runner = await _begin(host, "open")
         with pytest.raises(UnavailableError, match="did not answer"):
             await _begin(host, "other")
-        await _say(runner, WORDS)
+        await _send(runner, TEXT)
     assert b"canary-7f3a" not in _stored(tmp_path)
 
 
@@ -231,14 +231,14 @@ async def test_a_command_of_another_node_is_retried_while_the_keys_are_unreachab
         while runner.state.is_live:
             await runner.wait(runner.newest.position)
         users = [each for each in runner.state.history.entries if isinstance(each, UserMessage)]
-    assert users == [UserMessage.of(WORDS), UserMessage.of("over there")]
+    assert users == [UserMessage.of(TEXT), UserMessage.of("over there")]
 
 
 @spec("SEC-41", "SEC-60")
 async def test_the_application_rotates_its_keys_and_the_old_one_can_be_removed(tmp_path: Path) -> None:
     path, file = tmp_path / "sessions.db", tmp_path / "keys"
     with key_endpoint(tmp_path) as url:
-        await _tell(_store(path, url))
+        await _run_turn(_store(path, url))
         store = _store(path, url)
         await store.open()
         assert await store.delete("s")
@@ -246,10 +246,10 @@ async def test_the_application_rotates_its_keys_and_the_old_one_can_be_removed(t
     old = file.read_text()
     file.write_text(f"2 {b64encode(bytes(range(32))).decode()}\n{old}")
     with key_endpoint(tmp_path) as url:
-        await _tell(_store(path, url))
+        await _run_turn(_store(path, url))
     file.write_text(file.read_text().removesuffix(old))
     with key_endpoint(tmp_path) as url:
-        await _tell(_store(path, url))
+        await _run_turn(_store(path, url))
 
 
 @spec("SEC-61")

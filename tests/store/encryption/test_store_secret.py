@@ -30,7 +30,7 @@ async def _append(store: EncryptedStore, *bodies: bytes, expected: int = 0) -> N
     await store.append("s", Batch(bodies, expected, epoch, Sync.FULL))
 
 
-async def _read(store: EncryptedStore, after: int = 0) -> list[bytes]:
+async def _bodies(store: EncryptedStore, after: int = 0) -> list[bytes]:
     return [each.body for each in await store.read("s", after=after, limit=99)]
 
 
@@ -55,7 +55,7 @@ async def test_a_new_operators_key_wraps_the_secret_again_and_the_old_one_can_be
     store = encrypt_store(MemoryStore(memory), FileKeys(path))
     await store.open()
     await _append(store, b"1")
-    assert await _read(store) == [b"1"]
+    assert await _bodies(store) == [b"1"]
 
 
 @spec("SEC-41")
@@ -74,7 +74,7 @@ async def test_a_store_with_a_changed_or_removed_marker_does_not_open(tmp_path: 
     with pytest.raises(StoreDamagedError, match="was removed"):
         await _open(memory, tmp_path)
     memory.values[NAMESPACE][KEY] = kept
-    assert await _read(await _open(memory, tmp_path)) == [b"1"]
+    assert await _bodies(await _open(memory, tmp_path)) == [b"1"]
 
 
 @spec("SEC-41")
@@ -90,7 +90,7 @@ async def test_an_unencrypted_store_does_not_open_with_keys(tmp_path: Path) -> N
     assert memory.values == {}
     mixed = await _open(memory, tmp_path, is_mixed=True)
     await _append(mixed, b"[]", expected=1)
-    assert await _read(mixed) == [b"{}", b"[]"]
+    assert await _bodies(mixed) == [b"{}", b"[]"]
 
 
 @spec("SEC-42")
@@ -133,10 +133,10 @@ async def test_a_record_of_a_rolled_back_timeline_is_refused(tmp_path: Path) -> 
         session.records[:] = second
         session.records[number] = first[number]
         with pytest.raises(StoreDamagedError, match="changed, moved or inserted"):
-            await _read(await _open(memory, tmp_path))
+            await _bodies(await _open(memory, tmp_path))
     session.records[:] = first[:3]
     with pytest.raises(EventsLostError, match="records were removed"):
-        await _read(await _open(memory, tmp_path), after=3)
+        await _bodies(await _open(memory, tmp_path), after=3)
 
 
 @spec("SEC-50")

@@ -102,7 +102,7 @@ async def place(folder: Path) -> GuardedMemory:
     return place
 
 
-async def read(place: GuardedMemory, after: int = 0, limit: int = 100) -> list[bytes]:
+async def read_bodies(place: GuardedMemory, after: int = 0, limit: int = 100) -> list[bytes]:
     async with open_store(place) as store:
         return [each.body for each in await store.read("s", after=after, limit=limit)]
 
@@ -126,8 +126,8 @@ async def test_a_changed_record_is_refused_from_any_start_of_the_read(
         with pytest.raises(
             StoreDamagedError, match=f"the append of records {end - 2} to {end} of session 's'"
         ):
-            await read(place, after)
-    assert len(await read(place, end)) == 6 - end
+            await read_bodies(place, after)
+    assert len(await read_bodies(place, end)) == 6 - end
 
 
 @spec("SEC-43")
@@ -145,21 +145,21 @@ async def test_a_page_of_any_size_and_start_is_checked_with_its_whole_appends(
             assert found == bodies[after:]
     await _append_after(place, 6, *[b"%d" % number for number in range(40)])
     place.records[-1] = replace(place.records[-1], body=b"x")
-    assert await read(place, 0, 7) == bodies
+    assert await read_bodies(place, 0, 7) == bodies
     for after, limit in ((6, 1), (20, 1), (45, 1)):
         with pytest.raises(StoreDamagedError, match="records 7 to 46"):
-            await read(place, after, limit)
+            await read_bodies(place, after, limit)
 
 
 @spec("SEC-43")
 async def test_a_cut_append_is_refused_also_at_the_end_of_a_journal(place: GuardedMemory) -> None:
     del place.records[5]
-    assert await read(place, 0, 5) == [b"1", b"2", b"3"]
+    assert await read_bodies(place, 0, 5) == [b"1", b"2", b"3"]
     for after in (3, 4):
         with pytest.raises(StoreDamagedError, match="an append was cut"):
-            await read(place, after)
+            await read_bodies(place, after)
     del place.records[3:]
-    assert await read(place) == [b"1", b"2", b"3"]
+    assert await read_bodies(place) == [b"1", b"2", b"3"]
 
 
 @spec("SEC-43")
@@ -168,14 +168,14 @@ async def test_records_appended_inserted_or_removed_by_others_are_refused(place:
     for link in (b"", COVERED):
         place.records[6:] = [StoredRecord(7, 2, b"forged", link)]
         with pytest.raises(StoreDamagedError, match="has no link"):
-            await read(place, 6)
+            await read_bodies(place, 6)
     place.records[-1] = StoredRecord(7, 2, b"forged", whole[-1].link)
     with pytest.raises(StoreDamagedError, match="changed, moved or inserted"):
-        await read(place, 6)
+        await read_bodies(place, 6)
     for cut in (whole[1:], [*whole[:2], *whole[3:]]):
         place.records[:] = cut
         with pytest.raises(EventsLostError, match="was removed"):
-            await read(place)
+            await read_bodies(place)
 
 
 @spec("SEC-43")
@@ -193,13 +193,13 @@ async def test_a_record_of_a_rolled_back_timeline_is_refused(folder: Path) -> No
         session.epoch -= 1  # As if the store had been set back before the claim.
         epoch = await store.claim("s", at=2.0)
         await append(store, b"3 of the second", b"4 of the second", expected=2, epoch=epoch)
-    assert await read(place) == [b"1", b"2", b"3 of the second", b"4 of the second"]
+    assert await read_bodies(place) == [b"1", b"2", b"3 of the second", b"4 of the second"]
     for number in (2, 3):
         spliced = [*place.records]
         spliced[number] = first[number]
         kept, place.records[:] = [*place.records], spliced
         with pytest.raises(StoreDamagedError):
-            await read(place)
+            await read_bodies(place)
         place.records[:] = kept
 
 
@@ -222,25 +222,25 @@ async def test_pruning_leaves_the_later_links_unchanged(place: GuardedMemory) ->
     async with open_store(place) as store:
         assert await store.prune("s", b"fold", position=4, epoch=2)
         assert not await store.prune("s", b"fold", position=3, epoch=1)
-    assert await read(place) == [b"fold", b"2", b"3"]
+    assert await read_bodies(place) == [b"fold", b"2", b"3"]
     assert [each.link for each in place.records[1:]] == links[4:]
     async with open_store(place) as store:
         assert await store.prune("s", b"fold again", position=5, epoch=2)
         assert await store.prune("s", b"fold once more", position=5, epoch=2)
-    assert await read(place) == [b"fold once more", b"3"]
+    assert await read_bodies(place) == [b"fold once more", b"3"]
     for after in (0, 4, 5):
-        assert (await read(place, after))[-1:] == [b"3"]
+        assert (await read_bodies(place, after))[-1:] == [b"3"]
     records = [*place.records]
     for number, where in ((0, "record 5"), (1, "record 6")):
         place.records[:] = records
         place.records[number] = replace(place.records[number], body=b"x")
         with pytest.raises(StoreDamagedError, match=where):
-            await read(place)
+            await read_bodies(place)
     place.records[:] = records
     async with open_store(place) as store:
         assert await store.prune("s", b"fold of all", position=6, epoch=2)
     await _append_after(place, 6, b"7")
-    assert await read(place) == [b"fold of all", b"7"]
+    assert await read_bodies(place) == [b"fold of all", b"7"]
 
 
 async def _append_after(place: GuardedMemory, end: int, *bodies: bytes) -> None:

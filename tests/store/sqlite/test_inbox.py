@@ -37,11 +37,11 @@ def _session(
     )
 
 
-def _nobody(node: str) -> bool:
+def _no_node(node: str) -> bool:
     return False
 
 
-def _everybody(node: str) -> bool:
+def _every_node(node: str) -> bool:
     return True
 
 
@@ -54,8 +54,8 @@ def test_a_command_is_undecided_until_it_is_answered(db: apsw.Connection) -> Non
         Undecided(first, "s", b"1", "them", "us", 7),
         Undecided(second, "new", b"2", "them", None, 0),
     ]
-    inbox.answer(db, first, b"yes", us="us", may_hold=_everybody)
-    inbox.answer(db, first, b"no", us="us", may_hold=_everybody)
+    inbox.answer(db, first, b"yes", us="us", may_hold=_every_node)
+    inbox.answer(db, first, b"no", us="us", may_hold=_every_node)
     assert view.list_undecided() == [Undecided(second, "new", b"2", "them", None, 0)]
     assert view.answers("them") == [(first, b"yes")]
     inbox.remove(db, first)
@@ -65,23 +65,23 @@ def test_a_command_is_undecided_until_it_is_answered(db: apsw.Connection) -> Non
 def test_a_node_cannot_answer_for_another_living_node(db: apsw.Connection) -> None:
     _session(db, "s", "them")
     forwarded = inbox.put(db, "s", "sender", b"1")
-    inbox.answer(db, forwarded, b"no", us="us", may_hold=_everybody)
+    inbox.answer(db, forwarded, b"no", us="us", may_hold=_every_node)
     assert [each.number for each in _view(db).list_undecided()] == [forwarded]
 
 
 def test_an_answer_to_a_dead_sender_is_not_stored(db: apsw.Connection) -> None:
     forwarded = inbox.put(db, "s", "dead", b"1")
-    inbox.answer(db, forwarded, b"yes", us="us", may_hold=_nobody)
+    inbox.answer(db, forwarded, b"yes", us="us", may_hold=_no_node)
     assert (_view(db).list_undecided(), _view(db).answers("dead")) == ([], [])
 
 
 def test_commands_and_answers_of_a_dead_sender_are_cleared(db: apsw.Connection) -> None:
     answered, asked = inbox.put(db, "s", "dead", b"1"), inbox.put(db, "s", "dead", b"2")
-    inbox.answer(db, answered, b"yes", us="us", may_hold=_everybody)
-    inbox.clear(db, is_alive=_everybody)
+    inbox.answer(db, answered, b"yes", us="us", may_hold=_every_node)
+    inbox.clear(db, is_alive=_every_node)
     assert _view(db).answers("dead") == [(answered, b"yes")]
     assert [each.number for each in _view(db).list_undecided()] == [asked]
-    inbox.clear(db, is_alive=_nobody)
+    inbox.clear(db, is_alive=_no_node)
     assert _view(db).answers("dead") == []
     assert _view(db).list_undecided() == []
 

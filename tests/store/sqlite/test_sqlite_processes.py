@@ -75,7 +75,7 @@ async def test_processes_share_a_file(folder: Path) -> None:
     await store.close()
 
 
-WORDS = """
+APPENDER = """
 import asyncio, os, signal, sys
 from midstream.session.records import Sync
 from midstream.store.contract import Batch
@@ -95,7 +95,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_process_leaves_only_the_files_of_sqlite(folder: Path) -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WORDS, folder / "x.db")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", APPENDER, folder / "x.db")
     async with asyncio.timeout(60):
         assert await process.wait() == -signal.SIGKILL
     (folder / "copy").mkdir()

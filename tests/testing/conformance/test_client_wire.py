@@ -12,7 +12,7 @@ from midstream.testing.conformance.scripted_server import ScriptedServer
 from midstream.testing.conformance.scripts import Json, Script, scripts
 from tests.testing.conformance.core_client import CoreSubject
 
-SAY: Json = {"submit": {"type": "send", "parts": [{"type": "text", "text": "hi"}]}}
+SEND: Json = {"submit": {"type": "send", "parts": [{"type": "text", "text": "hi"}]}}
 WELCOME: Json = {"receive": {"type": "welcome", "stream": "$stream", "event_id": "1-1", "resume_from": "1-1"}}
 
 
@@ -29,20 +29,23 @@ async def test_our_client_keeps_the_scripts_over_each_transport(way: TransportKi
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ((SAY, {"connected": True}, WELCOME, {"sent": []}), "2 frames were sent, not 0: ['open', 'command']"),
         (
-            (SAY, {"connected": True}, WELCOME, {"sent": [{"type": "close"}, {"type": "command"}]}),
+            (SEND, {"connected": True}, WELCOME, {"sent": []}),
+            "2 frames were sent, not 0: ['open', 'command']",
+        ),
+        (
+            (SEND, {"connected": True}, WELCOME, {"sent": [{"type": "close"}, {"type": "command"}]}),
             "frame 0: type is 'open', not 'close'",
         ),
         (
-            (SAY, {"connected": True}, WELCOME, {"told": ["1-1"]}),
+            (SEND, {"connected": True}, WELCOME, {"told": ["1-1"]}),
             "the application received []; expected ['1-1']",
         ),
-        ((SAY, {"detach": True}, {"connected": True}), "no connection is expected"),
-        ((SAY, {"detach": True}, {"ended": "protocol"}), "it ended with None, not 'protocol'"),
-        ((SAY, {"kept": False}), "kept is True"),
-        ((SAY, {"sing": True}), "the script has an unknown step: ['sing']"),
-        ((SAY, {"connected": True}, WELCOME, {"dropped": True}), "nothing came of it within 0.2 s"),
+        ((SEND, {"detach": True}, {"connected": True}), "no connection is expected"),
+        ((SEND, {"detach": True}, {"ended": "protocol"}), "it ended with None, not 'protocol'"),
+        ((SEND, {"kept": False}), "kept is True"),
+        ((SEND, {"sing": True}), "the script has an unknown step: ['sing']"),
+        ((SEND, {"connected": True}, WELCOME, {"dropped": True}), "nothing came of it within 0.2 s"),
     ],
 )
 async def test_a_difference_is_told(steps: tuple[Json, ...], problem: str) -> None:
