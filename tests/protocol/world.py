@@ -274,7 +274,7 @@ class World:
             case "decide", int(number):
                 self.decide_letter(self.connections[number])
             case "end", int(number):
-                self.forget(self.connections[number])
+                self.remove_connection(self.connections[number])
             case "beat", int(number):
                 self.beat(self.connections[number])
             case "repeat", int(number):
@@ -314,7 +314,7 @@ class World:
             case "drop" | "lose":
                 if name == "lose":
                     self.count("losses")
-                self.let_go(owner)
+                self.drop_connection(owner)
                 process.stream.end_connection(chance=0.0, now=AT)
             case "read":
                 process.read()
@@ -325,7 +325,7 @@ class World:
                 process.abort()
             case "die":
                 self.count("client_deaths")
-                self.let_go(owner)
+                self.drop_connection(owner)
                 process.die()
             case _:
                 raise AssertionError(name)
@@ -348,19 +348,19 @@ class World:
         self.connections = (*self.connections, Connection(owner, place))
         stream.begin_connection(now=AT)
 
-    def let_go(self, owner: int) -> None:
+    def drop_connection(self, owner: int) -> None:
         """Let the client drop its connection; the server has not noticed yet."""
         held = self.held(owner)
         if held is None:
             return
         held.is_held, held.down = False, ()
         if held.server is None or held.server.is_closed or not (held.up or held.forwarded_commands):
-            self.forget(held)
+            self.remove_connection(held)
         zombies = [each for each in self.connections if each.owner == owner and not each.is_held]
         if len(zombies) > ZOMBIES_MAX:
-            self.forget(zombies[0])
+            self.remove_connection(zombies[0])
 
-    def forget(self, connection: Connection) -> None:
+    def remove_connection(self, connection: Connection) -> None:
         self.connections = tuple(each for each in self.connections if each is not connection)
         self.speakers = tuple(None if each is connection else each for each in self.speakers)
 
@@ -368,7 +368,7 @@ class World:
         body, connection.up = connection.up[0], connection.up[1:]
         self.take(connection, body)
         if not (connection.is_held or connection.up or connection.forwarded_commands):
-            self.forget(connection)
+            self.remove_connection(connection)
 
     def repeat(self, connection: Connection) -> None:
         """Deliver a command a second time, as a POST that is sent again."""

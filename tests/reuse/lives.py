@@ -188,7 +188,7 @@ class Life:
         self.problems += [f"nobody heard: {complaint}" for complaint in self.loop.complaints]
         for process in [*self.dead, *(server.process for server in self.servers)]:
             self.loop.kill(process)
-            self.loop.bury(process)
+            self.loop.close_remains(process)
 
     async def _live(self) -> None:
         self.store = stores.MemoryStore(self.place)

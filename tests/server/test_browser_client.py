@@ -63,7 +63,7 @@ async def test_the_tests_of_the_browser_client_pass(suite: str) -> None:
 
 
 INSTALL = re.compile(r"^\$ npm install \"\$\(python (?P<where>-c '.*')\)\"$", re.MULTILINE)
-SPEAK = """
+CHAT_PROGRAM = """
 import { connect } from "midstream";
 const client = await connect({ url: process.argv[2] });
 console.log(await client.ask("s1", "hi"));
@@ -76,13 +76,13 @@ async def test_a_program_can_import_the_npm_package_of_the_client_folder(tmp_pat
     """npm packs the folder that the guide names; unpacking is enough, since the package has no dependencies."""
     found = INSTALL.search(GUIDE.read_text(encoding="utf-8"))
     assert found is not None
-    folder = (await ran(sys.executable, *shlex.split(found["where"]), at=tmp_path)).strip()
-    packed = (await ran(*NPM_PACK, folder, at=tmp_path)).strip()
+    folder = (await run_program(sys.executable, *shlex.split(found["where"]), at=tmp_path)).strip()
+    packed = (await run_program(*NPM_PACK, folder, at=tmp_path)).strip()
     assert _installed(tmp_path / packed, tmp_path / "node_modules") == _names(Path(folder))
     assert (Path(folder) / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    (tmp_path / "speak.mjs").write_text(SPEAK)
+    (tmp_path / "speak.mjs").write_text(CHAT_PROGRAM)
     async with served(make_app([text("Hello from npm.")])) as server:
-        assert await ran("node", "speak.mjs", server.url, at=tmp_path) == "Hello from npm.\n"
+        assert await run_program("node", "speak.mjs", server.url, at=tmp_path) == "Hello from npm.\n"
 
 
 def _installed(packed: Path, modules: Path) -> set[str]:
@@ -96,7 +96,7 @@ def _names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
 
 
-async def ran(*command: str, at: Path) -> str:
+async def run_program(*command: str, at: Path) -> str:
     """Return the output of a program that ends with success and in time."""
     process = await asyncio.create_subprocess_exec(
         *command, cwd=at, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -15,7 +15,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep
 from tests.server.serving import Json, make_app, served
-from tests.server.test_browser_client import CLIENT, ran
+from tests.server.test_browser_client import CLIENT, run_program
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
 
@@ -60,7 +60,7 @@ async def _played(body: str, tmp_path: Path) -> Json:
     async with served(make_app(_answers(gate))) as server:  # type: ignore[arg-type] # a function of one request
         program = tmp_path / "program.mjs"
         program.write_text(PROGRAM.format(client=CLIENT.as_uri(), url=server.url, body=body))
-        found: Json = json.loads(await ran("node", "--no-warnings", str(program), at=tmp_path))
+        found: Json = json.loads(await run_program("node", "--no-warnings", str(program), at=tmp_path))
         gate.set()
         return found
 

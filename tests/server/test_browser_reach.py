@@ -18,7 +18,7 @@ from tests.ports import held_port
 from tests.server.devtools import CHROMIUM
 from tests.server.people import guarded_app
 from tests.server.serving import make_app, served
-from tests.server.test_browser_client import CLIENT, ROOT, RUN_S, ran
+from tests.server.test_browser_client import CLIENT, ROOT, RUN_S, run_program
 from tests.server.test_browser_guide import A_FRAME
 from tests.server.test_page import WAIT_S
 from tests.spec import spec
@@ -46,16 +46,16 @@ def _program(
     return ASK.format(url=url, client=client, transport=transport, within=within)
 
 
-async def _asked(url: str, folder: Path, *, within: float = 1) -> str:
+async def _output_of(url: str, folder: Path, *, within: float = 1) -> str:
     program = folder / "ask.mjs"
     program.write_text(_program(url, within=within))
-    return await ran("node", str(program), at=folder)
+    return await run_program("node", str(program), at=folder)
 
 
 @needs_node
 async def test_an_absent_server_is_reported(tmp_path: Path) -> None:
     with held_port() as port:
-        said = await _asked(
+        said = await _output_of(
             f"http://127.0.0.1:{port}", tmp_path, within=4
         )  # The first attempt is over by then.
     said_of_last = "(last: the connection to the server broke (ECONNREFUSED))"
@@ -65,7 +65,7 @@ async def test_an_absent_server_is_reported(tmp_path: Path) -> None:
 @needs_node
 async def test_a_wrong_scheme_is_reported(tmp_path: Path) -> None:
     async with served(make_app([text("hi")])) as server:
-        said = await _asked(server.url.replace("http://", "https://"), tmp_path)
+        said = await _output_of(server.url.replace("http://", "https://"), tmp_path)
     assert said.startswith(UNREACHED)
     assert "check its address and scheme" in said
 
@@ -76,9 +76,11 @@ async def test_a_text_that_cannot_be_encoded_is_refused_before_sending(tmp_path:
     async with served(make_app([text("hi")])) as server:
         program = _program(server.url)
         file.write_text(program.replace('"hello"', '"\\ud800"'))
-        assert (await ran("node", "ask.mjs", at=tmp_path)).startswith("usage the text has a lone surrogate")
+        assert (await run_program("node", "ask.mjs", at=tmp_path)).startswith(
+            "usage the text has a lone surrogate"
+        )
         file.write_text(program)
-        assert await ran("node", "ask.mjs", at=tmp_path) == "hi\n"
+        assert await run_program("node", "ask.mjs", at=tmp_path) == "hi\n"
 
 
 @needs_node
@@ -87,7 +89,7 @@ async def test_a_failed_turn_throws_an_error_with_its_details(tmp_path: Path) ->
     with Serving(tmp_path, options=["--no-auth"]) as server:
         program = _program(server.url).replace('"hello"', '"fail"').replace("error.code,", members)
         (tmp_path / "ask.mjs").write_text(program)
-        said = await ran("node", "ask.mjs", at=tmp_path)
+        said = await run_program("node", "ask.mjs", at=tmp_path)
     assert said.startswith("TurnFailedError turn_failed model_rejected 1 true turn 1 of session 's1'")
 
 
@@ -130,16 +132,16 @@ async def test_a_page_of_an_allowed_origin_is_served_and_any_other_gets_an_error
         own = f"{server.url}/static/client"
         for transport in ("auto", "sse"):
             program = _program(server.url, client=own, transport=transport)
-            assert await _said_by_page(browser, program) == "You said: hello."
+            assert await _output_of_page(browser, program) == "You said: hello."
     with Serving(tmp_path, options=[*options, "https://app.example"]) as server:
         for transport in ("auto", "sse"):
             program = _program(server.url, client="/client", transport=transport, within=1)
-            said = await _said_by_page(browser, program)
+            said = await _output_of_page(browser, program)
             assert said.startswith(UNREACHED)
             assert "midstream serve --allow-origin" in said
 
 
-async def _said_by_page(browser: Browser, program: str) -> str:
+async def _output_of_page(browser: Browser, program: str) -> str:
     """Return the last line that a page of only this program writes to its console."""
     said: list[str] = []
     page = await (await browser.new_context()).new_page()

@@ -33,7 +33,7 @@ async def _ended(server: Served, session: str = "s1") -> None:
         await runner.wait(runner.newest.position)
 
 
-async def _say(server: Served) -> None:
+async def _run_turn(server: Served) -> None:
     """Run a whole turn in `s1`."""
     assert (
         await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
@@ -67,7 +67,7 @@ async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list
 @spec("STREAM-68")
 async def test_readers_over_each_transport_receive_the_deletion() -> None:
     async with served(make_app([text("hello")] * 2)) as server:
-        await _say(server)
+        await _run_turn(server)
         newest = (await server.http.get("/v1/sessions/s1")).json()["event_id"]
         async with Socket(server.socket()) as socket, _events(server, {}) as heard:
             await socket.say({"type": "open"})
@@ -101,7 +101,7 @@ async def test_readers_over_each_transport_receive_the_deletion() -> None:
 async def test_a_reader_at_another_process_receives_the_deletion() -> None:
     memory = Memory()
     async with served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as owner:
-        await _say(owner)
+        await _run_turn(owner)
         async with (
             served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as other,
             Socket(other.socket()) as reader,
@@ -139,7 +139,7 @@ async def test_a_deletion_during_a_turn_is_refused_without_effect() -> None:
 @spec("STREAM-68")
 async def test_a_client_of_a_deleted_session_does_not_reconnect() -> None:
     async with served(make_app([text("hello")])) as server:
-        await _say(server)
+        await _run_turn(server)
         assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
         async with Socket(server.socket()) as late:
             await late.say(opening(event_id="1-3", next_seqno=1))
@@ -151,7 +151,7 @@ async def test_a_client_of_a_deleted_session_does_not_reconnect() -> None:
 async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -> None:
     store = Refusing(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
-        await _say(server)
+        await _run_turn(server)
         async with Socket(server.socket()) as reader:
             await reader.say({"type": "open"})
             assert (await reader.hear())["type"] == "welcome"
@@ -179,7 +179,7 @@ async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -
 async def test_one_of_two_concurrent_deletions_is_refused_and_no_turn_begins_meanwhile() -> None:
     store = Refusing(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
-        await _say(server)
+        await _run_turn(server)
         store.is_busy = True
         deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
         async with asyncio.timeout(WAIT_S):
@@ -201,7 +201,7 @@ async def test_readers_at_the_running_node_receive_the_deletion_by_another_proce
         served(make_app([text("hello")] * 2, store=SQLiteStore(tmp_path / "m.db"))) as owner,
         served(make_app([text("hello")] * 2, store=store)) as other,
     ):
-        await _say(owner)
+        await _run_turn(owner)
         async with Socket(owner.socket()) as reader:
             await reader.say({"type": "open"})
             assert (await reader.hear())["type"] == "welcome"
@@ -227,7 +227,7 @@ async def test_a_deletion_proceeds_when_the_running_node_is_slow_to_confirm_its_
         served(make_app([text("hello")] * 2, store=slow)) as owner,
         served(make_app([text("hello")] * 2, store=store)) as other,
     ):
-        await _say(owner)
+        await _run_turn(owner)
         refused = await other.http.delete("/v1/sessions/s1")
         assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
         assert slow.was_asked, "it had let go, and its answer never came"

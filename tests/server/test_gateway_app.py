@@ -61,13 +61,13 @@ TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
 }
-ASK: list[Any] = [{"role": "user", "content": "hi"}]
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @spec("REUSE-66")
 async def test_the_openai_client_receives_chat_completions() -> None:
     async with served([HELLO]) as gateway, gateway.openai() as client:
-        whole = await client.chat.completions.create(model="m", messages=ASK)
+        whole = await client.chat.completions.create(model="m", messages=MESSAGES)
         assert whole.choices[0].message.content == "Hello you"
         assert whole.choices[0].finish_reason == "stop"
         assert whole.usage is not None
@@ -78,7 +78,7 @@ async def test_the_openai_client_receives_chat_completions() -> None:
 
         options: Any = {"include_usage": True}
         stream = await client.chat.completions.create(
-            model="m", messages=ASK, stream=True, stream_options=options
+            model="m", messages=MESSAGES, stream=True, stream_options=options
         )
         chunks = [chunk async for chunk in stream]
         words = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
@@ -96,7 +96,7 @@ async def test_the_openai_client_calls_a_tool_and_sends_its_result() -> None:
     ]
     async with served([asks, text("It is there.")]) as gateway, gateway.openai() as client:
         tools: Any = [TOOL]
-        stream = await client.chat.completions.create(model="m", messages=ASK, tools=tools, stream=True)
+        stream = await client.chat.completions.create(model="m", messages=MESSAGES, tools=tools, stream=True)
         pieces = [chunk.choices[0] async for chunk in stream]
         calls = [call for piece in pieces for call in piece.delta.tool_calls or ()]
         assert (calls[0].id, calls[0].function and calls[0].function.name) == ("call_7", "look")
@@ -104,7 +104,7 @@ async def test_the_openai_client_calls_a_tool_and_sends_its_result() -> None:
         assert pieces[-1].finish_reason == "tool_calls"
 
         messages: list[Any] = [
-            *ASK,
+            *MESSAGES,
             {
                 "role": "assistant",
                 "content": "I look.",
@@ -165,7 +165,7 @@ async def test_the_anthropic_client_receives_messages() -> None:
         tools: Any = [{"name": "look", "input_schema": {"type": "object"}}]
         thinking: Any = {"type": "enabled", "budget_tokens": 1024}
         async with client.messages.stream(
-            model="m", max_tokens=99, messages=ASK, tools=tools, thinking=thinking, system="Be brief."
+            model="m", max_tokens=99, messages=MESSAGES, tools=tools, thinking=thinking, system="Be brief."
         ) as stream:
             message = await stream.get_final_message()
         assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
@@ -176,7 +176,7 @@ async def test_the_anthropic_client_receives_messages() -> None:
 
         result: Any = {"type": "tool_result", "tool_use_id": "toolu_7", "content": "a tree"}
         messages: list[Any] = [
-            *ASK,
+            *MESSAGES,
             {"role": "assistant", "content": [block.model_dump() for block in message.content]},
             {"role": "user", "content": [result]},
         ]
@@ -184,12 +184,12 @@ async def test_the_anthropic_client_receives_messages() -> None:
         assert [block.model_dump()["text"] for block in answer.content] == ["It is there."]
         request = gateway.model.requests[0]
         assert (request.instructions, [tool.name for tool in request.tools]) == ("Be brief.", ["look"])
-        assert (await client.messages.count_tokens(model="m", messages=ASK)).input_tokens > 0
+        assert (await client.messages.count_tokens(model="m", messages=MESSAGES)).input_tokens > 0
 
 
 async def test_thinking_is_shown_to_anthropic_clients_only_where_they_request_it() -> None:
     async with served([HELLO]) as gateway, gateway.anthropic() as client:
-        message = await client.messages.create(model="m", max_tokens=9, messages=ASK)
+        message = await client.messages.create(model="m", max_tokens=9, messages=MESSAGES)
         assert [block.type for block in message.content] == ["text"]
 
 
@@ -204,14 +204,14 @@ async def test_a_tool_run_by_the_upstream_never_looks_like_a_call_for_the_client
     for tools in ([], [TOOL]):
         async with served([script]) as gateway, gateway.openai() as client:
             given: Any = {"tools": tools} if tools else {}
-            whole = await client.chat.completions.create(model="m", messages=ASK, **given)
+            whole = await client.chat.completions.create(model="m", messages=MESSAGES, **given)
             message = whole.choices[0].message
             assert (message.content, message.tool_calls) == ("One file.", None)
             thought = message.model_dump()["reasoning_content"]
             assert "Bash" in thought
             assert "README.md" in thought
     async with served([script], shows_upstream_calls=False) as gateway, gateway.openai() as client:
-        whole = await client.chat.completions.create(model="m", messages=ASK)
+        whole = await client.chat.completions.create(model="m", messages=MESSAGES)
         assert "reasoning_content" not in whole.choices[0].message.model_dump()
 
 
@@ -223,7 +223,7 @@ async def test_a_client_without_tools_receives_no_calls() -> None:
         Finished(Finish.CALLS),
     ]
     async with served([script]) as gateway, gateway.openai() as client:
-        choice = (await client.chat.completions.create(model="m", messages=ASK)).choices[0]
+        choice = (await client.chat.completions.create(model="m", messages=MESSAGES)).choices[0]
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (
             "Done.",
             None,
@@ -254,15 +254,15 @@ async def test_an_error_before_the_first_token_has_its_status_in_every_api(
     async with served([[error]]) as gateway:
         async with gateway.anthropic(max_retries=0) as client:
             with pytest.raises(anthropic.APIStatusError) as met:
-                await client.messages.create(model="m", max_tokens=9, messages=ASK)
+                await client.messages.create(model="m", max_tokens=9, messages=MESSAGES)
             assert met.value.status_code == status
             assert met.value.response.json()["error"]["type"] == kind
             with pytest.raises(anthropic.APIStatusError) as met:
-                await client.messages.create(model="m", max_tokens=9, messages=ASK, stream=True)
+                await client.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=True)
             assert met.value.status_code == status
         async with gateway.openai(max_retries=0) as other:
             with pytest.raises(openai.APIStatusError) as seen:
-                await other.chat.completions.create(model="m", messages=ASK, stream=True)
+                await other.chat.completions.create(model="m", messages=MESSAGES, stream=True)
             assert seen.value.status_code == (503 if status == 529 else status)
             with pytest.raises(openai.APIStatusError):
                 await other.responses.create(model="m", input="hi")
@@ -289,7 +289,7 @@ async def test_errors_carry_a_retry_delay_or_a_request_not_to_retry() -> None:
 async def test_an_error_after_the_first_token_is_in_the_stream() -> None:
     async with served([[TextDelta("Hel"), ModelUnavailableError("gone")]]) as gateway:
         async with gateway.openai(max_retries=0) as client:
-            stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
+            stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
             with pytest.raises(openai.APIError, match="gone"):
                 _ = [chunk async for chunk in stream]
             events = await client.responses.create(model="m", input="hi", stream=True)
@@ -297,7 +297,7 @@ async def test_an_error_after_the_first_token_is_in_the_stream() -> None:
             assert last.type == "response.failed"
             assert last.response.error is not None
         async with gateway.anthropic(max_retries=0) as other:
-            told = await other.messages.create(model="m", max_tokens=9, messages=ASK, stream=True)
+            told = await other.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=True)
             with pytest.raises(anthropic.APIStatusError, match="gone"):
                 _ = [event async for event in told]
 
@@ -373,7 +373,7 @@ async def test_a_malformed_request_is_refused(path: str, body: bytes, status: in
 async def test_an_unknown_model_is_refused_only_where_names_were_given() -> None:
     async with served([HELLO], names=["ours"]) as gateway, gateway.openai() as client:
         with pytest.raises(openai.NotFoundError) as met:
-            await client.chat.completions.create(model="m", messages=ASK)
+            await client.chat.completions.create(model="m", messages=MESSAGES)
         assert met.value.code == "model_not_found"
         assert [model.id for model in (await client.models.list()).data] == ["ours"]
         assert (await client.models.retrieve("ours")).id == "ours"

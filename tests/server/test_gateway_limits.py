@@ -14,7 +14,7 @@ from midstream.environment import World
 from tests.dialects.serving import WAIT_S
 from tests.dialects.usage_upstream import COMPLETION, PROMPT, TEXT, UserGateway, usage_upstream, user_gateway
 
-ASK: list[Any] = [{"role": "user", "content": "hi"}]
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 LOOKS, PAUSE_S = 600, 0.1
 
 
@@ -22,7 +22,7 @@ async def key_of(gateway: UserGateway, *words: object) -> str:
     return await asyncio.to_thread(gateway.command, "keys", "add", *words)
 
 
-async def ask(gateway: UserGateway, key: str, words: str = "hi", model: str = "m") -> None:
+async def send(gateway: UserGateway, key: str, words: str = "hi", model: str = "m") -> None:
     async with gateway.openai(key) as client:
         await client.chat.completions.create(model=model, messages=[{"role": "user", "content": words}])
 
@@ -30,7 +30,7 @@ async def ask(gateway: UserGateway, key: str, words: str = "hi", model: str = "m
 async def refused(gateway: UserGateway, key: str) -> openai.RateLimitError:
     for number in range(LOOKS):  # Counts of another process arrive a little later.
         try:
-            await ask(gateway, key, f"more {number}")
+            await send(gateway, key, f"more {number}")
         except openai.RateLimitError as error:
             return error
         await World().sleep(PAUSE_S)
@@ -42,14 +42,14 @@ async def test_requests_per_minute_are_limited_with_the_error_of_each_api(tmp_pa
         ada = await key_of(gateway, "ada", "--requests-per-minute", 2)
         eve = await key_of(gateway, "eve")
         for number in range(2):
-            await ask(gateway, ada, f"hi {number}")
+            await send(gateway, ada, f"hi {number}")
         async with gateway.openai(ada) as client, gateway.anthropic(ada) as other:
             with pytest.raises(openai.RateLimitError) as chat:
-                await client.chat.completions.create(model="m", messages=ASK)
+                await client.chat.completions.create(model="m", messages=MESSAGES)
             with pytest.raises(openai.RateLimitError) as response:
                 await client.responses.create(model="m", input="hi")
             with pytest.raises(anthropic.RateLimitError) as message:
-                await other.messages.create(model="m", max_tokens=9, messages=ASK)
+                await other.messages.create(model="m", max_tokens=9, messages=MESSAGES)
         for error in (chat.value, response.value):
             assert (error.code, error.type) == ("rate_limit_exceeded", "rate_limit_error")
             assert "may begin 2 requests in one minute; try again in" in error.message
@@ -58,7 +58,7 @@ async def test_requests_per_minute_are_limited_with_the_error_of_each_api(tmp_pa
         for each in (chat.value, response.value, message.value):
             assert 1 <= int(each.response.headers["retry-after"]) <= 31
             assert each.response.headers["x-should-retry"] == "true"
-        await ask(gateway, eve)
+        await send(gateway, eve)
         assert upstream.requests == 3
 
 
@@ -82,7 +82,7 @@ async def test_concurrent_answers_are_limited_also_in_the_background_and_the_sdk
         upstream.gate.clear()
         async with gateway.openai(ada) as client, gateway.openai(ada, max_retries=9) as patient:
             begun = await client.responses.create(model="m", input="later", background=True)
-            stream = await client.chat.completions.create(model="m", messages=ASK, stream=True)
+            stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
             with pytest.raises(
                 openai.RateLimitError, match="2 answers for this key are in progress"
             ) as error:
@@ -109,8 +109,8 @@ async def test_daily_and_monthly_tokens_and_a_budget_are_limits_that_survive_a_k
         of_month = await key_of(gateway, "month", "--tokens-per-month", 2 * one)
         of_budget = await key_of(gateway, "budget", "--budget-per-month", 0.3)
         for key in (of_day, of_month, of_budget):
-            await ask(gateway, key, "first")
-            await ask(gateway, key, "second")
+            await send(gateway, key, "first")
+            await send(gateway, key, "second")
         for is_killed in (False, True):
             if is_killed:
                 gateway.kill()
@@ -128,7 +128,7 @@ async def test_daily_and_monthly_tokens_and_a_budget_are_limits_that_survive_a_k
                 assert "retry-after" not in error.response.headers
                 async with gateway.anthropic(key) as other:
                     with pytest.raises(anthropic.APIStatusError) as message:
-                        await other.messages.create(model="m", max_tokens=9, messages=ASK)
+                        await other.messages.create(model="m", max_tokens=9, messages=MESSAGES)
                 body: Any = message.value.body
                 assert (message.value.status_code, body["error"]["type"]) == (402, "billing_error")
 
@@ -171,7 +171,7 @@ async def test_a_user_gets_only_the_models_that_the_key_permits(tmp_path: Path) 
         async with gateway.openai(ada) as client, gateway.openai(eve) as unlimited:
             assert [each.id async for each in await client.models.list()] == ["two"]
             assert [each.id async for each in await unlimited.models.list()] == ["one", "two"]
-            await ask(gateway, ada, model="two")
+            await send(gateway, ada, model="two")
             for call in (
                 client.responses.create(model="one", input="hi"),
                 client.embeddings.create(model="one", input="hi"),
@@ -185,7 +185,7 @@ async def test_a_user_gets_only_the_models_that_the_key_permits(tmp_path: Path) 
                 )
         async with gateway.anthropic(ada) as other:
             with pytest.raises(anthropic.NotFoundError):
-                await other.messages.create(model="one", max_tokens=9, messages=ASK)
-        await ask(gateway, eve, model="one")
+                await other.messages.create(model="one", max_tokens=9, messages=MESSAGES)
+        await send(gateway, eve, model="one")
     finally:
         await asyncio.to_thread(gateway.stop)

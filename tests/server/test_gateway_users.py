@@ -16,7 +16,7 @@ from tests.dialects.usage_upstream import TEXT, usage_upstream, user_gateway
 from tests.spec import spec
 
 KEY = "the-key-of-ada-0001"
-ASK: list[Any] = [{"role": "user", "content": "hi"}]
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def file_with(folder: Path, *lines: str) -> Path:
@@ -103,9 +103,9 @@ async def test_a_revoked_key_is_refused_at_once_and_the_gateways_own_key_stays(t
     async with usage_upstream() as upstream, user_gateway(tmp_path, upstream) as [gateway]:
         key = await asyncio.to_thread(gateway.command, "keys", "add", "ada")
         async with gateway.openai(key) as client, gateway.openai(gateway.own_key) as operator:
-            await client.chat.completions.create(model="m", messages=ASK)
+            await client.chat.completions.create(model="m", messages=MESSAGES)
             await asyncio.to_thread(gateway.command, "keys", "revoke", "ada")
             with pytest.raises(openai.AuthenticationError) as error:
-                await client.chat.completions.create(model="m", messages=ASK)
+                await client.chat.completions.create(model="m", messages=MESSAGES)
             assert error.value.code == "invalid_api_key"
-            await operator.chat.completions.create(model="m", messages=ASK)
+            await operator.chat.completions.create(model="m", messages=MESSAGES)

@@ -72,7 +72,7 @@ async def _until(is_true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def kept(script: Script = ANSWER, *, turns: int = 2) -> AsyncIterator[tuple[Served, EventId]]:
+async def serve_pruned(script: Script = ANSWER, *, turns: int = 2) -> AsyncIterator[tuple[Served, EventId]]:
     """Serve a session of some turns, all but the last of which were pruned; memory holds none of them."""
     memory = Memory()
     async with served(make_app(ANSWER, store=MemoryStore(memory))) as before:
@@ -92,7 +92,7 @@ async def _begin(server: Served, **fields: object) -> list[Json]:
 
 @spec("STREAM-62", "STREAM-63", "STREAM-64")
 async def test_a_reader_behind_the_pruned_events_gets_a_snapshot_and_every_event_after_it() -> None:
-    async with kept(turns=3) as (server, at):
+    async with serve_pruned(turns=3) as (server, at):
         heard = await _begin(server, event_id="0-0", snapshots="gone")
         welcome, gone, snapshot, *rest = heard
         assert (welcome["oldest"], welcome["resume_from"]) == (at.position + 1, str(at))
@@ -116,7 +116,7 @@ async def test_a_reader_behind_the_pruned_events_gets_a_snapshot_and_every_event
 
 @spec("STREAM-63")
 async def test_a_reader_at_the_last_pruned_event_misses_nothing_and_gets_no_snapshot() -> None:
-    async with kept() as (server, at):
+    async with serve_pruned() as (server, at):
         heard = await _begin(server, event_id=str(at), snapshots="gone")
         assert [frame["type"] for frame in heard[:2]] == ["welcome", "events"]
         assert words_of(records_of(heard)) == "one two three four"
@@ -124,7 +124,7 @@ async def test_a_reader_at_the_last_pruned_event_misses_nothing_and_gets_no_snap
 
 @spec("STREAM-64")
 async def test_a_client_that_accepts_no_snapshot_continues_at_the_oldest_event() -> None:
-    async with kept() as (server, at):
+    async with serve_pruned() as (server, at):
         heard = await _begin(server, event_id="1-1", snapshots="never")
         assert [frame["type"] for frame in heard[:3]] == ["welcome", "gone", "events"]
         assert heard[1]["resume_from"] == str(at)
@@ -154,7 +154,7 @@ async def test_a_late_reader_gets_the_running_turn_so_far_and_then_the_rest() ->
 
 @spec("STREAM-63")
 async def test_server_sent_events_carry_the_same_snapshot() -> None:
-    async with kept() as (server, at):
+    async with serve_pruned() as (server, at):
         url = "/v1/sessions/s1/events?after=1-1"
         async with server.http.stream("GET", url) as answer:
             kinds: list[str] = []
@@ -172,7 +172,7 @@ async def test_server_sent_events_carry_the_same_snapshot() -> None:
 
 @spec("STREAM-63")
 async def test_a_poll_returns_the_gone_frame_and_the_snapshot_together() -> None:
-    async with kept() as (server, at):
+    async with serve_pruned() as (server, at):
         first = await server.http.get("/v1/sessions/s1/poll?n=0&after=1-1")
         frames = first.json()["frames"]
         assert [frame["type"] for frame in frames] == ["welcome", "gone", "snapshot"]
@@ -183,7 +183,7 @@ async def test_a_poll_returns_the_gone_frame_and_the_snapshot_together() -> None
 
 @spec("STREAM-63")
 async def test_pruned_records_are_gone_with_the_oldest_position() -> None:
-    async with kept() as (server, at):
+    async with serve_pruned() as (server, at):
         gone = await server.http.get("/v1/sessions/s1/records?after=1")
         assert (gone.status_code, gone.json()["code"]) == (410, "event_gone")
         assert gone.json()["oldest"] == at.position + 1
@@ -265,7 +265,7 @@ async def _followed(server: Served, after: str | None, snapshots: SnapshotWhen) 
 
 @spec("STREAM-64", "STREAM-65")
 async def test_the_python_client_passes_the_snapshot_to_its_application() -> None:
-    async with kept() as (server, at):
+    async with serve_pruned() as (server, at):
         gone, snapshot, *rest = await _followed(server, "0-0", SnapshotWhen.GONE)
         assert isinstance(gone.record, Gone)
         assert gone.record.has_snapshot

@@ -71,7 +71,7 @@ async def test_without_the_lifespan_the_log_names_the_missing_argument(tmp_path:
     assert "lifespan=agents.lifespan" in log
 
 
-async def _asked(server: Worker, **headers: str) -> Any:  # noqa: ANN401 - a status, and a status with a code
+async def _send_request(server: Worker, **headers: str) -> Any:  # noqa: ANN401 - a status, and a status with a code
     """Send a request as a client of this machine; a proxy header names another one."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with httpx2.AsyncClient(base_url=server.url, timeout=WAIT_S) as client:
@@ -84,14 +84,17 @@ async def test_without_authentication_remote_clients_are_refused_with_a_warning_
 ) -> None:
     async with Mounted(tmp_path) as server:
         assert "no authentication is configured" in (tmp_path / "log").read_text()
-        assert await _asked(server) == HTTPStatus.OK
+        assert await _send_request(server) == HTTPStatus.OK
         for header in ("x_forwarded_for", "x_real_ip"):
-            assert await _asked(server, **{header: "198.51.100.7"}) == (403, "access")
-            assert await _asked(server, **{header: "127.0.0.1"}) == HTTPStatus.OK
-        assert await _asked(server, forwarded='for="[2001:db8::7]:4711";proto=https') == (403, "access")
+            assert await _send_request(server, **{header: "198.51.100.7"}) == (403, "access")
+            assert await _send_request(server, **{header: "127.0.0.1"}) == HTTPStatus.OK
+        assert await _send_request(server, forwarded='for="[2001:db8::7]:4711";proto=https') == (
+            403,
+            "access",
+        )
 
 
 async def test_remote_clients_are_served_where_that_is_enabled(tmp_path: Path) -> None:
     async with Mounted(tmp_path, "--allow-unauthenticated") as server:
         assert "every client of every machine" in (tmp_path / "log").read_text()
-        assert await _asked(server, x_forwarded_for="198.51.100.7") == HTTPStatus.OK
+        assert await _send_request(server, x_forwarded_for="198.51.100.7") == HTTPStatus.OK

@@ -45,7 +45,7 @@ LOOK_SHOWN = """() => {
 }"""
 
 
-async def kept(page: Page, turn: int) -> None:
+async def wait_until_stored(page: Page, turn: int) -> None:
     """Wait until a written message is stored here or at the server: a reload before that loses it."""
     await expect(page.locator(".turn")).to_have_count(turn, timeout=WAIT_MS)
     await expect(page.locator("#turns")).not_to_contain_text(NOT_YET_KEPT, timeout=WAIT_MS)
@@ -86,7 +86,7 @@ class Trial:
             await page.locator("#send").dblclick()
         else:
             await page.press("#text", "Enter")
-        await kept(page, turn)
+        await wait_until_stored(page, turn)
         for _ in range(self._random.randint(1, 3)):
             await asyncio.wait_for(self._break(), END_MS / 1000)
         for each in self.speaking:

@@ -75,11 +75,11 @@ class PageSubject:
 
 async def test_the_browser_client_passes_every_script(chromium: DevTools) -> None:
     """Run each transport at once, in a page of its own."""
-    found = await asyncio.gather(*(_found(chromium, way) for way in TransportKind))
+    found = await asyncio.gather(*(_play_scripts(chromium, way) for way in TransportKind))
     assert [outcome for outcomes in found for outcome in outcomes if not outcome.is_kept] == []
 
 
-async def _found(chromium: DevTools, way: TransportKind) -> list[ScriptOutcome]:
+async def _play_scripts(chromium: DevTools, way: TransportKind) -> list[ScriptOutcome]:
     async with ScriptedServer(FILES).listening() as server:
         trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
         return [await trial.run(script, way) for script in scripts("client")]

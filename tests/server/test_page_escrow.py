@@ -18,7 +18,7 @@ from tests.server.devtools import CHROMIUM
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import make_app, served
 from tests.server.test_page import HALF, WAIT_MS, WHOLE, WORDS, Chat, two_halves
-from tests.server.test_page_transports import SPEAK, asked, connect_at, page_at, says
+from tests.server.test_page_transports import SEND, connect_at, page_at, send, value_of
 from tests.spec import spec
 
 pytestmark = [
@@ -143,13 +143,13 @@ async def test_the_page_continues_a_session_that_only_its_browser_can_open(
         assert len(secret) == 43
         assert not any(secret in each for each in heard.said)
         assert await chat.page.evaluate("localStorage.length + sessionStorage.length") == 0
-        await another_browser_opens_it_when_it_is_told(browser, chat, secret)
+        await open_in_another_browser(browser, chat, secret)
     finally:
         server.kill()
         await context.close()
 
 
-async def another_browser_opens_it_when_it_is_told(browser: Browser, chat: Chat, secret: str) -> None:
+async def open_in_another_browser(browser: Browser, chat: Chat, secret: str) -> None:
     known = await chat.page.context.storage_state()  # The login, and nothing of IndexedDB.
     context = await browser.new_context(storage_state=known)
     page = await context.new_page()
@@ -175,21 +175,21 @@ async def test_the_secret_is_presented_over_each_transport_and_a_viewer_token_in
         other = await page_at(browser, server.url)
         for transport in ("websocket", "sse", "poll"):
             await connect_at(page, server.url, transport=transport)
-            assert await says(page, transport, "one") == "1"
-            assert await says(page, transport, "two") == "2"
-            assert await asked(page, f"({LOOK})('{transport}', '')") == "1"
-            assert await asked(other, f"({LOOK})('{transport}', '')") == "wrong_secret"
-            word = await asked(page, f"client.letLook('{transport}', {{ forS: 60 }})")
-            assert await asked(other, f"({LOOK})('{transport}', '{word}')") == "1"
-        await asked(page, "client.withdrawViewers('poll')")
-        assert await asked(other, f"({LOOK})('poll', '{word}')") == "wrong_secret"
-        before = await asked(page, "client.secret('sse')")
+            assert await send(page, transport, "one") == "1"
+            assert await send(page, transport, "two") == "2"
+            assert await value_of(page, f"({LOOK})('{transport}', '')") == "1"
+            assert await value_of(other, f"({LOOK})('{transport}', '')") == "wrong_secret"
+            word = await value_of(page, f"client.letLook('{transport}', {{ forS: 60 }})")
+            assert await value_of(other, f"({LOOK})('{transport}', '{word}')") == "1"
+        await value_of(page, "client.withdrawViewers('poll')")
+        assert await value_of(other, f"({LOOK})('poll', '{word}')") == "wrong_secret"
+        before = await value_of(page, "client.secret('sse')")
         await page.evaluate(CHANGED, "sse")
-        assert await asked(page, "client.secret('sse')") != before
-        assert await says(page, "sse", "three") == "3"
-        assert await asked(page, "hearing") == "heard"
-        await asked(other, f"client.keepSecret('sse', '{before}')")
-        assert await asked(other, "client.fetch('sse').then((answer) => answer.status)") == 403
+        assert await value_of(page, "client.secret('sse')") != before
+        assert await send(page, "sse", "three") == "3"
+        assert await value_of(page, "hearing") == "heard"
+        await value_of(other, f"client.keepSecret('sse', '{before}')")
+        assert await value_of(other, "client.fetch('sse').then((answer) => answer.status)") == 403
         for each in (page, other):
             await each.context.close()
 
@@ -201,18 +201,22 @@ async def test_a_secret_changed_in_one_tab_is_presented_by_the_live_streams_of_a
     gate = asyncio.Event()
     async with served(escrowed_app(tmp_path, two_halves(gate))) as server:
         page = await page_at(browser, server.url)
-        await page.evaluate(SPEAK, ["s1", "go on"])
+        await page.evaluate(SEND, ["s1", "go on"])
         output = page.locator("output")
         await expect(output).to_have_text("".join(WORDS[:HALF]), timeout=WAIT_MS, use_inner_text=False)
-        before = await asked(page, "client.secret('s1')")
+        before = await value_of(page, "client.secret('s1')")
         other = await page.context.new_page()
         await connect_at(other, server.url)
         for _ in range(2):
-            await asked(other, "client.changeSecret('s1')")
+            await value_of(other, "client.changeSecret('s1')")
         await page.evaluate("client.cut()")
         gate.set()
-        assert await asked(page, "speaking") == WHOLE
-        assert await asked(page, "client.secret('s1')") == await asked(other, "client.secret('s1')") != before
+        assert await value_of(page, "speaking") == WHOLE
+        assert (
+            await value_of(page, "client.secret('s1')")
+            == await value_of(other, "client.secret('s1')")
+            != before
+        )
         await page.context.close()
 
 
@@ -220,7 +224,7 @@ async def test_a_secret_changed_in_one_tab_is_presented_by_the_live_streams_of_a
 async def test_a_server_without_encryption_leaves_no_secret_of_a_session_stored(browser: Browser) -> None:
     async with served(make_app([text("one")])) as server:
         page = await page_at(browser, server.url)
-        assert await says(page, "s1", "one") == "one"
+        assert await send(page, "s1", "one") == "one"
         await page.wait_for_function(f"async () => (await ({SESSIONS})()) === 0")
         await page.context.close()
 
@@ -232,5 +236,5 @@ async def test_the_database_of_an_older_page_is_taken_over(browser: Browser) -> 
         await page.goto(f"{server.url}/static/client/package.json")
         await page.evaluate(FORMER, server.url)
         await connect_at(page, server.url)
-        assert await asked(page, TAKEN_UP) == "Hello."
+        assert await value_of(page, TAKEN_UP) == "Hello."
         await page.context.close()

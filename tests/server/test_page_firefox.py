@@ -48,11 +48,11 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fir
         yield launched
 
 
-SAID = ".turn .said"
+USER_TEXTS = ".turn .said"
 ANSWERS = ".turn .parts > .words"
 
 
-async def opened(browser: Firefox, url: str, *, is_hidden: bool = False) -> FirefoxTab:
+async def open_page(browser: Firefox, url: str, *, is_hidden: bool = False) -> FirefoxTab:
     """Open the page in a tab, and wait until it accepts input."""
     tab = await browser.open(url, is_hidden=is_hidden)
     await ready(tab)
@@ -82,10 +82,10 @@ async def sees_some(tab: FirefoxTab, words: str) -> None:
     await tab.until(f"document.querySelector('#turns').textContent.includes({json.dumps(words)})")
 
 
-async def kept(tab: FirefoxTab, words: str) -> None:
+async def wait_until_stored(tab: FirefoxTab, words: str) -> None:
     """Wait until a written message is stored here or at the server: a reload before that loses it."""
     await tab.until(
-        f"[...document.querySelectorAll({json.dumps(SAID)})].at(-1)?.textContent === {json.dumps(words)}"
+        f"[...document.querySelectorAll({json.dumps(USER_TEXTS)})].at(-1)?.textContent === {json.dumps(words)}"
         f" && !document.querySelector('#turns').textContent.includes({json.dumps(NOT_YET_KEPT)})"
     )
 
@@ -96,22 +96,22 @@ async def completed(tab: FirefoxTab, turns: int = 1) -> None:
 
 async def test_a_session_begun_by_another_tab_appears(browser: Firefox) -> None:
     async with served(make_app(numbered)) as server:
-        first = await opened(browser, server.url)
-        second = await opened(browser, await address_of(first))
+        first = await open_page(browser, server.url)
+        second = await open_page(browser, await address_of(first))
         await write(first, f"begin{ENTER}")
         for tab in (first, second):
             await sees(tab, ANSWERS, "Answer 1.")
         await write(second, f"and then{ENTER}")
         for tab in (first, second):
             await sees(tab, ANSWERS, "Answer 1.", "Answer 2.")
-            await sees(tab, SAID, "begin", "and then")
+            await sees(tab, USER_TEXTS, "begin", "and then")
             await tab.close()
 
 
 async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Firefox) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        tab = await opened(browser, server.url)
+        tab = await open_page(browser, server.url)
         await write(tab, "go on")
         await tab.click("#send", times=2)
         await sees(tab, ANSWERS, "".join(WORDS[:HALF]))
@@ -124,7 +124,7 @@ async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Firefox) -
 async def test_an_answer_continues_after_a_reload_with_each_word_once(browser: Firefox) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        tab = await opened(browser, server.url)
+        tab = await open_page(browser, server.url)
         await write(tab, f"go on{ENTER}")
         await sees_some(tab, WORDS[HALF - 1])
         await tab.reload()
@@ -139,7 +139,7 @@ async def test_a_server_killed_during_an_answer_finishes_it_after_its_restart(
     browser: Firefox, tmp_path: Path
 ) -> None:
     async with lives(tmp_path, is_held=True) as server:
-        tab = await opened(browser, server.url)
+        tab = await open_page(browser, server.url)
         await write(tab, f"go on{ENTER}")
         await sees_some(tab, "life1word5")
         await server.kill()
@@ -154,7 +154,7 @@ async def test_a_server_killed_during_an_answer_finishes_it_after_its_restart(
 async def test_answering_a_card_runs_the_call_once(browser: Firefox) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
-        tab = await opened(browser, server.url)
+        tab = await open_page(browser, server.url)
         await write(tab, f"pay{ENTER}")
         await tab.click('form.question [data-choice="allow"]')
         await completed(tab)
@@ -165,8 +165,8 @@ async def test_answering_a_card_runs_the_call_once(browser: Firefox) -> None:
 
 async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Firefox) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
-        first = await opened(browser, server.url)
-        hidden = await opened(browser, await address_of(first), is_hidden=True)
+        first = await open_page(browser, server.url)
+        hidden = await open_page(browser, await address_of(first), is_hidden=True)
         assert await hidden.evaluate("document.hidden")
         await write(first, f"pay{ENTER}")
         await hidden.until("document.title === 'Waiting for you: pay \u2013 midstream'")
@@ -194,15 +194,15 @@ async def _break(random: Random, server: Lives, tab: FirefoxTab) -> int:
 async def test_each_tab_shows_each_word_once_under_random_failures(browser: Firefox, tmp_path: Path) -> None:
     random, kills, turn = Random(7), 0, 0
     async with lives(tmp_path) as server:
-        first = await opened(browser, server.url)
-        tabs = [first, await opened(browser, await address_of(first))]
+        first = await open_page(browser, server.url)
+        tabs = [first, await open_page(browser, await address_of(first))]
         while kills < KILLS:
             turn += 1
             tab = random.choice(tabs)
             await ready(tab)
             await tab.evaluate("document.getElementById('text').focus()")
             await write(tab, f"turn {turn}{ENTER}")
-            await kept(tab, f"turn {turn}")
+            await wait_until_stored(tab, f"turn {turn}")
             for _ in range(random.randint(1, BREAKS_OF_A_TURN_MAX)):
                 kills += await _break(random, server, random.choice(tabs))
             for each in tabs:
@@ -218,7 +218,7 @@ async def test_each_tab_shows_each_word_once_under_random_failures(browser: Fire
         ]
         assert sum(record["type"] == "message_accepted" for record in found) == turn
         for each in tabs:
-            await sees(each, SAID, *(f"turn {number}" for number in range(1, turn + 1)))
+            await sees(each, USER_TEXTS, *(f"turn {number}" for number in range(1, turn + 1)))
             await sees(each, ANSWERS, *answers)
         print(f"{kills} kills in {turn} turns")  # noqa: T201
         for each in tabs:

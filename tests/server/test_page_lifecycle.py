@@ -17,7 +17,7 @@ from tests.server.devtools import CHROMIUM, DevTools, Tab
 from tests.server.serving import make_app, served
 from tests.server.test_page import HALF, KEPT, WAIT_MS, WAIT_S, WHOLE, WORDS, two_halves
 from tests.server.test_page_tabs import said_elsewhere, turns, until
-from tests.server.test_page_transports import CONNECT, SPEAK, asked, page_at
+from tests.server.test_page_transports import CONNECT, SEND, page_at, value_of
 from tests.spec import spec
 
 pytestmark = [
@@ -36,7 +36,7 @@ FOLLOW = """(session) => {
       if (record?.type === "delta") words += record.text;
   })();
 }"""
-SAY = """(session, text) => {
+SEND_AND_READ = """(session, text) => {
   globalThis.words = "";
   globalThis.stream = client.send(session, text);
   globalThis.listening = (async () => {
@@ -81,7 +81,7 @@ WRITE = """(words) => {
   document.querySelector("#text").value = words;
   document.querySelector("#composer").requestSubmit();
 }"""
-READ = "[...document.querySelectorAll('.turn .parts > .words')].map((words) => words.textContent).join('|')"
+TEXTS = "[...document.querySelectorAll('.turn .parts > .words')].map((words) => words.textContent).join('|')"
 CONNECT_AND_TAKE_UP = """async () => {
   const { connect } = await import("/static/client/midstream.js");
   globalThis.heard = {};
@@ -113,7 +113,7 @@ async def tab_at(chromium: DevTools, url: str, **options: str) -> Tab:
 async def tabs_of_one(chromium: DevTools, url: str) -> list[Tab]:
     """Open three tabs that have read an answer; the first of them began and has the connection."""
     first = await tab_at(chromium, url)
-    await first.call(SAY, "s1", "hello")
+    await first.call(SEND_AND_READ, "s1", "hello")
     assert await first.evaluate("listening") == "whole"
     tabs = [first, *[await tab_at(chromium, url) for _ in range(2)]]
     for tab in tabs:
@@ -158,14 +158,14 @@ async def test_a_database_closed_by_the_browser_is_opened_again(chromium: DevToo
     app = turns(two_halves(gate), text("Kept again."))
     async with served(app) as server:
         tab = await tab_at(chromium, server.url)
-        await tab.call(SAY, "s1", "go on")
+        await tab.call(SEND_AND_READ, "s1", "go on")
         await tab.until(SEES_HALF)
         await tab.evaluate(f"({WATCH})()")
         await tab.clear_site_data(server.url)
         await tab.until("globalThis.isClosed")
         gate.set()
         assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", WHOLE]
-        await tab.call(SAY, "s1", "and now?")
+        await tab.call(SEND_AND_READ, "s1", "and now?")
         assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", "Kept again."]
         assert await tab.evaluate("client.isDurable")
         assert await tab.evaluate(f"({KEPT})()") == 0
@@ -179,7 +179,7 @@ async def test_throttled_timers_do_not_stall_a_background_tab(chromium: DevTools
     app.settings = StreamSettings(heartbeat_s=0.3)
     async with served(app) as server:
         tab = await tab_at(chromium, server.url)
-        await tab.call(SAY, "s1", "hello")
+        await tab.call(SEND_AND_READ, "s1", "hello")
         assert await tab.evaluate("listening") == "whole"
         await tab.call(BACKGROUND)
         await tab.call(FOLLOW, "s1")
@@ -212,7 +212,7 @@ async def test_a_tab_frozen_while_sending_continues_after_its_return(chromium: D
     app = make_app(two_halves(gate))
     async with served(app) as server:
         tab = await tab_at(chromium, server.url)
-        await tab.call(SAY, "s1", "go on")
+        await tab.call(SEND_AND_READ, "s1", "go on")
         await tab.until(SEES_HALF)
         async with tab.frozen():
             await until(lambda: app.open_streams == 0)
@@ -229,7 +229,7 @@ async def test_another_tab_takes_over_the_stream_of_a_frozen_one_which_then_yiel
     app = make_app(two_halves(gate))
     async with served(app) as server:
         tab, other = await tab_at(chromium, server.url), await tab_at(chromium, server.url)
-        await tab.call(SAY, "s1", "go on")
+        await tab.call(SEND_AND_READ, "s1", "go on")
         await tab.until(SEES_HALF)
         assert await other.evaluate("client.resumeInterrupted().then((streams) => streams.length)") == 0
         async with tab.frozen():
@@ -251,7 +251,7 @@ async def test_another_tab_never_clears_the_streams_of_a_live_one(
     app = make_app(two_halves(gate))
     async with served(app) as server:
         tab, other = await tab_at(chromium, server.url), await tab_at(chromium, server.url)
-        await tab.call(SAY, "s1", "go on")
+        await tab.call(SEND_AND_READ, "s1", "go on")
         await tab.until(SEES_HALF)
         kept = await other.evaluate(ROWS)
         assert kept[:2] == [1, 1]
@@ -276,7 +276,7 @@ async def test_the_next_page_takes_over_the_stored_streams_at_its_start(
         tab = await tab_at(chromium, server.url)
         for session, is_kept in (("kept", True), ("unkept", False), ("another", True)):
             await tab.call(KEEP_NOTHING, is_kept)
-            await tab.call(SAY, session, "go on")
+            await tab.call(SEND_AND_READ, session, "go on")
             await tab.until(SEES_HALF)
         await tab.reload()
         await tab.evaluate(f"({CONNECT_AND_TAKE_UP})()")
@@ -314,7 +314,7 @@ async def test_a_page_cached_while_sending_continues_after_its_return(
 
     async with served(app) as server:
         tab = await tab_at(chromium, server.url, transport=transport)
-        await tab.call(SAY, "s1", "go on")
+        await tab.call(SEND_AND_READ, "s1", "go on")
         await tab.until(SEES_HALF)
         await away_and_back(tab, app, meanwhile)
         assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", WHOLE]
@@ -328,12 +328,12 @@ async def test_a_cached_chat_page_shows_the_messages_of_its_absence_once(chromiu
         tab = await chromium.open(f"{server.url}/#s1")
         await tab.until("document.querySelector('#empty')?.hidden === false")
         await tab.call(WRITE, "hello")
-        await tab.until(f"({READ}) === 'Hello.'")
+        await tab.until(f"({TEXTS}) === 'Hello.'")
         await tab.until("document.querySelector('.turn').dataset.status === 'completed'")
         await away_and_back(tab, app, lambda: said_elsewhere(app, "s1", "go on"))
-        await tab.until(f"({READ}) === 'Hello.|Meanwhile.'")
+        await tab.until(f"({TEXTS}) === 'Hello.|Meanwhile.'")
         await tab.call(WRITE, "and now?")
-        await tab.until(f"({READ}) === 'Hello.|Meanwhile.|Afterwards.'")
+        await tab.until(f"({TEXTS}) === 'Hello.|Meanwhile.|Afterwards.'")
 
 
 @spec("STREAM-82")
@@ -347,7 +347,7 @@ async def test_another_tab_takes_over_the_stream_of_a_cached_page(chromium: DevT
             await other.call(TAKE_UP)
             await until(lambda: app.open_streams == 1)
 
-        await tab.call(SAY, "s1", "go on")
+        await tab.call(SEND_AND_READ, "s1", "go on")
         await tab.until(SEES_HALF)
         await away_and_back(tab, app, meanwhile)
         assert await tab.evaluate("listening") == "stream_fenced"
@@ -377,7 +377,7 @@ async def test_a_returning_network_is_used_at_once(browser: Browser) -> None:
         async with proxy.listening():
             page = await page_at(browser, proxy.url)
             await page.evaluate(SLOW)
-            await page.evaluate(SPEAK, ["s1", "go on"])
+            await page.evaluate(SEND, ["s1", "go on"])
             output = page.locator("output")
             await expect(output).to_have_text("".join(WORDS[:HALF]), timeout=WAIT_MS, use_inner_text=False)
             await page.context.set_offline(True)
@@ -388,6 +388,6 @@ async def test_a_returning_network_is_used_at_once(browser: Browser) -> None:
             gate.set()
             proxy.upgrades = Upgrades.PASSED
             await page.context.set_offline(False)
-            assert await asked(page, "speaking") == WHOLE
+            assert await value_of(page, "speaking") == WHOLE
             assert not await page.evaluate("stream.connection.isReconnecting")
             await page.context.close()

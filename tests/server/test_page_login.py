@@ -83,7 +83,7 @@ async def test_a_link_for_another_principal_needs_a_confirmation(browser: Browse
         await page.close()
 
 
-SPEAK = """async ([url, token, transport]) => {
+CHAT_PROGRAM = """async ([url, token, transport]) => {
   const { connect } = await import(`${url}/static/client/midstream.js`);
   const client = await connect({ url, transport, headers: () => ({ authorization: token }) });
   const words = [];
@@ -114,7 +114,7 @@ async def test_a_page_of_an_allowed_site_sends_its_token(browser: Browser, trans
     async with blank_site() as site, served(guarded_app(allowed_origins=[site])) as server:
         page = await (await browser.new_context()).new_page()
         await page.goto(f"{site}/")
-        assert await page.evaluate(SPEAK, [server.url, ADA["authorization"], transport]) == "Hello."
+        assert await page.evaluate(CHAT_PROGRAM, [server.url, ADA["authorization"], transport]) == "Hello."
         sent = await server.http.get("/v1/sessions", headers=ADA)
         assert [line["id"] for line in sent.json()["sessions"]] == ["s1"]
         await page.close()

@@ -48,7 +48,7 @@ def purse(paid: list[int]) -> Tool:
     return pay
 
 
-async def asked(chat: Chat, kind: str) -> Locator:
+async def question_card(chat: Chat, kind: str) -> Locator:
     """Wait for a question of this kind and return its card."""
     card = chat.page.locator(f'.question[data-kind="{kind}"]')
     await expect(card).to_have_count(1, timeout=WAIT_MS)
@@ -60,7 +60,7 @@ async def test_a_call_runs_only_after_it_is_allowed(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
         chat = await opened(browser, server.url)
         await chat.say("pay 3")
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text('"sum": 3')
         await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
         await expect(chat.page.locator("#sessions .asking .when")).to_have_text(
@@ -84,9 +84,9 @@ async def test_arguments_can_be_changed_before_a_call_also_after_a_reload(
         chat = await opened(browser, server.url)
         await chat.say("pay 3")
         if reloaded:
-            await asked(chat, "approval")
+            await question_card(chat, "approval")
             await chat.page.reload()
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         await card.locator('[data-choice="edit"]').click()
         await card.locator("textarea").fill("[2]")
         await card.locator('[data-choice="allow"]').click()
@@ -107,14 +107,14 @@ async def test_a_denial_carries_its_reason_and_an_answer_from_elsewhere_closes_t
     async with served(make_app(script, tools=[purse(paid)])) as server:
         chat = await opened(browser, server.url)
         await chat.say("pay 3")
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         await card.locator("input").fill("it is too much")
         await card.locator('[data-choice="deny"]').click()
         await expect(chat.turn.locator(".decided").first).to_have_text(
             "Denied: it is too much", timeout=WAIT_MS
         )
         await expect(chat.turn.locator(".call").first).to_have_attribute("data-state", "denied")
-        await asked(chat, "approval")
+        await question_card(chat, "approval")
         (waiting,) = (await server.http.get("/v1/questions")).json()["questions"]
         place = {name: waiting[name] for name in ("turn", "response", "call_id", "digest")}
         url = f"/v1/sessions/{chat.session}/answer"
@@ -133,7 +133,7 @@ async def test_a_question_can_be_answered_with_a_text_or_an_option(browser: Brow
     async with served(make_app(script, tools=[question()])) as server:
         chat = await opened(browser, server.url)
         await chat.say("choose")
-        card = await asked(chat, "question")
+        card = await question_card(chat, "question")
         await expect(card.locator(".why")).to_have_text("Which one?")
         await card.locator(".options button", has_text="blue").click()
         await expect(card.locator(".why")).to_have_text("Why?", timeout=WAIT_MS)
@@ -165,7 +165,7 @@ async def test_a_person_decides_a_call_in_doubt(browser: Browser, port: int) -> 
         await chat.say("launch it")
         await asyncio.wait_for(started.wait(), WAIT_MS / 1000)
     async with served(make(hangs=False), port=port):
-        card = await asked(chat, "doubt")
+        card = await question_card(chat, "doubt")
         await expect(card).to_contain_text("died before its outcome was known")
         await card.locator("input").fill("it flies")
         await card.locator('[data-choice="happened"]').click()
@@ -212,7 +212,7 @@ async def test_a_turn_with_a_missing_tool_reports_it_and_continues_by_a_button(
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)], store=SQLiteStore(path))) as server:
         first = await opened(browser, server.url)
         await first.say("pay 3")
-        await asked(first, "approval")
+        await question_card(first, "approval")
     app = make_app([PAY, text("Without it.")], store=SQLiteStore(path))
     app.settings = StreamSettings(heartbeat_s=0.3)  # The reason for the wait comes with a heartbeat.
     async with served(app) as server:
@@ -222,7 +222,7 @@ async def test_a_turn_with_a_missing_tool_reports_it_and_continues_by_a_button(
         await expect(chat.turn.locator(".resume")).to_have_text("Continue", timeout=WAIT_MS)
         await chat.turn.locator(".resume").click()
         await expect(chat.page.locator("#notice")).to_be_hidden(timeout=WAIT_MS)
-        await (await asked(chat, "approval")).locator('[data-choice="allow"]').click()
+        await (await question_card(chat, "approval")).locator('[data-choice="allow"]').click()
         await chat.sees("Without it.")
         await chat.sees_end("completed")
         await expect(chat.turn.locator(".resume")).to_be_hidden()
@@ -274,7 +274,7 @@ async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: B
         await expect(work.locator(".words").first).to_have_text("I look.", timeout=WAIT_MS)
         await expect(work.locator(".progress").first).to_have_text("half way", timeout=WAIT_MS)
         gate.set()
-        await (await asked(chat, "approval")).locator('[data-choice="allow"]').click()
+        await (await question_card(chat, "approval")).locator('[data-choice="allow"]').click()
         await expect(work.locator(".words").last).to_have_text("It is paid.", timeout=WAIT_MS)
         await expect(chat.page.locator(".turn > .responses > .response > .parts > .words").last).to_have_text(
             "Done.", timeout=WAIT_MS
@@ -287,7 +287,7 @@ async def test_a_narrow_page_shows_a_question_without_horizontal_scrolling(brows
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await _narrow(browser, server)
         await chat.say("pay 3")
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         box = await card.bounding_box()
         assert box is not None
         assert box["x"] >= 0
@@ -309,7 +309,7 @@ async def test_a_call_can_be_allowed_only_after_its_whole_arguments_were_on_scre
     async with served(make_app([asks, text("Done.")], tools=[pay])) as server:
         chat = await opened(browser, server.url)
         await chat.say("pay 3")
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         for choice in ("allow", "edit"):
             await expect(card.locator(f'[data-choice="{choice}"]')).to_be_disabled()
         await expect(card.locator('[data-choice="deny"]')).to_be_enabled()
@@ -330,7 +330,7 @@ async def test_enter_in_the_reason_field_denies_the_call(browser: Browser) -> No
     async with served(make_app([PAY, text("Not then.")], tools=[purse(paid)])) as server:
         chat = await opened(browser, server.url)
         await chat.say("pay 3")
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         await card.locator("input").press("Enter")
         await card.locator("input").fill("too much")
         await card.locator("input").press("Enter")
@@ -340,7 +340,7 @@ async def test_enter_in_the_reason_field_denies_the_call(browser: Browser) -> No
 
 
 UNSEEN = "\U000e0041\u2028\u00ad\u202e\ufe0f\u200b\ue000"
-SHOWN = "".join(f"\u27e8U+{ord(each):04X}\u27e9" for each in UNSEEN)
+VISIBLE_FORM = "".join(f"\u27e8U+{ord(each):04X}\u27e9" for each in UNSEEN)
 
 
 @spec("SEC-70", "SEC-72", "SEC-74")
@@ -359,9 +359,9 @@ async def test_invisible_characters_are_shown_by_their_code_also_at_the_end_of_a
         chat = await opened(browser, server.url)
         await chat.page.set_viewport_size({"width": 380, "height": 800})
         await chat.say("pay")
-        card = await asked(chat, "approval")
-        await expect(card.locator("pre")).to_contain_text(f"ann{SHOWN}")
-        await expect(card.locator(".asked-name")).to_have_text(name.replace(UNSEEN, SHOWN))
+        card = await question_card(chat, "approval")
+        await expect(card.locator("pre")).to_contain_text(f"ann{VISIBLE_FORM}")
+        await expect(card.locator(".asked-name")).to_have_text(name.replace(UNSEEN, VISIBLE_FORM))
         for place in (card.locator(".asked-name"), chat.turn.locator(".call .name")):
             cut = await place.evaluate(
                 "(box) => box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflow !== 'visible'"
@@ -412,12 +412,12 @@ async def test_a_permission_request_of_a_coding_agent_is_shown_within_its_answer
     async with served(asgi(Agent(coder), store=MemoryStore())) as server:
         chat = await opened(browser, server.url)
         await chat.say("build it")
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text("git push")
         await expect(card.locator('[data-choice="edit"]')).to_have_count(0)
         await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
         await chat.page.reload()
-        card = await asked(chat, "approval")
+        card = await question_card(chat, "approval")
         await card.locator('[data-choice="allow"]').click()
         await chat.sees("Let me see. Done.")
         await expect(card).to_have_count(0)

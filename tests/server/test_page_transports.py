@@ -41,7 +41,7 @@ CONNECT_SHOWING = """async (token) => {
   const { connect } = await import("/static/client/midstream.js");
   globalThis.client = await connect({ headers: () => ({ authorization: `Bearer ${token}` }) });
 }"""
-SPEAK = """([session, words]) => {
+SEND = """([session, words]) => {
   const output = document.body.appendChild(document.createElement("output"));
   globalThis.speaking = (async () => {
     for await (const { record } of (globalThis.stream = client.send(session, words)))
@@ -81,13 +81,13 @@ async def connect_at(page: Page, url: str, *, is_fast: bool = False, **options: 
     await page.evaluate(CONNECT, [options, is_fast])
 
 
-async def says(page: Page, session: str, words: str) -> str:
-    await page.evaluate(SPEAK, [session, words])
-    heard: str = await asked(page, "speaking")
+async def send(page: Page, session: str, words: str) -> str:
+    await page.evaluate(SEND, [session, words])
+    heard: str = await value_of(page, "speaking")
     return heard
 
 
-async def asked(page: Page, expression: str) -> Any:  # noqa: ANN401 - JSON
+async def value_of(page: Page, expression: str) -> Any:  # noqa: ANN401 - JSON
     """Return the final value of an expression."""
     return await asyncio.wait_for(page.evaluate(expression), WAIT_S)
 
@@ -127,12 +127,12 @@ async def _finds_and_remembers(browser: Browser, harm: dict[str, Any], transport
         proxy = Proxy(server.url, **harm)
         async with proxy.listening():
             page = await page_at(browser, proxy.url, is_fast=True)
-            assert await says(page, "s1", "hi") == "Hello."
+            assert await send(page, "s1", "hi") == "Hello."
             kept, for_s = await remembered(page)
             assert (kept, DAY_S - 120 < for_s <= DAY_S) == (transport, True)
             proxy.asked.clear()
             await connect_at(page, proxy.url, is_fast=True)
-            assert await says(page, "s1", "once more") == "Hello."
+            assert await send(page, "s1", "once more") == "Hello."
             assert set(ways(proxy)) == {transport}
             await page.context.close()
         records = await server.http.get("/v1/sessions/s1/records")
@@ -150,7 +150,7 @@ async def test_a_transport_that_failed_by_loss_is_soon_tried_again(browser: Brow
 
         await page.context.route_web_socket("**/v1/sessions/*/stream", lose)
         await connect_at(page, server.url)
-        assert await says(page, "s1", "hi") == "Hello."
+        assert await send(page, "s1", "hi") == "Hello."
         kept, for_s = await remembered(page)
         assert (kept, 480 < for_s <= 600) == ("sse", True)
         await page.context.close()
@@ -163,10 +163,10 @@ async def test_after_an_outage_of_the_server_the_page_uses_a_websocket_again(bro
         async with proxy.listening():
             page = await page_at(browser, proxy.url, is_fast=True)
             proxy.is_away = True
-            await page.evaluate(SPEAK, ["s1", "hi"])
+            await page.evaluate(SEND, ["s1", "hi"])
             await until(lambda: len(ways(proxy)) >= 4)  # Two more than the number that excludes a transport.
             proxy.is_away = False
-            assert await asked(page, "speaking") == "Hello."
+            assert await value_of(page, "speaking") == "Hello."
             assert set(ways(proxy)) == {"websocket"}
             assert await page.evaluate(REMEMBERED) == []
             await page.context.close()
@@ -185,7 +185,7 @@ async def test_websockets_that_need_a_ticket_are_not_judged_without_one(browser:
         await page.context.route_web_socket("**/v1/sessions/*/stream?*", lose)
         await page.goto(f"{server.url}/static/client/package.json")
         await page.evaluate(CONNECT_SHOWING, TOKEN)
-        assert await says(page, "s1", "hi") == "Hello."
+        assert await send(page, "s1", "hi") == "Hello."
         kept, for_s = await remembered(page)
         assert (kept, 480 < for_s <= 600) == ("sse", True)
         await page.context.close()
@@ -202,10 +202,10 @@ async def test_without_any_websocket_the_next_transport_is_used(browser: Browser
                 "WebSocket = class { constructor() { throw new DOMException('', 'SecurityError'); } }"
             )
             await connect_at(page, proxy.url)
-            assert await says(page, "s1", "hi") == "Hello."
+            assert await send(page, "s1", "hi") == "Hello."
             assert (await remembered(page))[0] == "sse"
             await connect_at(page, proxy.url, transport="websocket")
-            assert await asked(page, "client.send('s1', 'hi').ended.then(({ code }) => code)") == "usage"
+            assert await value_of(page, "client.send('s1', 'hi').ended.then(({ code }) => code)") == "usage"
             await page.context.close()
 
 
@@ -219,7 +219,7 @@ async def test_network_cuts_cost_no_word_over_any_transport(browser: Browser, tr
         page.on("websocket", lambda socket: seen.append(socket.url))
         page.on("console", lambda message: seen.append(message.text))
         output = page.locator("output")
-        await page.evaluate(SPEAK, ["s1", "go on"])
+        await page.evaluate(SEND, ["s1", "go on"])
         await expect(output).to_have_text("".join(WORDS[:HALF]), timeout=WAIT_MS, use_inner_text=False)
         stream, secret = await page.evaluate(KEPT)
         assert (len(secret["secret"]), stream["key"], "secret" in stream) == (43, secret["key"], False)
@@ -227,7 +227,7 @@ async def test_network_cuts_cost_no_word_over_any_transport(browser: Browser, tr
         await until(lambda: ways(proxy).count(transport) >= 2)
         proxy.cut()
         gate.set()
-        assert await asked(page, "speaking") == WHOLE
+        assert await value_of(page, "speaking") == WHOLE
         assert set(ways(proxy)) == {transport}
         assert words_of(await records_of(server, "s1")) == WHOLE
         assert await page.evaluate(KEPT) == [None, None]
@@ -239,7 +239,7 @@ async def test_network_cuts_cost_no_word_over_any_transport(browser: Browser, tr
 async def test_a_refusal_over_plain_http_has_the_servers_own_code(browser: Browser) -> None:
     async with served(make_app()) as server:
         page = await page_at(browser, server.url, transport="sse")
-        code = await asked(page, "async () => (await client.follow('nobody', '1-1').ended).code")
+        code = await value_of(page, "async () => (await client.follow('nobody', '1-1').ended).code")
         assert code == "session_not_found"
         await page.context.close()
 
@@ -273,8 +273,8 @@ async def test_more_streams_than_browser_connections_all_receive_and_send(browse
         for tab in tabs:
             await tab.wait_for_function("(half) => heard.every((each) => each === half)", arg=half)
         await tabs[1].evaluate("void streams[3].abort()")  # It is sent while all others wait for changes.
-        await asked(tabs[1], "streams[3].ended")
+        await value_of(tabs[1], "streams[3].ended")
         gate.set()
-        assert await asked(tabs[0], "speaking") == [WHOLE] * 4
-        assert await asked(tabs[1], "speaking") == [WHOLE] * 3 + [f"{half}!"]
+        assert await value_of(tabs[0], "speaking") == [WHOLE] * 4
+        assert await value_of(tabs[1], "speaking") == [WHOLE] * 3 + [f"{half}!"]
         await context.close()

@@ -87,7 +87,7 @@ OLD = (
 
 
 @contextlib.asynccontextmanager
-async def asked_by_old_http(
+async def http_1_0_response(
     url: str, what: str, connection: str = "close"
 ) -> AsyncIterator[asyncio.StreamReader]:
     """Begin a turn and read it in HTTP/1.0, where the end of a body is the end of the connection."""
@@ -107,7 +107,7 @@ async def asked_by_old_http(
 
 @spec("STREAM-27")
 async def test_a_cut_body_without_length_resets_its_connection() -> None:
-    async with served(make_app([[Stall()]])) as server, asked_by_old_http(server.url, "events") as reader:
+    async with served(make_app([[Stall()]])) as server, http_1_0_response(server.url, "events") as reader:
         server.stop.set()
         with pytest.raises(ConnectionResetError):
             await reader.read()
@@ -117,7 +117,7 @@ async def test_a_cut_body_without_length_resets_its_connection() -> None:
 async def test_a_complete_body_without_length_ends_its_connection_cleanly() -> None:
     async with served(make_app([text("hello")])) as server:
         for what in ("events", "records", "poll?n=0"):
-            async with asked_by_old_http(server.url, what) as reader:
+            async with http_1_0_response(server.url, what) as reader:
                 assert await reader.read()
 
 
@@ -126,7 +126,7 @@ async def test_a_body_of_unknown_length_has_no_chunks_where_the_client_does_not_
     connection: str,
 ) -> None:
     async with served(make_app([text("hello")])) as server:
-        async with asked_by_old_http(server.url, "events", connection) as reader:
+        async with http_1_0_response(server.url, "events", connection) as reader:
             events = (await reader.read()).decode()
         assert events.startswith("retry: 1000\n\nid: ")
         assert {line.partition(":")[0] for line in events.splitlines()} == {
@@ -137,7 +137,7 @@ async def test_a_body_of_unknown_length_has_no_chunks_where_the_client_does_not_
             "",
         }
         exported = (await server.http.get("/v1/sessions/s1/records")).content
-        async with asked_by_old_http(server.url, "records", connection) as reader:
+        async with http_1_0_response(server.url, "records", connection) as reader:
             assert await reader.read() == exported
 
 
@@ -165,7 +165,7 @@ async def test_a_server_without_compiled_parts_resets_cut_bodies_too(
     assert process.stdout is not None
     try:
         url = (await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode().strip()
-        async with asked_by_old_http(url, "events") as reader:
+        async with http_1_0_response(url, "events") as reader:
             process.send_signal(number)
             with pytest.raises(ConnectionResetError):
                 await reader.read()

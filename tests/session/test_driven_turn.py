@@ -67,7 +67,7 @@ class Story:
         self.state = Session()
         self.epoch = 1
 
-    def told(self, command: DrivenCommand) -> tuple[Record, ...]:
+    def decide(self, command: DrivenCommand) -> tuple[Record, ...]:
         decided = decide(self.state, command, epoch=self.epoch, at=AT)
         self.fold(*decided)
         return decided
@@ -82,14 +82,14 @@ class Story:
 
 
 def story(*commands: DrivenCommand) -> Story:
-    told = Story()
+    driven = Story()
     for command in (Begin(GO, "loop"), *commands):
-        told.told(command)
-    return told
+        driven.decide(command)
+    return driven
 
 
 def test_a_turn_begins_with_its_driver_and_a_first_attempt() -> None:
-    assert Story().told(Begin(GO, "loop")) == (
+    assert Story().decide(Begin(GO, "loop")) == (
         MessageAccepted(1, GO, AT, driver="loop"),
         AttemptStarted(1, 1, 1, AT),
     )
@@ -97,75 +97,75 @@ def test_a_turn_begins_with_its_driver_and_a_first_attempt() -> None:
 
 @spec("DRIVEN-3")
 def test_a_key_is_a_stream_of_one_command() -> None:
-    told = Story()
-    assert told.told(Begin(GO, "loop", "k", "d")) == (
+    driven = Story()
+    assert driven.decide(Begin(GO, "loop", "k", "d")) == (
         StreamOpened("k", "driver"),
         CommandAccepted("k", 0, "d"),
         MessageAccepted(1, GO, AT, stream="k", driver="loop"),
         AttemptStarted(1, 1, 1, AT),
     )
-    assert told.told(Begin(GO, "loop", "k", "d")) == ()
+    assert driven.decide(Begin(GO, "loop", "k", "d")) == ()
     with pytest.raises(Refused) as refused:
-        told.told(Begin(GO, "loop", "k", "another"))
+        driven.decide(Begin(GO, "loop", "k", "another"))
     assert isinstance(refused.value.error, SeqnoReusedError)
 
 
 def test_a_turn_within_a_turn_is_refused() -> None:
     with pytest.raises(Refused) as refused:
-        story().told(Begin(GO, "loop"))
+        story().decide(Begin(GO, "loop"))
     assert isinstance(refused.value.error, SessionBusyError)
 
 
 def test_an_announced_attempt_is_used_and_a_cut_or_failed_one_is_followed_by_the_next() -> None:
-    told = story()
-    assert told.told(RequestModelResponse(1, NOTHING)) == ()
+    driven = story()
+    assert driven.decide(RequestModelResponse(1, NOTHING)) == ()
     words = Delta(1, 1, 1, 0, "text", "o")
-    assert told.told(AddOutput((words,))) == (words,)
-    assert told.told(AttemptLost("model_failed", "HTTP")) == (
+    assert driven.decide(AddOutput((words,))) == (words,)
+    assert driven.decide(AttemptLost("model_failed", "HTTP")) == (
         AttemptFailed(1, 1, 1, "model_failed", "HTTP", AT),
     )
-    assert told.told(RequestModelResponse(1, NOTHING)) == (AttemptStarted(1, 1, 2, AT),)
-    told.dies()
-    assert told.told(RequestModelResponse(1, NOTHING)) == (AttemptStarted(1, 1, 3, AT),)
+    assert driven.decide(RequestModelResponse(1, NOTHING)) == (AttemptStarted(1, 1, 2, AT),)
+    driven.dies()
+    assert driven.decide(RequestModelResponse(1, NOTHING)) == (AttemptStarted(1, 1, 3, AT),)
 
 
 @spec("DRIVEN-4")
 def test_a_response_without_calls_enters_history_and_leaves_the_turn_open() -> None:
-    told = story(RequestModelResponse(1, NOTHING))
-    assert told.told(Responded(DONE, native="{}")) == (
+    driven = story(RequestModelResponse(1, NOTHING))
+    assert driven.decide(Responded(DONE, native="{}")) == (
         ResponseCompleted(1, 1, 1, DONE, AT, native="{}"),
         StepCommitted(1, 1),
     )
-    assert told.state.is_live
-    assert told.told(RequestModelResponse(2, NOTHING)) == (AttemptStarted(1, 2, 1, AT),)
-    assert told.told(EndTurn(TurnStatus.COMPLETED, NOTHING)) == (TurnEnded(1, TurnStatus.COMPLETED, AT),)
-    assert (told.state.is_live, told.state.driver) == (False, "")
-    assert told.told(EndTurn(TurnStatus.COMPLETED, NOTHING)) == ()
+    assert driven.state.is_live
+    assert driven.decide(RequestModelResponse(2, NOTHING)) == (AttemptStarted(1, 2, 1, AT),)
+    assert driven.decide(EndTurn(TurnStatus.COMPLETED, NOTHING)) == (TurnEnded(1, TurnStatus.COMPLETED, AT),)
+    assert (driven.state.is_live, driven.state.driver) == (False, "")
+    assert driven.decide(EndTurn(TurnStatus.COMPLETED, NOTHING)) == ()
 
 
 @spec("DRIVEN-5")
 def test_calls_start_on_request_of_the_loop_and_the_last_outcome_commits_the_step() -> None:
-    told = story(RequestModelResponse(1, NOTHING))
-    assert told.told(Responded(ASKS)) == (ResponseCompleted(1, 1, 1, ASKS, AT),)
-    assert told.told(BeginCall("b")) == (CallStarted(1, 1, "b", 1, AT),)
+    driven = story(RequestModelResponse(1, NOTHING))
+    assert driven.decide(Responded(ASKS)) == (ResponseCompleted(1, 1, 1, ASKS, AT),)
+    assert driven.decide(BeginCall("b")) == (CallStarted(1, 1, "b", 1, AT),)
     ended = ToolResult("b", "2")
-    assert told.told(Ended(ended, "n")) == (CallEnded(1, 1, ended, AT, "n"),)
-    assert told.told(Ended(ToolResult("b", "other"))) == ()
-    told.told(BeginCall("a"))
-    assert told.told(Ended(ToolResult("a", "1"))) == (
+    assert driven.decide(Ended(ended, "n")) == (CallEnded(1, 1, ended, AT, "n"),)
+    assert driven.decide(Ended(ToolResult("b", "other"))) == ()
+    driven.decide(BeginCall("a"))
+    assert driven.decide(Ended(ToolResult("a", "1"))) == (
         CallEnded(1, 1, ToolResult("a", "1"), AT),
         StepCommitted(1, 1),
         AttemptStarted(1, 2, 1, AT),
     )
-    assert told.state.history.entries[-1] == Step(ASKS, (ToolResult("a", "1"), ended))
+    assert driven.state.history.entries[-1] == Step(ASKS, (ToolResult("a", "1"), ended))
 
 
 @spec("DRIVEN-5")
 def test_results_that_the_loop_created_are_in_the_step() -> None:
-    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
+    driven = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
     answer = ToolResult("a", "no such tool", Outcome.ERROR)
     never = ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED)
-    assert told.told(RequestModelResponse(2, {"a": answer})) == (
+    assert driven.decide(RequestModelResponse(2, {"a": answer})) == (
         CallEnded(1, 1, answer, AT),
         CallEnded(1, 1, never, AT),
         StepCommitted(1, 1),
@@ -189,26 +189,26 @@ def test_a_call_in_doubt_is_decided_when_the_loop_begins_it(
     is_run_again: bool,  # noqa: FBT001 - pytest's parameter
 ) -> None:
     plans = (CallPlan("a", "d", on_doubt=policy), CallPlan("b", "d"))
-    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS, plans))
+    driven = story(RequestModelResponse(1, NOTHING), Responded(ASKS, plans))
     for run in range(1, runs + 1):
-        told.fold(CallStarted(1, 1, "a", run, AT))
+        driven.fold(CallStarted(1, 1, "a", run, AT))
     with pytest.raises(Refused) as refused:
-        told.told(BeginCall("a"))  # It runs.
+        driven.decide(BeginCall("a"))  # It runs.
     assert isinstance(refused.value.error, SessionBusyError)
-    told.dies()
+    driven.dies()
     unknown = ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)
     expected = CallStarted(1, 1, "a", runs + 1, AT) if is_run_again else CallEnded(1, 1, unknown, AT)
-    assert told.told(BeginCall("a")) == (expected,)
+    assert driven.decide(BeginCall("a")) == (expected,)
 
 
 def test_a_call_stopped_for_a_person_starts_again_and_an_approved_one_is_in_doubt() -> None:
-    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
-    told.dies()
+    driven = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
+    driven.dies()
     allowed = CallStarted(1, 1, "a", 2, AT, arguments="{}")
-    assert told.told(BeginCall("a", is_approved=True, is_suspended=True)) == (allowed,)
-    told.dies()
+    assert driven.decide(BeginCall("a", is_approved=True, is_suspended=True)) == (allowed,)
+    driven.dies()
     unknown = ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)
-    assert told.told(BeginCall("a", is_approved=True)) == (CallEnded(1, 1, unknown, AT),)
+    assert driven.decide(BeginCall("a", is_approved=True)) == (CallEnded(1, 1, unknown, AT),)
 
 
 @pytest.mark.parametrize(
@@ -217,22 +217,22 @@ def test_a_call_stopped_for_a_person_starts_again_and_an_approved_one_is_in_doub
     ids=repr,
 )
 def test_a_command_out_of_order_is_refused(command: DrivenCommand) -> None:
-    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
+    driven = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
     with pytest.raises(Refused) as refused:
-        told.told(command)
+        driven.decide(command)
     assert isinstance(refused.value.error, UsageError)
 
 
 def test_closing_in_the_middle_keeps_texts_and_results() -> None:
-    told = story(RequestModelResponse(1, NOTHING), AddOutput((Delta(1, 1, 1, 0, "text", "half"),)))
+    driven = story(RequestModelResponse(1, NOTHING), AddOutput((Delta(1, 1, 1, 0, "text", "half"),)))
     kept = Response((Text("half"),), Finish.INTERRUPTED)
-    assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
+    assert driven.decide(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
         ResponseCompleted(1, 1, 1, kept, AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
-    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
-    assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
+    driven = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
+    assert driven.decide(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
         CallEnded(1, 1, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN), AT),
         CallEnded(1, 1, ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
         StepCommitted(1, 1),
@@ -242,11 +242,11 @@ def test_closing_in_the_middle_keeps_texts_and_results() -> None:
 
 @spec("DRIVEN-2")
 def test_a_driven_turn_has_no_pending_work_for_the_host_and_a_cancel_ends_it_at_once() -> None:
-    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
-    assert sessions.pending_work(told.state) == ()
-    told.dies()
-    assert sessions.decide(told.state, Recover(), epoch=2, at=AT) == ()
-    decided = sessions.decide(told.state, Cancel(), epoch=2, at=AT)
+    driven = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
+    assert sessions.pending_work(driven.state) == ()
+    driven.dies()
+    assert sessions.decide(driven.state, Recover(), epoch=2, at=AT) == ()
+    decided = sessions.decide(driven.state, Cancel(), epoch=2, at=AT)
     assert [type(record) for record in decided] == [
         CancelRequested,
         CallEnded,
@@ -254,5 +254,5 @@ def test_a_driven_turn_has_no_pending_work_for_the_host_and_a_cancel_ends_it_at_
         StepCommitted,
         TurnEnded,
     ]
-    told.fold(*decided)
-    assert not told.state.is_live
+    driven.fold(*decided)
+    assert not driven.state.is_live

@@ -146,9 +146,9 @@ class Person:
     def __init__(self, lab: Lab, name: str) -> None:
         self._lab = lab
         self._chance = lab.chance(name)
-        lab.on_append.append(self._hear)
+        lab.on_append.append(self._on_record)
 
-    def _hear(self, session: str, body: bytes) -> None:
+    def _on_record(self, session: str, body: bytes) -> None:
         if not body.startswith(b'{"type":"question_asked"') or self._lab.is_over:
             return
         asked = decode(body)
@@ -203,9 +203,9 @@ class Meddler:
         self._session = session
         self._acts = acts
         self._chance = lab.chance(f"meddler {session}")
-        lab.on_append.append(self._hear)
+        lab.on_append.append(self._on_record)
 
-    def _hear(self, session: str, body: bytes) -> None:
+    def _on_record(self, session: str, body: bytes) -> None:
         """Resume a failed turn, withdraw a queued message: sometimes, and a little later."""
         if session != self._session or self._lab.is_over:
             return

@@ -212,7 +212,7 @@ class Node:
             self.silences.observe(beats, now=self.fleet.clock.now)
             self._watch_next()
             for late in sorted(self.silences.late & self.fleet.without_lock):
-                self.later(GRACE_S, partial(self.bury, late))
+                self.later(GRACE_S, partial(self.declare_dead, late))
             fresh = [name for name in orphans if name not in self._told]
             self._told = set(orphans)
             if self.is_serving:
@@ -228,9 +228,9 @@ class Node:
     def _watch_next(self) -> None:
         self.watched = next_node(self.name, self.silences.known)
         if self.watched is not None and self.watched in self.fleet.without_lock:
-            self.later(GRACE_S, partial(self.bury, self.watched))
+            self.later(GRACE_S, partial(self.declare_dead, self.watched))
 
-    def bury(self, name: str) -> None:
+    def declare_dead(self, name: str) -> None:
         """Declare a node with a free lock dead, unless all have just lost theirs."""
         store, fleet = self.fleet.store, self.fleet
 
@@ -527,7 +527,7 @@ class Node:
             store.reports.pop(self.name, None)
 
         def then(_: object) -> None:
-            self.fleet.bury(self)
+            self.fleet.mark_dead(self)
             self.fleet.notify()
 
         store.ask(self, "release", leave, then)
@@ -581,11 +581,11 @@ class Fleet:
         """Kill a node: its lock is free, and the node that waits for that checks it."""
         for name in self.store.open_turns(node.name):
             self.judge.lost_at.setdefault(name, (self.clock.now, "crash"))
-        self.bury(node)
+        self.mark_dead(node)
         self.lose_lock(node)
         self.drop_clients(node)
 
-    def bury(self, node: Node) -> None:
+    def mark_dead(self, node: Node) -> None:
         node.is_dead = True
         self.greedy_passed -= sum(node.rate.own_counts().values())
         self.nodes.pop(node.name, None)
@@ -595,7 +595,7 @@ class Fleet:
         self.without_lock.add(node.name)
         for other in self.nodes.values():
             if other.watched == node.name:
-                other.later(LATENCY_S + GRACE_S, partial(other.bury, node.name))
+                other.later(LATENCY_S + GRACE_S, partial(other.declare_dead, node.name))
 
     def terminate(self, node: Node) -> None:
         """Drop the connection that holds a node's lock: it rejoins as soon as it can."""
@@ -617,7 +617,7 @@ class Fleet:
 
         self.clock.later(down_s, come_back)
 
-    def knock(self, node: Node) -> None:
+    def send_greedy_request(self, node: Node) -> None:
         """Let the greedy caller send a request."""
         try:
             node.rate.count(GREEDY)

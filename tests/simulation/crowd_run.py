@@ -125,7 +125,7 @@ class Crowd:
         self._at: defaultdict[str, set[str]] = defaultdict(set)
         """The sessions of the waiting clients of each node."""
         self._streams = 0
-        fleet.on_end = self._hear_end
+        fleet.on_end = self._receive_end
         fleet.on_drop = self._drop
 
     def start(self) -> None:
@@ -148,7 +148,7 @@ class Crowd:
 
     def _be_greedy(self) -> None:
         if self.is_speaking and (node := self._pick()) is not None:
-            self._fleet.knock(node)
+            self._fleet.send_greedy_request(node)
         self._clock.later(1 / GREEDY_PER_S, self._be_greedy)
 
     def _pick(self) -> Node | None:
@@ -210,7 +210,7 @@ class Crowd:
         if client.is_over:
             self._finish(client)
 
-    def _hear_end(self, session: str) -> None:
+    def _receive_end(self, session: str) -> None:
         client = self.waiting.get(session)
         if client is None:
             self._fleet.judge.blame(f"{session}: a turn ended that was not asked for, or twice")
@@ -226,7 +226,7 @@ class Crowd:
             if client.node is not None:
                 self._at[client.node.name].discard(client.session)
 
-    def hear_silence(self, node: Node) -> None:
+    def notice_silence(self, node: Node) -> None:
         """Let the clients of a frozen node leave it when its heartbeats have been missing for long enough."""
 
         def leave() -> None:
@@ -351,7 +351,7 @@ class Nemesis:
 
     def _freeze(self, node: Node) -> None:
         node.is_frozen = True
-        self._crowd.hear_silence(node)
+        self._crowd.notice_silence(node)
         self._fleet.clock.later(self._silence(node), partial(self._thaw, node))
 
     def _cut(self, node: Node) -> None:

@@ -203,7 +203,7 @@ class SimulatedLoop:
         self._ready.extend(process.set_aside)
         process.set_aside.clear()
 
-    def bury(self, process: Process) -> None:
+    def close_remains(self, process: Process) -> None:
         """Close the remains of a dead process, after the run; the loop no longer runs, so nothing follows."""
         for task in process.tasks:
             work = task.get_coro()

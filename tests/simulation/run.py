@@ -189,7 +189,7 @@ def run(seed: int) -> Outcome:
         lab.problems += [f"nobody took an error: {each}" for each in loop.complaints]
         problems, trace = [*lab.problems], [*lab.trace]
         for server in lab.servers:
-            loop.bury(server.process)
+            loop.close_remains(server.process)
         if was_collecting:
             gc.enable()
     records = sum(len(found.records) for found in lab.memory.sessions.values())
@@ -256,9 +256,9 @@ class Nemesis:
         self._plan = plan
         self._chance = lab.chance("nemesis")
         self._is_over = False
-        lab.outside.on_begin = self._hear_tool
+        lab.outside.on_begin = self._on_tool_begun
 
-    def _hear_tool(self) -> None:
+    def _on_tool_begun(self) -> None:
         """Kill a process in the middle of its tool, now and then: calls in doubt are the hardest case."""
         process = current_process()
         if self._plan.kills and not self._is_over and process is not None and self._chance.random() < 0.1:

@@ -108,7 +108,7 @@ def test_a_killed_process_takes_no_further_step_and_a_frozen_one_goes_on_later()
         await pass_time(10.0)
 
     loop.run_until_complete(live())
-    loop.bury(killed)
+    loop.close_remains(killed)
     assert steps[4:] == ["frozen 2"]
 
 

@@ -67,7 +67,7 @@ class Memory:
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         self.tools.append((name, arguments, content))
 
-    def begun(self, *texts: str) -> str:
+    def begin_talk(self, *texts: str) -> str:
         self.made += 1
         self.talks[f"talk-{self.made}"] = [*texts]
         return f"talk-{self.made}"
@@ -89,11 +89,11 @@ class Remembering:
 
     async def open(self, setup: Setup, *, resume: str = "") -> Agent:
         if resume and self.memory.takes("wrong"):
-            return self._agent(self.memory.begun(), source=self.memory.begun())
-        return self._agent(resume or self.memory.begun(), source=resume)
+            return self._agent(self.memory.begin_talk(), source=self.memory.begin_talk())
+        return self._agent(resume or self.memory.begin_talk(), source=resume)
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> Agent:
-        return self._agent(self.memory.begun(*self.memory.talks[agent][: int(mark)]), source=agent)
+        return self._agent(self.memory.begin_talk(*self.memory.talks[agent][: int(mark)]), source=agent)
 
     async def verify(self) -> bool:
         return not self.memory.is_refusing

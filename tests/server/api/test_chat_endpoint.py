@@ -47,7 +47,7 @@ def chunks(answer: httpx2.Response) -> list[Json]:
     return [json.loads(each) for each in data]
 
 
-def words(answer: httpx2.Response) -> str:
+def text_of(answer: httpx2.Response) -> str:
     return "".join(chunk["delta"] for chunk in chunks(answer) if chunk["type"] == "text-delta")
 
 
@@ -68,7 +68,7 @@ async def test_a_repeated_request_joins_its_turn() -> None:
     app = make_app([text("Hello you")])
     async with called(app) as client:
         first, again = await post(client, user("hi")), await post(client, user("hi"))
-        assert words(first) == words(again) == "Hello you"
+        assert text_of(first) == text_of(again) == "Hello you"
         assert first.headers["x-workflow-run-id"] == again.headers["x-workflow-run-id"] == "c~1.0"
         assert len(model_of(app).requests) == 1
 
@@ -80,7 +80,7 @@ async def test_a_request_repeated_during_its_turn_joins_it_and_both_receive_the_
         both = [asyncio.ensure_future(post(client, user("hi"))) for _ in range(2)]
         await until(lambda: app.open_streams == 2)
         gate.set()
-        assert [words(each) for each in await asyncio.gather(*both)] == ["Hello you", "Hello you"]
+        assert [text_of(each) for each in await asyncio.gather(*both)] == ["Hello you", "Hello you"]
         assert len(model_of(app).requests) == 1
 
 
@@ -96,25 +96,25 @@ async def test_a_regeneration_runs_once_per_request_and_again_after_the_repetiti
                 runs.append(answer.headers["x-workflow-run-id"])
             world.ahead_s += REPEATED_S + 1
         assert runs == ["c~2.0", "c~2.0", "c~3.0", "c~3.0"]
-        assert words(answer) == "['hi'] 0"  # The model does not receive the answer that is replaced.
+        assert text_of(answer) == "['hi'] 0"  # The model does not receive the answer that is replaced.
 
 
 async def test_the_history_of_the_client_replaces_that_of_the_session() -> None:
     async with called(make_app(count)) as client:
-        first = words(await post(client, user("one")))
+        first = text_of(await post(client, user("one")))
         kept = [user("one"), assistant(first)]
-        assert words(await post(client, *kept, user("two", "m2"))) == "['one', 'two'] 1"
+        assert text_of(await post(client, *kept, user("two", "m2"))) == "['one', 'two'] 1"
         assert (
-            words(await post(client, user("uno"), assistant("si"), user("two", "m3"))) == "['uno', 'two'] 1"
+            text_of(await post(client, user("uno"), assistant("si"), user("two", "m3"))) == "['uno', 'two'] 1"
         )
-        assert words(await post(client, user("three", "m4"))) == "['three'] 0"
+        assert text_of(await post(client, user("three", "m4"))) == "['three'] 0"
         shown = (await client.get("/v1/chat/c/messages")).json()["messages"]
         assert [message["id"] for message in shown] == ["c~u0", "c~4"]
 
 
 async def test_a_chat_can_move_to_a_server_without_its_history() -> None:
     async with called(make_app(count)) as client:
-        assert words(await post(client, user("one"), assistant("1"), user("two"))) == "['one', 'two'] 1"
+        assert text_of(await post(client, user("one"), assistant("1"), user("two"))) == "['one', 'two'] 1"
 
 
 async def test_the_next_message_stops_the_running_turn() -> None:
@@ -125,7 +125,7 @@ async def test_the_next_message_stops_the_running_turn() -> None:
         first = asyncio.ensure_future(post(client, user("hi")))
         await until(lambda: app.open_streams == 1)
         second = await post(client, user("hi"), user("more", "m2"))
-        assert words(second) == "yes"
+        assert text_of(second) == "yes"
         assert [chunk["type"] for chunk in chunks(await first)][-2:] == ["abort", "finish"]
 
 
@@ -137,11 +137,11 @@ async def test_a_text_message_answers_a_question_of_the_agent() -> None:
         part = {"type": "tool-ask_user", "toolCallId": "c1", "state": "output-available", "output": "blue"}
         again = await post(client, user("hi"), assistant("", part))
         assert again.headers["x-workflow-run-id"] == "c~1.1"
-        assert words(again) == "thanks"
-        assert words(await post(client, user("hi"), assistant("", part))) == "thanks", "a repetition"
+        assert text_of(again) == "thanks"
+        assert text_of(await post(client, user("hi"), assistant("", part))) == "thanks", "a repetition"
         whole = await client.get("/v1/chat/c/stream")
         assert [chunk["type"] for chunk in chunks(whole)].count("start") == 1
-        assert words(whole) == "thanks"
+        assert text_of(whole) == "thanks"
 
 
 async def test_a_chat_cannot_answer_a_tool_call_of_another_client() -> None:
@@ -162,12 +162,12 @@ async def test_a_chat_cannot_answer_a_tool_call_of_another_client() -> None:
 async def test_a_chat_belongs_to_the_principal_that_started_it() -> None:
     async with called(guarded_app()) as client:
         assert (await post(client, user("hi"))).status_code == 401
-        assert words(await post(client, user("hi"), headers=ADA)) == "Hello."
+        assert text_of(await post(client, user("hi"), headers=ADA)) == "Hello."
         assert (await post(client, user("hi"), headers=BOB)).status_code == 404
         for path in ("c/stream", "c~1.0/stream", "unknown/stream"):
             assert (await client.get(f"/v1/chat/{path}", headers=BOB)).status_code == 204
         assert (await client.get("/v1/chat/c/messages", headers=BOB)).json()["messages"] == []
-        assert words(await client.get("/v1/chat/c~1.0/stream", headers=ADA)) == "Hello."
+        assert text_of(await client.get("/v1/chat/c~1.0/stream", headers=ADA)) == "Hello."
         assert (await client.get("/v1/chat/c/stream")).status_code == 401
 
 

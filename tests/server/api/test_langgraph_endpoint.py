@@ -8,7 +8,7 @@ import pytest
 from httpx import HTTPStatusError
 
 from midstream.server.api.langgraph_endpoint import assistant_id_of, timestamp
-from tests.server.api.test_langgraph_runs_endpoint import graph, said
+from tests.server.api.test_langgraph_runs_endpoint import graph, user_input
 
 Json = dict[str, Any]
 
@@ -47,14 +47,14 @@ async def test_a_thread_exists_before_its_first_message() -> None:
 async def test_a_thread_with_messages_has_one_state_and_can_be_found_by_its_metadata() -> None:
     async with graph() as client:
         thread = (await client.threads.create(metadata={"user": "ada"}))["thread_id"]
-        done: Any = await client.runs.wait(thread, "agent", input=said("hi"))
+        done: Any = await client.runs.wait(thread, "agent", input=user_input("hi"))
         shown: Any = await client.threads.get(thread)
         assert (shown["status"], shown["values"]) == ("idle", done)
         (state,) = await client.threads.get_history(thread, limit=3)
         assert state == await client.threads.get_state(thread)
         assert (state["values"], state["next"], state["interrupts"]) == (done, [], [])
         await client.threads.update(thread, metadata={"title": "greeting"})
-        await client.runs.wait("other", "agent", input=said("hi"), if_not_exists="create")
+        await client.runs.wait("other", "agent", input=user_input("hi"), if_not_exists="create")
         for wanted in ({"user": "ada"}, {"title": "greeting", "graph_id": "agent"}):
             assert [each["thread_id"] for each in await client.threads.search(metadata=wanted)] == [thread]
         assert [each["thread_id"] for each in await client.threads.search(limit=1, offset=1)] == [thread]
@@ -68,7 +68,7 @@ async def test_a_deleted_thread_and_its_session_are_gone() -> None:
     async with graph() as client:
         for name in ("empty", "spoken"):
             await client.threads.create(thread_id=name, metadata={"a": 1})
-        await client.runs.wait("spoken", "agent", input=said("hi"))
+        await client.runs.wait("spoken", "agent", input=user_input("hi"))
         for name in ("empty", "spoken"):
             await client.threads.delete(name)
             with pytest.raises(HTTPStatusError, match=r"no (thread|session)"):
@@ -83,7 +83,7 @@ async def test_an_unsupported_operation_on_a_thread_is_refused() -> None:
             await client.threads.create(supersteps=[{"updates": []}])
         for name in ("nobody", "00000000-0000-4000-8000-000000000000"):
             with pytest.raises(HTTPStatusError) as refused:
-                await client.runs.wait(name, "agent", input=said("hi"))
+                await client.runs.wait(name, "agent", input=user_input("hi"))
             assert refused.value.response.status_code == 404
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from midstream.dialects.langgraph_protocol import CHANNELS
 from midstream.server.app import App
-from tests.server.api.test_langgraph_runs_endpoint import answer, burn, graph, said
+from tests.server.api.test_langgraph_runs_endpoint import answer, burn, graph, user_input
 from tests.server.people import ADA, guarded_app
 from tests.server.serving import WAIT_S, make_app, served
 
@@ -53,7 +53,7 @@ async def _events(got: httpx2.Response) -> AsyncIterator[Json]:
 async def test_a_command_answers_an_interrupt_and_the_thread_continues() -> None:
     async with served(app()) as server, asyncio.timeout(WAIT_S):
         http = server.http
-        begun = await command(http, "run.start", assistant_id="agent", input=said("burn", id="m1"))
+        begun = await command(http, "run.start", assistant_id="agent", input=user_input("burn", id="m1"))
         assert (begun["type"], begun["meta"]) == ("success", {"applied_through_seq": 0})
         paused = await events(http, "interrupted")
         asked = next(each["params"]["data"] for each in paused if each["method"] == "input.requested")
@@ -70,7 +70,7 @@ async def test_a_command_answers_an_interrupt_and_the_thread_continues() -> None
         assert repeated["type"] == "success", "a repetition of an answer whose reply was lost"
         late = await command(http, "input.respond", **{**entry, "response": False})
         assert (late["type"], late["error"]) == ("error", "no_such_interrupt")
-        again = await command(http, "run.start", assistant_id="agent", input=said("hi"))
+        again = await command(http, "run.start", assistant_id="agent", input=user_input("hi"))
         assert again["meta"]["applied_through_seq"] == rest[-1]["seq"]
 
 
@@ -79,7 +79,7 @@ async def test_a_thread_without_messages_can_be_followed_before_its_first_run() 
         http = server.http
         await http.post("/v1/langgraph/threads", json={"thread_id": "t"})
         following = asyncio.create_task(events(http, "completed", channels=["lifecycle"]))
-        await command(http, "run.start", assistant_id="agent", input=said("hi"))
+        await command(http, "run.start", assistant_id="agent", input=user_input("hi"))
         assert [each["params"]["data"]["event"] for each in await following] == ["running", "completed"]
 
 
@@ -116,7 +116,11 @@ async def test_unsupported_streams_are_refused(body: Json, status: int) -> None:
 
 async def test_a_thread_of_another_principal_cannot_be_followed() -> None:
     async with served(guarded_app(answer)) as server, asyncio.timeout(WAIT_S):
-        start = {"id": 1, "method": "run.start", "params": {"assistant_id": "agent", "input": said("hi")}}
+        start = {
+            "id": 1,
+            "method": "run.start",
+            "params": {"assistant_id": "agent", "input": user_input("hi")},
+        }
         begun = await server.http.post(f"{BASE}/commands", json=start, headers=ADA)
         assert begun.json()["type"] == "success"
         bob = {"authorization": "Bearer the-token-of-bob"}
@@ -128,7 +132,7 @@ async def test_a_thread_of_another_principal_cannot_be_followed() -> None:
 async def test_the_sdk_stream_yields_messages_tools_and_the_output() -> None:
     async with graph() as client:
         async with client.threads.stream(assistant_id="agent") as thread:
-            await thread.run.start(input=said("burn"))
+            await thread.run.start(input=user_input("burn"))
             async for _ in thread.subscribe(["input"]):
                 break
             interrupts = list(thread.interrupts)
@@ -139,6 +143,6 @@ async def test_the_sdk_stream_yields_messages_tools_and_the_output() -> None:
             output: Any = await thread.output
             assert output["messages"][-1]["content"] == "Done."
         async with client.threads.stream(thread.thread_id, assistant_id="agent") as thread:
-            await thread.run.start(input=said("hi"))
+            await thread.run.start(input=user_input("hi"))
             messages = [each async for each in thread.messages]
             assert [str(await each.text) for each in messages] == ["You said hi."]

@@ -61,7 +61,7 @@ def slow(gate: asyncio.Event) -> App:
     return make_app(answered)
 
 
-def said(words: str, **more: object) -> Json:
+def user_input(words: str, **more: object) -> Json:
     return {"messages": [{"role": "user", "content": words, **more}]}
 
 
@@ -73,7 +73,7 @@ async def graph(app: App | None = None, headers: Json | None = None) -> AsyncIte
             yield client
 
 
-async def last_words(client: LangGraphClient, thread: str) -> str:
+async def last_text(client: LangGraphClient, thread: str) -> str:
     state: Any = await client.threads.get_state(thread)
     return str(state["values"]["messages"][-1]["content"])
 
@@ -87,7 +87,7 @@ async def test_a_run_streams_its_modes_and_can_be_joined_after_any_event() -> No
             async for part in client.runs.stream(
                 thread,
                 "agent",
-                input=said("hi"),
+                input=user_input("hi"),
                 stream_mode=["values", "updates", "messages-tuple"],
                 on_run_created=lambda run: begun.append(run["run_id"]),
             )
@@ -109,7 +109,7 @@ async def test_a_run_streams_its_modes_and_can_be_joined_after_any_event() -> No
 async def test_an_approval_is_an_interrupt_and_its_answer_starts_the_next_run() -> None:
     async with graph() as client:
         thread = (await client.threads.create())["thread_id"]
-        paused: Any = await client.runs.wait(thread, "agent", input=said("burn it"))
+        paused: Any = await client.runs.wait(thread, "agent", input=user_input("burn it"))
         (asked,) = paused["__interrupt__"]
         request = asked["value"]["action_requests"][0]
         assert (request["name"], request["args"]) == ("burn", {"what": "paper"})
@@ -141,17 +141,17 @@ async def test_an_approval_is_an_interrupt_and_its_answer_starts_the_next_run() 
 )
 async def test_decisions_are_accepted_in_every_form_that_clients_send(resume: object, result: str) -> None:
     async with graph() as client:
-        await client.runs.wait("t", "agent", input=said("burn"), if_not_exists="create")
+        await client.runs.wait("t", "agent", input=user_input("burn"), if_not_exists="create")
         done: Any = await client.runs.wait("t", "agent", command={"resume": resume})
         assert result in done["messages"][2]["content"]
 
 
 async def test_a_text_answers_one_question_and_several_are_answered_by_id() -> None:
     async with graph() as client:
-        await client.runs.wait("t", "agent", input=said("ask"), if_not_exists="create")
+        await client.runs.wait("t", "agent", input=user_input("ask"), if_not_exists="create")
         done: Any = await client.runs.wait("t", "agent", command={"resume": "the small one"})
         assert done["messages"][2]["content"] == "the small one"
-        paused: Any = await client.runs.wait("t", "agent", input=said("both"))
+        paused: Any = await client.runs.wait("t", "agent", input=user_input("both"))
         first, second = paused["__interrupt__"]
         with pytest.raises(HTTPStatusError):
             await client.runs.wait("t", "agent", command={"resume": True})
@@ -166,7 +166,7 @@ async def test_a_text_answers_one_question_and_several_are_answered_by_id() -> N
 
 async def test_the_same_message_sent_twice_is_one_run() -> None:
     async with graph() as client:
-        sent = said("hi", id="m1")
+        sent = user_input("hi", id="m1")
         first = await client.runs.create("t", "agent", input=sent, if_not_exists="create")
         second = await client.runs.create("t", "agent", input=sent)
         assert first["run_id"] == second["run_id"]
@@ -177,14 +177,14 @@ async def test_the_same_message_sent_twice_is_one_run() -> None:
 async def test_the_multitask_strategy_decides_what_a_message_does_to_the_running_run() -> None:
     gate = asyncio.Event()
     async with graph(slow(gate)) as client:
-        first = await client.runs.create("t", "agent", input=said("slow"), if_not_exists="create")
+        first = await client.runs.create("t", "agent", input=user_input("slow"), if_not_exists="create")
         with pytest.raises(HTTPStatusError, match="already running") as refused:
-            await client.runs.create("t", "agent", input=said("two"), multitask_strategy="reject")
+            await client.runs.create("t", "agent", input=user_input("two"), multitask_strategy="reject")
         assert refused.value.response.status_code == 409
-        queued = await client.runs.create("t", "agent", input=said("two"))
+        queued = await client.runs.create("t", "agent", input=user_input("two"))
         assert queued["status"] == "pending"
         assert (await client.runs.get("t", queued["run_id"]))["status"] == "pending"
-        dropped = await client.runs.create("t", "agent", input=said("never"))
+        dropped = await client.runs.create("t", "agent", input=user_input("never"))
         await client.runs.cancel("t", dropped["run_id"])
         gate.set()
         done: Any = await client.runs.join("t", queued["run_id"])
@@ -197,15 +197,17 @@ async def test_the_multitask_strategy_decides_what_a_message_does_to_the_running
 async def test_a_run_can_be_cancelled_and_interrupted_by_the_next_one() -> None:
     gate = asyncio.Event()
     async with graph(slow(gate)) as client:
-        first = await client.runs.create("t", "agent", input=said("slow"), if_not_exists="create")
+        first = await client.runs.create("t", "agent", input=user_input("slow"), if_not_exists="create")
         await client.runs.cancel("t", first["run_id"], wait=True)
         assert (await client.runs.get("t", first["run_id"]))["status"] == "interrupted"
         ends = [part async for part in client.runs.join_stream("t", first["run_id"], last_event_id="-1")]
         assert (ends[-1].event, ends[-1].data["error"]) == ("error", "UserInterrupt")
         joined: Any = await client.runs.join("t", first["run_id"])
         assert joined["__error__"]["error"] == "UserInterrupt"
-        await client.runs.create("t", "agent", input=said("slow"))
-        done: Any = await client.runs.wait("t", "agent", input=said("three"), multitask_strategy="interrupt")
+        await client.runs.create("t", "agent", input=user_input("slow"))
+        done: Any = await client.runs.wait(
+            "t", "agent", input=user_input("three"), multitask_strategy="interrupt"
+        )
         assert done["messages"][-1]["content"] == "You said three."
 
 
@@ -218,7 +220,7 @@ async def test_a_disconnecting_client_stops_its_run_only_where_it_requested_that
         parts = client.runs.stream(
             "t",
             "agent",
-            input=said("slow"),
+            input=user_input("slow"),
             stream_mode="messages-tuple",
             on_disconnect=wanted,
             if_not_exists="create",
@@ -248,7 +250,7 @@ async def test_a_failed_run_reports_its_error_and_a_run_without_input_resumes_it
 
     async with graph(make_app(failing)) as client:
         with pytest.raises(Exception, match=r"broken|failed"):
-            await client.runs.wait("t", "agent", input=said("one"), if_not_exists="create")
+            await client.runs.wait("t", "agent", input=user_input("one"), if_not_exists="create")
         thread: Any = await client.threads.get("t")
         assert thread["status"] == "error"
         state: Any = await client.threads.get_state("t")
@@ -270,13 +272,13 @@ async def test_a_failed_run_reports_its_error_and_a_run_without_input_resumes_it
         ({"command": {"goto": "agent"}}, "command.goto"),
         ({"input": {"messages": []}}, "messages"),
         ({"input": {"question": "?"}}, "messages"),
-        ({"input": said("x", role="system")}, "system"),
-        ({"input": said("")}, "no text"),
+        ({"input": user_input("x", role="system")}, "system"),
+        ({"input": user_input("")}, "no text"),
     ],
 )
 async def test_an_unsupported_option_is_refused_by_name(fields: Json, words: str) -> None:
     async with graph() as client, httpx.AsyncClient(base_url=str(client.http.client.base_url)) as http:
-        body = {"assistant_id": "agent", "input": said("hi"), "if_not_exists": "create", **fields}
+        body = {"assistant_id": "agent", "input": user_input("hi"), "if_not_exists": "create", **fields}
         refused = await http.post("/threads/t/runs/stream", json=body)
         assert refused.status_code in (400, 404), refused.text
         assert words in refused.json()["detail"]
@@ -313,24 +315,24 @@ async def test_a_thread_belongs_to_the_principal_that_created_it() -> None:
 async def _are_apart(ada: LangGraphClient, bob: LangGraphClient) -> None:
     for name in ("empty", "spoken"):
         await ada.threads.create(thread_id=name)
-    await ada.runs.wait("spoken", "agent", input=said("hi"))
+    await ada.runs.wait("spoken", "agent", input=user_input("hi"))
     for name in ("empty", "spoken"):
         with pytest.raises(HTTPStatusError) as refused:
             await bob.threads.get(name)
         assert refused.value.response.status_code in (401, 403, 404)
         with pytest.raises(HTTPStatusError):
-            await bob.runs.wait(name, "agent", input=said("hi"))
+            await bob.runs.wait(name, "agent", input=user_input("hi"))
     told = []
     for name in ("spoken", "nobody"):
         with pytest.raises(HTTPStatusError) as refused:
-            await bob.runs.create(name, "agent", input=said("hi"))
+            await bob.runs.create(name, "agent", input=user_input("hi"))
         told.append(
             (refused.value.response.status_code, refused.value.response.json()["detail"].replace(name, ""))
         )
     assert told[0] == told[1], "names can be probed"
     found = await ada.threads.search()
     assert [each["thread_id"] for each in found] == ["spoken"]
-    assert await last_words(ada, "spoken") == "You said hi."
+    assert await last_text(ada, "spoken") == "You said hi."
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking())

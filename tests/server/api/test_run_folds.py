@@ -18,7 +18,7 @@ Json = dict[str, Any]
 BASE = "/v1/langgraph/threads/s1/runs/wait"
 
 
-async def say(http: Any, words: str) -> None:  # noqa: ANN401 - a client
+async def run_turn(http: Any, words: str) -> None:  # noqa: ANN401 - a client
     body = {"assistant_id": "agent", "input": {"messages": words}, "if_not_exists": "create"}
     answered = await http.post(BASE, json=body)
     assert answered.status_code == 200, answered.text
@@ -37,7 +37,7 @@ async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_a_reader_of_t
     app = make_app([text("Hello you.")])
     async with called(app) as http:
         for words in ("one", "two", "three"):
-            await say(http, words)
+            await run_turn(http, words)
         threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
         whole = await read_on(
             app.host, await threads.folds.after(runner, "s1", since=0), Subscription(CHANNELS)
@@ -56,18 +56,18 @@ async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_a_reader_of_t
 async def test_a_thread_with_a_pruned_or_deleted_journal_is_folded_again() -> None:
     app = make_app([text("Hello you.")])
     async with called(app) as http:
-        await say(http, "one")
-        await say(http, "two")
+        await run_turn(http, "one")
+        await run_turn(http, "two")
         shown = (await http.get("/v1/langgraph/threads/s1/state")).json()["values"]
         await prune(app.host)
         again = (await http.get("/v1/langgraph/threads/s1/state")).json()["values"]
         assert [each["content"] for each in again["messages"]] == [
             each["content"] for each in shown["messages"]
         ]
-        await say(http, "three")
+        await run_turn(http, "three")
         assert (await http.delete("/v1/sessions/s1")).status_code == 204
         assert (await http.get("/v1/langgraph/threads/s1/state")).status_code == 404
-        await say(http, "four")
+        await run_turn(http, "four")
         fresh = (await http.get("/v1/langgraph/threads/s1/state")).json()["values"]["messages"]
         assert [each["content"] for each in fresh] == ["four", "Hello you."]
 
@@ -75,11 +75,11 @@ async def test_a_thread_with_a_pruned_or_deleted_journal_is_folded_again() -> No
 async def test_a_reader_misses_no_event_where_the_journal_is_pruned_behind_it() -> None:
     app = make_app([text("Hello you.")])
     async with called(app) as http:
-        await say(http, "one")
+        await run_turn(http, "one")
         threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
         newest = await threads.folds.newest_seq(runner, "s1")
         await prune(app.host)
-        await say(http, "two")
+        await run_turn(http, "two")
         runner = await app.host.session("s1")
         for since in range(newest + 1):
             found = await GraphThreads(app.host, app.connections).folds.after(runner, "s1", since=since)
@@ -91,8 +91,8 @@ async def test_a_reader_misses_no_event_where_the_journal_is_pruned_behind_it() 
 async def test_a_reader_ahead_of_the_journal_gets_the_newest_turn() -> None:
     app = make_app([text("Hello you.")])
     async with called(app) as http:
-        await say(http, "one")
-        await say(http, "two")
+        await run_turn(http, "one")
+        await run_turn(http, "two")
         threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
         found = await threads.folds.after(runner, "s1", since=10**6)
         assert 0 < found.position <= (await threads.folds.now(runner, "s1")).runs[1].after

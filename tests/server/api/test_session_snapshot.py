@@ -41,13 +41,13 @@ RUNNING = (
 )
 
 
-def shown(*records: Record) -> SessionSnapshot:
+def snapshot_after(*records: Record) -> SessionSnapshot:
     state = fold((1, record) for record in records)
     return snapshot_of("s1", state, f"1-{state.position}")
 
 
 def test_a_session_at_rest() -> None:
-    assert shown(*OPENED, TurnEnded(1, TurnStatus.FAILED, 5.0)) == SessionSnapshot(
+    assert snapshot_after(*OPENED, TurnEnded(1, TurnStatus.FAILED, 5.0)) == SessionSnapshot(
         session="s1",
         event_id="1-4",
         status=SessionStatus.FAILED,
@@ -61,7 +61,7 @@ def test_a_session_at_rest() -> None:
 
 
 def test_a_partial_response_is_shown_beside_the_history() -> None:
-    snapshot = shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
+    snapshot = snapshot_after(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
     said = Response((Text("hello"),), Finish.INTERRUPTED)
     assert snapshot.history == (HI,)
     assert snapshot.running == RunningTurn(1, 1, attempt=1, said=said)
@@ -69,12 +69,14 @@ def test_a_partial_response_is_shown_beside_the_history() -> None:
 
 def test_the_text_of_an_abandoned_attempt_is_dropped() -> None:
     again = AttemptStarted(1, 1, 2, 3.0)
-    assert shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), again).running == RunningTurn(1, 1, attempt=2)
+    assert snapshot_after(*OPENED, Delta(1, 1, 1, 0, "text", "he"), again).running == RunningTurn(
+        1, 1, attempt=2
+    )
 
 
 def test_each_call_is_shown_with_its_status() -> None:
     result = ToolResult("a", "contents")
-    snapshot = shown(*RUNNING, CallEnded(1, 1, result, 4.5))
+    snapshot = snapshot_after(*RUNNING, CallEnded(1, 1, result, 4.5))
     assert (snapshot.status, snapshot.waiting_on, snapshot.history) == ("running", "tool", (HI,))
     assert snapshot.running == RunningTurn(
         1,
@@ -89,7 +91,7 @@ def test_each_call_is_shown_with_its_status() -> None:
 
 
 def test_a_requested_cancellation_is_shown_before_the_turn_has_ended() -> None:
-    snapshot = shown(*RUNNING, CancelRequested(1, 5.0, 10.0))
+    snapshot = snapshot_after(*RUNNING, CancelRequested(1, 5.0, 10.0))
     assert snapshot.status == "running"
     assert snapshot.running is not None
     assert [call.status for call in snapshot.running.calls] == ["running", "running", "waiting"]
@@ -109,8 +111,8 @@ def test_an_approval_that_an_upstream_agent_requests_is_shown_with_its_response(
         arguments='{"a":1}',
         is_fixed=True,
     )
-    snapshot = shown(*OPENED, asked)
+    snapshot = snapshot_after(*OPENED, asked)
     assert snapshot.running == RunningTurn(1, 1, 1, questions=(asked,))
     assert (snapshot.status, snapshot.waiting_on) == ("running", "person")
     answered = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, "d", Choice.ALLOW, 4.0)
-    assert shown(*OPENED, asked, answered).running == RunningTurn(1, 1, 1)
+    assert snapshot_after(*OPENED, asked, answered).running == RunningTurn(1, 1, 1)

@@ -10,13 +10,13 @@ import httpx2
 
 from midstream.testing.scripted_model import text
 from tests.server.serving import KEYS, Json, Served, called, command, make_app, post, served
-from tests.server.test_kept import kept
+from tests.server.test_kept import serve_pruned
 
 PATH = "/v1/stream/sessions/s1"
 BEGINNING = {"offset": "-1"}
 
 
-async def say(client: httpx2.AsyncClient, words: str, key: str) -> None:
+async def run_turn(client: httpx2.AsyncClient, words: str, key: str) -> None:
     """Send a message, and wait until its turn is over."""
     told = await post(client, command(words=words), **{**KEYS, "x-idempotency-key": key})
     assert told.status_code == 200, told.text
@@ -37,7 +37,7 @@ async def events_of(body: httpx2.Response) -> AsyncIterator[tuple[str, Json]]:
 
 async def test_a_session_can_be_read_from_each_offset_as_its_records() -> None:
     async with called(make_app([text("One."), text("Two.")])) as client:
-        await say(client, "hi", "k1")
+        await run_turn(client, "hi", "k1")
         lines = (await client.get("/v1/sessions/s1/records")).text.splitlines()
         records = [json.loads(line) for line in lines]
         whole = await client.get(PATH)
@@ -50,7 +50,7 @@ async def test_a_session_can_be_read_from_each_offset_as_its_records() -> None:
             told = await client.get(PATH, params={"offset": f"{epoch:016d}_{position:016d}"})
             assert told.json() == records[number:]
         end = {"offset": whole.headers["stream-next-offset"]}
-        await say(client, "more", "k2")
+        await run_turn(client, "more", "k2")
         more = await client.get(PATH, params={**end, "live": "long-poll"})
         assert whole.json() + more.json() == (await client.get(PATH, params=BEGINNING)).json()
         now = await client.get(PATH, params={"offset": "now"})
@@ -59,7 +59,7 @@ async def test_a_session_can_be_read_from_each_offset_as_its_records() -> None:
 
 async def test_the_stream_of_a_session_is_read_only() -> None:
     async with called(make_app([text("One.")])) as client:
-        await say(client, "hi", "k1")
+        await run_turn(client, "hi", "k1")
         for method in ("PUT", "POST", "DELETE"):
             told = await client.request(method, PATH, content="x")
             assert (told.status_code, told.headers["allow"]) == (405, "GET, HEAD")
@@ -73,7 +73,7 @@ async def test_the_stream_of_a_session_is_read_only() -> None:
 
 async def test_live_readers_receive_new_records_and_the_end_when_the_session_is_deleted() -> None:
     async with served(make_app([text("One."), text("Two.")])) as server:
-        await say(server.http, "hi", "k1")
+        await run_turn(server.http, "hi", "k1")
         whole = await server.http.get(PATH)
         async with server.http.stream("GET", PATH, params={**BEGINNING, "live": "sse"}) as body:
             events = events_of(body)
@@ -83,7 +83,7 @@ async def test_live_readers_receive_new_records_and_the_end_when_the_session_is_
             poll = {"offset": offset, "live": "long-poll"}
             polling = asyncio.create_task(server.http.get(PATH, params=poll))
             await _until_waiting(server, 2)
-            await say(server.http, "more", "k2")
+            await run_turn(server.http, "more", "k2")
             assert (await polling).json()
             whole = await server.http.get(PATH)
             offset = await _take(events, found, whole.headers["stream-next-offset"])
@@ -102,7 +102,7 @@ async def test_live_readers_receive_new_records_and_the_end_when_the_session_is_
 
 
 async def test_pruned_records_are_replaced_by_a_snapshot() -> None:
-    async with kept() as (server, pruned_to):
+    async with serve_pruned() as (server, pruned_to):
         whole = await server.http.get(PATH)
         first, *rest = whole.json()
         assert first["id"] == first["snapshot"]["event_id"] == str(pruned_to)

@@ -39,7 +39,7 @@ class Case:
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
-    async def begun(self) -> None:
+    async def until_waiting(self) -> None:
         """Wait until the poll is counted, and all its tasks wait."""
         async with asyncio.timeout(WAIT_S):
             while not len(self.connections) or self.world.next_wake_at is None:  # noqa: ASYNC110 - its own count
@@ -55,14 +55,14 @@ class Case:
 
 async def test_a_poll_returns_the_value_it_waits_for() -> None:
     case = Case()
-    await case.begun()
+    await case.until_waiting()
     case.more.set_result("more")
     assert await case.end() == "more"
 
 
 async def test_a_poll_raises_the_exception_of_its_wait() -> None:
     case = Case()
-    await case.begun()
+    await case.until_waiting()
     case.more.set_exception(NotFoundError("deleted"))
     with pytest.raises(NotFoundError):
         await case.end()
@@ -70,14 +70,14 @@ async def test_a_poll_raises_the_exception_of_its_wait() -> None:
 
 async def test_a_poll_returns_nothing_after_its_timeout() -> None:
     case = Case()
-    await case.begun()
+    await case.until_waiting()
     await case.world.advance(LONG_POLL_S)
     assert await case.end() is None
 
 
 async def test_a_poll_ends_when_its_client_disconnects() -> None:
     case = Case()
-    await case.begun()
+    await case.until_waiting()
     case.gone.set()
     with pytest.raises(ClientLeftError):
         await case.end()
@@ -85,7 +85,7 @@ async def test_a_poll_ends_when_its_client_disconnects() -> None:
 
 async def test_a_poll_ends_when_its_server_drains() -> None:
     case = Case()
-    await case.begun()
+    await case.until_waiting()
     case.poll.end(DrainingError("bye"))
     with pytest.raises(DrainingError):
         await case.end()

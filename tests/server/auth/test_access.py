@@ -23,23 +23,23 @@ from midstream.server.auth.principals import Principal
 TOKEN = "a-token-of-ada-0001"
 
 
-def asking(*headers: tuple[str, str], client: str = "127.0.0.1", port: int = 8000) -> HTTPConnection:
+def request_with(*headers: tuple[str, str], client: str = "127.0.0.1", port: int = 8000) -> HTTPConnection:
     named = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     return HTTPConnection(
         {"type": "http", "headers": named, "client": (client, 1), "server": ("127.0.0.1", port), "path": "/"}
     )
 
 
-async def known_by(way: Authenticate, *headers: tuple[str, str], client: str = "127.0.0.1") -> str | None:
-    principal = await settle(way(asking(*headers, client=client)))
+async def principal_of(way: Authenticate, *headers: tuple[str, str], client: str = "127.0.0.1") -> str | None:
+    principal = await settle(way(request_with(*headers, client=client)))
     return principal.id if principal else None
 
 
 async def test_tokens_identify_their_principal_and_are_not_stored() -> None:
     way = tokens({TOKEN: Principal("ada")})
-    assert await known_by(way, ("authorization", f"Bearer {TOKEN}")) == "ada"
-    assert await known_by(way, ("authorization", f"Bearer {TOKEN}x")) is None
-    assert await known_by(way, ("authorization", "Bearer \xff\xfe")) is None
+    assert await principal_of(way, ("authorization", f"Bearer {TOKEN}")) == "ada"
+    assert await principal_of(way, ("authorization", f"Bearer {TOKEN}x")) is None
+    assert await principal_of(way, ("authorization", "Bearer \xff\xfe")) is None
     with pytest.raises(UsageError, match="16 characters"):
         tokens({"short": Principal("ada")})
 
@@ -50,13 +50,13 @@ async def test_a_changed_token_file_is_read_again(tmp_path: Path) -> None:
     path.chmod(0o600)
     way = token_file(path)
     shown = ("authorization", f"Bearer {TOKEN}")
-    principal = await settle(way(asking(shown)))
+    principal = await settle(way(request_with(shown)))
     assert principal is not None
     assert (principal.key, principal.is_operator) == ("acme:ada", False)
     path.write_text("another-token-of-bob bob\n")
     os.utime(path, ns=(1, 1))
-    assert await known_by(way, shown) is None
-    assert await known_by(way, ("authorization", "Bearer another-token-of-bob")) == "bob"
+    assert await principal_of(way, shown) is None
+    assert await principal_of(way, ("authorization", "Bearer another-token-of-bob")) == "bob"
 
 
 @pytest.mark.parametrize("text", ["short ada", TOKEN, f"{TOKEN} a b c"])
@@ -72,11 +72,11 @@ async def test_a_cookie_a_proxy_header_and_several_methods_in_order_authenticate
     by_cookie = cookie("__Host-app", lambda value: Principal("ada") if value == "good" else None)
     by_proxy = proxy_user("x-user")
     way = first_of(by_cookie, by_proxy)
-    assert await known_by(way, ("cookie", "__Host-app=good")) == "ada"
-    assert await known_by(way, ("cookie", "__Host-app=bad")) is None
-    assert await known_by(way, ("x-user", "bob")) == "bob"
-    assert await known_by(way, ("x-user", "bob"), client="192.0.2.1") is None
-    assert await known_by(way, ("x-user", "bob"), ("x-user", "eve")) is None
+    assert await principal_of(way, ("cookie", "__Host-app=good")) == "ada"
+    assert await principal_of(way, ("cookie", "__Host-app=bad")) is None
+    assert await principal_of(way, ("x-user", "bob")) == "bob"
+    assert await principal_of(way, ("x-user", "bob"), client="192.0.2.1") is None
+    assert await principal_of(way, ("x-user", "bob"), ("x-user", "eve")) is None
 
 
 def test_the_repr_of_access_shows_no_credentials() -> None:

@@ -31,13 +31,13 @@ LARGE = "large " * 20_000
 DIGEST = blob_of(LARGE).digest
 PEOPLE = {**KNOWN, "the-token-of-eve": Principal("eve")}
 GUESSER = {"authorization": "Bearer a-guess-of-somebody"}
-LOOKS = {"show", "records", "blob", "read_session_stream"}
+READER_OPERATIONS = {"show", "records", "blob", "read_session_stream"}
 """Operations that a reader may use as an owner does."""
-FOLLOWS = {"events", "open_events", "poll", "open_poll"}
+STREAM_OPERATIONS = {"events", "open_events", "poll", "open_poll"}
 """Operations that a reader may use without a stream of its own."""
-ASKED_FOR_MORE = {"commands", "ticket"}
+TICKET_OPERATIONS = {"commands", "ticket"}
 """Operations that depend on their subject: a reader may have a ticket for reading."""
-OF_NO_SESSION = {
+SESSIONLESS_OPERATIONS = {
     *("openapi", "questions", "sessions", "me", "login_link", "logout"),
     *("credentials", "revoke", "revoke_all"),
     *("probe_events", "probe_poll", "probe_chunks"),
@@ -45,7 +45,7 @@ OF_NO_SESSION = {
     *("create_thread", "search_threads"),
 }
 """Operations for every authenticated caller."""
-OF_OPERATORS = {"metrics", "nodes"}
+OPERATOR_OPERATIONS = {"metrics", "nodes"}
 CHATS = {
     "chat": {"neighbour": (404, "session_not_found"), "reader": (403, "access")},
     "chat_stream": {"neighbour": (204, ""), "reader": (200, "")},
@@ -113,7 +113,7 @@ async def _shared() -> AsyncIterator[Served]:
         yield server
 
 
-async def _asked(
+async def _send_request(
     server: Served, operation: Operation, who: dict[str, str], *, with_stream: bool = True
 ) -> tuple[int, str]:
     """Send one request; return the status, and the code of a problem."""
@@ -174,12 +174,12 @@ async def _state_of(server: Served) -> list[object]:
 
 def test_the_tables_name_every_operation() -> None:
     known = (
-        LOOKS
-        | FOLLOWS
-        | ASKED_FOR_MORE
-        | OF_NO_SESSION
+        READER_OPERATIONS
+        | STREAM_OPERATIONS
+        | TICKET_OPERATIONS
+        | SESSIONLESS_OPERATIONS
         | OPEN
-        | OF_OPERATORS
+        | OPERATOR_OPERATIONS
         | PLAIN
         | MCP
         | A2A
@@ -199,7 +199,7 @@ async def test_an_unauthenticated_caller_is_refused_on_every_endpoint(who: dict[
     async with _shared() as server:
         before = await _state_of(server)
         for operation in OPERATIONS:
-            told = await _asked(server, operation, who)
+            told = await _send_request(server, operation, who)
             if operation.name == "challenge":
                 assert told == (404, "not_found"), "this server does not authenticate users of its machine"
             elif operation.name in OPEN - {"login"}:
@@ -218,9 +218,9 @@ async def test_a_neighbour_finds_no_session_on_any_endpoint() -> None:
         before = await _state_of(server)
         for operation in OF_SESSIONS:
             for with_stream in (True, False):
-                told = await _asked(server, operation, EVE, with_stream=with_stream)
+                told = await _send_request(server, operation, EVE, with_stream=with_stream)
                 assert told == (404, "session_not_found"), operation.name
-        assert await _asked(server, _named("metrics"), EVE) == (403, "access")
+        assert await _send_request(server, _named("metrics"), EVE) == (403, "access")
         listed = [
             (await server.http.get("/v1/sessions", headers=who)).json()["sessions"] for who in (EVE, BOB, ADA)
         ]
@@ -236,15 +236,17 @@ async def test_a_reader_can_read_and_change_nothing_on_any_endpoint() -> None:
     async with _shared() as server:
         before = await _state_of(server)
         for operation in OF_SESSIONS:
-            told = await _asked(server, operation, BOB)
-            if operation.name in LOOKS:
+            told = await _send_request(server, operation, BOB)
+            if operation.name in READER_OPERATIONS:
                 assert told == (200, ""), operation.name
             elif operation.name == "ticket":
                 assert told == (201, ""), operation.name
             else:
                 assert told == (403, "access"), operation.name
-            if operation.name in FOLLOWS:
-                assert await _asked(server, operation, BOB, with_stream=False) == (200, ""), operation.name
+            if operation.name in STREAM_OPERATIONS:
+                assert await _send_request(server, operation, BOB, with_stream=False) == (200, ""), (
+                    operation.name
+                )
         async with Socket(server.socket(headers=BOB)) as reader:
             await reader.say({"type": "open"})
             assert (await reader.hear())["type"] == "welcome"
@@ -259,7 +261,7 @@ async def test_a_chat_has_the_access_rules_of_its_session(who: str, token: dict[
     async with _shared() as server:
         before = await _state_of(server)
         for name, expected in CHATS.items():
-            assert await _asked(server, _named(name), token) == expected[who], name
+            assert await _send_request(server, _named(name), token) == expected[who], name
         shown = (await server.http.get("/v1/chat/s1/messages", headers=token)).json()["messages"]
         assert bool(shown) == (who == "reader")
         assert await _state_of(server) == before
@@ -269,9 +271,9 @@ async def test_a_thread_has_the_access_rules_of_its_session() -> None:
     async with _shared() as server:
         before = await _state_of(server)
         for name, (_, may_read) in THREADS.items():
-            assert await _asked(server, _named(name), EVE) == (404, "session_not_found"), name
+            assert await _send_request(server, _named(name), EVE) == (404, "session_not_found"), name
             expected = (200, "") if may_read else (403, "access")
-            assert await _asked(server, _named(name), BOB) == expected, name
+            assert await _send_request(server, _named(name), BOB) == expected, name
         found = [
             len((await server.http.post("/v1/langgraph/threads/search", json={}, headers=who)).json())
             for who in (EVE, BOB, ADA)
@@ -290,12 +292,14 @@ async def test_an_owner_and_an_operator_may_use_every_endpoint(who: dict[str, st
             if operation.name == "delete_thread":  # It would leave nothing for the other operations.
                 continue
             if operation.name in WAKES:
-                assert await _asked(server, operation, who) == (401, "unauthorized"), operation.name
+                assert await _send_request(server, operation, who) == (401, "unauthorized"), operation.name
                 continue
-            status, code = await _asked(server, operation, who, with_stream=operation.name == "commands")
+            status, code = await _send_request(
+                server, operation, who, with_stream=operation.name == "commands"
+            )
             if operation.name in {"challenge", "revoke", "end_mcp_session"}:
                 assert (status, code) == (404, "not_found"), operation.name
-            elif operation.name in OF_OPERATORS and who is ADA:
+            elif operation.name in OPERATOR_OPERATIONS and who is ADA:
                 assert (status, code) == (403, "access")
             else:
                 assert status not in {401, 403, 404}, (operation.name, status, code)
@@ -338,9 +342,11 @@ async def test_a_subscription_belongs_to_its_owner_and_sees_only_the_streams_of_
         await _subscribed(server)
         for operation in (_named(name) for name in SUBSCRIPTIONS):
             for who in (EVE, BOB):
-                assert await _asked(server, operation, who) == (404, "session_not_found"), operation.name
+                assert await _send_request(server, operation, who) == (404, "session_not_found"), (
+                    operation.name
+                )
         for name in WAKES:
-            assert await _asked(server, _named(name), EVE) == (401, "unauthorized"), name
+            assert await _send_request(server, _named(name), EVE) == (401, "unauthorized"), name
         await server.http.put("/v1/stream/events/eve", content="x", headers={**EVE, **text})
         await server.http.put("/v1/stream/events/ada", content="x", headers={**ADA, **text})
         claim = "/v1/stream/__ds/subscriptions/s1/claim"

@@ -171,7 +171,7 @@ async def test_rule_2_no_hook_grants_access_across_tenants() -> None:
 # --- 3. ended permission --------------------------------------------------------------------------
 
 
-async def _unwelcome(socket: Socket) -> tuple[str, int]:
+async def _until_closed(socket: Socket) -> tuple[str, int]:
     heard = await socket.hear_until("error")
     return heard[-1]["code"], (await socket.hear_close())[0]
 
@@ -201,7 +201,7 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
                 assert (
                     await server.http.delete("/v1/sessions/s1/readers/ada", headers=BOB)
                 ).status_code == 200
-            assert await _unwelcome(reader) == ("unauthorized", 1008)
+            assert await _until_closed(reader) == ("unauthorized", 1008)
 
 
 @spec("STREAM-70")
@@ -217,11 +217,11 @@ async def test_rule_3_http_events_end_with_the_permission_and_not_as_an_end_of_t
             with pytest.raises(
                 httpx2.RemoteProtocolError
             ):  # Cut: a clean end would mean the end of the turn.
-                await _hear(lines, heard)
+                await _read_lines(lines, heard)
         assert any('"unauthorized"' in line for line in heard)
 
 
-async def _hear(lines: AsyncIterator[str], heard: list[str]) -> None:
+async def _read_lines(lines: AsyncIterator[str], heard: list[str]) -> None:
     async for line in lines:
         heard.append(line)  # noqa: PERF401 - what came before the cut is kept
 
@@ -305,7 +305,7 @@ async def test_rule_4_a_ticket_of_a_cookie_ends_with_the_cookie() -> None:
             assert (await reader.hear())["type"] == "welcome"
             out = await server.http.post("/v1/logout", headers={**browser, "x-midstream": "page"})
             assert out.status_code == 204
-            assert await _unwelcome(reader) == ("unauthorized", 1008)
+            assert await _until_closed(reader) == ("unauthorized", 1008)
         assert told(await server.http.get("/v1/sessions", headers={"cookie": name})) == (401, "unauthorized")
 
 
@@ -360,7 +360,7 @@ async def test_rule_3_revoking_a_viewers_pass_revokes_all_that_was_issued_for_it
                 await socket.say({"type": "open"})
                 assert (await socket.hear())["type"] == "welcome"
             assert (await server.http.delete("/v1/sessions/s1/viewers", headers=ADA)).status_code == 204
-            assert await _unwelcome(reader) == await _unwelcome(ticketed) == ("unauthorized", 1008)
+            assert await _until_closed(reader) == await _until_closed(ticketed) == ("unauthorized", 1008)
         for shown in (viewer, by_cookie):
             answer = await server.http.get("/v1/sessions/s1", headers=shown)
             assert told(answer) == (401, "unauthorized")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.server.auth.bearer_tokens import bearer_token
-from tests.server.auth.test_access import TOKEN, asking
+from tests.server.auth.test_access import TOKEN, request_with
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from tests.server.auth.test_access import TOKEN, asking
     ],
 )
 def test_a_request_has_one_bearer_token_or_none(headers: list[tuple[str, str]], expected: str) -> None:
-    assert bearer_token(asking(*headers)) == expected
+    assert bearer_token(request_with(*headers)) == expected

@@ -9,11 +9,11 @@ from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.principals import Principal
 from midstream.server.auth.token_file import TokenFile
-from tests.server.auth.test_access import TOKEN, asking, known_by
+from tests.server.auth.test_access import TOKEN, principal_of, request_with
 from tests.server.auth.test_token_file import HASHED, _file
 from tests.spec import spec
 
-SHOWN = ("authorization", f"Bearer {TOKEN}")
+BEARER = ("authorization", f"Bearer {TOKEN}")
 
 
 @spec("SEC-9")
@@ -29,7 +29,7 @@ async def test_an_application_decides_whether_its_issued_credentials_are_current
 @spec("SEC-2")
 async def test_a_credential_of_another_source_is_not_current() -> None:
     known = source_of(tokens({TOKEN: Principal("ada")}))
-    ada = await known(asking(SHOWN))
+    ada = await known(request_with(BEARER))
     assert ada is not None
     assert await known.is_current(ada)
     for other in (
@@ -46,11 +46,11 @@ async def test_each_of_several_sources_recognises_its_own_credentials(tmp_path: 
     path = _file(tmp_path, f"{HASHED} ada\n")
     local = LocalUser("key")
     source = source_of(first_of(TokenFile(path), local, bearer(lambda _: Principal("eve"))), lambda _: False)
-    assert await known_by(source, SHOWN) == "ada"
-    assert await known_by(source, ("authorization", "Bearer other")) == "eve"
+    assert await principal_of(source, BEARER) == "ada"
+    assert await principal_of(source, ("authorization", "Bearer other")) == "eve"
     assert await source.is_current(local.principal)
     assert not await source.is_current(Principal("eve"))
-    assert source.prove("nonce", asking()) == local.prove("nonce", asking())
+    assert source.prove("nonce", request_with()) == local.prove("nonce", request_with())
     assert not source.has_changed()
     path.write_text("")
     assert [source.has_changed() for _ in range(2)] == [True, False]

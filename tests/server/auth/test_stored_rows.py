@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @asynccontextmanager
-async def _served(store: Store, **more: object) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
+async def _serve(store: Store, **more: object) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
     app = guarded_app(store=store, **more)  # type: ignore[arg-type]
     async with called(app) as client:
         yield app, client
@@ -69,7 +69,7 @@ async def _me(client: httpx2.AsyncClient, cookie: str) -> int:
 async def test_a_damaged_login_is_refused_and_the_others_are_listed_and_revoked(
     store: Store, tmp_path: Path
 ) -> None:
-    async with _served(store) as (_, client):
+    async with _serve(store) as (_, client):
         ada, bob = [await _cookie_of(client, who) for who in (ADA, BOB)]
         _damage(tmp_path, NAMESPACE, key_of(ada.partition("=")[2]))
         assert [await _me(client, cookie) for cookie in (ada, bob)] == [401, 200]
@@ -85,7 +85,7 @@ async def test_a_damaged_login_is_refused_and_the_others_are_listed_and_revoked(
 async def test_a_damaged_revocation_still_holds_and_can_be_written_again(
     store: Store, tmp_path: Path
 ) -> None:
-    async with _served(store) as (_, client):
+    async with _serve(store) as (_, client):
         before = await _cookie_of(client, ADA)
         revoked = await client.delete("/v1/access?principal=ada", headers=OPERATOR)
         assert revoked.status_code == 200
@@ -103,19 +103,19 @@ async def test_a_damaged_revocation_still_holds_and_can_be_written_again(
 async def test_a_server_starts_with_damaged_rows_and_a_changed_store_time_revokes_nothing(
     store: Store, tmp_path: Path
 ) -> None:
-    async with _served(store) as (_, client):
+    async with _serve(store) as (_, client):
         cookie = await _cookie_of(client, ADA)
         assert (await client.delete("/v1/access?principal=ada", headers=OPERATOR)).status_code == 200
         _damage(tmp_path, REVOKED_NAMESPACE, "%ada", "at = 1")
         _damage(tmp_path, REVOKED_NAMESPACE, "#")
-    async with _served(store) as (app, client):
+    async with _serve(store) as (app, client):
         assert await _me(client, cookie) == 401
         assert await Revocations(app.host.store, app.host.world).locked_out_at(":ada") > 1
 
 
 @spec("SEC-2", "SEC-42")
 async def test_a_damaged_owner_row_hides_only_its_session(store: Store, tmp_path: Path) -> None:
-    async with _served(store) as (_, client):
+    async with _serve(store) as (_, client):
         for session in ("s1", "s2"):
             assert (await say(client, session, ADA)).status_code == 200
         _damage(tmp_path, PRINCIPAL_OF, "s1")
@@ -133,10 +133,10 @@ async def test_a_damaged_owner_row_hides_only_its_session(store: Store, tmp_path
 
 @spec("SEC-19")
 async def test_without_the_row_of_tenancy_the_owner_rows_decide_it(store: Store, tmp_path: Path) -> None:
-    async with _served(store, known=TENANTS) as (_, client):
+    async with _serve(store, known=TENANTS) as (_, client):
         assert (await say(client, "s1", ADA)).status_code == 200
         _damage(tmp_path, TENANCY_NAMESPACE)
-    async with _served(store) as (_, client):
+    async with _serve(store) as (_, client):
         assert told(await say(client, "s2", ADA)) == (403, "access")
-    async with _served(store, known=TENANTS) as (_, client):
+    async with _serve(store, known=TENANTS) as (_, client):
         assert (await say(client, "s3", ADA)).status_code == 200

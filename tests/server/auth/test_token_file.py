@@ -11,11 +11,11 @@ from midstream.errors import UsageError
 from midstream.server.auth.principals import Action
 from midstream.server.auth.token_file import TokenFile, digest_of_token, parse_line
 from midstream.testing.fake_worlds import FakeWorld
-from tests.server.auth.test_access import TOKEN, asking, known_by
+from tests.server.auth.test_access import TOKEN, principal_of, request_with
 from tests.spec import spec
 
 HASHED = f"sha256:{digest_of_token(TOKEN)}"
-SHOWN = ("authorization", f"Bearer {TOKEN}")
+BEARER = ("authorization", f"Bearer {TOKEN}")
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -77,10 +77,10 @@ async def test_a_plain_token_is_accepted_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert await known_by(TokenFile(_file(tmp_path, f"{TOKEN} ada\n")), SHOWN) == "ada"
+        assert await principal_of(TokenFile(_file(tmp_path, f"{TOKEN} ada\n")), BEARER) == "ada"
         assert "midstream access hash" in caplog.text
         caplog.clear()
-        assert await known_by(TokenFile(_file(tmp_path, f"{HASHED} ada\n")), SHOWN) == "ada"
+        assert await principal_of(TokenFile(_file(tmp_path, f"{HASHED} ada\n")), BEARER) == "ada"
     assert caplog.text == ""
 
 
@@ -88,7 +88,7 @@ async def test_a_plain_token_is_accepted_with_a_warning(
 async def test_a_token_expires_with_all_credentials_issued_for_it(tmp_path: Path) -> None:
     world = FakeWorld()
     source = TokenFile(_file(tmp_path, f"{HASHED} ada expires=2025-06-01T00:00:00Z\n"), world)
-    principal = await source(asking(SHOWN))
+    principal = await source(request_with(BEARER))
     ends_at = 1748736000.0
     if world.now() >= ends_at:
         assert principal is None
@@ -97,7 +97,7 @@ async def test_a_token_expires_with_all_credentials_issued_for_it(tmp_path: Path
     assert await source.is_current(principal)
     await world.advance(ends_at - world.now())
     assert not await source.is_current(principal)
-    assert await source(asking(SHOWN)) is None
+    assert await source(request_with(BEARER)) is None
 
 
 @spec("SEC-3")
@@ -109,13 +109,13 @@ async def test_a_file_that_is_broken_or_readable_by_others_admits_no_client(tmp_
     assert source.has_changed()
     for _ in range(2):
         with pytest.raises(UsageError, match="chmod 600"):
-            await source(asking(SHOWN))
+            await source(request_with(BEARER))
     _file(tmp_path, "nonsense")
     with pytest.raises(UsageError, match="line 1"):
-        await source(asking(SHOWN))
+        await source(request_with(BEARER))
     path.unlink()
     with pytest.raises(UsageError, match="cannot be read"):
-        await source(asking(SHOWN))
+        await source(request_with(BEARER))
 
 
 @spec("SEC-19")

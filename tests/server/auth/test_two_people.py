@@ -52,7 +52,7 @@ def ledger() -> list[int]:
 
 
 @asynccontextmanager
-async def _asked(folder: Path) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
+async def _serve_turn(folder: Path) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
     """Serve a session of Ada's with a turn that waits for approvals."""
     app = guarded_app(SCRIPT, known=KNOWN, store=SQLiteStore(folder / "sessions.db"), tools=[pay])
     async with called(app) as client:
@@ -88,7 +88,7 @@ async def _end(app: App) -> None:
 
 @spec("SEC-27")
 async def test_a_call_runs_after_two_people_have_allowed_it_also_across_a_restart(tmp_path: Path) -> None:
-    async with _asked(tmp_path) as (app, client):
+    async with _serve_turn(tmp_path) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         again = await _answer(app, client, ADA)
         assert told(again) == (409, "answer_mismatch")
@@ -96,7 +96,7 @@ async def test_a_call_runs_after_two_people_have_allowed_it_also_across_a_restar
         question = await _question(app, client, ADA)
         assert (question["approvers"], question["approved_by"], paid) == (2, ["ada"], [])
         assert question["text"] == "2 people must allow this; so far ada did."
-    async with _asked(tmp_path) as (app, client):
+    async with _serve_turn(tmp_path) as (app, client):
         assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
         assert told(await client.post("/v1/sessions/s1/cancel", headers=EVE)) == (404, "session_not_found")
         assert (await _answer(app, client, BOB)).status_code == 202
@@ -108,7 +108,7 @@ async def test_a_call_runs_after_two_people_have_allowed_it_also_across_a_restar
 
 @spec("SEC-27")
 async def test_one_denial_is_enough(tmp_path: Path) -> None:
-    async with _asked(tmp_path) as (app, client):
+    async with _serve_turn(tmp_path) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, "deny")).status_code == 202
         await _end(app)
@@ -117,7 +117,7 @@ async def test_one_denial_is_enough(tmp_path: Path) -> None:
 
 @spec("SEC-27")
 async def test_an_approval_of_other_arguments_does_not_count(tmp_path: Path) -> None:
-    async with _asked(tmp_path) as (app, client):
+    async with _serve_turn(tmp_path) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, arguments='{"amount": 9}')).status_code == 202
         question = await _question(app, client, ADA)
@@ -166,7 +166,7 @@ class Coder:
 
 
 @asynccontextmanager
-async def _asking(
+async def _serve_agent(
     agent: Agent, *, tools: Sequence[Json] = ()
 ) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
     """Serve a session of Ada's with this agent and these client tools."""
@@ -181,7 +181,7 @@ async def _asking(
 
 @spec("SEC-27")
 async def test_a_permission_of_an_upstream_agent_needs_two_people() -> None:
-    async with _asking(Agent(Coder(Ask("Sure?", approvers=2)))) as (app, client):
+    async with _serve_agent(Agent(Coder(Ask("Sure?", approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
         question = await _question(app, client, BOB)
@@ -194,7 +194,7 @@ async def test_a_permission_of_an_upstream_agent_needs_two_people() -> None:
 
 @spec("SEC-27")
 async def test_arguments_changed_by_one_person_are_shown_to_the_others_and_used_by_the_agent() -> None:
-    async with _asking(Agent(Coder(Ask(approvers=2)))) as (app, client):
+    async with _serve_agent(Agent(Coder(Ask(approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, arguments='{"amount": 9}')).status_code == 202
         question = await _question(app, client, ADA)
@@ -206,7 +206,7 @@ async def test_arguments_changed_by_one_person_are_shown_to_the_others_and_used_
 
 @spec("SEC-27")
 async def test_one_denial_of_a_permission_is_enough() -> None:
-    async with _asking(Agent(Coder(Ask(approvers=2)))) as (app, client):
+    async with _serve_agent(Agent(Coder(Ask(approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, "deny")).status_code == 202
         await _end(app)
@@ -234,7 +234,7 @@ async def test_a_call_reaches_a_client_after_two_people_have_allowed_it(
 ) -> None:
     """The client declares the rule, or the server's own rule requires it of every client."""
     agent = Agent(ScriptedModel(SCRIPT), approval=approval)
-    async with _asking(agent, tools=[{**LOCAL, **declared}]) as (app, client):
+    async with _serve_agent(agent, tools=[{**LOCAL, **declared}]) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
         assert not await _is_started(client)

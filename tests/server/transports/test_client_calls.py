@@ -31,7 +31,7 @@ def records(wire: Wire) -> dict[str, list[Json]]:
     return found
 
 
-async def _asked(on: Bench) -> tuple[Wire, asyncio.Task[Any]]:
+async def _start_call(on: Bench) -> tuple[Wire, asyncio.Task[Any]]:
     """Return the connection of a client whose call has started."""
     wire = Wire()
     wire.say(opening(), command(tools=[TOOL]))
@@ -44,7 +44,7 @@ async def _asked(on: Bench) -> tuple[Wire, asyncio.Task[Any]]:
 @spec("TURN-14")
 async def test_an_outcome_is_accepted_from_a_client_that_was_away_for_longer_than_the_timeout() -> None:
     async with bench(*SCRIPT) as on:
-        wire, connected = await _asked(on)
+        wire, connected = await _start_call(on)
         wire.hang_up()
         await ended(connected)
         await on.world.advance(100 * TIMEOUT_S)
@@ -62,7 +62,7 @@ async def test_an_outcome_is_accepted_from_a_client_that_was_away_for_longer_tha
 @spec("TURN-14")
 async def test_a_call_times_out_at_a_connected_client_without_an_outcome() -> None:
     async with bench(*SCRIPT) as on:
-        wire, _ = await _asked(on)
+        wire, _ = await _start_call(on)
         await on.world.advance(TIMEOUT_S + UNNOTICED_S - 1.0)
         assert "call_ended" not in records(wire)
         await on.world.advance(30.0)

@@ -21,7 +21,7 @@ from tests.spec import spec
 GRACE_S = 30.0
 
 
-async def begun(
+async def begin_turn(
     on: Bench, *, seqno: int = 0, connection: int = 1, **wish: float | None
 ) -> tuple[Wire, asyncio.Task[object]]:
     wire = Wire()
@@ -47,7 +47,7 @@ async def test_the_turn_of_an_absent_client_is_stopped_and_all_readers_receive_i
     async with bench([Stall()]) as on:
         reader = Wire()
         reader.say(opening(stream="", secret="", event_id="0-0"))
-        wire, task = await begun(on)
+        wire, task = await begin_turn(on)
         on.connect(reader)
         await lose(wire, task)
         await on.world.advance(GRACE_S - 1.0)
@@ -68,9 +68,9 @@ async def test_the_turn_of_an_absent_client_is_stopped_and_all_readers_receive_i
 @spec("STREAM-55")
 async def test_a_client_that_reconnects_keeps_its_turn() -> None:
     async with bench([Stall()]) as on:
-        await lose(*await begun(on))
+        await lose(*await begin_turn(on))
         await on.world.advance(GRACE_S - 1.0)
-        await begun(on, seqno=1, connection=2)
+        await begin_turn(on, seqno=1, connection=2)
         await on.world.advance(GRACE_S * 2)
         assert await is_live(on.host)
 
@@ -78,9 +78,9 @@ async def test_a_client_that_reconnects_keeps_its_turn() -> None:
 @spec("STREAM-55")
 async def test_the_policy_still_applies_to_the_next_process_of_a_client() -> None:
     async with bench([Stall()]) as on:
-        await lose(*await begun(on))
+        await lose(*await begin_turn(on))
         await on.world.advance(GRACE_S - 1.0)
-        again = await begun(on, seqno=1, connection=2, cancel_after_s=None)
+        again = await begin_turn(on, seqno=1, connection=2, cancel_after_s=None)
         await on.world.advance(GRACE_S * 2)
         assert await is_live(on.host), "it is here"
         await lose(*again)
@@ -94,7 +94,7 @@ async def test_the_policy_still_applies_to_the_next_process_of_a_client() -> Non
 async def test_a_client_between_two_polls_does_not_count_as_disconnected() -> None:
     async with bench([Stall()]) as on:
         for connection in (1, 2):
-            wire, task = await begun(on, seqno=connection - 1, connection=connection, cancel_after_s=0.0)
+            wire, task = await begin_turn(on, seqno=connection - 1, connection=connection, cancel_after_s=0.0)
             wire.gap_s = GAP_S
             await lose(wire, task)
             await on.world.advance(GAP_S - 1.0)
@@ -106,9 +106,9 @@ async def test_a_client_between_two_polls_does_not_count_as_disconnected() -> No
 @spec("STREAM-55")
 async def test_the_next_connection_lifts_a_policy_that_only_its_predecessor_had() -> None:
     async with bench([Stall()]) as on:
-        wire, task = await begun(on, cancel_after_s=None)
-        await lose(*await begun(on, seqno=1, connection=2, cancel_after_s=GRACE_S))
-        await begun(on, seqno=1, connection=3, cancel_after_s=None)
+        wire, task = await begin_turn(on, cancel_after_s=None)
+        await lose(*await begin_turn(on, seqno=1, connection=2, cancel_after_s=GRACE_S))
+        await begin_turn(on, seqno=1, connection=3, cancel_after_s=None)
         await on.world.advance(GRACE_S * 2)
         assert await is_live(on.host)
         assert (wire.heard("error")[0]["code"], task.done()) == ("stream_fenced", True)
@@ -118,12 +118,12 @@ async def test_the_next_connection_lifts_a_policy_that_only_its_predecessor_had(
 async def test_a_client_that_reconnects_to_another_process_keeps_its_turn() -> None:
     memory, world = Memory(), FakeWorld()
     async with bench([Stall()], world=world, memory=memory) as on:
-        await lose(*await begun(on))
+        await lose(*await begin_turn(on))
         store = MemoryStore(memory)
         host = Host(Agent(ScriptedModel([])), store, world=world)
         await host.start()
         elsewhere = Bench(host, store, world, Connections(limit=3))
-        await begun(elsewhere, seqno=1, connection=2, cancel_after_s=None)
+        await begin_turn(elsewhere, seqno=1, connection=2, cancel_after_s=None)
         await world.advance(GRACE_S * 2)
         assert await is_live(on.host)
         for task in elsewhere.running:
@@ -135,7 +135,7 @@ async def test_a_client_that_reconnects_to_another_process_keeps_its_turn() -> N
 @spec("STREAM-25", "STREAM-55")
 async def test_a_client_that_closes_its_connection_leaves_its_turn_running_and_no_entry() -> None:
     async with bench([Stall()]) as on:
-        wire, task = await begun(on)
+        wire, task = await begin_turn(on)
         wire.say({"type": "close"})
         assert await ended(on.running[0]) == ""
         await on.world.settle()
@@ -147,9 +147,9 @@ async def test_a_client_that_closes_its_connection_leaves_its_turn_running_and_n
 @spec("STREAM-55")
 async def test_a_draining_server_stops_no_turn() -> None:
     async with bench([Stall()]) as on:
-        lost, task = await begun(on)
+        lost, task = await begin_turn(on)
         await lose(lost, task)
-        await begun(on, seqno=1, connection=2)
+        await begin_turn(on, seqno=1, connection=2)
         on.among.drain(DrainingError("bye"))
         await on.world.advance(GRACE_S * 2)
         assert await is_live(on.host)

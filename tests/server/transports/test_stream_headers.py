@@ -12,17 +12,17 @@ from midstream.protocol.frames import Open, SnapshotWhen
 from midstream.server.transports.stream_headers import connection_name_of, open_of
 from tests.spec import spec
 
-opened = partial(Open, snapshots=SnapshotWhen.GONE)
+expected_open = partial(Open, snapshots=SnapshotWhen.GONE)
 
 
-def asked(query: str = "", **headers: str) -> HTTPConnection:
+def request_with(query: str = "", **headers: str) -> HTTPConnection:
     named = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     return HTTPConnection({"type": "http", "headers": named, "query_string": query.encode(), "path": "/"})
 
 
 @spec("STREAM-51")
 def test_every_header_has_its_field_in_the_open() -> None:
-    request = asked(
+    request = request_with(
         x_idempotency_key="k",
         x_idempotent_encryption_key="s",
         x_idempotency_event_id="1-2",
@@ -30,24 +30,24 @@ def test_every_header_has_its_field_in_the_open() -> None:
         x_idempotency_connection="4",
         x_idempotency_cancel_after="5",
     )
-    assert open_of(request) == opened("k", "s", "1-2", 3, 4, 5.0)
+    assert open_of(request) == expected_open("k", "s", "1-2", 3, 4, 5.0)
 
 
 @spec("STREAM-51")
 def test_the_common_header_names_are_accepted_too() -> None:
-    assert open_of(asked(idempotency_key="k", last_event_id="1-2")) == opened("k", "", "1-2")
-    assert open_of(asked("after=1-2")) == opened(event_id="1-2")
-    assert open_of(asked("after=1-2", last_event_id="1-3")) == opened(event_id="1-3")
+    assert open_of(request_with(idempotency_key="k", last_event_id="1-2")) == expected_open("k", "", "1-2")
+    assert open_of(request_with("after=1-2")) == expected_open(event_id="1-2")
+    assert open_of(request_with("after=1-2", last_event_id="1-3")) == expected_open(event_id="1-3")
     with pytest.raises(MalformedFrameError):  # A value that does not count is validated all the same.
-        open_of(asked("after=seven", last_event_id="1-3"))
+        open_of(request_with("after=seven", last_event_id="1-3"))
 
 
 @spec("STREAM-37")
 @pytest.mark.parametrize("said", ["", "-1", "101", "1x", "²", "1" * 5000])
 def test_an_invalid_coalescing_time_is_refused(said: str) -> None:
     with pytest.raises(UsageError, match="coalesce_ms"):
-        open_of(asked(f"coalesce_ms={said}"))
-    assert open_of(asked("coalesce_ms=20")).coalesce_s == 0.02
+        open_of(request_with(f"coalesce_ms={said}"))
+    assert open_of(request_with("coalesce_ms=20")).coalesce_s == 0.02
 
 
 @spec("STREAM-51")
@@ -62,8 +62,8 @@ def test_an_invalid_coalescing_time_is_refused(said: str) -> None:
     ],
 )
 def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str) -> None:
-    assert open_of(asked(idempotency_key=said)) == opened(key)
-    assert open_of(asked(idempotency_key=said, x_idempotency_key=key)) == opened(key)
+    assert open_of(request_with(idempotency_key=said)) == expected_open(key)
+    assert open_of(request_with(idempotency_key=said, x_idempotency_key=key)) == expected_open(key)
 
 
 @pytest.mark.parametrize(
@@ -92,22 +92,25 @@ def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str)
 )
 def test_a_malformed_header_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(MalformedFrameError):
-        open_of(asked(**headers))
+        open_of(request_with(**headers))
 
 
 @spec("STREAM-110")
 def test_an_empty_header_counts_as_missing() -> None:
     names = ("key", "event_id", "next_seqno", "connection", "cancel_after")
     empty = {f"x_idempotency_{name}": "" for name in names}
-    assert open_of(asked("after=", last_event_id="", x_idempotent_encryption_key="", **empty)) == opened()
-    assert open_of(asked(x_idempotency_key="", idempotency_key="k")) == opened("k")
+    assert (
+        open_of(request_with("after=", last_event_id="", x_idempotent_encryption_key="", **empty))
+        == expected_open()
+    )
+    assert open_of(request_with(x_idempotency_key="", idempotency_key="k")) == expected_open("k")
 
 
 @spec("STREAM-110")
 def test_trailing_space_is_no_part_of_a_header() -> None:
-    spaced = asked(x_idempotency_key="k ", x_idempotent_encryption_key="s\t", last_event_id="1-2 \t ")
-    assert open_of(spaced) == opened("k", "s", "1-2")
-    assert open_of(asked(last_event_id=" ")) == opened()
+    spaced = request_with(x_idempotency_key="k ", x_idempotent_encryption_key="s\t", last_event_id="1-2 \t ")
+    assert open_of(spaced) == expected_open("k", "s", "1-2")
+    assert open_of(request_with(last_event_id=" ")) == expected_open()
 
 
 @spec("STREAM-110")

@@ -65,7 +65,7 @@ class CoreSubject:
         await self._settle()
 
     async def restart(self) -> None:
-        await self._let_go()
+        await self._drop_connection()
         self._begin()
 
     async def pass_time(self) -> None:
@@ -92,7 +92,7 @@ class CoreSubject:
         )
 
     async def end(self) -> None:
-        await self._let_go()
+        await self._drop_connection()
         await self._ways.close()
 
     # --- work of an attachment
@@ -105,11 +105,11 @@ class CoreSubject:
             await self._connect()
             return True
         if self._transport is not None and not stream.is_connection_wanted:
-            await self._let_go()
+            await self._drop_connection()
             stream.end_connection(chance=0.0, now=self._now)
             stream.handle_deadline(now=self._now)
             return True
-        return await self._hears()
+        return await self._receives()
 
     async def _settle(self) -> None:
         for write in self._stream.writes():
@@ -130,7 +130,7 @@ class CoreSubject:
             self._said = 0
             self._stream.begin_connection(now=self._now)
 
-    async def _hears(self) -> bool:
+    async def _receives(self) -> bool:
         if self._transport is None:
             return False
         if self._receiving is None:
@@ -142,7 +142,7 @@ class CoreSubject:
         try:
             body = received.result()
         except MidstreamError as error:
-            await self._let_go()
+            await self._drop_connection()
             self._stream.end_connection(error, chance=0.0, now=self._now)
             self._stream.handle_deadline(now=self._now)
         else:
@@ -150,7 +150,7 @@ class CoreSubject:
             self._stream.receive(body, now=self._now)
         return True
 
-    async def _let_go(self) -> None:
+    async def _drop_connection(self) -> None:
         receiving, self._receiving = self._receiving, None
         if receiving is not None:
             receiving.cancel()
