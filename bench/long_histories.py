@@ -7,14 +7,14 @@ from random import Random
 from typing import Any
 
 from midstream.history.operations import repair_by_name as repair
-from tests.history.repair.histories import Script
+from tests.history.repair.histories import HistoryScript
 from tests.oracles.accidents import results_in
-from tests.oracles.scripts import WRITERS, Plan
+from tests.oracles.scripts import WRITERS, ConversationPlan
 
 Json = dict[str, Any]
 
 
-class _LongPlan(Plan):
+class _LongPlan(ConversationPlan):
     """A conversation of at least `count` messages."""
 
     def __init__(self, chance: Random, count: int) -> None:
@@ -22,7 +22,7 @@ class _LongPlan(Plan):
         self.turns += [self._turn() for _ in range(count // 2)]
 
 
-class _LongScript(Script):
+class _LongScript(HistoryScript):
     """A conversation of questions, calls, results and answers only."""
 
     def __init__(self, form: str, chance: Random, count: int) -> None:

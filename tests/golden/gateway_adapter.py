@@ -42,7 +42,7 @@ WAIT_S = 60.0
 NAMES = ("m", "m-2")
 
 
-class Provider:
+class ScriptedProvider:
     """A local server of chat completions that answers by a script."""
 
     def __init__(self, script: Sequence[Sequence[Json]]) -> None:
@@ -145,7 +145,7 @@ class StatefulAgent:
         return [*events, Finished(usage=Usage(10, 5))]
 
 
-Upstream = Provider | StatefulAgent
+Upstream = ScriptedProvider | StatefulAgent
 
 
 @contextlib.asynccontextmanager
@@ -155,7 +155,7 @@ async def gateway_before(kind: str, script: Sequence[Sequence[Json]]) -> AsyncGe
         upstream: Upstream
         model: Model
         if kind == "provider":
-            upstream = Provider(script)
+            upstream = ScriptedProvider(script)
             url = await stack.enter_async_context(served(upstream))
             model = OpenAICompatible(url, "upstream-model")
         else:

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests.golden.gateway_adapter import TOKEN, WAIT_S, Upstream
-from tests.golden.transcripts import Names, recorded_request, recorded_response
+from tests.golden.transcripts import IdNames, recorded_request, recorded_response
 
 Json = dict[str, Any]
 Script = Sequence[Sequence[Json]]
@@ -40,7 +40,7 @@ class Recorder(httpx2.AsyncBaseTransport):
 
     def __init__(self, upstream: Upstream) -> None:
         self.steps: list[Json] = []
-        self.names = Names()
+        self.names = IdNames()
         self._upstream = upstream
         self._wire = httpx2.AsyncHTTPTransport()
 
@@ -65,7 +65,7 @@ class Recorder(httpx2.AsyncBaseTransport):
 
 class _Copied(httpx2.AsyncByteStream):
     def __init__(
-        self, response: httpx2.Response, stream: httpx2.AsyncByteStream, step: Json, names: Names
+        self, response: httpx2.Response, stream: httpx2.AsyncByteStream, step: Json, names: IdNames
     ) -> None:
         self._response = response
         self._stream = stream
@@ -405,7 +405,7 @@ async def _agent_in_trouble(talk: Talk) -> None:
     assert (await create(model="m", messages=transcript("hi", "one", "gone", "two", "on"))).choices
 
 
-class Story:
+class GatewayStory:
     """Calls of SDKs, and the script of the upstream behind the gateway."""
 
     def __init__(
@@ -419,11 +419,11 @@ class Story:
 LIMITED: list[Json] = [{"status": 429, "message": "slow down", "headers": {"retry-after": "7"}}]
 HELD: list[Json] = [{"text": "one"}, {"text": " two"}, {"hold": True}, {"text": " three"}]
 CUT: list[Json] = [{"text": "Half of"}, {"cut": True}]
-STORIES: dict[str, Story] = {
-    "chat": Story(_chat, [HELLO] * 3),
-    "chat_tools": Story(_chat_with_tools, [LOOK, THERE, LOOK, LOOK]),
-    "chat_images": Story(_chat_images, [THERE]),
-    "chat_errors": Story(
+STORIES: dict[str, GatewayStory] = {
+    "chat": GatewayStory(_chat, [HELLO] * 3),
+    "chat_tools": GatewayStory(_chat_with_tools, [LOOK, THERE, LOOK, LOOK]),
+    "chat_images": GatewayStory(_chat_images, [THERE]),
+    "chat_errors": GatewayStory(
         _chat_errors,
         [
             LIMITED,
@@ -435,21 +435,21 @@ STORIES: dict[str, Story] = {
             LIMITED,
         ],
     ),
-    "repeats": Story(_repeats, [HELD, HELLO, HELLO]),
-    "responses": Story(_responses, [HELLO] * 3),
-    "responses_tools": Story(_responses_with_tools, [LOOK, THERE, THERE]),
-    "responses_not_stored": Story(_responses_not_stored, [HELLO]),
-    "responses_background": Story(_responses_in_the_background, [HELD, HELD, CUT]),
-    "responses_images_and_errors": Story(_responses_images_and_errors, [THERE, LIMITED, CUT]),
-    "messages": Story(_messages, [HELLO] * 4),
-    "messages_tools": Story(_messages_with_tools, [LOOK, THERE]),
-    "messages_errors": Story(_messages_errors, [LIMITED, [{"status": 500, "message": "broken"}], CUT]),
-    "agent": Story(
+    "repeats": GatewayStory(_repeats, [HELD, HELLO, HELLO]),
+    "responses": GatewayStory(_responses, [HELLO] * 3),
+    "responses_tools": GatewayStory(_responses_with_tools, [LOOK, THERE, THERE]),
+    "responses_not_stored": GatewayStory(_responses_not_stored, [HELLO]),
+    "responses_background": GatewayStory(_responses_in_the_background, [HELD, HELD, CUT]),
+    "responses_images_and_errors": GatewayStory(_responses_images_and_errors, [THERE, LIMITED, CUT]),
+    "messages": GatewayStory(_messages, [HELLO] * 4),
+    "messages_tools": GatewayStory(_messages_with_tools, [LOOK, THERE]),
+    "messages_errors": GatewayStory(_messages_errors, [LIMITED, [{"status": 500, "message": "broken"}], CUT]),
+    "agent": GatewayStory(
         _agent,
         [[{"text": words}] for words in ("one", "two", "A title", "beside", "three", "other", "new", "four")],
         "agent",
     ),
-    "agent_tools": Story(
+    "agent_tools": GatewayStory(
         _agent_with_tools_of_its_own,
         [
             [{"tool": ["u1", "Bash", '{"command": "ls"}', "README.md"]}, {"text": "One file."}],
@@ -460,7 +460,7 @@ STORIES: dict[str, Story] = {
         ],
         "agent",
     ),
-    "agent_trouble": Story(
+    "agent_trouble": GatewayStory(
         _agent_in_trouble,
         [
             [{"text": "one"}],

@@ -97,7 +97,7 @@ NOTHING: Mapping[str, ToolResult] = {}
 WORK = digest_of("work", "{}")
 
 
-class Script:
+class JournalScript:
     """A session that takes commands, one a second, and keeps its journal."""
 
     def __init__(self, *, agent: str = "", version: str = "") -> None:
@@ -108,7 +108,7 @@ class Script:
         self._agent = (agent, version)
         self.node()
 
-    def node(self, *, after_s: float = 0.0, is_handover: bool = False, suspected: int = 0) -> Script:
+    def node(self, *, after_s: float = 0.0, is_handover: bool = False, suspected: int = 0) -> JournalScript:
         """Begin the next epoch, and recover."""
         self.epoch += 1
         self.at += after_s
@@ -125,7 +125,7 @@ class Script:
         self.append(begun)
         return self.take(Recover(LOOK_BACK_S))
 
-    def take(self, *commands: Command | Received | ToolsFound | driven_turn.DrivenCommand) -> Script:
+    def take(self, *commands: Command | Received | ToolsFound | driven_turn.DrivenCommand) -> JournalScript:
         for command in commands:
             self.at += 1.0
             if isinstance(command, driven_turn.DrivenCommand):
@@ -139,7 +139,7 @@ class Script:
             self.journal.append((self.epoch, encode(record).decode()))
             self.session = sessions.evolve(self.session, record, epoch=self.epoch)
 
-    def prune(self) -> Script:
+    def prune(self) -> JournalScript:
         """Replace the journal by its fold."""
         assert sessions.is_prunable(self.session)
         record = sessions.prune_session(self.session, at=self.at)
@@ -147,7 +147,7 @@ class Script:
         self.session = sessions.restore_session(record)
         return self
 
-    def damage_last(self) -> Script:
+    def damage_last(self) -> JournalScript:
         """Cut the last outcome in the middle, and fold again as a reader of the damaged journal does.
 
         Records after it were decided from the whole outcome, as on a disk that damages one block.
@@ -172,12 +172,12 @@ def client_tool(name: str = "at_client", *, needs_approval: bool = False) -> Cli
     )
 
 
-def _streamed() -> Script:
+def _streamed() -> JournalScript:
     said = SendMessage(
         UserMessage.of("use my tool"), (client_tool(), client_tool("other", needs_approval=True))
     )
     late = CallFinished(1, 1, ToolResult("b", "after all"))
-    story = Script().take(
+    story = JournalScript().take(
         command(said, connection=1), heard("I ", "ask"), asks(at_client("a"), at_client("b"))
     )
     story.take(command(ended("a", "from the client"), 1, connection=2))
@@ -189,48 +189,52 @@ def _streamed() -> Script:
     return story.take(command(Cancel(), 1, stream="st3"))
 
 
-def _queued() -> Script:
+def _queued() -> JournalScript:
     def queue(words: str) -> SendMessage:
         return SendMessage(
             UserMessage.of(words), (client_tool(),), when_busy=WhenBusy.QUEUE, timeout_s=30.0, responses_max=2
         )
 
-    story = Script().take(
+    story = JournalScript().take(
         command(say("first")), command(queue("second"), stream="st2"), queue("third"), queue("4th")
     )
     story.take(Withdraw(2), answers("one"), asks(reads("a"), turn=2), ended("a", turn=2))
     return story.take(answers("two", turn=2, response=2), TurnExpired(3), Cancel(3)).node()
 
 
-def _held_response() -> Script:
-    story = Script().take(say(), kept(), heard("one "), breaks(), heard("two"), breaks(), forgets())
+def _held_response() -> JournalScript:
+    story = JournalScript().take(say(), kept(), heard("one "), breaks(), heard("two"), breaks(), forgets())
     story.take(heard("anew", attempt=2), fails(attempt=2, retry_after_s=7.0), kept(attempt=3))
     story.node().take(heard(" on", attempt=3), answers("anew on", attempt=3))
     return story
 
 
-def _failing() -> Script:
-    story = Script().take(say(), fails(), heard("half", attempt=2), fails(attempt=2), fails(attempt=3))
+def _failing() -> JournalScript:
+    story = JournalScript().take(say(), fails(), heard("half", attempt=2), fails(attempt=2), fails(attempt=3))
     story.take(Resume(), heard("other", response=1), answers("done", response=story.session.turns))
     story.take(say("no"), fails(retriable=False, turn=2), command(Resume(), stream="r"))
     return story
 
 
-def _interrupted() -> Script:
-    story = Script().take(say(), heard("I was "), asks(writes("a"), reads("b"))).node(after_s=3 * LOOK_BACK_S)
+def _interrupted() -> JournalScript:
+    story = (
+        JournalScript()
+        .take(say(), heard("I was "), asks(writes("a"), reads("b")))
+        .node(after_s=3 * LOOK_BACK_S)
+    )
     story.take(Resume(), heard("I go on", response=2)).node(after_s=3 * LOOK_BACK_S)
     return story.take(Resume(), answers("the end", response=3))
 
 
-def _suspected() -> Script:
-    story = Script(agent="main", version="1").take(say(), asks(writes("a")))
+def _suspected() -> JournalScript:
+    story = JournalScript(agent="main", version="1").take(say(), asks(writes("a")))
     for count in (1, 2, 3):
         story.node(suspected=count)
     return story.take(Resume()).node(is_handover=True)
 
 
-def _compacted() -> Script:
-    story = Script()
+def _compacted() -> JournalScript:
+    story = JournalScript()
     for turn in (1, 2, 3):
         story.take(say(f"message {turn}"), asks(reads("a"), turn=turn), ended("a", "x" * 20, turn=turn))
         story.take(answers("fine", turn=turn, response=2))
@@ -238,21 +242,23 @@ def _compacted() -> Script:
     return story.take(say("still"), overflows(None, turn=5))
 
 
-def _stalled() -> Script:
-    story = Script().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), heard("at last"))
+def _stalled() -> JournalScript:
+    story = JournalScript().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), heard("at last"))
     story.take(StallFinished(1, 1, StalledOn.FIRST_TOKEN, 12.0), Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 5.0))
     story.take(StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 6.0), asks(writes("a")))
     story.take(Stalled(1, 1, StalledOn.TOOL, 30.0, "a"), CallProgress(CallRef(1, 1, "a"), 1, "half of it"))
     return story.take(StallFinished(1, 1, StalledOn.TOOL, 31.0, "a"), ended("a"), answers("ok", response=2))
 
 
-def _tools_that_come_and_go() -> Script:
-    story = Script().take(say(), ToolsFound(1, 1, 1, frozenset(("look", "write")), frozenset(("far",))))
+def _tools_that_come_and_go() -> JournalScript:
+    story = JournalScript().take(
+        say(), ToolsFound(1, 1, 1, frozenset(("look", "write")), frozenset(("far",)))
+    )
     story.take(asks(reads("a")), ended("a"), ToolsFound(1, 2, 1, frozenset(("look",))))
     return story.take(answers("ok", response=2))
 
 
-def _parts() -> Script:
+def _parts() -> JournalScript:
     files = (
         Text("see"),
         File("image/png", data="iVBORw0KGgo="),
@@ -270,7 +276,7 @@ def _parts() -> Script:
         "model-1",
         Usage(10, 5, 3, 2),
     )
-    story = Script().take(SendMessage(UserMessage(files)))
+    story = JournalScript().take(SendMessage(UserMessage(files)))
     story.take(
         ModelStreamed(
             AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "hm"), Delta(1, 1, 1, 2, "text", "I look.\n"))
@@ -290,12 +296,12 @@ def _parts() -> Script:
     return story
 
 
-def _upstream() -> Script:
+def _upstream() -> JournalScript:
     begun, done = (
         UpstreamCall("u1", "Bash", '{"command": "ls"}'),
         UpstreamCall("u1", "Bash", '{"command": "ls"}', "a.md", Outcome.OK),
     )
-    story = Script().take(
+    story = JournalScript().take(
         say(), ModelReuseDecided(AttemptRef(1, 1, 1), ReuseDecision("new", "nothing is known of it", "fresh"))
     )
     story.take(
@@ -318,11 +324,11 @@ def _upstream() -> Script:
     return story.take(ModelStreamed(AttemptRef(2, 1, 2), (Delta(2, 1, 2, 0, "text", "Half"),)), Cancel())
 
 
-def _leave() -> Script:
+def _leave() -> JournalScript:
     def allowed(question_id: str, choice: Choice, arguments: str | None = None) -> Answer:
         return Answer(CallRef(1, 1, question_id), WORK, choice, "as you like", arguments, "somebody")
 
-    story = Script().take(
+    story = JournalScript().take(
         say(),
         wants("q1"),
         allowed("q1", Choice.ALLOW, '{"edited": true}'),
@@ -337,8 +343,8 @@ def _leave() -> Script:
     return story.take(answers("done", attempt=2))
 
 
-def _people() -> Script:
-    story = Script().take(
+def _people() -> JournalScript:
+    story = JournalScript().take(
         say(), asks(needs_approval("a", answer_s=60.0), needs_approval("b"), at_person("c", 60.0))
     )
     story.take(
@@ -354,8 +360,8 @@ def _people() -> Script:
     return story.take(asks(needs_approval("f"), response=3)).node().node(after_s=3 * LOOK_BACK_S)
 
 
-def _in_doubt() -> Script:
-    story = Script().take(say())
+def _in_doubt() -> JournalScript:
+    story = JournalScript().take(say())
     for turn, (policy, choice) in enumerate(
         [
             (OnDoubt.UNKNOWN, None),
@@ -381,17 +387,17 @@ def _in_doubt() -> Script:
     return story.take(ended("a", response=9), answers("the end", response=10))
 
 
-def _late() -> Script:
-    story = Script().take(say(), asks(writes("a"))).node().take(asks(writes("b"), response=2)).node()
+def _late() -> JournalScript:
+    story = JournalScript().take(say(), asks(writes("a"))).node().take(asks(writes("b"), response=2)).node()
     story.take(asks(writes("c"), response=3), CallFinished(1, 1, ToolResult("a", "late")))
     queued = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
     story.take(queued, Cancel(), queued, CallProgress(CallRef(1, 3, "c"), 1, "almost"), Withdraw())
     return story.take(CallFinished(1, 2, ToolResult("b", "later")), ended("c", response=3))
 
 
-def _children() -> Script:
+def _children() -> JournalScript:
     inner = [encode(EpochStarted(1, "node", AT)), encode(Delta(1, 1, 1, 0, "text", "from below"))]
-    story = Script().take(say(), asks(at_child("a")))
+    story = JournalScript().take(say(), asks(at_child("a")))
     story.take(
         ChildStreamed(CallRef(1, 1, "a"), "s::1.1.0", tuple(enumerate(inner, 1))),
         CallFinished(1, 1, ToolResult("a", "helped")),
@@ -399,14 +405,14 @@ def _children() -> Script:
     return story.take(answers("ok", response=2))
 
 
-def _child() -> Script:
+def _child() -> JournalScript:
     parent = Parent("s", 1, 1, "a", ("helper",))
     task = SendMessage(UserMessage.of("Do it."), parent=parent, responses_max=1, timeout_s=60.0)
-    return Script().take(task, asks(reads("a")), ended("a"), answers("handed in", response=2))
+    return JournalScript().take(task, asks(reads("a")), ended("a"), answers("handed in", response=2))
 
 
-def _limited() -> Script:
-    story = Script().take(
+def _limited() -> JournalScript:
+    story = JournalScript().take(
         SendMessage(UserMessage.of("quick"), timeout_s=5.0, responses_max=3), asks(writes("a"))
     )
     story.take(TurnExpired(1), ended("a"), answers("what I have", response=2))
@@ -414,32 +420,37 @@ def _limited() -> Script:
     return story.take(CancelExpired(2)).node()
 
 
-def _pruned() -> Script:
+def _pruned() -> JournalScript:
     story = _streamed().prune()
     story.take(say("after"), asks(reads("a"), turn=4), ended("a", turn=4), answers("ok", turn=4, response=2))
     return story
 
 
-def _pruned_in_a_turn() -> Script:
+def _pruned_in_a_turn() -> JournalScript:
     story = _compacted().take(say("on"), asks(reads("a"), turn=6), ended("a", turn=6)).prune()
     return story.node().take(answers("ok", turn=6, response=2, attempt=2))
 
 
-def _damaged() -> Script:
-    story = Script().take(say(), asks(writes("a"), writes("b")), ended("a", "what is lost")).damage_last()
+def _damaged() -> JournalScript:
+    story = (
+        JournalScript().take(say(), asks(writes("a"), writes("b")), ended("a", "what is lost")).damage_last()
+    )
     return story.take(ended("b"), answers("ok", response=2))
 
 
-def _damaged_late() -> Script:
+def _damaged_late() -> JournalScript:
     story = (
-        Script().take(say(), asks(writes("a"))).node().take(CallFinished(1, 1, ToolResult("a", "too late")))
+        JournalScript()
+        .take(say(), asks(writes("a")))
+        .node()
+        .take(CallFinished(1, 1, ToolResult("a", "too late")))
     )
     return story.damage_last().take(answers("ok", response=2))
 
 
-def _driven() -> Script:
+def _driven() -> JournalScript:
     asked = Response((ToolCall("a", "work"), ToolCall("b", "work")), Finish.CALLS)
-    story = Script().take(
+    story = JournalScript().take(
         driven_turn.Begin(UserMessage.of("go"), "pydantic-ai", "key", "digest"),
         driven_turn.RequestModelResponse(1, NOTHING),
     )
@@ -473,7 +484,7 @@ def _driven() -> Script:
 
 
 def _resend(
-    story: Script, *entries: Entry, tools: bool = True, results: tuple[ToolResult, ...] = ()
+    story: JournalScript, *entries: Entry, tools: bool = True, results: tuple[ToolResult, ...] = ()
 ) -> SendTranscript:
     """Let a client application resend its whole conversation; the part that the session has is kept."""
     application = story.session.application
@@ -504,9 +515,9 @@ def _resend(
     )
 
 
-def _application() -> Script:
+def _application() -> JournalScript:
     """Let a client application call a tool of its own, send the result, edit, be cut, and branch."""
-    story, hi = Script(agent="claude", version="2"), UserMessage.of("hi")
+    story, hi = JournalScript(agent="claude", version="2"), UserMessage.of("hi")
     story.take(_resend(story, hi))
     place, look = (1, 1, 1), ToolCall("a", "look", "{}", signature="signed")
     announced = (
@@ -536,7 +547,7 @@ def _application() -> Script:
     return story.take(_resend(story, UserMessage.of("elsewhere"), other, UserMessage.of("twice")))
 
 
-SCRIPTS: dict[str, Callable[[], Script]] = {
+SCRIPTS: dict[str, Callable[[], JournalScript]] = {
     each.__name__.removeprefix("_"): each
     for each in (
         _streamed,

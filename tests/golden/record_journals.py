@@ -49,17 +49,17 @@ def draw_lives() -> Iterator[tuple[str, Journal]]:
     from midstream.errors import UsageError
     from midstream.session.records import encode
     from midstream.session.turn.commands import Refused
-    from tests.session.edges import Edge, edge_of
-    from tests.session.lives import Life, lives
+    from tests.session.edges import MachineEdge, edge_of
+    from tests.session.lives import SessionLife, lives
 
     import_module("tests.conftest")  # Fixes how examples are drawn: the same every time.
     refused = Refused(UsageError("whatever it was"))
-    taken: set[Edge] = set()
+    taken: set[MachineEdge] = set()
     kept: list[Journal] = []
 
     @settings(max_examples=tried(LIVES), phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(lives(steps_max=40))
-    def take(life: Life) -> None:
+    def take(life: SessionLife) -> None:
         edges = {
             edge_of(step.before, step.command, refused if step.records is None else step.records, step.after)
             for step in life.steps

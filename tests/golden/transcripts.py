@@ -42,7 +42,7 @@ _ID = re.compile(r"[0-9a-f]{24,}")
 """The random part of an id; ids of one answer share it."""
 
 
-class Names:
+class IdNames:
     """Numbers for ids, in the order of their appearance in a story, and back."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Names:
         return text
 
 
-def recorded_request(request: httpx2.Request, body: bytes, names: Names) -> Json:
+def recorded_request(request: httpx2.Request, body: bytes, names: IdNames) -> Json:
     """Return the stored form of a request."""
     headers = {name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers}
     if "idempotency-key" in headers and headers["idempotency-key"].startswith("stainless"):
@@ -74,7 +74,7 @@ def recorded_request(request: httpx2.Request, body: bytes, names: Names) -> Json
     return shown
 
 
-def recorded_response(status: int, headers: Mapping[str, str], body: bytes, names: Names) -> Json:
+def recorded_response(status: int, headers: Mapping[str, str], body: bytes, names: IdNames) -> Json:
     """Return the stored form of a response: JSON, or the events of a stream in order."""
     shown: Json = {"status": status}
     text = names.recorded(body.decode())
@@ -150,7 +150,7 @@ def _timeless(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 async def replayed(story: Json, url: str, upstream: Upstream) -> Json:
     """Send the requests of a story; return the current responses as a story."""
-    names = Names()
+    names = IdNames()
     steps = []
     async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S, headers={"user-agent": "replay"}) as client:
         for step in story["steps"]:
@@ -163,11 +163,11 @@ async def replayed(story: Json, url: str, upstream: Upstream) -> Json:
     return {**story, "steps": steps, "asked": _upstream_requests(upstream, names)}
 
 
-def _upstream_requests(upstream: Upstream, names: Names) -> Any:  # noqa: ANN401 - JSON
+def _upstream_requests(upstream: Upstream, names: IdNames) -> Any:  # noqa: ANN401 - JSON
     return json.loads(names.recorded(json.dumps(upstream.asked)))
 
 
-async def _replay_step(client: httpx2.AsyncClient, step: Json, names: Names) -> Json:
+async def _replay_step(client: httpx2.AsyncClient, step: Json, names: IdNames) -> Json:
     given = step["request"]
     headers = {name: value.replace("TOKEN", TOKEN) for name, value in given["headers"].items()}
     body = names.actual(json.dumps(given["body"])).encode() if "body" in given else None

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 READ_BYTES_MAX = 65536
 
 
-class Line:
+class CuttableConnection:
     """A relay in front of one port, whose server may be dead."""
 
     def __init__(self, port: int) -> None:
@@ -46,9 +46,9 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @contextlib.asynccontextmanager
-async def line_to(port: int) -> AsyncIterator[tuple[Line, str]]:
+async def line_to(port: int) -> AsyncIterator[tuple[CuttableConnection, str]]:
     """Relay to a port of this machine; yield the line, and its address."""
-    line = Line(port)
+    line = CuttableConnection(port)
     server = await asyncio.start_server(line.relay, "127.0.0.1", 0)
     try:
         yield line, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -13,7 +13,7 @@ SERVED_JS = ("/static/client/midstream.js", "https://agents.example/static/clien
 """Addresses from which pages import the browser's client; a test puts the file there."""
 
 
-class Served(Struct, frozen=True):
+class ServedBlock(Struct, frozen=True):
     """The block of a page that defines an agent, as the file that `midstream serve` is given.
 
     Args:
@@ -27,32 +27,32 @@ class Served(Struct, frozen=True):
     before: str = ""
 
 
-def _played(page: str, module: str, kind: str, *, block: int = 0) -> Served:
+def _played(page: str, module: str, kind: str, *, block: int = 0) -> ServedBlock:
     """Play the upstream of a page: an agent's software, with an account; all else of the block is as printed."""
     before = f"""
 import importlib
 from midstream.testing.scripted_upstream import ScriptedUpstream
 setattr(importlib.import_module({module!r}), {kind!r}, lambda *arguments, **options: ScriptedUpstream())
 """
-    return Served(page, block, before)
+    return ServedBlock(page, block, before)
 
 
 _INTEGRATIONS = "midstream.agents"
 SERVED = {
-    "hello:agent": Served("README.md"),
-    "approvals:agent": Served("approvals.md"),
+    "hello:agent": ServedBlock("README.md"),
+    "approvals:agent": ServedBlock("approvals.md"),
     "in_claude:agent": _played("claude.md", f"{_INTEGRATIONS}.claude", "Claude"),
     "in_acp:agent": _played("acp.md", f"{_INTEGRATIONS}.acp", "AcpAgent"),
     "in_approvals:agent": _played("approvals.md", f"{_INTEGRATIONS}.acp", "AcpAgent", block=1),
     "in_cursor:agent": _played("cursor.md", f"{_INTEGRATIONS}.cursor", "Cursor"),
     "in_codex:agent": _played("codex.md", f"{_INTEGRATIONS}.codex", "Codex"),
     "in_memory:agent": _played("openai-memory.md", f"{_INTEGRATIONS}.openai_conversation", "OpenAIChain"),
-    "in_reuse:agent": Served("reuse.md"),
+    "in_reuse:agent": ServedBlock("reuse.md"),
 }
 """The agents that programs use, by the name that `midstream serve` is given."""
 
 
-class Program(Struct, frozen=True):
+class GuideProgram(Struct, frozen=True):
     """Blocks of one page in one file, as a reader would put them there, and what the reader does with them.
 
     Args:
@@ -336,17 +336,17 @@ IN_A_BROWSER = {
 is killed.
 """
 TABLE = [
-    Program("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
-    Program("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),
+    GuideProgram("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
+    GuideProgram("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),
     *(
-        Program("README.md", (1,), _ASK_TWICE, "answer 1\nanswer 2\n", needs=needs, talks_to=agent)
+        GuideProgram("README.md", (1,), _ASK_TWICE, "answer 1\nanswer 2\n", needs=needs, talks_to=agent)
         for agent, needs in POOLED.items()
     ),
-    Program("README.md", (2,), _IN_PROCESS, _COAT),
-    Program("README.md", (3,), "print(app.routes[0].path, end='')", "/agent"),
-    Program("README.md", (4,), needs=("openai", "pydantic_ai")),
-    Program("acp-agent.md", (0,), prints=f"{_COAT}\n", needs=("acp",)),
-    Program(
+    GuideProgram("README.md", (2,), _IN_PROCESS, _COAT),
+    GuideProgram("README.md", (3,), "print(app.routes[0].path, end='')", "/agent"),
+    GuideProgram("README.md", (4,), needs=("openai", "pydantic_ai")),
+    GuideProgram("acp-agent.md", (0,), prints=f"{_COAT}\n", needs=("acp",)),
+    GuideProgram(
         "a2a.md",
         (0,),
         prints=_COAT.removeprefix("Let me look. ") + "\n",
@@ -354,42 +354,44 @@ TABLE = [
         talks_to="hello:agent",
         session="oslo",
     ),
-    Program("a2a.md", (1,), "print(skill.id, app.requires_authentication, end='')", "forecast False"),
-    Program("acp.md", (0,), _PRINT_MODEL, "True", needs=("acp",)),
-    Program("acp.md", (1,), needs=("acp",)),
-    Program("ai-sdk.md", (0,), _PRINT_MODEL, "True"),
-    Program("approvals.md", (1,), _PRINT_MODEL, "True", needs=("acp",)),
-    Program("approvals.md", (0,), "print(is_large('Ann', 99), end='')", "False"),
-    Program("approvals.md", (2,), _DECIDE, "It is paid.", talks_to="approvals:agent"),
-    Program("claude.md", (0,), _PRINT_MODEL, "True", needs=("claude_agent_sdk",)),
-    Program("claude.md", (1,), needs=("claude_agent_sdk",)),
-    Program("claude.md", (2,), needs=("claude_agent_sdk",)),
-    Program("codex.md", (0,), _PRINT_MODEL, "True", needs=("openai_codex",)),
-    Program("cursor.md", (0,), _PRINT_MODEL, "True", needs=("cursor_sdk",)),
-    Program("encryption.md", (0,), "import os; print(os.path.exists('keys'), end='')", "True"),
-    Program(
+    GuideProgram("a2a.md", (1,), "print(skill.id, app.requires_authentication, end='')", "forecast False"),
+    GuideProgram("acp.md", (0,), _PRINT_MODEL, "True", needs=("acp",)),
+    GuideProgram("acp.md", (1,), needs=("acp",)),
+    GuideProgram("ai-sdk.md", (0,), _PRINT_MODEL, "True"),
+    GuideProgram("approvals.md", (1,), _PRINT_MODEL, "True", needs=("acp",)),
+    GuideProgram("approvals.md", (0,), "print(is_large('Ann', 99), end='')", "False"),
+    GuideProgram("approvals.md", (2,), _DECIDE, "It is paid.", talks_to="approvals:agent"),
+    GuideProgram("claude.md", (0,), _PRINT_MODEL, "True", needs=("claude_agent_sdk",)),
+    GuideProgram("claude.md", (1,), needs=("claude_agent_sdk",)),
+    GuideProgram("claude.md", (2,), needs=("claude_agent_sdk",)),
+    GuideProgram("codex.md", (0,), _PRINT_MODEL, "True", needs=("openai_codex",)),
+    GuideProgram("cursor.md", (0,), _PRINT_MODEL, "True", needs=("cursor_sdk",)),
+    GuideProgram("encryption.md", (0,), "import os; print(os.path.exists('keys'), end='')", "True"),
+    GuideProgram(
         "encryption.md", (1,), "print(keys.routes[0].path, remote.url, end='')", "/wrap https://keys.example"
     ),
-    Program("encryption.md", (2,), "import os; print(os.path.exists('keys'), end='')", "True"),
+    GuideProgram("encryption.md", (2,), "import os; print(os.path.exists('keys'), end='')", "True"),
     *(
-        Program("hooks.md", (number,), f"print('on it' in repr({what}), end='')", "True", is_of_provider=True)
+        GuideProgram(
+            "hooks.md", (number,), f"print('on it' in repr({what}), end='')", "True", is_of_provider=True
+        )
         for number, what in ((1, "response"), (2, "result"), (3, "state"), (5, "response"))
     ),
-    Program(
+    GuideProgram(
         "hooks.md",
         (0,),
         "print(response.content[0].text, end='')",
         "(Edit(code='dangling-call', at=1, did='added a result that states the outcome', …\non it",
         is_of_provider=True,
     ),
-    Program(
+    GuideProgram(
         "hooks.md",
         (4,),
         "print('on it' in repr(agent.invoke({'messages': [('user', 'Deploy it.')]})), end='')",
         "True",
         needs=("langchain",),
     ),
-    Program(
+    GuideProgram(
         "mcp-server.md",
         (0,),
         prints=_COAT.removeprefix("Let me look. ") + "\n",
@@ -397,14 +399,16 @@ TABLE = [
         talks_to="hello:agent",
         session="oslo",
     ),
-    Program("mcp-server.md", (1,), "print(review.name, app.requires_authentication, end='')", "review False"),
-    Program("mcp.md", (0,), "print([each.name for each in agent.sources], end='')", "['files', 'mail']"),
-    Program("models.md", (0,), "print(agent.stalls.first_token_s, end='')", "60.0"),
-    Program("gateway.md", (0,), "print(agent.name != '', end='')", "True", needs=("claude_agent_sdk",)),
-    Program("models.md", (1,), "print(model.name, end='')", "openai-compatible:some-model"),
-    Program("models.md", (2,), "print(model.name, end='')", "anthropic-messages:some-model"),
-    Program("models.md", (3,), "print(model.name, end='')", "openai-responses:some-model"),
-    Program(
+    GuideProgram(
+        "mcp-server.md", (1,), "print(review.name, app.requires_authentication, end='')", "review False"
+    ),
+    GuideProgram("mcp.md", (0,), "print([each.name for each in agent.sources], end='')", "['files', 'mail']"),
+    GuideProgram("models.md", (0,), "print(agent.stalls.first_token_s, end='')", "60.0"),
+    GuideProgram("gateway.md", (0,), "print(agent.name != '', end='')", "True", needs=("claude_agent_sdk",)),
+    GuideProgram("models.md", (1,), "print(model.name, end='')", "openai-compatible:some-model"),
+    GuideProgram("models.md", (2,), "print(model.name, end='')", "anthropic-messages:some-model"),
+    GuideProgram("models.md", (3,), "print(model.name, end='')", "openai-responses:some-model"),
+    GuideProgram(
         "langgraph-api.md",
         (0,),
         prints="Take a coat: it is 8 degrees in Oslo.\n",
@@ -412,19 +416,21 @@ TABLE = [
         talks_to="hello:agent",
         session="my-thread",
     ),
-    Program("network.md", (0,), prints=f"{_COAT}\n", talks_to="hello:agent", session="private"),
-    Program("network.md", (1,), prints=f"{_COAT}\n", talks_to="hello:agent", session="session-1"),
-    Program("openai-memory.md", (0,), _PRINT_MODEL, "True", needs=("openai",)),
-    Program("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
-    Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
-    Program("pydantic-ai.md", (0, 2), _CONVERSE, "on it 2 4 4 True", is_of_provider=True),
-    Program("pydantic-ai.md", (0, 2, 3), _APPROVE_DEFERRED, "paid 3", is_of_provider=True),
-    Program("pydantic-ai.md", (4,), _SERVED, "on it", is_of_provider=True),
-    Program("openai-agents.md", (0,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
-    Program(
+    GuideProgram("network.md", (0,), prints=f"{_COAT}\n", talks_to="hello:agent", session="private"),
+    GuideProgram("network.md", (1,), prints=f"{_COAT}\n", talks_to="hello:agent", session="session-1"),
+    GuideProgram("openai-memory.md", (0,), _PRINT_MODEL, "True", needs=("openai",)),
+    GuideProgram("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
+    GuideProgram("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
+    GuideProgram("pydantic-ai.md", (0, 2), _CONVERSE, "on it 2 4 4 True", is_of_provider=True),
+    GuideProgram("pydantic-ai.md", (0, 2, 3), _APPROVE_DEFERRED, "paid 3", is_of_provider=True),
+    GuideProgram("pydantic-ai.md", (4,), _SERVED, "on it", is_of_provider=True),
+    GuideProgram(
+        "openai-agents.md", (0,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True
+    ),
+    GuideProgram(
         "openai-agents.md", (0, 1), _STREAM_TWICE, "on it", environment="frameworks", is_of_provider=True
     ),
-    Program(
+    GuideProgram(
         "openai-agents.md",
         (0, 2),
         _CONVERSE,
@@ -432,21 +438,27 @@ TABLE = [
         environment="frameworks",
         is_of_provider=True,
     ),
-    Program("openai-agents.md", (0, 3), _APPROVE, "paid 3", environment="frameworks", is_of_provider=True),
-    Program("openai-agents.md", (4,), _SERVED_SDK, "on it", environment="frameworks", is_of_provider=True),
-    Program("langgraph.md", (0, 1), _KILLED_IN_ITS_TOOL, "It is done. Oslo 4", environment="frameworks"),
-    Program("langgraph.md", (0, 1, 2), _CANCELLED, "booked in Oslo", environment="frameworks"),
-    Program(
+    GuideProgram(
+        "openai-agents.md", (0, 3), _APPROVE, "paid 3", environment="frameworks", is_of_provider=True
+    ),
+    GuideProgram(
+        "openai-agents.md", (4,), _SERVED_SDK, "on it", environment="frameworks", is_of_provider=True
+    ),
+    GuideProgram("langgraph.md", (0, 1), _KILLED_IN_ITS_TOOL, "It is done. Oslo 4", environment="frameworks"),
+    GuideProgram("langgraph.md", (0, 1, 2), _CANCELLED, "booked in Oslo", environment="frameworks"),
+    GuideProgram(
         "langgraph.md",
         (3,),
         "print('reserve' in reserve.name, served_graph.name, end='')",
         "True porter",
         needs=("langchain",),
     ),
-    Program("rejected.md", (0,), "print(len(messages), end='')", "orphan-result 1 kept as a user's words\n2"),
-    Program("retention.md", (0,), "print(app.open_streams, end='')", "0"),
-    Program("reuse.md", (0,), _REUSE, "resumed"),
-    Program("security.md", (0, 1, 2, 3), "print(app.requires_authentication, end='')", "True"),
-    Program("security.md", (0,), "client.close();", language="js", before=_OWN),
-    Program("transactions.md", (0,), "print(agent.tools['order'].on_doubt, end='')", "in_transaction"),
+    GuideProgram(
+        "rejected.md", (0,), "print(len(messages), end='')", "orphan-result 1 kept as a user's words\n2"
+    ),
+    GuideProgram("retention.md", (0,), "print(app.open_streams, end='')", "0"),
+    GuideProgram("reuse.md", (0,), _REUSE, "resumed"),
+    GuideProgram("security.md", (0, 1, 2, 3), "print(app.requires_authentication, end='')", "True"),
+    GuideProgram("security.md", (0,), "client.close();", language="js", before=_OWN),
+    GuideProgram("transactions.md", (0,), "print(agent.tools['order'].on_doubt, end='')", "in_transaction"),
 ]

@@ -18,7 +18,7 @@ from midstream.models.responses import ModelEvent, ModelRequest, TextDelta
 LOOK_S = 0.005
 
 
-class Slow:
+class PausingModel:
     """A model in front of the guide's."""
 
     def __init__(self, model: Model) -> None:
@@ -43,7 +43,7 @@ async def _slowed(events: AsyncIterator[ModelEvent]) -> AsyncIterator[ModelEvent
 def _find() -> Agent:
     module, _, name = os.environ["GUIDE_AGENT"].partition(":")
     agent: Agent = getattr(importlib.import_module(module), name)
-    agent.model = Slow(agent.model)
+    agent.model = PausingModel(agent.model)
     return agent
 
 

@@ -30,7 +30,7 @@ from tests.forked import AsyncForked
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN
 from tests.guides.line import line_to
 from tests.guides.program_process import Request, Result
-from tests.guides.programs import ANYTHING, IN_A_BROWSER, POOLED, SERVED, SERVED_JS, TABLE, URL, Program
+from tests.guides.programs import ANYTHING, IN_A_BROWSER, POOLED, SERVED, SERVED_JS, TABLE, URL, GuideProgram
 from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.models.strict_provider import strict_provider
 from tests.ports import held_port
@@ -113,7 +113,9 @@ def test_every_language_is_known() -> None:
 
 
 @pytest.mark.parametrize("program", OTHERS, ids=lambda program: program.name)
-async def test_a_program_runs_as_printed(program: Program, tmp_path: Path, interpreter: Interpreter) -> None:
+async def test_a_program_runs_as_printed(
+    program: GuideProgram, tmp_path: Path, interpreter: Interpreter
+) -> None:
     _check_environment(program)
     with strict_provider() as provider:
         variables = {
@@ -133,7 +135,9 @@ async def test_a_program_runs_as_printed(program: Program, tmp_path: Path, inter
 
 
 @pytest.mark.parametrize("program", ONCE_FOR_ALL, ids=lambda program: program.name)
-async def test_a_program_survives_a_connection_cut_during_an_answer(program: Program, tmp_path: Path) -> None:
+async def test_a_program_survives_a_connection_cut_during_an_answer(
+    program: GuideProgram, tmp_path: Path
+) -> None:
     _check_environment(program)
     with held_port() as port:
         async with _serve_agent(program, tmp_path, port), line_to(port) as (line, url):
@@ -148,7 +152,7 @@ async def test_a_program_survives_a_connection_cut_during_an_answer(program: Pro
 
 @pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
 async def test_a_program_shows_each_word_once_after_the_server_was_killed_during_an_answer(
-    program: Program, tmp_path: Path
+    program: GuideProgram, tmp_path: Path
 ) -> None:
     _check_environment(program)
     with held_port() as port:
@@ -169,12 +173,12 @@ async def test_a_program_shows_each_word_once_after_the_server_was_killed_during
 # ----------------------------------------------------------------------------------------------------
 
 
-def _fits(program: Program, out: str) -> bool:
+def _fits(program: GuideProgram, out: str) -> bool:
     expected = re.escape(program.prints).replace(re.escape(ANYTHING), ".*")
     return re.fullmatch(expected, out, re.DOTALL) is not None
 
 
-def _check_environment(program: Program) -> None:
+def _check_environment(program: GuideProgram) -> None:
     for module in program.needs:
         pytest.importorskip(module)
     python, made_by = APART[program.environment]
@@ -184,7 +188,7 @@ def _check_environment(program: Program) -> None:
         pytest.skip("JavaScript is run by node (20 or newer), which is not here")
 
 
-def _write(folder: Path, program: Program, url: str) -> list[str]:
+def _write(folder: Path, program: GuideProgram, url: str) -> list[str]:
     """Write the program, and the agent of the README and guides; return the command that starts it."""
     for agent in {"hello:agent", program.talks_to} - {""}:
         write_agent(folder, agent)
@@ -202,7 +206,7 @@ def _write(folder: Path, program: Program, url: str) -> list[str]:
     return [NODE, "program.mjs"]
 
 
-async def _run(program: Program, folder: Path, url: str, variables: dict[str, str]) -> str:
+async def _run(program: GuideProgram, folder: Path, url: str, variables: dict[str, str]) -> str:
     """Run a program to its end, and return its output."""
     command = _write(folder, program, url)
     with tempfile.TemporaryFile() as errors:
@@ -233,7 +237,7 @@ async def _run(program: Program, folder: Path, url: str, variables: dict[str, st
 
 
 @contextlib.asynccontextmanager
-async def _serve_agent(program: Program, folder: Path, port: int) -> AsyncIterator[AsyncForked]:
+async def _serve_agent(program: GuideProgram, folder: Path, port: int) -> AsyncIterator[AsyncForked]:
     """Serve the page's agent with `midstream serve`."""
     _write(folder, program, URL)
     command = ["serve", "tests.guides.slowly:agent", "--no-auth", "--json", "--store", "server.db"]

@@ -31,7 +31,7 @@ from midstream.history.rendering import Rendered, arguments_of, render
 from midstream.history.repair.placeholders import NO_REASONING, NO_RESPONSE, NO_WORDS, SENTINEL
 from tests.history.histories import MODEL, SIGNATURES, histories
 from tests.search import tried
-from tests.session.lives import Life, lives
+from tests.session.lives import SessionLife, lives
 from tests.spec import spec
 
 HI = UserMessage.of("hi")
@@ -74,7 +74,7 @@ def test_more_entries_change_no_message(history: History, profile: str, kept: in
 @spec("HISTORY-90")
 @settings(max_examples=tried(100))
 @given(lives(), EVERY_PROFILE)
-def test_the_next_prompt_of_any_session_is_accepted(life: Life, profile: str) -> None:
+def test_the_next_prompt_of_any_session_is_accepted(life: SessionLife, profile: str) -> None:
     history = life.session.history.then(UserMessage.of("and now?"))
     assert findings(render(history, "Be brief.", profile), profile) == []
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from midstream.version import __version__
 from tests.hosts.host_programs import PROGRAMS, HostProgram
 from tests.hosts.host_situations import SITUATIONS, HostRun, place_in
-from tests.hosts.line_cuts import Relay
+from tests.hosts.line_cuts import CuttingRelay
 from tests.programs.gateway_process import TOKEN, GatewayProcess
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import Place, Program
@@ -61,7 +61,7 @@ async def play(program: HostProgram, name: str, folder: Path, chance: random.Ran
     await model.start()
     place = place_in(folder, model)
     gateway = GatewayProcess(UPSTREAM, place)
-    relay = Relay(0)
+    relay = CuttingRelay(0)
     run = HostRun(program, place, model, gateway, relay, chance)
     try:
         async with relay.listening():

@@ -16,11 +16,11 @@ from msgspec import Struct, field
 
 from midstream.environment import World
 from tests.hosts.host_programs import HostProgram, environment
-from tests.hosts.line_cuts import LineCut, Relay, Way
+from tests.hosts.line_cuts import CuttingRelay, LineCut, Way
 from tests.programs.gateway_process import GatewayProcess
 from tests.programs.model_server import ModelServer, effects_of
 from tests.programs.programs import Place
-from tests.programs.situations import Verdict
+from tests.programs.situations import SituationVerdict
 
 TURN_S = 180.0
 """Seconds for one message; a machine under load starts some of these programs in half a minute."""
@@ -37,9 +37,9 @@ class HostRun(Struct):
     place: Place
     model: ModelServer
     gateway: GatewayProcess
-    relay: Relay
+    relay: CuttingRelay
     chance: random.Random
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: SituationVerdict = field(default_factory=SituationVerdict)
     is_played: bool = True
 
     async def send(self, words: str, *, is_continued: bool = False, place: Place | None = None) -> str:

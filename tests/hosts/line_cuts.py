@@ -31,7 +31,7 @@ class LineCut(Struct):
     is_done: bool = False
 
 
-class Relay:
+class CuttingRelay:
     """Relay connections of loopback; `port` is the server's, and may change during the run."""
 
     def __init__(self, port: int) -> None:

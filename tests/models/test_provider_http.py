@@ -145,7 +145,7 @@ WHOLE = OK + b"content-length: 13\r\n\r\n" + HELLO
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Scripted:
+class ScriptedSocketServer:
     """A server that answers each request with the next bytes; None closes the connection."""
 
     def __init__(self, *answers: bytes | None, piece_bytes: int = 1 << 30) -> None:
@@ -202,8 +202,8 @@ async def serving(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterato
 @contextlib.asynccontextmanager
 async def scripted(
     *answers: bytes | None, piece_bytes: int = 1 << 30, headers: Mapping[str, str] | None = None
-) -> AsyncIterator[tuple[Scripted, Provider]]:
-    peer = Scripted(*answers, piece_bytes=piece_bytes)
+) -> AsyncIterator[tuple[ScriptedSocketServer, Provider]]:
+    peer = ScriptedSocketServer(*answers, piece_bytes=piece_bytes)
     async with serving(peer.talk) as peer.url:
         provider = Provider(peer.url, "m", headers=headers, world=World())
         yield peer, provider
@@ -416,7 +416,7 @@ def test_an_invalid_header_is_refused_at_once(value: str) -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_never_receives_the_key(status: int) -> None:
-    elsewhere = Scripted(WHOLE)
+    elsewhere = ScriptedSocketServer(WHOLE)
     async with serving(elsewhere.talk) as url:
         moved = f"HTTP/1.1 {status} Moved\r\nlocation: {url}/\r\ncontent-length: 0\r\n\r\n"
         async with scripted(moved.encode(), headers={"authorization": "Bearer key"}) as (_, provider):
@@ -443,7 +443,7 @@ async def test_the_users_netrc_file_is_not_read(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("prefix", ["http://", ""])
 async def test_a_proxy_of_the_environment_is_used(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = Scripted(WHOLE)
+    proxy = ScriptedSocketServer(WHOLE)
     async with serving(proxy.talk) as url:
         monkeypatch.setenv("http_proxy", prefix + url.removeprefix("http://"))
         monkeypatch.setenv("no_proxy", "other.example")
@@ -454,7 +454,7 @@ async def test_a_proxy_of_the_environment_is_used(prefix: str, monkeypatch: pyte
 
 
 async def test_a_proxy_tunnels_tls_and_never_receives_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = Scripted(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
+    proxy = ScriptedSocketServer(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
     async with serving(proxy.talk) as url:
         monkeypatch.setenv("all_proxy", url)
         provider = Provider("https://model.example/v1", "m", "secret-key", world=World())
@@ -474,7 +474,7 @@ async def test_a_server_certificate_trusted_by_the_system_is_accepted(
     if is_trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.pem"))
     provider_http._tls.cache_clear()
-    peer = Scripted(WHOLE)
+    peer = ScriptedSocketServer(WHOLE)
     try:
         async with serving(peer.talk, tls=tls) as url:
             provider = Provider(url.replace("http:", "https:"), "m", "key", world=World())

@@ -156,7 +156,7 @@ async def test_the_provider_receives_the_tools_and_the_instructions() -> None:
     assert told == [("read", "Read a file.", READ.parameters)]
 
 
-class Seen(httpx2.AsyncBaseTransport):
+class RecordingTransport(httpx2.AsyncBaseTransport):
     """A transport that records the requests to Anthropic, and refuses or answers with a stream."""
 
     def __init__(self, answer: bytes = b"") -> None:
@@ -170,7 +170,7 @@ class Seen(httpx2.AsyncBaseTransport):
         return httpx2.Response(400, json={"type": "error", "error": {"type": "invalid", "message": "no"}})
 
 
-def claude(seen: Seen) -> PydanticModel:
+def claude(seen: RecordingTransport) -> PydanticModel:
     client = anthropic.AsyncAnthropic(
         api_key="key", max_retries=0, http_client=httpx2.AsyncClient(transport=seen)
     )
@@ -181,7 +181,7 @@ async def test_redacted_thinking_is_received_and_sent_back_unchanged() -> None:
     thoughts = [*claudes.thought(0, "hm"), *claudes.redacted(1, "c2VhbGVk")]
     words = [*claudes.text(2, "I look."), *claudes.call(3, "{}")]
     events = [claudes.message_start("claude-test"), *thoughts, *words, *claudes.message_end("tool_use")]
-    seen = Seen(claudes.wire(events))
+    seen = RecordingTransport(claudes.wire(events))
     model = PydanticAIModel(claude(seen))
     responded = response_of(await events_of_model(model))
     assert responded.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
@@ -209,7 +209,7 @@ CLAUDES = [
 
 @spec("REUSE-61")
 async def test_requests_to_anthropic_have_cache_marks() -> None:
-    seen = Seen()
+    seen = RecordingTransport()
     model = PydanticAIModel(claude(seen))
     for request in CLAUDES:
         with pytest.raises(ModelRejectedError):
@@ -245,7 +245,7 @@ def unmarked(value: Any) -> Any:  # noqa: ANN401 - any JSON
 async def test_nothing_is_marked_where_it_is_disabled(
     options: dict[str, Any], request_of: dict[str, Any]
 ) -> None:
-    seen = Seen()
+    seen = RecordingTransport()
     request = msgspec.structs.replace(CLAUDES[1], **request_of)
     with pytest.raises(ModelRejectedError):
         await events_of_model(PydanticAIModel(claude(seen), **options), request)

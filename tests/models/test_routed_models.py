@@ -18,7 +18,7 @@ from midstream.testing.scripted_model import ScriptedModel, text
 HISTORY = History((UserMessage.of("hi"),))
 
 
-class Kept:
+class ResumableScript:
     """A model whose provider keeps its responses, and that counts its uses and records its close."""
 
     name = "kept"
@@ -50,7 +50,7 @@ class Kept:
         self.is_closed = True
 
 
-class Unclosable(Kept):
+class Unclosable(ResumableScript):
     """A model that cannot be closed."""
 
     async def end_use(self) -> None:
@@ -60,7 +60,7 @@ class Unclosable(Kept):
         raise ModelUnavailableError("it hangs")
 
 
-def routed(**models: ScriptedModel | Kept) -> RoutedModels:
+def routed(**models: ScriptedModel | ResumableScript) -> RoutedModels:
     return RoutedModels({name: Route(model) for name, model in models.items()})
 
 
@@ -89,7 +89,7 @@ async def test_a_failing_model_does_not_affect_the_others() -> None:
 
 
 async def test_a_response_is_resumed_and_stopped_at_the_model_that_began_it() -> None:
-    kept, other = Kept(), Kept()
+    kept, other = ResumableScript(), ResumableScript()
     model = routed(other=other, kept=kept)
     first = await anext(model.stream(ModelRequest("", HISTORY, model="kept")))
     assert isinstance(first, Resumable)
@@ -103,7 +103,7 @@ async def test_a_response_is_resumed_and_stopped_at_the_model_that_began_it() ->
 
 
 async def test_all_models_are_used_and_closed_also_after_one_that_cannot_be() -> None:
-    kept, last = Kept(), Kept()
+    kept, last = ResumableScript(), ResumableScript()
     model = routed(kept=kept, bad=Unclosable(), plain=ScriptedModel(()), last=last)
     model.begin_use(MemoryStore())
     assert (kept.uses, last.uses) == (1, 1)

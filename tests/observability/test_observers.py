@@ -18,7 +18,7 @@ from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, calls, text
 
 
-class Noting:
+class RecordingObserver:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 
@@ -35,7 +35,7 @@ async def test_an_observer_receives_every_record_of_a_turn_except_deltas(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR)
-    world, noting = FakeWorld(), Noting()
+    world, noting = FakeWorld(), RecordingObserver()
     host = Host(Agent(ScriptedModel(lambda _: text("Hello there."))), MemoryStore(), world=world)
     host.observers.add(Failing())
     host.observers.add(noting)
@@ -59,7 +59,7 @@ async def test_an_observer_receives_every_record_of_a_turn_except_deltas(
     await host.stop(grace_s=0)
 
 
-class Meeting(Noting):
+class Meeting(RecordingObserver):
     def answers(self, session: str, agent: str, model: str) -> None:
         self.told.append((session, f"{agent} by {model}"))
 
@@ -77,7 +77,7 @@ async def test_an_observer_receives_the_agent_and_model_before_the_first_append(
     named = sub_agent(helper, name="help", description="Helps.")
     script = [calls(("help", '{"task": "look"}')), text("so")]
     host = Host(Agent(ScriptedModel(script), name="main", tools=[named]), MemoryStore(), world=world)
-    for observer in (Shy(), Noting(), meeting):
+    for observer in (Shy(), RecordingObserver(), meeting):
         host.observers.add(observer)
     await host.start()
     runner = await host.session("s1", create=True)

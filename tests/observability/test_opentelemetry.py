@@ -47,7 +47,7 @@ class Judging(Sampler):
         return ALWAYS_ON.get_description()
 
 
-class Watching:
+class ExportingObserver:
     """An observer with its exported spans and metrics."""
 
     def __init__(self, *, agent: str = "") -> None:
@@ -69,7 +69,7 @@ class Watching:
 
 
 async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None:
-    watching = Watching(agent="tested")
+    watching = ExportingObserver(agent="tested")
     await watched_turn(watching.observer)
     found = watching.spans
     assert [span.name for span in found] == [
@@ -131,7 +131,7 @@ async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None
 
 
 async def test_each_operation_has_the_metric_of_its_kind() -> None:
-    watching = Watching(agent="tested")
+    watching = ExportingObserver(agent="tested")
     await watched_turn(watching.observer)
     points = watching.points
     assert {name: sum(point["count"] for point in each) for name, each in points.items()} == {
@@ -168,7 +168,7 @@ async def test_each_operation_has_the_metric_of_its_kind() -> None:
 
 
 async def test_every_name_is_from_the_conventions_or_ours() -> None:
-    watching = Watching()
+    watching = ExportingObserver()
     await watched_turn(watching.observer)
     told = {name for span in watching.spans for name in span.attributes or {}}
     labels = {name for each in watching.points.values() for point in each for name in point["attributes"]}
@@ -178,7 +178,7 @@ async def test_every_name_is_from_the_conventions_or_ours() -> None:
 
 
 async def test_a_sampler_receives_the_attributes_for_its_decision() -> None:
-    watching = Watching()
+    watching = ExportingObserver()
     await watched_turn(watching.observer)
     by_operation = {each["gen_ai.operation.name"]: {*each} for each in watching.sampler.shown}
     models = {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model"}
@@ -197,7 +197,7 @@ async def test_a_sampler_receives_the_attributes_for_its_decision() -> None:
     ],
 )
 async def test_the_name_of_a_model_identifies_its_provider(name: str, provider: str, model: str) -> None:
-    watching = Watching(agent="tested")
+    watching = ExportingObserver(agent="tested")
     for session in ("s1", "s1::1.1.0"):
         watching.observer.answers(session, "own", name)
         watching.observer.on_append(

@@ -17,7 +17,7 @@ NAMES = ("read_file", "write_file", "bash", "search")
 
 
 @dataclass
-class ToolCall:
+class PlannedCall:
     """One tool call and its result."""
 
     id: str
@@ -28,26 +28,26 @@ class ToolCall:
 
 
 @dataclass
-class Response:
+class PlannedResponse:
     """One response of the model."""
 
     number: int
     text: str
     thought: str
-    calls: list[ToolCall]
+    calls: list[PlannedCall]
     hosted: str = ""
 
 
 @dataclass
-class Turn:
+class PlannedTurn:
     """A user's text and the model's responses until its answer."""
 
     words: str
     extra: str
-    responses: list[Response] = field(default_factory=list)
+    responses: list[PlannedResponse] = field(default_factory=list)
 
 
-class Plan:
+class ConversationPlan:
     """A conversation, before it is written in any format."""
 
     def __init__(self, chance: Random, *, turns: int = 5, thinks: float = 0.4) -> None:
@@ -62,34 +62,34 @@ class Plan:
         self.count += 1
         return f"about k{self.count}z"
 
-    def _turn(self) -> Turn:
+    def _turn(self) -> PlannedTurn:
         extra = self.chance.choice(("", "", "", "", "image", "document", "unknown"))
-        turn = Turn(self.word(), extra)
+        turn = PlannedTurn(self.word(), extra)
         for _ in range(self.chance.choice((0, 0, 1, 1, 2, 3))):
             turn.responses.append(self._response(has_calls=True))
         turn.responses.append(self._response(has_calls=False))
         return turn
 
-    def _response(self, *, has_calls: bool) -> Response:
+    def _response(self, *, has_calls: bool) -> PlannedResponse:
         chance = self.chance
         self.responses += 1
         calls = [self._call(at) for at in range(chance.choice((1, 1, 1, 2, 3)))] if has_calls else []
         text = self.word() if not calls or chance.random() < 0.4 else ""
         thought = self.word() if chance.random() < self.thinks else ""
         hosted = self.word() if not calls and chance.random() < 0.1 else ""
-        return Response(self.responses, text, thought, calls, hosted)
+        return PlannedResponse(self.responses, text, thought, calls, hosted)
 
-    def _call(self, at: int) -> ToolCall:
+    def _call(self, at: int) -> PlannedCall:
         args: Json = {"path": self.word(), "lines": [1, at]} if self.chance.random() < 0.9 else {}
         self.count += 1
         call_id = f"c{self.count:03d}{self.responses:05d}"
-        return ToolCall(call_id, self.chance.choice(NAMES), args, self.word(), self.chance.random() < 0.15)
+        return PlannedCall(call_id, self.chance.choice(NAMES), args, self.word(), self.chance.random() < 0.15)
 
 
-class Writer:
+class HistoryWriter:
     """A writer of a plan in one format."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConversationPlan) -> None:
         self.chance = plan.chance
         self.out: list[Json] = []
         for turn in plan.turns:
@@ -103,23 +103,23 @@ class Writer:
         """Return whether an event of this likelihood happens."""
         return self.chance.random() < share
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         """Write a text of the user."""
         raise NotImplementedError
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         """Write a response of the model."""
         raise NotImplementedError
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         """Write the results of a response's calls."""
         raise NotImplementedError
 
 
-class Anthropic(Writer):
+class Anthropic(HistoryWriter):
     """Messages API, with caching, citations, hosted tools and split results."""
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         words: Json = {"type": "text", "text": turn.words}
         if not turn.extra and self.odds(0.6):
             self.out.append({"role": "user", "content": turn.words})
@@ -136,7 +136,7 @@ class Anthropic(Writer):
         }
         self.out.append({"role": "user", "content": [*extras[turn.extra], words]})
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         blocks: list[Json] = []
         if response.thought:
             signature = f"R{response.number}.EqQBCkYICxgCKkA"
@@ -170,14 +170,14 @@ class Anthropic(Writer):
         else:
             self.out.append({"role": "assistant", "content": blocks})
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         blocks = [self._result(call) for call in calls]
         if len(blocks) > 1 and self.odds(0.15):
             self.out += [{"role": "user", "content": [block]} for block in blocks]
             return
         self.out.append({"role": "user", "content": blocks})
 
-    def _result(self, call: ToolCall) -> Json:
+    def _result(self, call: PlannedCall) -> Json:
         block: Json = {"type": "tool_result", "tool_use_id": call.id, "content": call.output}
         if self.odds(0.3):
             block["content"] = [{"type": "text", "text": call.output}]
@@ -191,10 +191,10 @@ class Anthropic(Writer):
         return block
 
 
-class Bedrock(Writer):
+class Bedrock(HistoryWriter):
     """Converse."""
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         blocks: list[Json] = [{"text": turn.words}]
         if turn.extra == "image":
             blocks.append({"image": {"format": "png", "source": {"bytes": PIXEL}}})
@@ -204,7 +204,7 @@ class Bedrock(Writer):
             blocks.append({"cachePoint": {"type": "default"}})
         self.out.append({"role": "user", "content": blocks})
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         blocks: list[Json] = []
         if response.thought:
             text = {"text": response.thought, "signature": f"R{response.number}.EqQB"}
@@ -217,7 +217,7 @@ class Bedrock(Writer):
         ]
         self.out.append({"role": "assistant", "content": blocks})
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         blocks: list[Json] = []
         for call in calls:
             content: list[Json] = [{"text": call.output}]
@@ -230,16 +230,16 @@ class Bedrock(Writer):
         self.out.append({"role": "user", "content": blocks})
 
 
-class Chat(Writer):
+class ChatCompletions(HistoryWriter):
     """Chat Completions."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConversationPlan) -> None:
         super().__init__(plan)
         if self.odds(0.4):
             role = self.chance.choice(("system", "developer"))
             self.out.insert(0, {"role": role, "content": "Be brief, k0z."})
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         if not turn.extra and self.odds(0.7):
             self.out.append({"role": "user", "content": turn.words})
             return
@@ -248,7 +248,7 @@ class Chat(Writer):
             chunks.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}})
         self.out.append({"role": "user", "content": chunks})
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         content = response.text or self.chance.choice((None, "")) if response.calls else response.text
         message: Json = {"role": "assistant", "content": content}
         if response.thought:
@@ -264,7 +264,7 @@ class Chat(Writer):
             ]
         self.out.append(message)
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         for call in calls:
             content: Any = call.output
             if self.odds(0.1):
@@ -276,16 +276,16 @@ class Chat(Writer):
                 self.out[-1]["name"] = call.name
 
 
-class Mistral(Chat):
+class Mistral(ChatCompletions):
     """Mistral: reasoning in chunks, arguments as objects now and then."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConversationPlan) -> None:
         super().__init__(plan)
         for message in self.out:
             if message["role"] == "developer":
                 message["role"] = "system"
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         super().response(response)
         message = self.out[-1]
         message.pop("reasoning_content", None)
@@ -294,10 +294,10 @@ class Mistral(Chat):
             message["content"] = [thought, {"type": "text", "text": response.text}]
 
 
-class Responses(Writer):
+class Responses(HistoryWriter):
     """Items of the Responses API."""
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         if not turn.extra and self.odds(0.5):
             self.out.append({"role": "user", "content": turn.words})
             return
@@ -309,7 +309,7 @@ class Responses(Writer):
             number = len(self.out)
             self.out.append({"type": "compaction", "id": f"cmp_{number}", "encrypted_content": "gAAAA"})
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         number = response.number
         if response.thought:
             summary = [{"type": "summary_text", "text": response.thought}] if self.odds(0.5) else []
@@ -338,7 +338,7 @@ class Responses(Writer):
                 item |= {"id": f"fc_{number}_{at}", "status": "completed"}
             self.out.append(item)
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         for call in calls:
             output: Any = call.output
             if self.odds(0.15):
@@ -346,20 +346,20 @@ class Responses(Writer):
             self.out.append({"type": "function_call_output", "call_id": call.id, "output": output})
 
 
-class Gemini(Writer):
+class Gemini(HistoryWriter):
     """Contents of generateContent; one history has ids or has none."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConversationPlan) -> None:
         self.has_ids = plan.chance.random() < 0.5
         super().__init__(plan)
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         parts: list[Json] = [{"text": turn.words}]
         if turn.extra:
             parts.append({"inlineData": {"mimeType": "image/png", "data": PIXEL}})
         self.out.append({"role": "user", "parts": parts})
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         parts: list[Json] = []
         if response.thought and self.odds(0.5):
             parts.append({"text": response.thought, "thought": True})
@@ -376,7 +376,7 @@ class Gemini(Writer):
             parts.append(part)
         self.out.append({"role": "model", "parts": parts})
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         parts = []
         for call in calls:
             key = "error" if call.failed else "result"
@@ -385,10 +385,10 @@ class Gemini(Writer):
         self.out.append({"role": "user", "parts": parts})
 
 
-class PydanticAI(Writer):
+class PydanticAI(HistoryWriter):
     """ModelMessages as pydantic-ai dumps them."""
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         content: Any = turn.words
         if turn.extra:
             content = [turn.words, {"url": "https://x.test/a.png", "kind": "image-url"}]
@@ -398,7 +398,7 @@ class PydanticAI(Writer):
         parts.append({"content": content, "timestamp": WHEN, "part_kind": "user-prompt"})
         self.out.append({"parts": parts, "kind": "request", "instructions": None, "run_id": "run-1"})
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         parts: list[Json] = []
         if response.thought:
             thought: Json = {"content": response.thought, "part_kind": "thinking", "id": None}
@@ -413,7 +413,7 @@ class PydanticAI(Writer):
         message = {"parts": parts, "usage": usage, "model_name": "claude-sonnet-4-5", "timestamp": WHEN}
         self.out.append(message | {"kind": "response", "provider_name": "anthropic", "finish_reason": "stop"})
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         parts: list[Json] = []
         for call in calls:
             made: Json = {"tool_name": call.name, "content": call.output, "tool_call_id": call.id}
@@ -430,7 +430,7 @@ class PydanticAI(Writer):
 WHEN = "2026-01-01T00:00:00Z"
 
 
-class LangChain(Writer):
+class LangChain(HistoryWriter):
     """Messages as `messages_to_dict` writes them."""
 
     def _add(self, kind: str, data: Json) -> None:
@@ -443,7 +443,7 @@ class LangChain(Writer):
         }
         self.out.append({"type": kind, "data": {**common, **data}})
 
-    def user(self, turn: Turn) -> None:
+    def user(self, turn: PlannedTurn) -> None:
         if not self.out and self.odds(0.3):
             self._add("system", {"content": "Be brief, k0z."})
         content: Any = turn.words
@@ -452,7 +452,7 @@ class LangChain(Writer):
             content = [{"type": "text", "text": turn.words}, image]
         self._add("human", {"content": content})
 
-    def response(self, response: Response) -> None:
+    def response(self, response: PlannedResponse) -> None:
         calls = [{"name": c.name, "args": c.args, "id": c.id, "type": "tool_call"} for c in response.calls]
         content: Any = response.text
         if response.calls and self.odds(0.3):
@@ -464,7 +464,7 @@ class LangChain(Writer):
             "ai", {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "usage_metadata": None}
         )
 
-    def results(self, calls: list[ToolCall]) -> None:
+    def results(self, calls: list[PlannedCall]) -> None:
         for call in calls:
             data: Json = {
                 "content": call.output,
@@ -475,9 +475,9 @@ class LangChain(Writer):
             self._add("tool", data | {"status": "error" if call.failed else "success"})
 
 
-WRITERS: dict[str, type[Writer]] = {
+WRITERS: dict[str, type[HistoryWriter]] = {
     "anthropic": Anthropic,
-    "openai-chat": Chat,
+    "openai-chat": ChatCompletions,
     "openai-responses": Responses,
     "gemini": Gemini,
     "mistral": Mistral,
@@ -489,4 +489,4 @@ WRITERS: dict[str, type[Writer]] = {
 
 def valid(form: str, chance: Random, *, turns: int = 5) -> list[Json]:
     """Return a history that every server of this format accepts."""
-    return WRITERS[form](Plan(chance, turns=turns)).out
+    return WRITERS[form](ConversationPlan(chance, turns=turns)).out

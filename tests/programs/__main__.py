@@ -31,7 +31,7 @@ from tests.programs.gateway_process import GatewayProcess
 from tests.programs.kills import random_kills
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import PROGRAMS, Place, Program, processes_of
-from tests.programs.situations import ASKING, POLL_S, SITUATIONS, Run, Situation, Verdict
+from tests.programs.situations import ASKING, POLL_S, SITUATIONS, Run, Situation, SituationVerdict
 
 Table = dict[str, dict[str, dict[str, list[str]]]]
 """Faults and facts by program and situation."""
@@ -42,12 +42,12 @@ ORPHAN_S = 10.0
 """Seconds after the end of the gateway in which its agents must have ended."""
 
 
-async def play(program: Program, name: str, folder: Path) -> Verdict:
+async def play(program: Program, name: str, folder: Path) -> SituationVerdict:
     """Play one situation in a new folder and judge it. The folder is left only if the situation did not hold."""
     situation, options = SITUATIONS[name]
     played = program.as_asking() if name in ASKING else program
     if played is None:
-        return Verdict(facts=["requests none"])
+        return SituationVerdict(facts=["requests none"])
     return await judge(played, name, folder, situation, options, limit_s=LIMIT_S)
 
 
@@ -59,7 +59,7 @@ async def judge(
     options: tuple[str, ...],
     *,
     limit_s: float,
-) -> Verdict:
+) -> SituationVerdict:
     """Play a situation with a program, and judge it."""
     model = ModelServer(folder / "ledger")
     await model.start()

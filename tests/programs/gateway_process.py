@@ -33,7 +33,7 @@ START_S = 300.0
 STOP_S = 60.0
 
 
-class Answer(Struct):
+class ReadAnswer(Struct):
     """What a client read of one answer.
 
     Args:
@@ -108,15 +108,15 @@ class GatewayProcess:
         session: str = "s",
         limit_s: float = 120.0,
         leave_after: int | None = None,
-        answer: Answer | None = None,
-    ) -> Answer:
+        answer: ReadAnswer | None = None,
+    ) -> ReadAnswer:
         """Send a transcript over chat completions and read the stream.
 
         Args:
             leave_after: Close the connection after so many pieces of text.
             answer: Filled while it is read, for callers that kill something in between.
         """
-        answer = answer or Answer()
+        answer = answer or ReadAnswer()
         body = {
             "model": "agent",
             "messages": messages,
@@ -201,7 +201,7 @@ def _installed(programs: Path) -> Mapping[str, str]:
     return {"PATH": os.pathsep.join(map(str, paths)), "PYTHONPATH": os.pathsep.join(map(str, modules))}
 
 
-def _read_line(line: str, answer: Answer) -> None:
+def _read_line(line: str, answer: ReadAnswer) -> None:
     if not line.startswith("data: "):
         return
     data = line.removeprefix("data: ")

@@ -7,7 +7,7 @@ import random
 from contextlib import suppress
 
 from midstream.environment import World
-from tests.programs.gateway_process import Answer, assistant, user
+from tests.programs.gateway_process import ReadAnswer, assistant, user
 from tests.programs.model_server import effects_of
 from tests.programs.programs import processes_of
 from tests.programs.situations import Run
@@ -30,14 +30,14 @@ async def random_kills(run: Run, kills: int, seed: int) -> None:
         is_tool = chance.random() < 0.5
         words = f"Q{name} {{{'tool 1' if is_tool else 'say 40'}}}"
         run.messages.append(user(words))
-        cut = Answer()
+        cut = ReadAnswer()
         asking = asyncio.create_task(run.gateway.ask(run.messages, answer=cut))
         await World().sleep(chance.uniform(0.0, 2.5))
         await run.gateway.kill()
         await asking
         dead = {*processes_of(run.place)}
         await run.gateway.start()
-        answer = Answer()
+        answer = ReadAnswer()
         for _ in range(TRIES_MAX):
             answer = await run.gateway.ask(run.messages)
             if not answer.error:

@@ -191,7 +191,12 @@ class ModelServer:
                 )
 
     async def _send(
-        self, request: web.Request, api: ModelApi, body: Json, parts: list[Words | ToolUse], end: str = ""
+        self,
+        request: web.Request,
+        api: ModelApi,
+        body: Json,
+        parts: list[Words | ToolUse],
+        end: str = "",
     ) -> web.StreamResponse:
         if not api.is_stream(request.path, body):
             return web.json_response(api.whole(body, parts))

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from midstream.client import connect
 from midstream.environment import World
-from tests.programs.gateway_process import Answer, GatewayProcess, PeopleServer, assistant, user
+from tests.programs.gateway_process import GatewayProcess, PeopleServer, ReadAnswer, assistant, user
 from tests.programs.model_server import ModelServer, effects_of
 from tests.programs.programs import Place, Program, processes_of
 
@@ -30,7 +30,7 @@ PIXEL = (
 )
 
 
-class Verdict(Struct):
+class SituationVerdict(Struct):
     """The result of one situation with one program.
 
     Args:
@@ -50,14 +50,14 @@ class Run(Struct):
     model: ModelServer
     gateway: GatewayProcess
     messages: list[Mapping[str, Any]] = field(default_factory=list)
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: SituationVerdict = field(default_factory=SituationVerdict)
 
-    async def ask(self, words: str, **options: Any) -> Answer:  # noqa: ANN401 - those of `GatewayProcess.ask`
+    async def ask(self, words: str, **options: Any) -> ReadAnswer:  # noqa: ANN401 - those of `GatewayProcess.ask`
         """Send the next message of the conversation, and add its answer to the transcript."""
         self.messages.append(user(words))
         return await self.again(**options)
 
-    async def again(self, **options: Any) -> Answer:  # noqa: ANN401 - those of `GatewayProcess.ask`
+    async def again(self, **options: Any) -> ReadAnswer:  # noqa: ANN401 - those of `GatewayProcess.ask`
         """Send the transcript unchanged."""
         answer = await self.gateway.ask(self.messages, **options)
         if answer.text and not answer.error:
@@ -69,7 +69,7 @@ class Run(Struct):
         if not holds:
             self.verdict.faults.append(fault)
 
-    def whole(self, answer: Answer, expected: str) -> None:
+    def whole(self, answer: ReadAnswer, expected: str) -> None:
         """Check that an answer ended cleanly with these words only."""
         words = " ".join(answer.text.split())
         self.check(
@@ -160,7 +160,7 @@ async def another_version(run: Run) -> None:
 
 async def gateway_killed_in_answer(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-    cut = Answer()
+    cut = ReadAnswer()
     asking = asyncio.create_task(run.ask("Q2 {hang 3 1}", answer=cut))
     await run.until(lambda: "R2." in cut.text, "a word of the model")
     await run.gateway.kill()
@@ -204,7 +204,7 @@ async def agent_killed_before_a_word(run: Run) -> None:
 
 async def agent_killed_in_answer(run: Run) -> None:
     run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-    cut = Answer()
+    cut = ReadAnswer()
     asking = asyncio.create_task(run.ask("Q2 {hang 2 1}", answer=cut))
     await run.until(lambda: len(cut.pieces) > 0, "a word")
     run.kill_agents()

@@ -9,38 +9,38 @@ from time import perf_counter
 
 from tests.protocol.explorer import explore
 from tests.protocol.test_model import SMALL
-from tests.protocol.world import Scenario, World
+from tests.protocol.world import SmallWorld, WorldScenario
 
 STATES_MAX = 5_000_000
 
 LARGE = {
-    "the client dies, and a loss": Scenario(losses=1, client_deaths=1, words=0),
-    "another server takes over, with words": Scenario(losses=1, takeovers=1),
-    "a stop, with words": Scenario(losses=1, aborts=1),
-    "the power fails, with words": Scenario(losses=1, power_cuts=1),
-    "a tool at a client, and two losses": Scenario(losses=2, has_tool=True, words=0),
-    "three losses": Scenario(losses=3),
-    "three losses and a stop": Scenario(losses=3, aborts=1, words=0),
-    "the client dies twice": Scenario(losses=1, client_deaths=2, words=0),
-    "a tool, a loss and a death": Scenario(losses=1, client_deaths=1, has_tool=True, words=0),
-    "a tool, a death and another server": Scenario(
+    "the client dies, and a loss": WorldScenario(losses=1, client_deaths=1, words=0),
+    "another server takes over, with words": WorldScenario(losses=1, takeovers=1),
+    "a stop, with words": WorldScenario(losses=1, aborts=1),
+    "the power fails, with words": WorldScenario(losses=1, power_cuts=1),
+    "a tool at a client, and two losses": WorldScenario(losses=2, has_tool=True, words=0),
+    "three losses": WorldScenario(losses=3),
+    "three losses and a stop": WorldScenario(losses=3, aborts=1, words=0),
+    "the client dies twice": WorldScenario(losses=1, client_deaths=2, words=0),
+    "a tool, a loss and a death": WorldScenario(losses=1, client_deaths=1, has_tool=True, words=0),
+    "a tool, a death and another server": WorldScenario(
         losses=0, client_deaths=1, takeovers=1, has_tool=True, words=0
     ),
-    "a tool, a stop and a loss": Scenario(losses=1, aborts=1, has_tool=True, words=0),
-    "a stop, a loss and another server": Scenario(losses=1, aborts=1, takeovers=1, words=0),
-    "two servers die": Scenario(losses=1, takeovers=2),
-    "the power fails twice": Scenario(losses=1, power_cuts=2),
-    "two processes of one checkpoint, a loss": Scenario(losses=1, clients=2),
-    "two processes of one checkpoint, a death": Scenario(losses=0, clients=2, client_deaths=1, words=0),
-    "two servers, a loss and a stop": Scenario(losses=1, servers=2, aborts=1, words=0),
-    "two servers, a loss, and one dies": Scenario(losses=1, servers=2, takeovers=1, words=0),
-    "two servers and two processes of one checkpoint": Scenario(losses=0, servers=2, clients=2, words=0),
-    "two servers and a tool": Scenario(losses=1, servers=2, has_tool=True, words=0),
-    "everything once": Scenario(losses=1, client_deaths=1, takeovers=1, aborts=1, words=0),
-    "commands overtake one another, and a loss": Scenario(
+    "a tool, a stop and a loss": WorldScenario(losses=1, aborts=1, has_tool=True, words=0),
+    "a stop, a loss and another server": WorldScenario(losses=1, aborts=1, takeovers=1, words=0),
+    "two servers die": WorldScenario(losses=1, takeovers=2),
+    "the power fails twice": WorldScenario(losses=1, power_cuts=2),
+    "two processes of one checkpoint, a loss": WorldScenario(losses=1, clients=2),
+    "two processes of one checkpoint, a death": WorldScenario(losses=0, clients=2, client_deaths=1, words=0),
+    "two servers, a loss and a stop": WorldScenario(losses=1, servers=2, aborts=1, words=0),
+    "two servers, a loss, and one dies": WorldScenario(losses=1, servers=2, takeovers=1, words=0),
+    "two servers and two processes of one checkpoint": WorldScenario(losses=0, servers=2, clients=2, words=0),
+    "two servers and a tool": WorldScenario(losses=1, servers=2, has_tool=True, words=0),
+    "everything once": WorldScenario(losses=1, client_deaths=1, takeovers=1, aborts=1, words=0),
+    "commands overtake one another, and a loss": WorldScenario(
         losses=1, aborts=1, repeats=1, overtakes=1, words=0
     ),
-    "heartbeats and two losses": Scenario(losses=2, beats=3),
+    "heartbeats and two losses": WorldScenario(losses=2, beats=3),
 }
 
 
@@ -50,7 +50,7 @@ def main() -> int:
     is_broken = False
     for name, scenario in worlds.items():
         began = perf_counter()
-        explored = explore(World(scenario), states_max=STATES_MAX)
+        explored = explore(SmallWorld(scenario), states_max=STATES_MAX)
         spent = perf_counter() - began
         print(  # noqa: T201 - a command talks to a terminal
             f"{name}: {explored.states:,} states, {explored.transitions:,} transitions, {explored.ends:,} ends,"

@@ -6,13 +6,13 @@ from midstream.errors import StreamFencedError
 from midstream.protocol import frames
 from midstream.session import records
 from midstream.session.records import CommandAccepted, StreamOpened, StreamTaken, TurnEnded
-from tests.protocol.client_process import Process
-from tests.protocol.world import World
+from tests.protocol.client_process import ClientProcess
+from tests.protocol.world import SmallWorld
 
 _decoded: dict[bytes, records.Record] = {}
 
 
-def check(world: World) -> None:
+def check(world: SmallWorld) -> None:
     """Raise `AssertionError` with the violated condition."""
     kept = [_decode(body) for _, body in world.line]
     accepted = [record for record in kept if isinstance(record, CommandAccepted)]
@@ -30,7 +30,7 @@ def check(world: World) -> None:
     assert len(ended) <= 1, f"turns ended: {ended}"
 
 
-def _check_fences(world: World, kept: list[records.Record]) -> None:
+def _check_fences(world: SmallWorld, kept: list[records.Record]) -> None:
     """Assert that after the takeover record of a newer connection, older ones receive and send nothing."""
     taken = [(place, each.connection) for place, each in enumerate(kept, 1) if isinstance(each, StreamTaken)]
     for place, number in taken:
@@ -44,7 +44,7 @@ def _check_fences(world: World, kept: list[records.Record]) -> None:
                 assert server.cursor < place, f"an older connection was told event {server.cursor}"
 
 
-def _check_commands(process: Process, accepted: list[CommandAccepted], synced: int) -> None:
+def _check_commands(process: ClientProcess, accepted: list[CommandAccepted], synced: int) -> None:
     numbered = process.disk.numbered
     for record in accepted[: len(numbered)]:
         is_said = record.digest == frames.digest_of(numbered[record.seqno])
@@ -55,7 +55,7 @@ def _check_commands(process: Process, accepted: list[CommandAccepted], synced: i
         assert acked <= synced, f"{acked} commands were acknowledged, {synced} are kept"
 
 
-def _check_events(process: Process, world: World) -> None:
+def _check_events(process: ClientProcess, world: SmallWorld) -> None:
     """Assert that the application received the journal from the stream's first record on, each event once."""
     log = process.disk.log
     positions = [event_id.position for event_id, _ in log]
@@ -76,7 +76,7 @@ def _check_events(process: Process, world: World) -> None:
         )
 
 
-def is_at_end(world: World) -> bool:
+def is_at_end(world: SmallWorld) -> bool:
     """Return whether the world has come to its end: the turn has ended, and every client has the end."""
     if world.session.is_live or not world.session.turns:
         return False
@@ -84,7 +84,7 @@ def is_at_end(world: World) -> bool:
     return bool(told) and all(_has_all_events(process, world) for process in told)
 
 
-def _has_all_events(process: Process, world: World) -> bool:
+def _has_all_events(process: ClientProcess, world: SmallWorld) -> bool:
     kinds = [type(_decode(body)) for _, body in world.line]
     first, last = kinds.index(StreamOpened), kinds.index(TurnEnded)
     is_over = process.stream.is_ended and process.stream.error is None and process.disk.state is None

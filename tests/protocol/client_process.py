@@ -34,7 +34,7 @@ AT = 0.0
 AT_ONCE = Backoff(first_s=0.0, most_s=0.0)
 
 
-class Disk:
+class ClientDisk:
     """Data that survives a client's process: its checkpoint, its application's log, and its outside effects."""
 
     def __init__(self, stream: str, secret: str) -> None:
@@ -47,7 +47,7 @@ class Disk:
         self.runs: dict[Place, int] = {}
         """Number of real runs of each tool: the outside world."""
 
-    def copied(self) -> Disk:
+    def copied(self) -> ClientDisk:
         """Return a copy of the folder."""
         other = shallow(self)
         other.calls, other.runs = dict(self.calls), dict(self.runs)
@@ -96,10 +96,10 @@ class Disk:
                 raise AssertionError("the world begins with it")
 
 
-class Process:
+class ClientProcess:
     """One life of a client. After each action: `settle`."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: ClientDisk) -> None:
         self.disk = disk
         self.begin()
 

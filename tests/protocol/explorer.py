@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from tests.protocol.checks import check, is_at_end
-from tests.protocol.world import Action, World
+from tests.protocol.world import Action, SmallWorld
 
 HEALED_WITHIN = 500
 """Steps without a fault within which a world comes to its end, or never does."""
@@ -25,7 +25,7 @@ class Found(NamedTuple):
         return f"{self.what}\n{steps}"
 
 
-class Explored(NamedTuple):
+class ExploredWorld(NamedTuple):
     """Number of states, and the violation found."""
 
     states: int
@@ -34,7 +34,7 @@ class Explored(NamedTuple):
     found: Found | None
 
 
-def explore(first: World, *, states_max: int) -> Explored:
+def explore(first: SmallWorld, *, states_max: int) -> ExploredWorld:
     """Visit every reachable state, breadth first, and stop at the first broken promise.
 
     In every state, the invariants are checked, and that the world comes to its end from there without further
@@ -46,8 +46,8 @@ def explore(first: World, *, states_max: int) -> Explored:
     front = deque([(mark, first)])
     transitions = ends = 0
 
-    def failed(what: str, *last: Action) -> Explored:
-        return Explored(len(came), transitions, ends, Found(what, (*_trace(came, mark), *last)))
+    def failed(what: str, *last: Action) -> ExploredWorld:
+        return ExploredWorld(len(came), transitions, ends, Found(what, (*_trace(came, mark), *last)))
 
     while front:
         mark, world = front.popleft()
@@ -66,10 +66,10 @@ def explore(first: World, *, states_max: int) -> Explored:
             if len(came) > states_max:
                 return failed(f"there are more than {states_max} states")
             front.append((next_mark, after))
-    return Explored(len(came), transitions, ends, None)
+    return ExploredWorld(len(came), transitions, ends, None)
 
 
-def _broken(world: World, action: Action) -> str | None:
+def _broken(world: SmallWorld, action: Action) -> str | None:
     """Perform an action and return the violation after it."""
     try:
         world.act(action)
@@ -79,7 +79,7 @@ def _broken(world: World, action: Action) -> str | None:
     return None
 
 
-def _heal(world: World, mark: int, healed: set[int]) -> str | None:
+def _heal(world: SmallWorld, mark: int, healed: set[int]) -> str | None:
     """Deliver everything, without another fault, until no action is left.
 
     A world that ends from some state ends from every state that leads there.

@@ -48,7 +48,7 @@ STATES_MAX = 20_000
 Half = TypeVar("Half", ClientStream, ServerStream)
 
 
-class Edge(NamedTuple):
+class HalfEdge(NamedTuple):
     """One transition of a half from a state to another."""
 
     before: str
@@ -139,7 +139,7 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
 
 
 @cache
-def client_edges() -> frozenset[Edge]:
+def client_edges() -> frozenset[HalfEdge]:
     """Return the edges of the client's half: of a stream with a message, of one that only cancels, and of a
     reader.
     """
@@ -155,12 +155,12 @@ def client_edges() -> frozenset[Edge]:
 
 
 @cache
-def server_edges() -> frozenset[Edge]:
+def server_edges() -> frozenset[HalfEdge]:
     """Return the edges of the server's half, which permits one command in flight."""
     return frozenset(_edges(ServerStream(in_flight_max=1, now=0.0), SERVER))
 
 
-def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterator[Edge]:
+def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterator[HalfEdge]:
     seen = {_mark(first)}
     front = deque([first])
     while front:
@@ -170,7 +170,7 @@ def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterato
             after = copied(half)
             inlet(after)
             _settle(after)
-            yield Edge(state_of(half), name, state_of(after))
+            yield HalfEdge(state_of(half), name, state_of(after))
             if (mark := _mark(after)) not in seen:
                 seen.add(mark)
                 front.append(after)
@@ -212,7 +212,7 @@ def state_of(half: ClientStream | ServerStream) -> str:
     return str(half._link.state.value if isinstance(half, ClientStream) else half._state.value)
 
 
-def diagram(edges: frozenset[Edge], first: str) -> str:
+def diagram(edges: frozenset[HalfEdge], first: str) -> str:
     """Return a machine as a Mermaid diagram: the inputs that lead from state to state."""
     ways: dict[tuple[str, str], set[str]] = {}
     for edge in edges:

@@ -17,11 +17,11 @@ from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import Recover, Refused
-from tests.protocol.client_process import AT, AT_ONCE, Disk, Process
-from tests.protocol.world import Action, Connection, Scenario, World
+from tests.protocol.client_process import AT, AT_ONCE, ClientDisk, ClientProcess
+from tests.protocol.world import Action, SmallWorld, WorldConnection, WorldScenario
 
 
-class EventsFirst(World):
+class EventsFirst(SmallWorld):
     """No bug: the events of a command overtake its ack."""
 
     def acknowledge(self, server: ServerStream, seqno: int) -> None:
@@ -32,12 +32,12 @@ class EventsFirst(World):
 # --- the server -------------------------------------------------------------------------------------------------
 
 
-class AckBeforeAppend(World):
+class AckBeforeAppend(SmallWorld):
     """A server that acknowledges a command a little before its append."""
 
     unkept: tuple[Received, ...] = ()
 
-    def submit(self, connection: Connection, request: Submit) -> None:
+    def submit(self, connection: WorldConnection, request: Submit) -> None:
         assert connection.server is not None
         connection.server.acknowledge(request.seqno, now=AT)
         self.unkept += (request.received,)
@@ -63,7 +63,7 @@ class AckBeforeAppend(World):
         return hash((super().fingerprint(), tuple(each.digest for each in self.unkept)))
 
 
-class AckBeforeSync(World):
+class AckBeforeSync(SmallWorld):
     """A server that acknowledges a command when it is in memory and not yet on disk."""
 
     def append(self, decided: tuple[Record, ...], *, epoch: int | None = None) -> None:
@@ -73,10 +73,10 @@ class AckBeforeSync(World):
             self.synced = synced
 
 
-class TakesAnyOrder(World):
+class TakesAnyOrder(SmallWorld):
     """A server that accepts a number after a gap."""
 
-    def submit(self, connection: Connection, request: Submit) -> None:
+    def submit(self, connection: WorldConnection, request: Submit) -> None:
         super().submit(connection, request)
         command = request.received
         known = self.session.streams.get(command.stream)
@@ -85,10 +85,10 @@ class TakesAnyOrder(World):
             self.append((*opened, CommandAccepted(command.stream, command.seqno, command.digest)))
 
 
-class NoDedupe(World):
+class NoDedupe(SmallWorld):
     """A server that accepts a repeated number again."""
 
-    def submit(self, connection: Connection, request: Submit) -> None:
+    def submit(self, connection: WorldConnection, request: Submit) -> None:
         known = self.session.streams.get(request.received.stream)
         if known and request.seqno < known.accepted:
             forgetful = replace(known, digests=(known.digests + known.newest)[: request.seqno], newest=())
@@ -98,10 +98,10 @@ class NoDedupe(World):
         super().submit(connection, request)
 
 
-class NoDigest(World):
+class NoDigest(SmallWorld):
     """A server that acknowledges a repeated number with any payload."""
 
-    def submit(self, connection: Connection, request: Submit) -> None:
+    def submit(self, connection: WorldConnection, request: Submit) -> None:
         known = self.session.streams.get(request.received.stream)
         if known and request.seqno < known.accepted:
             assert connection.server is not None
@@ -110,7 +110,7 @@ class NoDigest(World):
             super().submit(connection, request)
 
 
-class FencedByArrival(World):
+class FencedByArrival(SmallWorld):
     """A server for which the connection that arrived last is the newest."""
 
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
@@ -118,7 +118,7 @@ class FencedByArrival(World):
         return False
 
 
-class FencedInOneProcess(World):
+class FencedInOneProcess(SmallWorld):
     """A server that does not end older connections after it has read of newer ones elsewhere."""
 
     def is_fenced(self, server: ServerStream, view: Session) -> bool:
@@ -126,17 +126,17 @@ class FencedInOneProcess(World):
         return False
 
 
-class TakenFromOlder(World):
+class TakenFromOlder(SmallWorld):
     """A server that accepts a command from any connection."""
 
-    def judge(self, connection: Connection, request: Submit) -> None:
+    def judge(self, connection: WorldConnection, request: Submit) -> None:
         super().judge(connection, replace(request, received=replace(request.received, connection=0)))
 
 
-class ReplayTooLate(World):
+class ReplayTooLate(SmallWorld):
     """A server whose replay begins one event late."""
 
-    def admit(self, connection: Connection, request: Admit) -> None:
+    def admit(self, connection: WorldConnection, request: Admit) -> None:
         if request.event_id is not None and request.event_id.position < len(self.line):
             position = request.event_id.position + 1
             request = Admit(request.open, EventId(request.event_id.epoch, position))
@@ -145,7 +145,7 @@ class ReplayTooLate(World):
         super().admit(connection, request)
 
 
-class EpochReused(World):
+class EpochReused(SmallWorld):
     """A server that takes over in the epoch of its predecessor."""
 
     def start_epoch(self) -> None:
@@ -213,7 +213,7 @@ class MovesTooEarly(ClientStream):
             self._keep(CursorMoved(event.event_id))
 
 
-class _With(Process):
+class _With(ClientProcess):
     """A process with another half of the protocol."""
 
     half: type[ClientStream]
@@ -225,7 +225,7 @@ class _With(Process):
         )
 
 
-class WritesLate(Process):
+class WritesLate(ClientProcess):
     """A client that stores data a little late."""
 
     unwritten: tuple[FileWrite, ...] = ()
@@ -270,7 +270,7 @@ class RunBeforeIntent(WritesLate):
         self.disk.write([write for write in writes if write not in intents])
 
 
-class AppliesLate(Process):
+class AppliesLate(ClientProcess):
     """An application that reports an event as handled, and stores it a little later."""
 
     unapplied: Applied | Forget | None = None
@@ -289,20 +289,20 @@ class AppliesLate(Process):
         super().begin()
 
 
-def at_client(kind: type[Process | ClientStream]) -> type[World]:
+def at_client(kind: type[ClientProcess | ClientStream]) -> type[SmallWorld]:
     """Return the world whose clients are of this kind."""
-    made: type[Process] = (
+    made: type[ClientProcess] = (
         type(kind.__name__, (_With,), {"half": kind}) if issubclass(kind, ClientStream) else kind
     )
 
-    class Of(World):
-        def __init__(self, scenario: Scenario) -> None:
+    class Of(SmallWorld):
+        def __init__(self, scenario: WorldScenario) -> None:
             super().__init__(scenario)
             for process in self.processes:
                 if isinstance(process, WritesLate):
                     process.write()  # The message sent before the world began.
 
-        def process(self, disk: Disk) -> Process:
+        def process(self, disk: ClientDisk) -> ClientProcess:
             return made(disk)
 
         def progress(self) -> Iterator[Action]:

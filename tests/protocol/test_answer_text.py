@@ -33,7 +33,7 @@ from midstream.session.records import (
 from tests.spec import spec
 
 
-class Reader:
+class AnswerReader:
     """A program that follows the rule, and one that only concatenates the text."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ ENDED = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
 
 
 def test_text_that_a_new_attempt_repeats_is_not_added_again() -> None:
-    reader = Reader()
+    reader = AnswerReader()
     reader.take(
         ACCEPTED,
         attempt_started(),
@@ -85,7 +85,7 @@ def test_text_that_a_new_attempt_repeats_is_not_added_again() -> None:
 
 
 def test_different_text_of_a_new_attempt_replaces_the_shown_text() -> None:
-    reader = Reader()
+    reader = AnswerReader()
     reader.take(
         ACCEPTED, attempt_started(), text_delta("one two "), attempt_started(attempt=2), text_delta("one ")
     )
@@ -95,7 +95,7 @@ def test_different_text_of_a_new_attempt_replaces_the_shown_text() -> None:
 
 
 def test_only_the_current_response_is_replaced() -> None:
-    reader = Reader()
+    reader = AnswerReader()
     reader.take(
         ACCEPTED,
         attempt_started(),
@@ -109,15 +109,15 @@ def test_only_the_current_response_is_replaced() -> None:
 
 def test_a_shorter_answer_replaces_a_longer_one_at_its_end() -> None:
     begun = (ACCEPTED, attempt_started(), text_delta("one two"), attempt_started(1, 2), text_delta("one"))
-    assert Reader().take(*begun, completed(Text("one"))) == "one"
-    assert Reader().take(*begun, TurnEnded(1, TurnStatus.CANCELLED, 2.0)) == "one"
+    assert AnswerReader().take(*begun, completed(Text("one"))) == "one"
+    assert AnswerReader().take(*begun, TurnEnded(1, TurnStatus.CANCELLED, 2.0)) == "one"
 
 
 def test_a_failed_attempt_keeps_its_text_until_another_one_has_some() -> None:
     failed = AttemptFailed(1, 1, 1, "model", "it broke", 1.0)
-    assert Reader().take(ACCEPTED, attempt_started(), text_delta("half"), failed) == "half"
+    assert AnswerReader().take(ACCEPTED, attempt_started(), text_delta("half"), failed) == "half"
     assert (
-        Reader().take(
+        AnswerReader().take(
             ACCEPTED,
             attempt_started(),
             text_delta("half"),
@@ -131,7 +131,7 @@ def test_a_failed_attempt_keeps_its_text_until_another_one_has_some() -> None:
 
 def test_responses_are_paragraphs_and_so_are_the_texts_around_an_upstream_call() -> None:
     ran = UpstreamCall("u", "grep", "{}", "a line", Outcome.OK)
-    reader = Reader()
+    reader = AnswerReader()
     reader.take(
         ACCEPTED,
         attempt_started(),
@@ -146,19 +146,19 @@ def test_responses_are_paragraphs_and_so_are_the_texts_around_an_upstream_call()
 
 
 def test_a_response_without_seen_deltas_is_delivered_whole() -> None:
-    assert Reader().take(ACCEPTED, attempt_started(), completed(Thinking("hm"), Text("all"))) == "all"
-    assert Reader().take(text_delta("ence"), completed(Text("a sentence"))) == "a sentence"
+    assert AnswerReader().take(ACCEPTED, attempt_started(), completed(Thinking("hm"), Text("all"))) == "all"
+    assert AnswerReader().take(text_delta("ence"), completed(Text("a sentence"))) == "a sentence"
 
 
 def test_a_new_turn_has_a_new_answer() -> None:
-    reader = Reader()
+    reader = AnswerReader()
     reader.take(ACCEPTED, attempt_started(), completed(Text("all")), ENDED)
     assert reader.take(MessageAccepted(2, UserMessage.of("and?"), 3.0)) == ""
 
 
 @spec("STREAM-35")
 def test_gone_events_drop_the_text_and_a_snapshot_has_the_rest() -> None:
-    reader = Reader()
+    reader = AnswerReader()
     reader.take(ACCEPTED, attempt_started(), text_delta("half"))
     assert reader.take(Gone("1-1", "pruned", has_snapshot=True)) == ""
     history = [
@@ -186,7 +186,7 @@ attempts = st.lists(st.lists(st.sampled_from(["a", "b", " ", "ab"]), max_size=5)
 def test_over_any_attempts_a_reader_has_the_last_attempt_of_each_response(
     responses: list[list[list[str]]],
 ) -> None:
-    reader = Reader()
+    reader = AnswerReader()
     reader.take(ACCEPTED)
     expected = ""
     for response, tries in enumerate(responses, start=1):
@@ -207,7 +207,7 @@ def test_over_any_attempts_a_reader_has_the_last_attempt_of_each_response(
 def test_a_repeating_model_is_concatenated_correctly_by_the_simplest_program(
     pieces: list[str], data: st.DataObject
 ) -> None:
-    reader = Reader()
+    reader = AnswerReader()
     cuts = data.draw(st.lists(st.integers(0, len(pieces)), max_size=3).map(sorted))
     for attempt, count in enumerate([*cuts, len(pieces)], start=1):
         reader.take(attempt_started(1, attempt), *(text_delta(piece, 1, attempt) for piece in pieces[:count]))

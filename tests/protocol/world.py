@@ -31,7 +31,7 @@ from midstream.session.records import CommandAccepted, EpochStarted, Record, Syn
 from midstream.session.session import Received, Session, decide, fencing_error, fold, notice_of
 from midstream.session.turn.commands import Command, ModelResponded, ModelStreamed, Recover, Refused
 from midstream.session.turn.states import AwaitingModel
-from tests.protocol.client_process import AT, Disk, Process
+from tests.protocol.client_process import AT, ClientDisk, ClientProcess
 from tests.protocol.values import copied, distinguishing_parts, shallow
 from tests.session.stories import heard
 
@@ -43,7 +43,7 @@ Line = tuple[EventId, bytes]
 Action = tuple[str | int, ...]
 
 
-class Scenario(Struct, frozen=True):
+class WorldScenario(Struct, frozen=True):
     """What may happen, how often.
 
     Args:
@@ -68,7 +68,7 @@ class Scenario(Struct, frozen=True):
     beats: int = 0
 
 
-class Connection:
+class WorldConnection:
     """One connection: the server's half of the protocol, and the frames in flight in both directions."""
 
     def __init__(self, owner: int, place: int = 0) -> None:
@@ -110,12 +110,12 @@ class Connection:
             self.down += sent if self.is_held else ()
 
 
-class World:
+class SmallWorld:
     """See the module's text. `actions` yields the possible actions, `act` performs one, `check` asserts the
     invariants.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: WorldScenario) -> None:
         self.left = scenario
         """Remaining numbers of faults."""
         self.may_lose_tail = scenario.power_cuts > 0
@@ -124,9 +124,9 @@ class World:
         self.line_mark = 0
         self.synced = 0
         """Records that survive a power cut."""
-        self.connections: tuple[Connection, ...] = ()
+        self.connections: tuple[WorldConnection, ...] = ()
         """In the order of their creation."""
-        self.speakers: tuple[Connection | None, ...] = (None,) * scenario.servers
+        self.speakers: tuple[WorldConnection | None, ...] = (None,) * scenario.servers
         """The connection that has the stream, for each server."""
         self.owner = 0
         """The server that decides."""
@@ -135,15 +135,15 @@ class World:
         self.brought: tuple[tuple[int, int], ...] = ()
         """Positions of the accepted commands, and the numbers of their connections."""
         self.start_epoch()
-        disk = Disk("a", SECRET)
+        disk = ClientDisk("a", SECRET)
         first = self.process(disk)
         first.say(SendPayload((Text("hi"),)))
         first.settle()
         self.processes = (first, *(self.process(disk.copied()) for _ in range(scenario.clients - 1)))
 
-    def process(self, disk: Disk) -> Process:
+    def process(self, disk: ClientDisk) -> ClientProcess:
         """Start a client's process."""
-        return Process(disk)
+        return ClientProcess(disk)
 
     def clone(self) -> Self:
         other = shallow(self)
@@ -256,7 +256,7 @@ class World:
                 yield ("word",)
             yield ("response",)
 
-    def held(self, owner: int) -> Connection | None:
+    def held(self, owner: int) -> WorldConnection | None:
         """Return the current connection of a client."""
         return next((each for each in self.connections if each.is_held and each.owner == owner), None)
 
@@ -345,7 +345,7 @@ class World:
         deadline = stream.next_deadline()
         if deadline is not None:
             stream.handle_deadline(now=deadline.at)
-        self.connections = (*self.connections, Connection(owner, place))
+        self.connections = (*self.connections, WorldConnection(owner, place))
         stream.begin_connection(now=AT)
 
     def drop_connection(self, owner: int) -> None:
@@ -360,22 +360,22 @@ class World:
         if len(zombies) > ZOMBIES_MAX:
             self.remove_connection(zombies[0])
 
-    def remove_connection(self, connection: Connection) -> None:
+    def remove_connection(self, connection: WorldConnection) -> None:
         self.connections = tuple(each for each in self.connections if each is not connection)
         self.speakers = tuple(None if each is connection else each for each in self.speakers)
 
-    def up(self, connection: Connection) -> None:
+    def up(self, connection: WorldConnection) -> None:
         body, connection.up = connection.up[0], connection.up[1:]
         self.take(connection, body)
         if not (connection.is_held or connection.up or connection.forwarded_commands):
             self.remove_connection(connection)
 
-    def repeat(self, connection: Connection) -> None:
+    def repeat(self, connection: WorldConnection) -> None:
         """Deliver a command a second time, as a POST that is sent again."""
         if isinstance(decode_client(connection.up[0]), CommandFrame):
             self.take(connection, connection.up[0])
 
-    def take(self, connection: Connection, body: bytes) -> None:
+    def take(self, connection: WorldConnection, body: bytes) -> None:
         """Deliver a frame to the server, which executes the requests of its half at once."""
         server = connection.server
         assert server is not None
@@ -388,7 +388,7 @@ class World:
                     self.submit(connection, request)
         connection.flush()
 
-    def admit(self, connection: Connection, request: Admit) -> None:
+    def admit(self, connection: WorldConnection, request: Admit) -> None:
         server = connection.server
         assert server is not None
         self.read(connection.place)
@@ -411,7 +411,7 @@ class World:
         connection.flush()
         self.feed()
 
-    def give_notice(self, connection: Connection, server: ServerStream) -> None:
+    def give_notice(self, connection: WorldConnection, server: ServerStream) -> None:
         """Inform the other servers of a connection, soon."""
         notice = notice_of(self.session, server.stream, server.connection) if len(self.views) > 1 else None
         connection.forwarded_commands += (notice,) if notice is not None else ()
@@ -420,13 +420,13 @@ class World:
         """Return whether the newly admitted connection is older than the current one."""
         return connection.is_before(speaker)
 
-    def submit(self, connection: Connection, request: Submit) -> None:
+    def submit(self, connection: WorldConnection, request: Submit) -> None:
         if connection.place == self.owner:
             self.judge(connection, request)
         else:
             connection.forwarded_commands += (request,)
 
-    def decide_letter(self, connection: Connection) -> None:
+    def decide_letter(self, connection: WorldConnection) -> None:
         """Let the journal's node decide a forwarded command, or that a connection has the stream."""
         forwarded, connection.forwarded_commands = (
             connection.forwarded_commands[0],
@@ -439,7 +439,7 @@ class World:
                 self.do(forwarded)
         connection.flush()
 
-    def judge(self, connection: Connection, request: Submit) -> None:
+    def judge(self, connection: WorldConnection, request: Submit) -> None:
         server = connection.server
         assert server is not None
         try:
@@ -479,7 +479,7 @@ class World:
         """Return whether a newer connection has the stream, as far as a server has read."""
         return server.is_fenced_by(view)
 
-    def beat(self, connection: Connection) -> None:
+    def beat(self, connection: WorldConnection) -> None:
         self.count("beats")
         assert connection.server is not None
         deadline = connection.server.next_deadline()

@@ -45,7 +45,7 @@ from midstream.testing.scripted_upstream import (
     UpstreamMemory,
     words_of,
 )
-from tests.simulation.loop import Process, SimulatedLoop, Stuck
+from tests.simulation.loop import SimulatedLoop, SimulatedProcess, Stuck
 
 SESSION = "s"
 ACTIONS_MAX = 9
@@ -107,16 +107,16 @@ class SlowKeyValue:
 
 
 @dataclass
-class Server:
+class PoolProcess:
     """One process with a pool."""
 
-    process: Process
+    process: SimulatedProcess
     pool: Pooled
     upstream: ScriptedUpstream
 
 
 @dataclass
-class Turn:
+class ClientTurn:
     """An application's copy of one turn: its messages, and the steps that answered them."""
 
     users: list[str]
@@ -124,7 +124,7 @@ class Turn:
 
 
 @dataclass
-class Asked:
+class RequestResult:
     """The result of one request."""
 
     expected: tuple[str, ...]
@@ -136,7 +136,7 @@ class Asked:
     report: TurnReport | None = None
 
 
-class Life:
+class ClientLife:
     """One life. `problems` is empty where every promise was kept."""
 
     def __init__(self, seed: int, *, steps_max: int = 60_000) -> None:
@@ -148,9 +148,9 @@ class Life:
         self.problems: list[str] = []
         self.figures: Counter[str] = Counter()
         self.trace: list[str] = []
-        self.servers: list[Server] = []
-        self.dead: list[Process] = []
-        self.turns: list[Turn] = []
+        self.servers: list[PoolProcess] = []
+        self.dead: list[SimulatedProcess] = []
+        self.turns: list[ClientTurn] = []
         self.system = "you help"
         self._asides = 0
         self.is_excused = True
@@ -203,12 +203,12 @@ class Life:
             if self.problems:
                 return
         for _ in range(2):  # After any disturbance, a continued conversation soon needs no replay again.
-            await Life._say(self)
+            await ClientLife._say(self)
 
     # --- means of the application
     # -----------------------------------------------------------------------------
 
-    def _server(self) -> Server:
+    def _server(self) -> PoolProcess:
         upstream = ScriptedUpstream(
             self.memory,
             answer=self._answer,
@@ -219,7 +219,7 @@ class Life:
         pool = Pooled(
             upstream, SlowKeyValue(self.store), world=self.world, limits=PoolLimits(live_max=2, wait_s=5.0)
         )
-        return Server(Process("server"), pool, upstream)
+        return PoolProcess(SimulatedProcess("server"), pool, upstream)
 
     def _token(self, kind: str = "u") -> str:
         self._tokens += 1
@@ -239,26 +239,26 @@ class Life:
             return [TextDelta(name), *requests, Finished(Finish.CALLS, usage=usage)]
         return [TextDelta(name[:3]), TextDelta(name[3:]), Finished(usage=usage)]
 
-    def _history(self, turns: Sequence[Turn] | None = None) -> History:
+    def _history(self, turns: Sequence[ClientTurn] | None = None) -> History:
         entries: list[UserMessage | Step] = []
         for turn in self.turns if turns is None else turns:
             entries += [UserMessage.of(f"say {user}") for user in turn.users]
             entries += turn.steps
         return History(tuple(entries))
 
-    def _pick(self) -> Server:
+    def _pick(self) -> PoolProcess:
         return self.chance.choice(self.servers)
 
     async def ask(
         self,
-        server: Server,
+        server: PoolProcess,
         history: History,
         *,
         system: str | None = None,
         is_ephemeral: bool = False,
         stops_after: int | None = None,
         dies_in: int | None = None,
-    ) -> Asked:
+    ) -> RequestResult:
         """Send a request to a process, and check the basis of its answer."""
         request = ModelRequest(
             self.system if system is None else system,
@@ -266,7 +266,7 @@ class Life:
             session=SESSION,
             is_ephemeral=is_ephemeral,
         )
-        asked = Asked(expected_of(history))
+        asked = RequestResult(expected_of(history))
         died: asyncio.Future[None] = self.loop.create_future()
         server.process.on_death.append(lambda: _settle(died))
         server.process.dies_in = dies_in
@@ -283,7 +283,7 @@ class Life:
         return asked
 
     async def _consume(
-        self, server: Server, request: ModelRequest, asked: Asked, stops_after: int | None
+        self, server: PoolProcess, request: ModelRequest, asked: RequestResult, stops_after: int | None
     ) -> None:
         stream = cast("AsyncGenerator[ModelEvent, None]", server.pool.stream(request))
         count = 0
@@ -306,11 +306,11 @@ class Life:
             await stream.aclose()
         asked.report = server.pool.last(SESSION)
 
-    def _replace(self, server: Server) -> None:
+    def _replace(self, server: PoolProcess) -> None:
         self.dead.append(server.process)
         self.servers[self.servers.index(server)] = self._server()
 
-    def _check(self, asked: Asked) -> None:
+    def _check(self, asked: RequestResult) -> None:
         if not asked.is_whole:
             return
         told = self._told.get(asked.text, (f"no answer at all: {asked.text}",))
@@ -318,7 +318,7 @@ class Life:
             self.problems.append(f"told {told}, the host sent {asked.expected}")
         self.figures["whole"] += 1
 
-    def _accept(self, asked: Asked) -> bool:
+    def _accept(self, asked: RequestResult) -> bool:
         """Add an answer to the history, and run its tool calls; return whether it was complete."""
         if asked.is_whole:
             calls = tuple(ToolCall(call_id, "look", "{}") for call_id in asked.calls)
@@ -328,7 +328,7 @@ class Life:
             self.turns[-1].steps.append(Step(response, results))
         return asked.is_whole
 
-    async def _go_on(self, server: Server, **how: int | None) -> Asked:
+    async def _go_on(self, server: PoolProcess, **how: int | None) -> RequestResult:
         """Request answers to the history until no more tools are called."""
         for _ in range(4):
             is_excused = self.is_excused or any(one.upstream.troubles for one in self.servers)
@@ -339,7 +339,7 @@ class Life:
             server = self._pick() if server not in self.servers else server
         return asked
 
-    def _judge(self, asked: Asked, *, is_excused: bool) -> None:
+    def _judge(self, asked: RequestResult, *, is_excused: bool) -> None:
         report = asked.report
         if not asked.is_whole or report is None:
             self.is_excused = True
@@ -361,11 +361,11 @@ class Life:
     # ---------------------------------------------------------------------------------
 
     async def _say(self) -> None:
-        self.turns.append(Turn([self._token()]))
+        self.turns.append(ClientTurn([self._token()]))
         await self._go_on(self._pick())
 
     async def _queue(self) -> None:
-        self.turns.append(Turn([self._token() for _ in range(self.chance.randint(2, 3))]))
+        self.turns.append(ClientTurn([self._token() for _ in range(self.chance.randint(2, 3))]))
         if self.abilities.takes_tools:  # A call in an earlier answer permits only a replay.
             self.is_excused = True
         await self._go_on(self._pick())
@@ -375,7 +375,7 @@ class Life:
             at = self.chance.randrange(len(self.turns))
             del self.turns[at:]
         self.is_excused = True
-        await Life._say(self)
+        await ClientLife._say(self)
 
     async def _revert(self) -> None:
         if self.turns:
@@ -385,9 +385,9 @@ class Life:
     async def _compact(self) -> None:
         if len(self.turns) > 1:
             count = self.chance.randint(1, len(self.turns) - 1)
-            self.turns[:count] = [Turn([self._token()])]
+            self.turns[:count] = [ClientTurn([self._token()])]
         self.is_excused = True
-        await Life._say(self)
+        await ClientLife._say(self)
 
     async def _regenerate(self) -> None:
         if self.turns:
@@ -398,7 +398,7 @@ class Life:
     async def _change_system(self) -> None:
         self.system = f"you help, rule {self._tokens}"
         self.is_excused = True
-        await Life._say(self)
+        await ClientLife._say(self)
 
     async def _ask_aside(self) -> None:
         await self._aside(is_ephemeral=True, is_first=False)
@@ -410,18 +410,18 @@ class Life:
         await self._aside(is_ephemeral=False, is_first=is_first)
 
     async def _aside(self, *, is_ephemeral: bool, is_first: bool) -> None:
-        turn = Turn([self._token()])
+        turn = ClientTurn([self._token()])
         await self.ask(self._pick(), self._history([turn]), system="title", is_ephemeral=is_ephemeral)
         if is_first and not is_ephemeral:
             self.is_excused = True
 
     async def _race_with_title(self) -> None:
         """Request the title during the answer, without marking it as a side call."""
-        self.turns.append(Turn([self._token()]))
+        self.turns.append(ClientTurn([self._token()]))
         about = (
-            [*self.turns[:1], Turn([self._token()])]
+            [*self.turns[:1], ClientTurn([self._token()])]
             if self.chance.random() < 0.3
-            else [Turn([self._token()])]
+            else [ClientTurn([self._token()])]
         )
         self.is_excused = True
         title = self.ask(self._pick(), self._history(about), system="title")
@@ -432,7 +432,7 @@ class Life:
 
     async def _race_itself(self) -> None:
         """Send the same request twice concurrently: an impatient client, or two processes behind one address."""
-        self.turns.append(Turn([self._token()]))
+        self.turns.append(ClientTurn([self._token()]))
         self.is_excused = True
         history = self._history()
         first, second = await asyncio.gather(self.ask(self._pick(), history), self.ask(self._pick(), history))
@@ -440,14 +440,14 @@ class Life:
 
     async def _race_two_tabs(self) -> None:
         """Continue from the same point in two tabs."""
-        mine, theirs = Turn([self._token()]), Turn([self._token()])
+        mine, theirs = ClientTurn([self._token()]), ClientTurn([self._token()])
         self.is_excused = True
         histories = [self._history([*self.turns, turn]) for turn in (mine, theirs)]
         answers = await asyncio.gather(*(self.ask(self._pick(), history) for history in histories))
         self.turns.append(mine)
         self._accept_raced(answers[0])
 
-    def _accept_raced(self, asked: Asked) -> None:
+    def _accept_raced(self, asked: RequestResult) -> None:
         self._accept(asked)
         self.is_excused = True
 
@@ -455,20 +455,20 @@ class Life:
         """Stop the answer; the user's message stays in the history or not, with or without the partial
         answer.
         """
-        self.turns.append(Turn([self._token()]))
+        self.turns.append(ClientTurn([self._token()]))
         asked = await self.ask(self._pick(), self._history(), stops_after=self.chance.randint(0, 3))
         self._part_ways(asked)
 
     async def _kill(self) -> None:
         """Kill the process between any two of its steps; the application repeats the request, or continues."""
-        self.turns.append(Turn([self._token()]))
+        self.turns.append(ClientTurn([self._token()]))
         asked = await self.ask(self._pick(), self._history(), dies_in=self.chance.randint(0, KILL_STEPS_MAX))
         self._part_ways(asked)
         if not self.turns or self.turns[-1].steps or self.chance.random() < 0.5:
             return
         await self._go_on(self._pick())
 
-    def _part_ways(self, asked: Asked) -> None:
+    def _part_ways(self, asked: RequestResult) -> None:
         self.is_excused = True
         way = self.chance.choice(["keep", "interrupted", "drop"])
         if asked.is_whole:
@@ -491,14 +491,14 @@ class Life:
         server.upstream.troubles.extend(troubles)
         self.trace.append(f"  {troubles}")
         self.is_excused = True
-        await Life._say(self)
+        await ClientLife._say(self)
 
     async def _refuse_key(self) -> None:
         server = self._pick()
         server.upstream.is_key_good = False
         server.upstream.troubles.append(Trouble.UNAUTHENTICATED)
         self.is_excused = True
-        await Life._say(self)
+        await ClientLife._say(self)
         server.upstream.is_key_good = True
 
     async def _expire(self) -> None:
@@ -524,30 +524,30 @@ class Life:
         self.is_excused = True
 
 
-Action = Callable[[Life], Awaitable[None]]
+Action = Callable[[ClientLife], Awaitable[None]]
 
 ACTIONS: list[tuple[Action, int]] = [
-    (Life._say, 12),
-    (Life._queue, 4),
-    (Life._edit, 3),
-    (Life._revert, 2),
-    (Life._compact, 2),
-    (Life._regenerate, 3),
-    (Life._change_system, 1),
-    (Life._ask_aside, 1),
-    (Life._make_title, 2),
-    (Life._race_with_title, 2),
-    (Life._race_itself, 3),
-    (Life._race_two_tabs, 2),
-    (Life._stop, 4),
-    (Life._kill, 6),
-    (Life._restart, 2),
-    (Life._trouble, 6),
-    (Life._refuse_key, 1),
-    (Life._expire, 2),
-    (Life._wait, 3),
-    (Life._damage, 1),
-    (Life._clear, 1),
+    (ClientLife._say, 12),
+    (ClientLife._queue, 4),
+    (ClientLife._edit, 3),
+    (ClientLife._revert, 2),
+    (ClientLife._compact, 2),
+    (ClientLife._regenerate, 3),
+    (ClientLife._change_system, 1),
+    (ClientLife._ask_aside, 1),
+    (ClientLife._make_title, 2),
+    (ClientLife._race_with_title, 2),
+    (ClientLife._race_itself, 3),
+    (ClientLife._race_two_tabs, 2),
+    (ClientLife._stop, 4),
+    (ClientLife._kill, 6),
+    (ClientLife._restart, 2),
+    (ClientLife._trouble, 6),
+    (ClientLife._refuse_key, 1),
+    (ClientLife._expire, 2),
+    (ClientLife._wait, 3),
+    (ClientLife._damage, 1),
+    (ClientLife._clear, 1),
 ]
 """Possible acts of an application, with their weights."""
 
@@ -570,8 +570,8 @@ def expected_of(history: History) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def run_life(seed: int) -> Life:
+def run_life(seed: int) -> ClientLife:
     """Run one life."""
-    life = Life(seed)
+    life = ClientLife(seed)
     life.run()
     return life

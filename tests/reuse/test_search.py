@@ -13,7 +13,7 @@ import pytest
 from midstream.agents import agent_failures, pool_turns
 from midstream.agents.pool_entries import Claim
 from midstream.errors import ModelError
-from tests.reuse.lives import ACTIONS, Life, run_life
+from tests.reuse.lives import ACTIONS, ClientLife, run_life
 from tests.spec import spec
 
 BLOCKS = 2
@@ -87,9 +87,9 @@ def test_a_broken_promise_is_found(
     monkeypatch: pytest.MonkeyPatch, home: object, name: str, broken: object, lives: int
 ) -> None:
     monkeypatch.setattr(home, name, broken)
-    assert any(_fails(Life(seed)) for seed in range(lives))
+    assert any(_fails(ClientLife(seed)) for seed in range(lives))
 
 
-def _fails(life: Life) -> bool:
+def _fails(life: ClientLife) -> bool:
     life.run()
     return bool(life.problems)

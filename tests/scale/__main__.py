@@ -23,7 +23,7 @@ import msgspec
 
 from tests.forked import ROOT
 from tests.postgres_engine import running_engine
-from tests.scale.run import Report, run
+from tests.scale.run import ScaleReport, run
 
 KILLS = 300
 CLIENTS = 50
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _run_both(given: argparse.Namespace, folder: Path) -> dict[str, Report]:
-    reports: dict[str, Report] = {}
+async def _run_both(given: argparse.Namespace, folder: Path) -> dict[str, ScaleReport]:
+    reports: dict[str, ScaleReport] = {}
     with running_engine(is_synced=True) as engine:
         for part, kills, rolls in (("kills", given.kills, 0), ("rolling restart", 0, given.rolls)):
             if not kills and not rolls:
@@ -95,7 +95,7 @@ async def _run_both(given: argparse.Namespace, folder: Path) -> dict[str, Report
     return reports
 
 
-def cuts_of(report: Report) -> list[str]:
+def cuts_of(report: ScaleReport) -> list[str]:
     """Return the turns cut by a rolling restart: it may cost a reconnection, and nothing else."""
     verdict = report.verdict
     found = {
@@ -109,12 +109,12 @@ def cuts_of(report: Report) -> list[str]:
     return [f"{count} {what}" for what, count in found.items() if count]
 
 
-def _figures(report: Report) -> dict[str, object]:
+def _figures(report: ScaleReport) -> dict[str, object]:
     figures: dict[str, object] = msgspec.to_builtins(report.verdict)
     return {name: value for name, value in figures.items() if name != "problems"}
 
 
-def _keep(reports: dict[str, Report]) -> None:
+def _keep(reports: dict[str, ScaleReport]) -> None:
     machine = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

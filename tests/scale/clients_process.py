@@ -34,7 +34,7 @@ ENOUGH = "enough"
 WAYS: tuple[TransportName, ...] = ("websocket", "sse")
 
 
-class Notes:
+class ReaderNotes:
     """The events of one reader of a session, in a file, in their order."""
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class Notes:
         os.close(self._file)
 
 
-class Speaker:
+class ScaleClient:
     """One client, and the session at a time in which it speaks.
 
     Args:
@@ -72,7 +72,7 @@ class Speaker:
             await self._live_through(f"s-{self._number}-{number}")
 
     async def _live_through(self, session: str) -> None:
-        seen = Notes(self._folder / f"{session}.seen")
+        seen = ReaderNotes(self._folder / f"{session}.seen")
         async with asyncio.TaskGroup() as group:
             is_known = asyncio.Event()
             reading = group.create_task(self._read(session, is_known))
@@ -90,7 +90,7 @@ class Speaker:
         """Follow the session to the end of its last turn, and answer and stop as a person does."""
         await is_known.wait()
         has_stopped = False
-        read = Notes(self._folder / f"{session}.read")
+        read = ReaderNotes(self._folder / f"{session}.read")
         async with (
             asyncio.TaskGroup() as group,
             contextlib.aclosing(self._reader.follow(session, after="0-0")) as events,
@@ -146,7 +146,7 @@ async def main() -> None:
         async with asyncio.TaskGroup() as group:
             for number, client in enumerate(clients):
                 reader = clients[(number + 1) % len(clients)]
-                group.create_task(Speaker(number, folder, client, reader).live())
+                group.create_task(ScaleClient(number, folder, client, reader).live())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ SETTINGS = "heartbeat_s = 1.0\n"
 """Seconds of a heartbeat: a frozen server is found after three of them."""
 
 
-class Server:
+class FleetServer:
     """One `midstream serve` process after the other, on one port.
 
     Args:
@@ -107,17 +107,17 @@ class Fleet:
 
     def __init__(self, store: str, folder: Path, ports: Sequence[int], words: Sequence[str]) -> None:
         self.servers = [
-            Server(f"server-{number}", folder, port, [*words, f"--store={store}"])
+            FleetServer(f"server-{number}", folder, port, [*words, f"--store={store}"])
             for number, port in enumerate(ports, start=1)
         ]
         self.problems: list[str] = []
-        self._expected: set[Server] = set()
+        self._expected: set[FleetServer] = set()
 
-    def is_starting(self, server: Server) -> bool:
+    def is_starting(self, server: FleetServer) -> bool:
         """Return whether a server was killed, and does not listen again yet."""
         return server in self._expected
 
-    async def kill(self, server: Server, after_s: float) -> None:
+    async def kill(self, server: FleetServer, after_s: float) -> None:
         """Kill a server, and start it again after some seconds."""
         self._expected.add(server)
         try:
@@ -128,7 +128,7 @@ class Fleet:
         finally:
             self._expected.discard(server)
 
-    async def freeze(self, server: Server, for_s: float) -> None:
+    async def freeze(self, server: FleetServer, for_s: float) -> None:
         """Stop a server for some seconds, unless it is killed meanwhile."""
         life = server.lives
         server.signal(signal.SIGSTOP)
@@ -136,7 +136,7 @@ class Fleet:
         if server.lives == life:
             server.signal(signal.SIGCONT)
 
-    async def restart(self, server: Server) -> float:
+    async def restart(self, server: FleetServer) -> float:
         """Let a server hand its turns over and end; start the next one. Return the seconds to its end."""
         self._expected.add(server)
         began_at = World().monotonic()

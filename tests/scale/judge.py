@@ -41,7 +41,7 @@ from tests.fault.turn import Ledger
 from tests.scale.served import WORDS
 
 
-class Verdict(Struct):
+class ScaleVerdict(Struct):
     """The result of a run.
 
     Args:
@@ -119,9 +119,9 @@ def _position(shown: ShownEvent) -> int:
     return EventId.parse(shown.event_id).position
 
 
-def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> Verdict:
+def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> ScaleVerdict:
     """Compare everything; all turns have ended."""
-    verdict = Verdict(sessions=len(journals))
+    verdict = ScaleVerdict(sessions=len(journals))
     executed: dict[str, list[Execution]] = {}
     for each in read_ledger(folder):
         executed.setdefault(each.session, []).append(each)
@@ -144,7 +144,7 @@ def _judge_session(
     stored: Sequence[StoredRecord],
     ledger: Sequence[Execution],
     payloads: SentPayloads,
-    verdict: Verdict,
+    verdict: ScaleVerdict,
 ) -> None:
     both = {what: _read_shown(folder / f"{name}.{what}") for what in ("seen", "read")}
     records = [decode(each.body) for each in stored]
@@ -175,7 +175,7 @@ def _judge_session(
     _judge_turns(name, records, verdict)
 
 
-def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None:
+def _judge_turns(name: str, records: Sequence[Record], verdict: ScaleVerdict) -> None:
     said = [each.message for each in records if isinstance(each, MessageAccepted)]
     expected = [UserMessage.of(message_of(turn)) for turn in range(TURNS)]
     verdict.doubled += max(0, len(said) - TURNS)

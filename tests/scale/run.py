@@ -24,7 +24,7 @@ from tests.postgres_engine import Engine, terminate
 from tests.scale.balancer import Balancer
 from tests.scale.clients_process import ENOUGH
 from tests.scale.fleet import Fleet, running_fleet
-from tests.scale.judge import Verdict, judge
+from tests.scale.judge import ScaleVerdict, judge
 
 END_S = 240.0
 """Seconds for all turns to end after the last harm."""
@@ -50,7 +50,7 @@ COUNTED = frozenset({"kill", "terminate", "restart", "crash"})
 """Harms that end a process or a backend."""
 
 
-class Report(Struct):
+class ScaleReport(Struct):
     """What a run was, and its result.
 
     Args:
@@ -75,10 +75,10 @@ class Report(Struct):
     turn_s: dict[str, float] = field(default_factory=dict)
     ending_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: ScaleVerdict = field(default_factory=ScaleVerdict)
 
 
-class Scene:
+class ScaleScene:
     """All that runs: what harms choose from.
 
     Args:
@@ -86,7 +86,12 @@ class Scene:
     """
 
     def __init__(
-        self, engine: Engine, fleet: Fleet, balancer: Balancer, report: Report, tell: Callable[[str], None]
+        self,
+        engine: Engine,
+        fleet: Fleet,
+        balancer: Balancer,
+        report: ScaleReport,
+        tell: Callable[[str], None],
     ) -> None:
         self.engine = engine
         self.fleet = fleet
@@ -175,7 +180,7 @@ async def run(
     rolls: int = 0,
     within_s: float,
     tell: Callable[[str], None],
-) -> Report:
+) -> ScaleReport:
     """Run until so many kills, or so many rolling restarts, were survived.
 
     Args:
@@ -183,13 +188,13 @@ async def run(
         engine: A running PostgreSQL, which is ended and started again.
         within_s: Bound of the whole run.
     """
-    report = Report(seed, clients)
+    report = ScaleReport(seed, clients)
     began_at = World().monotonic()
     use_postgres(folder, engine)
     async with running_fleet(name_of(folder), folder) as fleet:
         balancer = Balancer([each.port for each in fleet.servers])
         async with balancer.listening():
-            scene = Scene(engine, fleet, balancer, report, tell)
+            scene = ScaleScene(engine, fleet, balancer, report, tell)
             people = await _start_clients(folder, balancer.url, clients)
             try:
                 async with asyncio.timeout(within_s):

@@ -14,7 +14,7 @@ from tests.fault.stored import read_all
 from tests.postgres_engine import Engine, is_installed, running_engine
 from tests.scale.__main__ import cuts_of
 from tests.scale.judge import judge
-from tests.scale.run import Report, run
+from tests.scale.run import ScaleReport, run
 from tests.spec import spec
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -66,7 +66,7 @@ async def test_a_rolling_restart_under_load_cuts_no_turn_and_costs_readers_only_
     assert len(report.ending_s) == 3
 
 
-def _show(report: Report) -> None:
+def _show(report: ScaleReport) -> None:
     print(f"seed {report.seed}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
 
 

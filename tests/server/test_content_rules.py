@@ -57,7 +57,7 @@ EVENTS = "/v1/sessions/s1/events"
 # --- 11. slow readers -----------------------------------------------------------------------------
 
 
-class Stuck:
+class StuckTransport:
     """A transport with a client that has stopped reading: its first write never returns."""
 
     ends_with_turn = False
@@ -80,7 +80,7 @@ async def test_rule_11_a_stalled_reader_holds_no_resources_and_is_dropped() -> N
     world = FakeWorld()
     host = Host(Agent(ScriptedModel(lambda _: text("w " * 400))), MemoryStore(), world=world)
     await host.start()
-    stream, stuck, connections = ServerStream(now=world.monotonic()), Stuck(), Connections()
+    stream, stuck, connections = ServerStream(now=world.monotonic()), StuckTransport(), Connections()
     stream.receive(encode(Open()), now=world.monotonic())
     runner = await host.session("s1", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))

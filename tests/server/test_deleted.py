@@ -149,7 +149,7 @@ async def test_a_client_of_a_deleted_session_does_not_reconnect() -> None:
 
 @spec("STREAM-68")
 async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -> None:
-    store = Refusing(MemoryStore())
+    store = DeletionRefusingStore(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
         await _run_turn(server)
         async with Socket(server.socket()) as reader:
@@ -177,7 +177,7 @@ async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -
 
 @spec("STREAM-68")
 async def test_one_of_two_concurrent_deletions_is_refused_and_no_turn_begins_meanwhile() -> None:
-    store = Refusing(MemoryStore())
+    store = DeletionRefusingStore(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
         await _run_turn(server)
         store.is_busy = True
@@ -250,7 +250,7 @@ class NeverAnswering(StoreInFront):
             await self.may_answer.wait()
 
 
-class Refusing(StoreInFront):
+class DeletionRefusingStore(StoreInFront):
     """A store that is busy on deletions, while a test requires it."""
 
     def __init__(self, store: Store) -> None:

@@ -48,7 +48,7 @@ class CountedStore(StoreInFront):
         return [operation for operation, name in self.operations if name == session]
 
 
-class Pair(Struct):
+class ServerPair(Struct):
     """Two servers on one store that have found each other: `node` runs the sessions, commands arrive at
     `other`.
     """
@@ -87,7 +87,7 @@ def store_of(request: pytest.FixtureRequest, tmp_path: Path) -> StoreMaker:
 @contextlib.asynccontextmanager
 async def pair_of(
     store_of: StoreMaker, script: Script = (), *, limits: Limits | None = None, is_guarded: bool = False
-) -> AsyncIterator[Pair]:
+) -> AsyncIterator[ServerPair]:
     """Start two servers, and wait until they have found each other."""
     front = CountedStore(store_of())
     if is_guarded:
@@ -101,7 +101,7 @@ async def pair_of(
         async with asyncio.timeout(WAIT_S):
             while not (node.host.has_peers and other.host.has_peers):
                 await node.host.world.sleep(0.001)
-        yield Pair(node, other, node_http, other_http, front)
+        yield ServerPair(node, other, node_http, other_http, front)
 
 
 def _key(number: int) -> dict[str, str]:

@@ -197,7 +197,7 @@ async def test_pruned_records_are_gone_with_the_oldest_position() -> None:
         assert (first["id"], first["record"]["type"]) == (str(at), "journal_pruned")
 
 
-class _Slow:
+class _OneWriteTransport:
     """A transport that takes one write and then waits to be released."""
 
     ends_with_turn = False
@@ -233,7 +233,7 @@ async def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle(
         host = server.app.host
         for number in range(3):
             await run_turn(host, "s1", f"question {number}")
-        slow = _Slow(b'{"type":"open","event_id":"0-0","snapshots":"gone"}')
+        slow = _OneWriteTransport(b'{"type":"open","event_id":"0-0","snapshots":"gone"}')
         stream = ServerStream(now=host.world.monotonic())
         with Connection(host, "s1", stream, slow, Connections()) as connection:
             running = asyncio.create_task(connection.run())

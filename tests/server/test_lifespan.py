@@ -12,7 +12,7 @@ from midstream.errors import StoreDamagedError
 from midstream.server.lifespan import live, on_end_signal
 
 
-class Server:
+class LifespanServer:
     """A server that sends lifespan messages to an app, and records the events in their order."""
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -40,7 +40,7 @@ class Server:
 
 
 async def test_the_server_receives_each_completion_after_the_work() -> None:
-    server = Server()
+    server = LifespanServer()
     await live(server.start, server.stop, server.receive, server.send)
     assert server.events == [
         *("startup", "started", "lifespan.startup.complete"),
@@ -49,7 +49,7 @@ async def test_the_server_receives_each_completion_after_the_work() -> None:
 
 
 async def test_a_failed_start_is_reported_with_its_reason_and_nothing_is_stopped() -> None:
-    server = Server(StoreDamagedError("this file is no database"))
+    server = LifespanServer(StoreDamagedError("this file is no database"))
     await live(server.start, server.stop, server.receive, server.send)
     assert server.said == [
         {"type": "lifespan.startup.failed", "message": "store_damaged: this file is no database"}
@@ -58,7 +58,7 @@ async def test_a_failed_start_is_reported_with_its_reason_and_nothing_is_stopped
 
 
 async def test_a_bug_during_the_start_is_raised_and_not_reported_as_a_refusal() -> None:
-    server = Server(ZeroDivisionError())
+    server = LifespanServer(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         await live(server.start, server.stop, server.receive, server.send)
     assert server.events == ["startup", "started"]

@@ -21,7 +21,7 @@ from midstream.testing.scripted_model import ScriptedModel, text
 WAIT_S = 60.0
 
 
-class Server:
+class ReportingServer:
     """A host with its limits."""
 
     def __init__(self, path: Path) -> None:
@@ -40,8 +40,8 @@ class Server:
 
 
 @asynccontextmanager
-async def _servers(path: Path) -> AsyncIterator[tuple[Server, Server]]:
-    one, other = Server(path), Server(path)
+async def _servers(path: Path) -> AsyncIterator[tuple[ReportingServer, ReportingServer]]:
+    one, other = ReportingServer(path), ReportingServer(path)
     async with asyncio.timeout(WAIT_S), one.host, other.host:
         for each in (one, other):
             while not each.host.has_peers:
@@ -53,7 +53,7 @@ async def _servers(path: Path) -> AsyncIterator[tuple[Server, Server]]:
         assert await one.host.store.kv_list(NODES) == []
 
 
-async def _wait_until_refused(server: Server, *callers: str) -> None:
+async def _wait_until_refused(server: ReportingServer, *callers: str) -> None:
     for caller in callers:
         while True:
             try:

@@ -83,7 +83,7 @@ STATES_MAX = 20_000
 REUSE = ReuseDecision("new", "no record", "fresh")
 
 
-class Edge(NamedTuple):
+class MachineEdge(NamedTuple):
     """One way in which a state takes a command.
 
     Args:
@@ -99,7 +99,7 @@ class Edge(NamedTuple):
     after: str
 
 
-class Step(NamedTuple):
+class RecordEffect(NamedTuple):
     """The effect of one record on a turn."""
 
     state: str
@@ -107,12 +107,12 @@ class Step(NamedTuple):
     after: str
 
 
-class Explored(Struct):
+class ExploredMachine(Struct):
     """The result of the search."""
 
-    edges: dict[Edge, int] = field(default_factory=dict)
+    edges: dict[MachineEdge, int] = field(default_factory=dict)
     """Each with the number of times it was taken."""
-    steps: set[Step] = field(default_factory=set)
+    steps: set[RecordEffect] = field(default_factory=set)
     states: list[Session] = field(default_factory=list)
     """One session for each state that decisions distinguish."""
 
@@ -121,28 +121,30 @@ class Explored(Struct):
         return {(edge.state, edge.command) for edge in self.edges}
 
 
-def edge_of(before: Session, command: Command, records: tuple[Record, ...] | Refused, after: Session) -> Edge:
+def edge_of(
+    before: Session, command: Command, records: tuple[Record, ...] | Refused, after: Session
+) -> MachineEdge:
     """Return the edge of a command."""
     if isinstance(records, Refused):
         said: tuple[str, ...] = (f"[{records.error.code}]",)
     else:
         kinds = [_kind(record) for record in records]
         said = tuple(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
-    return Edge(_kind(before.turn), _kind(command), said, _kind(after.turn))
+    return MachineEdge(_kind(before.turn), _kind(command), said, _kind(after.turn))
 
 
-def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> Iterator[Step]:
+def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> Iterator[RecordEffect]:
     """Yield the effect of each of these records on the turn."""
     for record in records:
         after = sessions.evolve(session, record, epoch=epoch)
-        yield Step(_kind(session.turn), _kind(record), _kind(after.turn))
+        yield RecordEffect(_kind(session.turn), _kind(record), _kind(after.turn))
         session = after
 
 
 @cache
-def explored() -> Explored:
+def explored() -> ExploredMachine:
     """Search the whole machine in a small world."""
-    found = Explored()
+    found = ExploredMachine()
     begin = sessions.fold([(1, EpochStarted(1, "node", AT))])
     waiting = deque([begin, _after_many_responses(begin)])
     known = {_key(each) for each in waiting}
@@ -163,7 +165,7 @@ def explored() -> Explored:
     return found
 
 
-def _take(found: Explored, before: Session, command: Command, *, epoch: int, at: float) -> Session:
+def _take(found: ExploredMachine, before: Session, command: Command, *, epoch: int, at: float) -> Session:
     after = before
     records: tuple[Record, ...] | Refused
     try:
@@ -173,7 +175,7 @@ def _take(found: Explored, before: Session, command: Command, *, epoch: int, at:
     else:
         for record in records:
             following = sessions.evolve(after, record, epoch=epoch)
-            found.steps.add(Step(_kind(after.turn), _kind(record), _kind(following.turn)))
+            found.steps.add(RecordEffect(_kind(after.turn), _kind(record), _kind(following.turn)))
             after = following
     edge = edge_of(before, command, records, after)
     found.edges[edge] = found.edges.get(edge, 0) + 1
@@ -409,7 +411,7 @@ def _kind(value: object) -> str:
 # --- for people -----------------------------------------------------------------------------------------------------
 
 
-def diagram(found: Explored) -> str:
+def diagram(found: ExploredMachine) -> str:
     """Return the machine as a Mermaid diagram: the commands that lead from state to state."""
     ways: dict[tuple[str, str], set[str]] = {}
     for edge in found.edges:
@@ -419,7 +421,7 @@ def diagram(found: Explored) -> str:
     return "```mermaid\nstateDiagram-v2\n    [*] --> Idle\n" + "\n".join(lines) + "\n```\n"
 
 
-def table(found: Explored) -> str:
+def table(found: ExploredMachine) -> str:
     """Return all edges that append a record or refuse, as lines for a terminal."""
     return "\n".join(
         f"{count:7}  {edge.state:14} {edge.command:16} {' '.join(edge.records) or '-'} -> {edge.after}"

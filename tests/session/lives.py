@@ -74,7 +74,7 @@ small = st.integers(0, 3)
 outcomes = st.sampled_from(Outcome)
 
 
-class Step(Struct):
+class LifeStep(Struct):
     """A command, the records it was decided to (None: refused), and the session before and after."""
 
     before: Session
@@ -84,10 +84,10 @@ class Step(Struct):
     epoch: int
 
 
-class Life(Struct):
+class SessionLife(Struct):
     """The history of one session."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[LifeStep] = field(default_factory=list)
     journal: list[tuple[int, Record]] = field(default_factory=list)
     session: Session = field(default_factory=Session)
     at: float = AT
@@ -98,10 +98,10 @@ class Life(Struct):
         try:
             records = sessions.decide(before, command, epoch=epoch, at=self.at)
         except Refused:
-            self.steps.append(Step(before, command, None, before, epoch))
+            self.steps.append(LifeStep(before, command, None, before, epoch))
             return
         self.append(records, epoch=epoch)
-        self.steps.append(Step(before, command, records, self.session, epoch))
+        self.steps.append(LifeStep(before, command, records, self.session, epoch))
 
     def append(self, records: tuple[Record, ...], *, epoch: int) -> None:
         """Append records to the journal and fold them."""
@@ -296,9 +296,9 @@ def _apt_leave(draw: st.DrawFn, state: AwaitingModel) -> Command:
 
 
 @st.composite
-def lives(draw: st.DrawFn, steps_max: int = 20) -> Life:
+def lives(draw: st.DrawFn, steps_max: int = 20) -> SessionLife:
     """Draw a life."""
-    life = Life()
+    life = SessionLife()
     epoch = 0
     for _ in range(draw(st.integers(1, steps_max))):
         kind = draw(st.integers(0, 9))

@@ -53,7 +53,7 @@ STEPS = 25
 HI, MORE = UserMessage.of("hi"), UserMessage.of("more")
 
 
-class Life:
+class ApplicationLife:
     """A session, its journal, and the application's own view of the conversation."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def resent(response: Response, *results: str) -> Step:
 @spec("REUSE-76")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_latest_transcript_of_an_application_is_the_history_and_all_open_work(seed: int) -> None:
-    chance, life, number = random.Random(seed), Life(), 0
+    chance, life, number = random.Random(seed), ApplicationLife(), 0
     view: list[Entry] = []
     for _ in range(STEPS):
         cut = chance.randrange(len(view) + 1) if chance.random() < 0.3 else len(view)
@@ -163,7 +163,7 @@ def test_the_latest_transcript_of_an_application_is_the_history_and_all_open_wor
 
 @spec("REUSE-76")
 def test_a_resent_response_is_journaled_once_and_keeps_parts_that_no_application_resends() -> None:
-    life = Life()
+    life = ApplicationLife()
     life.send(HI)
     response = life.response("hello")
     accepted = life.send(HI, resent(response), MORE)
@@ -173,7 +173,7 @@ def test_a_resent_response_is_journaled_once_and_keeps_parts_that_no_application
 
 @spec("REUSE-76")
 def test_the_results_of_all_calls_continue_their_turn_and_any_other_transcript_closes_it() -> None:
-    life = Life()
+    life = ApplicationLife()
     life.send(HI)
     response = life.response("I look.", "a", "b")
     assert isinstance(life.session.turn, RunningCalls)
@@ -189,7 +189,7 @@ def test_the_results_of_all_calls_continue_their_turn_and_any_other_transcript_c
 
 @spec("REUSE-70")
 def test_a_partial_response_is_kept_when_the_process_dies_and_the_next_attempt_continues_after_it() -> None:
-    life = Life()
+    life = ApplicationLife()
     life.send(HI)
     life.say("one ")
     life.node()
@@ -204,7 +204,7 @@ def test_a_partial_response_is_kept_when_the_process_dies_and_the_next_attempt_c
 
 @spec("REUSE-70")
 def test_the_application_retries_a_failed_model_call() -> None:
-    life = Life()
+    life = ApplicationLife()
     life.send(HI)
     failed = life.take(
         ModelFailed(life.place, "model_unavailable", "wait", is_retriable=True, retry_after_s=7.0)
@@ -216,7 +216,7 @@ def test_the_application_retries_a_failed_model_call() -> None:
 
 
 def test_a_transcript_compared_with_an_outdated_session_is_refused() -> None:
-    life = Life()
+    life = ApplicationLife()
     life.send(HI)
     before = life.session
     with pytest.raises(Refused) as caught:

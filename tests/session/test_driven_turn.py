@@ -60,7 +60,7 @@ ASKS = Response((ToolCall("a", "work"), ToolCall("b", "work")), Finish.CALLS)
 DONE = Response((Text("done"),))
 
 
-class Story:
+class DrivenStory:
     """A session that receives commands one after the other."""
 
     def __init__(self) -> None:
@@ -81,15 +81,15 @@ class Story:
         self.fold(EpochStarted(self.epoch, "next", AT))
 
 
-def story(*commands: DrivenCommand) -> Story:
-    driven = Story()
+def story(*commands: DrivenCommand) -> DrivenStory:
+    driven = DrivenStory()
     for command in (Begin(GO, "loop"), *commands):
         driven.decide(command)
     return driven
 
 
 def test_a_turn_begins_with_its_driver_and_a_first_attempt() -> None:
-    assert Story().decide(Begin(GO, "loop")) == (
+    assert DrivenStory().decide(Begin(GO, "loop")) == (
         MessageAccepted(1, GO, AT, driver="loop"),
         AttemptStarted(1, 1, 1, AT),
     )
@@ -97,7 +97,7 @@ def test_a_turn_begins_with_its_driver_and_a_first_attempt() -> None:
 
 @spec("DRIVEN-3")
 def test_a_key_is_a_stream_of_one_command() -> None:
-    driven = Story()
+    driven = DrivenStory()
     assert driven.decide(Begin(GO, "loop", "k", "d")) == (
         StreamOpened("k", "driver"),
         CommandAccepted("k", 0, "d"),

@@ -24,8 +24,8 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.pending import CallModel, pending_work
 from midstream.session.turn.states import Cancelling, Idle, TurnState
 from tests.search import tried
-from tests.session.edges import Edge, edge_of, explored, steps_of, strays
-from tests.session.lives import Life, lives
+from tests.session.edges import MachineEdge, edge_of, explored, steps_of, strays
+from tests.session.lives import SessionLife, lives
 from tests.session.stories import AT
 from tests.spec import spec
 from tools import docs
@@ -92,14 +92,14 @@ def test_a_busy_session_refuses_or_queues_every_message() -> None:
 def test_an_ended_turn_accepts_only_a_message_a_resumption_and_a_late_result() -> None:
     taken = {edge for edge in explored().edges if edge.state == "Idle" and edge.records}
     assert taken == {
-        Edge("Idle", "SendMessage", ("MessageAccepted", "AttemptStarted"), "AwaitingModel"),
-        Edge("Idle", "SendMessage", ("[journal_moved]",), "Idle"),
-        Edge("Idle", "Resume", ("TurnResumed", "AttemptStarted"), "AwaitingModel"),
-        Edge("Idle", "Resume", ("[nothing_to_resume]",), "Idle"),
-        Edge("Idle", "Answer", ("[question_closed]",), "Idle"),
-        Edge("Idle", "PermissionRequested", ("[question_closed]",), "Idle"),
-        Edge("Idle", "UseAnswer", ("[question_closed]",), "Idle"),
-        Edge("Idle", "CallFinished", ("ResultArrivedLate",), "Idle"),
+        MachineEdge("Idle", "SendMessage", ("MessageAccepted", "AttemptStarted"), "AwaitingModel"),
+        MachineEdge("Idle", "SendMessage", ("[journal_moved]",), "Idle"),
+        MachineEdge("Idle", "Resume", ("TurnResumed", "AttemptStarted"), "AwaitingModel"),
+        MachineEdge("Idle", "Resume", ("[nothing_to_resume]",), "Idle"),
+        MachineEdge("Idle", "Answer", ("[question_closed]",), "Idle"),
+        MachineEdge("Idle", "PermissionRequested", ("[question_closed]",), "Idle"),
+        MachineEdge("Idle", "UseAnswer", ("[question_closed]",), "Idle"),
+        MachineEdge("Idle", "CallFinished", ("ResultArrivedLate",), "Idle"),
     }
 
 
@@ -146,7 +146,7 @@ def test_every_live_state_has_pending_work_or_a_question_and_recovery_is_idempot
 
 @given(lives())
 @settings(max_examples=tried(50))
-def test_no_record_of_a_random_life_has_an_effect_that_the_search_has_not_seen(life: Life) -> None:
+def test_no_record_of_a_random_life_has_an_effect_that_the_search_has_not_seen(life: SessionLife) -> None:
     begin = Session()
     found = explored().steps
     for step in life.steps:

@@ -97,7 +97,7 @@ from midstream.session.turn.pending import AwaitCancelled, CallModel, PendingWor
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import Evidence, Execution, Rule, check
-from tests.session.lives import Life, batches, lives
+from tests.session.lives import SessionLife, batches, lives
 from tests.session.stories import (
     AT,
     answers,
@@ -119,7 +119,7 @@ from tests.spec import spec
 
 @given(lives())
 @spec("TURN-22")
-def test_the_stored_journal_folds_to_the_same_session(life: Life) -> None:
+def test_the_stored_journal_folds_to_the_same_session(life: SessionLife) -> None:
     stored = [(epoch, decode(encode(record))) for epoch, record in life.journal]
     assert fold(stored) == life.session
     assert life.session.position == len(life.journal)
@@ -127,7 +127,7 @@ def test_the_stored_journal_folds_to_the_same_session(life: Life) -> None:
 
 @given(lives())
 @spec("TURN-22", "TURN-6", "TURN-12")
-def test_history_holds_whole_steps_with_the_one_outcome_of_each_call(life: Life) -> None:
+def test_history_holds_whole_steps_with_the_one_outcome_of_each_call(life: SessionLife) -> None:
     history = life.session.history
     assert msgspec.json.decode(msgspec.json.encode(history), type=History) == history
 
@@ -158,7 +158,7 @@ def test_history_holds_whole_steps_with_the_one_outcome_of_each_call(life: Life)
 
 @given(lives())
 @spec("TURN-21")
-def test_a_live_session_has_pending_work_after_every_append(life: Life) -> None:
+def test_a_live_session_has_pending_work_after_every_append(life: SessionLife) -> None:
     for step in life.steps:
         waits = pending_work(step.after) != () or step.after.rests_on_people
         assert waits == step.after.is_live, step.command
@@ -166,7 +166,7 @@ def test_a_live_session_has_pending_work_after_every_append(life: Life) -> None:
 
 @given(lives())
 @spec("TURN-1", "TURN-28")
-def test_a_message_is_accepted_refused_or_queued_as_the_session_is_busy(life: Life) -> None:
+def test_a_message_is_accepted_refused_or_queued_as_the_session_is_busy(life: SessionLife) -> None:
     for step in life.steps:
         if not isinstance(step.command, SendMessage):
             continue
@@ -182,7 +182,7 @@ def test_a_message_is_accepted_refused_or_queued_as_the_session_is_busy(life: Li
 
 @given(lives())
 @spec("TURN-28", "TURN-29")
-def test_queued_messages_are_taken_once_and_in_order(life: Life) -> None:
+def test_queued_messages_are_taken_once_and_in_order(life: SessionLife) -> None:
     taken = [
         record.queued for _, record in life.journal if isinstance(record, MessageAccepted) and record.queued
     ]
@@ -196,7 +196,7 @@ def test_queued_messages_are_taken_once_and_in_order(life: Life) -> None:
 
 @given(lives())
 @spec("TURN-9", "TURN-3")
-def test_a_command_about_another_call_or_turn_changes_nothing(life: Life) -> None:
+def test_a_command_about_another_call_or_turn_changes_nothing(life: SessionLife) -> None:
     for step in life.steps:
         if not _is_about(step.before, step.command):
             assert not step.records, step.command
@@ -283,7 +283,7 @@ def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bo
 
 @given(lives())
 @spec("TURN-8")
-def test_a_cancel_always_leads_to_rest_and_no_record_of_the_turn_follows(life: Life) -> None:
+def test_a_cancel_always_leads_to_rest_and_no_record_of_the_turn_follows(life: SessionLife) -> None:
     life.take(Withdraw(), epoch=life.session.epoch)
     turn = life.session.turns
     life.take(Cancel(), epoch=life.session.epoch)
@@ -303,7 +303,7 @@ def test_a_cancel_always_leads_to_rest_and_no_record_of_the_turn_follows(life: L
 
 @given(lives(), st.sampled_from([0.0, 3 * 60 * 60.0]))
 @spec("TURN-17")
-def test_taking_over_twice_is_taking_over_once(life: Life, later: float) -> None:
+def test_taking_over_twice_is_taking_over_once(life: SessionLife, later: float) -> None:
     life.at += later
     epoch = life.session.epoch + 1
     life.append((EpochStarted(epoch, "next", life.at),), epoch=epoch)
@@ -313,7 +313,7 @@ def test_taking_over_twice_is_taking_over_once(life: Life, later: float) -> None
 
 @given(lives())
 @spec("TURN-10", "TURN-13")
-def test_every_run_is_announced_and_only_permitted_calls_run_again(life: Life) -> None:
+def test_every_run_is_announced_and_only_permitted_calls_run_again(life: SessionLife) -> None:
     runs: Counter[tuple[int, int, str]] = Counter()
     granted: Counter[tuple[int, int, str]] = Counter()
     plans = {
@@ -343,7 +343,7 @@ def test_every_run_is_announced_and_only_permitted_calls_run_again(life: Life) -
 # -------------------------------------------------------------------------------------------------
 
 
-class Node(Struct, eq=False):
+class StaleNode(Struct, eq=False):
     """A process that considers itself the node of the session."""
 
     epoch: int
@@ -351,25 +351,25 @@ class Node(Struct, eq=False):
     running: list[RunCall] = field(default_factory=list)
 
 
-class Outside(Struct):
+class JournalAndEffects(Struct):
     """A journal that keeps the contract of stores, its nodes, and the real effects of tools."""
 
     journal: list[tuple[int, Record]] = field(default_factory=list)
     epoch: int = 0
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[StaleNode] = field(default_factory=list)
     executions: list[RunCall] = field(default_factory=list)
     at: float = AT
 
     def take_over(self) -> None:
         """Claim the session for a new node; the old ones have not noticed yet."""
         self.epoch += 1
-        node = Node(self.epoch, fold(self.journal))
+        node = StaleNode(self.epoch, fold(self.journal))
         self.nodes.append(node)
         begun: tuple[Record, ...] = (EpochStarted(self.epoch, f"node-{self.epoch}", self.at),)
         state = fold([(self.epoch, begun[0])], node.session)
         self.append(node, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
 
-    def tell(self, node: Node, command: Command) -> None:
+    def tell(self, node: StaleNode, command: Command) -> None:
         """Let a node decide a command on its own state, as its runner would."""
         try:
             records = decide(node.session, command, epoch=node.epoch, at=self.at)
@@ -378,7 +378,7 @@ class Outside(Struct):
         if records:
             self.append(node, records)
 
-    def append(self, node: Node, records: tuple[Record, ...]) -> None:
+    def append(self, node: StaleNode, records: tuple[Record, ...]) -> None:
         if node.epoch != self.epoch or node.session.position != len(self.journal):
             self.nodes.remove(node)  # Lease lost, or the journal moved: it stops at once.
             return
@@ -394,7 +394,7 @@ class Outside(Struct):
 @given(st.data())
 @spec("TURN-23", "TURN-13", "TURN-10", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
 def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_permit_it(data: st.DataObject) -> None:
-    outside = Outside()
+    outside = JournalAndEffects()
     outside.take_over()
     for _ in range(data.draw(st.integers(1, 40))):
         if not outside.nodes or data.draw(st.integers(0, 3)) == 0:
@@ -417,7 +417,7 @@ def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_permit_it(dat
     assert [epoch for epoch, _ in outside.journal] == sorted(epoch for epoch, _ in outside.journal)
 
 
-def _deed(data: st.DataObject, node: Node) -> Command:
+def _deed(data: st.DataObject, node: StaleNode) -> Command:
     """Draw the next act of a node, which may have been overtaken."""
     state = node.session.turn
     asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
@@ -628,7 +628,7 @@ def test_a_partial_response_is_not_in_the_history() -> None:
 
 @spec("TURN-27")
 def test_entries_left_out_for_the_model_stay_in_the_history_and_in_every_later_fold() -> None:
-    life = Life()
+    life = SessionLife()
     life.append((EpochStarted(1, "o", AT),), epoch=1)
     for turn in (1, 2):
         life.take(say(f"question {turn}"), epoch=1)
@@ -648,7 +648,7 @@ def test_entries_left_out_for_the_model_stay_in_the_history_and_in_every_later_f
 
 @spec("TURN-26", "TURN-27")
 @given(lives())
-def test_a_cut_only_grows_and_leaves_the_newest_entry(life: Life) -> None:
+def test_a_cut_only_grows_and_leaves_the_newest_entry(life: SessionLife) -> None:
     for step in life.steps:
         assert step.before.cut <= step.after.cut
         entries = step.after.history.entries
@@ -721,7 +721,7 @@ def test_tools_found_for_another_model_call_are_not_recorded() -> None:
 
 @spec("STREAM-60", "STREAM-61")
 @given(lives())
-def test_a_journal_folds_to_the_same_session_wherever_it_was_pruned(life: Life) -> None:
+def test_a_journal_folds_to_the_same_session_wherever_it_was_pruned(life: SessionLife) -> None:
     state = Session()
     for number, (epoch, record) in enumerate(life.journal, start=1):
         state = evolve(state, record, epoch=epoch)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from tests.session.edges import Step, explored
+from tests.session.edges import RecordEffect, explored
 from tests.simulation.run import Outcome, run
 
 SEEDS_AT_ONCE = 50
@@ -84,7 +84,7 @@ def _searched(first: int, seconds: float, runs: int | None, jobs: int) -> int:
     return int(total["failed"] > 0)
 
 
-def _block(first: int) -> tuple[Counter[str], list[tuple[int, list[str]]], set[Step]]:
+def _block(first: int) -> tuple[Counter[str], list[tuple[int, list[str]]], set[RecordEffect]]:
     """Run some seeds in a process of the pool."""
     outcomes = [run(seed) for seed in range(first, first + SEEDS_AT_ONCE)]
     failed = [(each.plan.seed, each.problems) for each in outcomes if each.problems]

@@ -54,7 +54,7 @@ Apply = Callable[[Record], None]
 """Function for the reaction of a client to a received record."""
 
 
-class Speaker:
+class SimulatedClient:
     """A client with one stream: it sends its message until it is acknowledged, follows, runs its own tools."""
 
     def __init__(self, lab: Lab, session: str, number: int) -> None:
@@ -126,7 +126,7 @@ class Speaker:
         await self._send(CallFinished(turn, response, ToolResult(call_id, "from the client")))
 
 
-class PassingSpeaker(Speaker):
+class PassingSpeaker(SimulatedClient):
     """A client that sends its message and leaves. It returns when all is at rest, and reads the result."""
 
     async def live(self) -> None:
@@ -241,7 +241,7 @@ class Meddler:
                 return SendMessage(UserMessage.of(f"meddling {number}"), when_busy=WhenBusy.QUEUE)
 
 
-class Reader:
+class SimulatedReader:
     """A reader that follows a session from any position, for a while."""
 
     def __init__(self, lab: Lab, session: str, number: int, *, start: int | None) -> None:

@@ -60,7 +60,7 @@ CLIENT_TOOL_S = 20.0
 ARGUMENTS = '{"word": "x"}'
 
 
-class Outside(Struct):
+class OutsideWorld(Struct):
     """The world outside of midstream, which outlives every process: what tools really did.
 
     Args:
@@ -123,7 +123,7 @@ class Outside(Struct):
         return self.chance.expovariate(1.0) * self.tool_s
 
 
-def agent_of(outside: Outside, world: World) -> Agent:
+def agent_of(outside: OutsideWorld, world: World) -> Agent:
     """Return the agent of one process: its tools have every policy, two of them are agents themselves."""
     deep = Agent(_model(outside, world), tools=_tools(outside, "read", "write"), name="deep")
     dive = sub_agent(deep, description="Go deep.", responses_max=2, timeout_s=60.0)
@@ -151,11 +151,11 @@ _POLICIES: dict[str, dict[str, object]] = {
 }
 
 
-def _tools(outside: Outside, *names: str) -> list[Tool]:
+def _tools(outside: OutsideWorld, *names: str) -> list[Tool]:
     return [_tool(outside, name) for name in names]
 
 
-def _tool(outside: Outside, name: str) -> Tool:
+def _tool(outside: OutsideWorld, name: str) -> Tool:
     async def work(word: str) -> str:
         """Do something."""
         return await outside.work(name)
@@ -184,7 +184,7 @@ class _Asking:
 
     name = "asking"
 
-    def __init__(self, outside: Outside, world: World) -> None:
+    def __init__(self, outside: OutsideWorld, world: World) -> None:
         self._outside = outside
         self._model = ScriptedModel(lambda request: _response(outside, request), world=world)
 
@@ -210,11 +210,11 @@ class _Asking:
                 yield event
 
 
-def _model(outside: Outside, world: World) -> Model:
+def _model(outside: OutsideWorld, world: World) -> Model:
     return _Asking(outside, world)
 
 
-def _response(outside: Outside, request: ModelRequest) -> list[ScriptedStep]:
+def _response(outside: OutsideWorld, request: ModelRequest) -> list[ScriptedStep]:
     chance = outside.chance
     outside.note("model is asked", request.key, request.attempt)
     steps: list[ScriptedStep] = [Pause(chance.expovariate(5.0))]

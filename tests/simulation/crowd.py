@@ -43,11 +43,11 @@ from midstream.store.postgres.node_locks import BEATS_PER_LEASE, GRACE_S, REJOIN
 from midstream.store.postgres.node_watcher import BACKSTOP_S
 from midstream.store.postgres.postgres_store import LEASE_S
 from tests.session.stories import answers, asks, reads, writes
-from tests.simulation.crowd_store import LATENCY_S, LOST_S, Clock, Judge, Rules, SharedStore
+from tests.simulation.crowd_store import LATENCY_S, LOST_S, Judge, Rules, SharedStore, VirtualClock
 
 T = TypeVar("T")
 Answer = Callable[[MidstreamError | None], None]
-Asked = Command | Received
+AnyCommand = Command | Received
 
 BEAT_S = LEASE_S / BEATS_PER_LEASE
 IDLE_S = 60.0
@@ -71,7 +71,7 @@ class HeldSession(Struct, eq=False):
     used_at: float = 0.0
     is_busy: bool = False
     is_lost: bool = False
-    queue: list[tuple[Asked, Answer]] = field(default_factory=list)
+    queue: list[tuple[AnyCommand, Answer]] = field(default_factory=list)
     doing: set[CallModel | RunCall] = field(default_factory=set)
 
     @property
@@ -80,17 +80,17 @@ class HeldSession(Struct, eq=False):
 
 
 class _NodeWorld(World):
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
 
     def monotonic(self) -> float:
         return self._clock.now
 
 
-class Node:
+class FleetNode:
     """A server of the fleet."""
 
-    def __init__(self, fleet: Fleet, number: int, chance: random.Random) -> None:
+    def __init__(self, fleet: SimulatedFleet, number: int, chance: random.Random) -> None:
         self.name = f"n{number:05}"
         self.fleet = fleet
         self.store = MemoryStore(fleet.store.memory)
@@ -277,7 +277,7 @@ class Node:
 
     # --- sessions
 
-    def submit(self, name: str, command: Asked, answer: Answer) -> None:
+    def submit(self, name: str, command: AnyCommand, answer: Answer) -> None:
         """Decide a command, here or at the node that has the session."""
         if self.is_draining and name not in self.held:
             answer(StoreBusyError("it drains", retry_after_s=1.0))
@@ -403,7 +403,7 @@ class Node:
         held: HeldSession,
         state: Session,
         records: Sequence[Record],
-        taken: Sequence[tuple[Asked, Answer]],
+        taken: Sequence[tuple[AnyCommand, Answer]],
     ) -> None:
         held.state, held.is_busy, held.used_at = state, False, self.fleet.clock.now
         for _, answer in taken:
@@ -533,19 +533,19 @@ class Node:
         store.ask(self, "release", leave, then)
 
 
-class Fleet:
+class SimulatedFleet:
     """All nodes, their store and their clients' balancer."""
 
     def __init__(self, seed: int, rules: Rules) -> None:
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.rules = rules
         self.judge = Judge(self.clock)
         self.store = SharedStore(self.clock, self.judge, rules)
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, FleetNode] = {}
         self.without_lock: set[str] = set()
         """Nodes without their locks: dead ones, and those that rejoin."""
         self.on_end: Callable[[str], None] = _ignore
-        self.on_drop: Callable[[Node], None] = _ignore
+        self.on_drop: Callable[[FleetNode], None] = _ignore
         self.notifications = 0
         self.numbers = itertools.count(1)
         self.seed = seed
@@ -560,7 +560,7 @@ class Fleet:
     def add(self) -> None:
         """Start a node."""
         number = next(self.numbers)
-        node = Node(self, number, random.Random(f"{self.seed}/node {number}"))
+        node = FleetNode(self, number, random.Random(f"{self.seed}/node {number}"))
         self.nodes[node.name] = node
         node.start()
 
@@ -573,11 +573,11 @@ class Fleet:
     def end_turn(self, session: str) -> None:
         self.on_end(session)
 
-    def drop_clients(self, node: Node) -> None:
+    def drop_clients(self, node: FleetNode) -> None:
         """Let the clients of a node reconnect."""
         self.on_drop(node)
 
-    def crash(self, node: Node) -> None:
+    def crash(self, node: FleetNode) -> None:
         """Kill a node: its lock is free, and the node that waits for that checks it."""
         for name in self.store.open_turns(node.name):
             self.judge.lost_at.setdefault(name, (self.clock.now, "crash"))
@@ -585,19 +585,19 @@ class Fleet:
         self.lose_lock(node)
         self.drop_clients(node)
 
-    def mark_dead(self, node: Node) -> None:
+    def mark_dead(self, node: FleetNode) -> None:
         node.is_dead = True
         self.greedy_passed -= sum(node.rate.own_counts().values())
         self.nodes.pop(node.name, None)
         node.held.clear()
 
-    def lose_lock(self, node: Node) -> None:
+    def lose_lock(self, node: FleetNode) -> None:
         self.without_lock.add(node.name)
         for other in self.nodes.values():
             if other.watched == node.name:
                 other.later(LATENCY_S + GRACE_S, partial(other.declare_dead, node.name))
 
-    def terminate(self, node: Node) -> None:
+    def terminate(self, node: FleetNode) -> None:
         """Drop the connection that holds a node's lock: it rejoins as soon as it can."""
         node.is_joined, node.was_terminated = False, True
         self.lose_lock(node)
@@ -617,7 +617,7 @@ class Fleet:
 
         self.clock.later(down_s, come_back)
 
-    def send_greedy_request(self, node: Node) -> None:
+    def send_greedy_request(self, node: FleetNode) -> None:
         """Let the greedy caller send a request."""
         try:
             node.rate.count(GREEDY)
@@ -627,7 +627,7 @@ class Fleet:
             self.greedy_passed += not node.is_cut
 
 
-def _send(holder: Node, submit: Callable[[], None], _: object) -> None:
+def _send(holder: FleetNode, submit: Callable[[], None], _: object) -> None:
     holder.later(LATENCY_S, submit)
 
 

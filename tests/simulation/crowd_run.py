@@ -29,7 +29,7 @@ from midstream.session import session as sessions
 from midstream.session.records import decode
 from midstream.session.session import Received
 from tests.session.stories import say
-from tests.simulation.crowd import GREEDY_MOST, Fleet, Node
+from tests.simulation.crowd import GREEDY_MOST, FleetNode, SimulatedFleet
 from tests.simulation.crowd_store import LATENCY_S, STORE_CORES, Rules
 
 SILENCE_S = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
@@ -44,7 +44,7 @@ GREEDY_MARGIN = 1.2
 FAULTS = ("crash", "rack", "freeze", "cut", "terminate", "store", "herd")
 
 
-class Plan(Struct, frozen=True):
+class FleetPlan(Struct, frozen=True):
     """How large the fleet is, and how long things go wrong.
 
     Args:
@@ -64,14 +64,14 @@ class Plan(Struct, frozen=True):
 
 
 SOUND = Rules()
-SHORT = Plan(nodes=10, sessions=10_000, readers=500, turns_per_s=4.0, seconds=90.0, fault_every_s=5.0)
+SHORT = FleetPlan(nodes=10, sessions=10_000, readers=500, turns_per_s=4.0, seconds=90.0, fault_every_s=5.0)
 
 
-class Report(Struct):
+class FleetReport(Struct):
     """Result of a run. Times are virtual seconds."""
 
     seed: int
-    plan: Plan
+    plan: FleetPlan
     problems: list[str]
     faults: dict[str, int]
     turns: int
@@ -105,7 +105,7 @@ class Client(Struct, eq=False):
     session: str
     stream: str
     begun_at: float
-    node: Node | None = None
+    node: FleetNode | None = None
     tries: int = 0
     has_ack: bool = False
     is_over: bool = False
@@ -114,7 +114,7 @@ class Client(Struct, eq=False):
 class Crowd:
     """All clients of a fleet."""
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, fleet: SimulatedFleet, plan: FleetPlan) -> None:
         self.waiting: dict[str, Client] = {}
         self.spoken: Counter[str] = Counter()
         self.is_speaking = True
@@ -151,7 +151,7 @@ class Crowd:
             self._fleet.send_greedy_request(node)
         self._clock.later(1 / GREEDY_PER_S, self._be_greedy)
 
-    def _pick(self) -> Node | None:
+    def _pick(self) -> FleetNode | None:
         serving = [node for node in self._fleet.nodes.values() if node.is_serving]
         return self._chance.choice(serving) if serving else None
 
@@ -184,7 +184,7 @@ class Crowd:
         if client.tries == tries and not client.has_ack:
             self._reconnect(client)
 
-    def _arrive(self, client: Client, tries: int, node: Node) -> None:
+    def _arrive(self, client: Client, tries: int, node: FleetNode) -> None:
         if client.has_ack:
             self._fleet.store.ask(
                 node, "read", lambda: client.is_over, partial(self._look_again, client, tries)
@@ -226,7 +226,7 @@ class Crowd:
             if client.node is not None:
                 self._at[client.node.name].discard(client.session)
 
-    def notice_silence(self, node: Node) -> None:
+    def notice_silence(self, node: FleetNode) -> None:
         """Let the clients of a frozen node leave it when its heartbeats have been missing for long enough."""
 
         def leave() -> None:
@@ -235,18 +235,18 @@ class Crowd:
 
         self._clock.later(SILENCE_S, leave)
 
-    def catch_up(self, node: Node) -> None:
+    def catch_up(self, node: FleetNode) -> None:
         """Show the clients of a returned node the ended turns."""
         for client in self._clients_of(node):
             if client.has_ack and client.is_over:
                 self._finish(client)
 
-    def _clients_of(self, node: Node) -> list[Client]:
+    def _clients_of(self, node: FleetNode) -> list[Client]:
         return [self.waiting[name] for name in sorted(self._at[node.name]) if name in self.waiting]
 
     # --- clients that only read
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: FleetNode) -> None:
         readers, node.readers = node.readers, 0
         for _ in range(readers):
             self._read(0)
@@ -268,7 +268,7 @@ class Crowd:
             if node is not None:
                 self._fleet.store.ask(node, "read", lambda: None, partial(settle, node))
 
-        def settle(node: Node | None, error: MidstreamError | None = None) -> None:
+        def settle(node: FleetNode | None, error: MidstreamError | None = None) -> None:
             nonlocal is_settled
             if is_settled:
                 return
@@ -282,10 +282,10 @@ class Crowd:
         self._clock.later(wait_s + 0.1 * self._chance.random(), connect)
 
 
-class Nemesis:
+class FleetNemesis:
     """The faults, until they are stopped."""
 
-    def __init__(self, fleet: Fleet, crowd: Crowd, plan: Plan) -> None:
+    def __init__(self, fleet: SimulatedFleet, crowd: Crowd, plan: FleetPlan) -> None:
         self.faults: Counter[str] = Counter()
         self._fleet = fleet
         self._crowd = crowd
@@ -330,7 +330,7 @@ class Nemesis:
             acts[kind]()
         self._fleet.clock.later(self._pause_s(), self._act)
 
-    def _at_once_or_later(self, node: Node, act: Callable[[Node], None]) -> Callable[[], None]:
+    def _at_once_or_later(self, node: FleetNode, act: Callable[[FleetNode], None]) -> Callable[[], None]:
         """Act now, or at the worst moment: between the intent of a tool and its start."""
 
         def wait() -> None:
@@ -338,38 +338,38 @@ class Nemesis:
 
         return partial(act, node) if self._chance.random() < 0.3 else wait
 
-    def _crash(self, nodes: Sequence[Node]) -> None:
+    def _crash(self, nodes: Sequence[FleetNode]) -> None:
         for node in nodes:
             self._fleet.crash(node)
             self._fleet.clock.later(self._chance.uniform(1.0, 10.0), self._fleet.add)
 
-    def _silence(self, node: Node) -> float:
+    def _silence(self, node: FleetNode) -> float:
         """Return the duration of a node's silence: in half of the cases longer than its lease."""
         for name in self._fleet.store.open_turns(node.name):
             self._fleet.judge.lost_at.setdefault(name, (self._fleet.clock.now, "silence"))
         return self._chance.choice([self._chance.uniform(0.5, 10.0), self._chance.uniform(20.0, 60.0)])
 
-    def _freeze(self, node: Node) -> None:
+    def _freeze(self, node: FleetNode) -> None:
         node.is_frozen = True
         self._crowd.notice_silence(node)
         self._fleet.clock.later(self._silence(node), partial(self._thaw, node))
 
-    def _cut(self, node: Node) -> None:
+    def _cut(self, node: FleetNode) -> None:
         node.is_cut = True
         self._fleet.clock.later(self._silence(node), partial(self._heal, node))
 
-    def _thaw(self, node: Node) -> None:
+    def _thaw(self, node: FleetNode) -> None:
         self._regain(node)
         if node.is_frozen:
             node.thaw()
             node.later(0.0, partial(self._crowd.catch_up, node))
 
-    def _heal(self, node: Node) -> None:
+    def _heal(self, node: FleetNode) -> None:
         self._regain(node)
         node.is_cut = False
         node.later(0.0, partial(self._crowd.catch_up, node))
 
-    def _regain(self, node: Node) -> None:
+    def _regain(self, node: FleetNode) -> None:
         """Count no take-over for sessions that stayed."""
         for name in self._fleet.store.open_turns(node.name):
             self._fleet.judge.lost_at.pop(name, None)
@@ -390,15 +390,15 @@ class Nemesis:
         step()
 
 
-def run(seed: int, plan: Plan = SHORT, rules: Rules = SOUND) -> Report:
+def run(seed: int, plan: FleetPlan = SHORT, rules: Rules = SOUND) -> FleetReport:
     """Run the plan of a seed, and judge it."""
     began_at = time.monotonic()
-    fleet = Fleet(seed, rules)
+    fleet = SimulatedFleet(seed, rules)
     for _ in range(plan.nodes):
         fleet.add()
     fleet.clock.run(5.0)
     crowd = Crowd(fleet, plan)
-    nemesis = Nemesis(fleet, crowd, plan)
+    nemesis = FleetNemesis(fleet, crowd, plan)
     crowd.start()
     nemesis.start()
     fleet.clock.run(5.0 + plan.seconds)
@@ -413,7 +413,7 @@ def run(seed: int, plan: Plan = SHORT, rules: Rules = SOUND) -> Report:
         problems.append(f"{fleet.greedy_passed:g} requests of the greedy caller passed, {allowed:g} may")
     store = fleet.store
     busy = sum(store.busy_s.values())
-    return Report(
+    return FleetReport(
         seed,
         plan,
         problems,
@@ -439,7 +439,7 @@ def run(seed: int, plan: Plan = SHORT, rules: Rules = SOUND) -> Report:
     )
 
 
-def _problems(fleet: Fleet, crowd: Crowd) -> list[str]:
+def _problems(fleet: SimulatedFleet, crowd: Crowd) -> list[str]:
     """Return the violations when all has come to rest."""
     found = [f"{name}: its turn does not end" for name in [*crowd.waiting][:20]]
     for name, stored in fleet.store.memory.sessions.items():
@@ -473,12 +473,12 @@ def _distribution(values: Sequence[float]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.crowd_run")
     parser.add_argument("seed", type=int, nargs="?", default=int(time.time()))
-    for name, value in msgspec.structs.asdict(Plan()).items():
+    for name, value in msgspec.structs.asdict(FleetPlan()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     given = vars(parser.parse_args(arguments))
     seed = given.pop("seed")
     print(f"seed {seed}; repeat it: make sim-fleet ARGS={seed}", flush=True)  # noqa: T201 - a command
-    report = run(seed, Plan(**given))
+    report = run(seed, FleetPlan(**given))
     print(json.dumps(msgspec.to_builtins(report), indent=2))  # noqa: T201 - a command
     return bool(report.problems)
 

@@ -21,7 +21,7 @@ from midstream.store.contract import Batch
 from midstream.store.memory import Memory
 
 if TYPE_CHECKING:
-    from tests.simulation.crowd import HeldSession, Node
+    from tests.simulation.crowd import FleetNode, HeldSession
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Rules(Struct, frozen=True):
     """A limit counts a caller's requests at other nodes."""
 
 
-class Clock:
+class VirtualClock:
     """Virtual time: it jumps to the next timer."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Clock:
 class Judge(Struct):
     """Forbidden events, and measured durations."""
 
-    clock: Clock
+    clock: VirtualClock
     problems: list[str] = field(default_factory=list)
     figures: Counter[str] = field(default_factory=Counter)
     takeovers_s: dict[str, list[float]] = field(default_factory=lambda: {"crash": [], "silence": []})
@@ -110,7 +110,9 @@ class Judge(Struct):
         if epoch > newest and (lost := self.lost_at.pop(session, None)) is not None:
             self.takeovers_s[lost[1]].append(self.clock.now - lost[0])
 
-    def note_tool(self, held: HeldSession, work: RunCall, plan: CallPlan, node: Node, epoch: int) -> None:
+    def note_tool(
+        self, held: HeldSession, work: RunCall, plan: CallPlan, node: FleetNode, epoch: int
+    ) -> None:
         """Record the start of a tool; `epoch` is the newest one of its session."""
         self.figures["tools"] += 1
         if epoch != held.epoch:
@@ -129,7 +131,7 @@ class Judge(Struct):
 class SharedStore:
     """The store of the fleet: leases and journals of the memory store, behind a network and a queue."""
 
-    def __init__(self, clock: Clock, judge: Judge, rules: Rules) -> None:
+    def __init__(self, clock: VirtualClock, judge: Judge, rules: Rules) -> None:
         self.memory = Memory()
         self.is_down = False
         self.restored_at = -math.inf
@@ -150,7 +152,7 @@ class SharedStore:
         self._places: dict[str, str] = {}
 
     def ask(
-        self, node: Node, kind: str, work: Callable[[], T], then: Callable[[T | MidstreamError], None]
+        self, node: FleetNode, kind: str, work: Callable[[], T], then: Callable[[T | MidstreamError], None]
     ) -> None:
         """Send a request, and pass its answer on; an error where there is none, executed or not."""
         lost = StoreBusyError("no answer", retry_after_s=1.0)
@@ -194,7 +196,7 @@ class SharedStore:
 
     # --- requests
 
-    def claim(self, node: Node, session: str) -> tuple[int, bool, list[tuple[int, Record]]]:
+    def claim(self, node: FleetNode, session: str) -> tuple[int, bool, list[tuple[int, Record]]]:
         """Return the new epoch, whether the session was released before, and its records."""
         memory = self.memory
         if not node.is_joined:
@@ -213,7 +215,7 @@ class SharedStore:
         self._place(session)
         return epoch, is_handover, [(each.epoch, decode(each.body)) for each in found.records]
 
-    def append(self, node: Node, session: str, batch: Batch) -> int:
+    def append(self, node: FleetNode, session: str, batch: Batch) -> int:
         found = self.memory.sessions[session]
         fitting = batch
         if not self._rules.is_fenced:
@@ -232,7 +234,7 @@ class SharedStore:
         last = found.records[batch.end - found.oldest : batch.end - found.oldest + 1]
         return bool(last) and (last[0].epoch, last[0].body) == (batch.epoch, batch.bodies[-1])
 
-    def release(self, node: Node, session: str, epoch: int) -> bool:
+    def release(self, node: FleetNode, session: str, epoch: int) -> bool:
         at_once(node.store.release(session, epoch=epoch))
         self._place(session)
         return self.memory.sessions[session].mark.is_live
@@ -244,7 +246,7 @@ class SharedStore:
         found = self.memory.sessions.get(session)
         return "" if found is None or found.node is None else found.node
 
-    def orphans(self, node: Node) -> list[str]:
+    def orphans(self, node: FleetNode) -> list[str]:
         """Return the sessions with an open turn that no living node has, in the view of a node."""
         living = self.memory.living - node.silences.frozen
         return [name for holder in self._open.keys() - living for name in self._open[holder]]

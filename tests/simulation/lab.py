@@ -16,8 +16,8 @@ from midstream.session import session as sessions
 from midstream.session.records import decode
 from midstream.session.session import Session
 from midstream.store.memory import Memory, MemoryStore
-from tests.simulation.agents import Outside, agent_of
-from tests.simulation.loop import Process, SimulatedLoop, pass_time
+from tests.simulation.agents import OutsideWorld, agent_of
+from tests.simulation.loop import SimulatedLoop, SimulatedProcess, pass_time
 from tests.simulation.stores import Weather, WeatheredStore
 
 T = TypeVar("T")
@@ -59,11 +59,11 @@ class SimulatedWorld(World):
         return f"{self._chance.getrandbits(256):064x}"
 
 
-class Server:
+class SimulatedServer:
     """One process with a host."""
 
     def __init__(self, lab: Lab, name: str, *, skew_s: float, look_back_s: float) -> None:
-        self.process = Process(name)
+        self.process = SimulatedProcess(name)
         world = SimulatedWorld(lab.loop, lab.chance(name), skew_s=skew_s)
         self.memory_store = MemoryStore(lab.memory, world=world)
 
@@ -126,7 +126,7 @@ class Lab:
         self.weather = Weather()
         self.trace: list[tuple[object, ...]] = []
         self.problems: list[str] = []
-        self.servers: list[Server] = []
+        self.servers: list[SimulatedServer] = []
         self.on_append: list[Callable[[str, bytes], None]] = []
         self.cutting = 0.0
         """Share of connections that are cut."""
@@ -136,7 +136,7 @@ class Lab:
         """Number of clients that only read, or wait for the end."""
         self.has_outlasted_runners = False
         """Whether an outage of the store exceeded the patience of every runner."""
-        self.outside = Outside(self.chance("outside"), lambda *what: self.note("outside", *what))
+        self.outside = OutsideWorld(self.chance("outside"), lambda *what: self.note("outside", *what))
         self._network = self.chance("network")
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._outer = contextvars.copy_context()
@@ -155,20 +155,20 @@ class Lab:
 
     # --- processes --------------------------------------------------------------------------------------------
 
-    def server(self, *, skew_s: float = 0.0, look_back_s: float = 7200.0) -> Server:
+    def server(self, *, skew_s: float = 0.0, look_back_s: float = 7200.0) -> SimulatedServer:
         """Make the next process."""
-        made = Server(self, f"p{len(self.servers) + 1}", skew_s=skew_s, look_back_s=look_back_s)
+        made = SimulatedServer(self, f"p{len(self.servers) + 1}", skew_s=skew_s, look_back_s=look_back_s)
         self.servers.append(made)
         return made
 
     @property
-    def reachable(self) -> list[Server]:
+    def reachable(self) -> list[SimulatedServer]:
         """Return the servers that accept connections; a frozen one does too, and never answers."""
         return [
             each for each in self.servers if each.is_ready and not (each.process.is_dead or each.is_leaving)
         ]
 
-    async def any_server(self, chance: random.Random) -> Server:
+    async def any_server(self, chance: random.Random) -> SimulatedServer:
         """Wait for a server and choose one."""
         wait_s = 0.1
         while not (found := self.reachable):
@@ -177,7 +177,7 @@ class Lab:
         return chance.choice(found)
 
     async def call(
-        self, server: Server, work: Coroutine[Any, Any, T], *, patience_s: float = PATIENCE_S
+        self, server: SimulatedServer, work: Coroutine[Any, Any, T], *, patience_s: float = PATIENCE_S
     ) -> T:
         """Let a server do something, and wait for its answer.
 

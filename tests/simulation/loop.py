@@ -1,7 +1,7 @@
 """A simulated event loop: time is a number, the order of tasks comes from a seed, processes die.
 
 There are no sockets, no threads and no waiting: when no task is ready, the clock jumps to the next timer.
-Every handle belongs to the `Process` of its context, so that killing a process drops all its tasks between
+Every handle belongs to the `SimulatedProcess` of its context, so that killing a process drops all its tasks between
 two of their steps, as SIGKILL does, and freezing it sets them aside, as SIGSTOP does.
 
 Tasks and futures hash by their number, not by their address: sets of them have the same order in every run.
@@ -34,7 +34,7 @@ class Stuck(Exception):  # noqa: N818 - what became of the run
     """Every task waits and no timer is left, or the run is endless."""
 
 
-class Process:
+class SimulatedProcess:
     """What dies as one. Everything started in its `context` belongs to it.
 
     Args:
@@ -48,7 +48,7 @@ class Process:
         self.dies_in: int | None = None
         """Remaining steps before it is killed; None without a planned kill."""
         self.tasks: list[SimulatedTask[Any]] = []
-        self.set_aside: list[tuple[asyncio.Handle, Process | None]] = []
+        self.set_aside: list[tuple[asyncio.Handle, SimulatedProcess | None]] = []
         self.on_death: list[Callable[[], None]] = []
         self.context = contextvars.copy_context()
         self.context.run(_process.set, self)
@@ -59,12 +59,12 @@ async def pass_time(seconds: float) -> None:
     await World().sleep(seconds)
 
 
-def current_process() -> Process | None:
+def current_process() -> SimulatedProcess | None:
     """Return the process of the running code."""
     return _process.get()
 
 
-_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+_process: contextvars.ContextVar[SimulatedProcess | None] = contextvars.ContextVar("process", default=None)
 
 
 class SimulatedFuture(asyncio.Future[T]):
@@ -83,7 +83,7 @@ class SimulatedTask(asyncio.Task[T]):
     """A task with a number."""
 
     number = 0
-    process: Process | None = None
+    process: SimulatedProcess | None = None
     own_context: contextvars.Context
 
     def __hash__(self) -> int:
@@ -107,8 +107,8 @@ class SimulatedLoop:
         self._steps_max = steps_max
         self._now = 0.0
         self._numbers = itertools.count(1)
-        self._ready: deque[tuple[asyncio.Handle, Process | None]] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle, Process | None]] = []
+        self._ready: deque[tuple[asyncio.Handle, SimulatedProcess | None]] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle, SimulatedProcess | None]] = []
         self._is_running = False
 
     # --- the run ----------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class SimulatedLoop:
             raise Stuck(f"not over after {self._steps_max} steps")
         handle._run()
 
-    def _next(self) -> tuple[asyncio.Handle, Process | None]:
+    def _next(self) -> tuple[asyncio.Handle, SimulatedProcess | None]:
         """Take one of the ready tasks; other callbacks keep their order, as asyncio promises."""
         if self._chance is None or len(self._ready) == 1:
             return self._ready.popleft()
@@ -157,7 +157,7 @@ class SimulatedLoop:
         del self._ready[index]
         return found
 
-    def _may_run(self, handle: asyncio.Handle, process: Process) -> bool:
+    def _may_run(self, handle: asyncio.Handle, process: SimulatedProcess) -> bool:
         if process.is_dead:
             return False
         if process.is_frozen:
@@ -185,11 +185,11 @@ class SimulatedLoop:
 
     # --- processes --------------------------------------------------------------------------------------------
 
-    def start(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, process: SimulatedProcess, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine as part of a process."""
         return process.context.run(self.create_task, work)
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: SimulatedProcess) -> None:
         """End a process at once: none of its tasks takes another step."""
         if process.is_dead:
             return
@@ -197,13 +197,13 @@ class SimulatedLoop:
         for tell in process.on_death:
             tell()
 
-    def thaw(self, process: Process) -> None:
+    def thaw(self, process: SimulatedProcess) -> None:
         """Resume a frozen process."""
         process.is_frozen = False
         self._ready.extend(process.set_aside)
         process.set_aside.clear()
 
-    def close_remains(self, process: Process) -> None:
+    def close_remains(self, process: SimulatedProcess) -> None:
         """Close the remains of a dead process, after the run; the loop no longer runs, so nothing follows."""
         for task in process.tasks:
             work = task.get_coro()

@@ -27,17 +27,17 @@ from midstream.session.records import (
 from midstream.session.session import Session
 from midstream.session.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S, Cancelling, RunningCalls
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
-from tests.session.edges import Step, steps_of
+from tests.session.edges import RecordEffect, steps_of
 from tests.simulation.actors import (
     Meddler,
     PassingSpeaker,
     Person,
-    Reader,
-    Speaker,
+    SimulatedClient,
+    SimulatedReader,
     answer_everything,
     answer_what_stays,
 )
-from tests.simulation.lab import Lab, Server
+from tests.simulation.lab import Lab, SimulatedServer
 from tests.simulation.loop import SimulatedLoop, Stuck, current_process, pass_time
 
 REST_S = 6 * 60 * 60.0
@@ -56,7 +56,7 @@ LOOK_S = 5.0
 """Seconds between two checks of that."""
 
 
-class Plan(Struct, frozen=True):
+class RunPlan(Struct, frozen=True):
     """The meaning of a seed. Each run has some kinds of faults and not others, so that none hides another."""
 
     seed: int
@@ -95,7 +95,7 @@ class Plan(Struct, frozen=True):
         return self.is_steady and not (self.outages or self.failing)
 
     @classmethod
-    def of(cls, seed: int) -> Plan:
+    def of(cls, seed: int) -> RunPlan:
         """Draw a plan."""
         chance = random.Random(f"{seed}/plan")
 
@@ -132,7 +132,7 @@ class Plan(Struct, frozen=True):
 class Outcome(Struct):
     """Result of a run."""
 
-    plan: Plan
+    plan: RunPlan
     problems: list[str]
     trace: list[tuple[object, ...]]
     steps: int
@@ -140,7 +140,7 @@ class Outcome(Struct):
     children: int
     seconds: float
     """Simulated ones."""
-    taken: set[Step]
+    taken: set[RecordEffect]
     """Effects of records on turns, out of all possible ones."""
 
     def figures(self) -> Counter[str]:
@@ -171,7 +171,7 @@ def _readable(what: object) -> str:
 
 def run(seed: int) -> Outcome:
     """Run the plan of a seed and judge it."""
-    plan = Plan.of(seed)
+    plan = RunPlan.of(seed)
     loop = SimulatedLoop(None if plan.is_fair else random.Random(f"{seed}/order"))
     lab = Lab(seed, loop)
     was_collecting = gc.isenabled()
@@ -199,8 +199,8 @@ def run(seed: int) -> Outcome:
     )
 
 
-def _steps_taken(lab: Lab) -> set[Step]:
-    taken: set[Step] = set()
+def _steps_taken(lab: Lab) -> set[RecordEffect]:
+    taken: set[RecordEffect] = set()
     for found in lab.memory.sessions.values():
         session = Session()
         for stored in found.records:
@@ -210,7 +210,7 @@ def _steps_taken(lab: Lab) -> set[Step]:
     return taken
 
 
-async def _live(lab: Lab, plan: Plan) -> list[ClientLog]:
+async def _live(lab: Lab, plan: RunPlan) -> list[ClientLog]:
     lab.weather.failing = plan.failing
     lab.weather.latency_s = plan.latency_s
     lab.outside.model_failing = plan.model_failing
@@ -223,10 +223,10 @@ async def _live(lab: Lab, plan: Plan) -> list[ClientLog]:
     return logs
 
 
-def _populate(lab: Lab, plan: Plan) -> list[ClientLog]:
+def _populate(lab: Lab, plan: RunPlan) -> list[ClientLog]:
     """Start all speakers, people, readers and meddlers."""
     logs: list[ClientLog] = []
-    kind = PassingSpeaker if plan.is_deserted else Speaker
+    kind = PassingSpeaker if plan.is_deserted else SimulatedClient
     for session in (f"s{number}" for number in range(plan.sessions)):
         speakers = [kind(lab, session, number) for number in range(plan.speakers)]
         for speaker in speakers:
@@ -234,7 +234,7 @@ def _populate(lab: Lab, plan: Plan) -> list[ClientLog]:
             logs.append(speaker.log)
         if plan.is_deserted:
             continue
-        reader = Reader(lab, session, 0, start=0)
+        reader = SimulatedReader(lab, session, 0, start=0)
         lab.spawn(reader.live())
         logs.append(reader.log)
         lab.spawn(Meddler(lab, session, acts=lab.chance(f"acts {session}").choice([0, 1, 3])).live())
@@ -243,7 +243,7 @@ def _populate(lab: Lab, plan: Plan) -> list[ClientLog]:
     return logs
 
 
-async def _later(chance: random.Random, speaker: Speaker) -> None:
+async def _later(chance: random.Random, speaker: SimulatedClient) -> None:
     await pass_time(chance.expovariate(0.3))
     await speaker.live()
 
@@ -251,7 +251,7 @@ async def _later(chance: random.Random, speaker: Speaker) -> None:
 class Nemesis:
     """Faults of servers and store, until they stop."""
 
-    def __init__(self, lab: Lab, plan: Plan) -> None:
+    def __init__(self, lab: Lab, plan: RunPlan) -> None:
         self._lab = lab
         self._plan = plan
         self._chance = lab.chance("nemesis")
@@ -298,7 +298,7 @@ class Nemesis:
         self._lab.note("nemesis", "is over")
         await self._start()
 
-    def _alive(self) -> list[Server]:
+    def _alive(self) -> list[SimulatedServer]:
         return [each for each in self._lab.servers if not (each.process.is_dead or each.is_leaving)]
 
     async def _start(self) -> None:
@@ -337,7 +337,7 @@ class Nemesis:
             self._lab.loop.kill(server.process)
         await pass_time(self._chance.choice([60.0, 3 * 60 * 60.0]))
 
-    async def _freeze(self, server: Server) -> None:
+    async def _freeze(self, server: SimulatedServer) -> None:
         """Freeze a process for a while; others may consider it dead."""
         server.process.is_frozen = True
         await pass_time(self._chance.expovariate(0.5))
@@ -347,14 +347,14 @@ class Nemesis:
         await pass_time(self._chance.expovariate(0.5))
         self._thaw(server)
 
-    def _thaw(self, server: Server) -> None:
+    def _thaw(self, server: SimulatedServer) -> None:
         self._lab.note(server.process.name, "thaws")
         if not server.process.is_dead and server.memory_store.node:
             self._lab.memory.living.add(server.memory_store.node)  # Its heartbeat continues.
         self._lab.loop.thaw(server.process)
 
 
-async def _come_to_rest(lab: Lab, plan: Plan) -> None:
+async def _come_to_rest(lab: Lab, plan: RunPlan) -> None:
     """Wait until no turn is open and every client has received everything."""
     answer = answer_what_stays if plan.is_deserted else answer_everything
     chance = lab.chance("rest")

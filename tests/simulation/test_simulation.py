@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.session.edges import Step, explored
-from tests.simulation.loop import Process, SimulatedLoop, Stuck, pass_time
+from tests.session.edges import RecordEffect, explored
+from tests.simulation.loop import SimulatedLoop, SimulatedProcess, Stuck, pass_time
 from tests.simulation.run import run
 from tests.spec import spec
 
@@ -33,7 +33,7 @@ RUNS = 20
 def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     failed = {}
     figures: Counter[str] = Counter()
-    taken: set[Step] = set()
+    taken: set[RecordEffect] = set()
     for seed in range(block * RUNS, (block + 1) * RUNS):
         outcome = run(seed)
         figures += outcome.figures()
@@ -88,7 +88,7 @@ def test_time_passes_only_while_everybody_waits() -> None:
 
 def test_a_killed_process_takes_no_further_step_and_a_frozen_one_goes_on_later() -> None:
     loop = SimulatedLoop(None)
-    killed, frozen = Process("killed"), Process("frozen")
+    killed, frozen = SimulatedProcess("killed"), SimulatedProcess("frozen")
     steps: list[str] = []
 
     async def work(name: str) -> None:

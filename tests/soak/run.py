@@ -33,7 +33,7 @@ def _no_more() -> bool:
     return False
 
 
-class Watched:
+class SoakProcess:
     """A process of a soak, with the gauges of its present life."""
 
     def __init__(self, *command: object) -> None:
@@ -96,10 +96,10 @@ async def soak_server(
     """
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port())
-        server = Watched(*PYTHON, "tests.soak.server_process", folder, port, leaked_bytes)
-        client = Watched(*PYTHON, "tests.soak.client_process", folder, port)
+        server = SoakProcess(*PYTHON, "tests.soak.server_process", folder, port, leaked_bytes)
+        client = SoakProcess(*PYTHON, "tests.soak.client_process", folder, port)
         if node:
-            client = Watched(node, "--expose-gc", JAVASCRIPT, f"http://127.0.0.1:{port}")
+            client = SoakProcess(node, "--expose-gc", JAVASCRIPT, f"http://127.0.0.1:{port}")
         await stack.enter_async_context(server)
         await stack.enter_async_context(client)
         for number in itertools.takewhile(lambda each: each < kills + windows or more(), itertools.count()):
@@ -137,9 +137,9 @@ async def soak_gateway(
     """
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port())
-        upstream = await stack.enter_async_context(Watched(*PYTHON, "bench.gateway_server"))
+        upstream = await stack.enter_async_context(SoakProcess(*PYTHON, "bench.gateway_server"))
         url = msgspec.json.decode(upstream.first_line)["url"]
-        gateway = Watched(*PYTHON, "tests.soak.gateway_process", folder, port, url)
+        gateway = SoakProcess(*PYTHON, "tests.soak.gateway_process", folder, port, url)
         await stack.enter_async_context(gateway)
         client = openai.AsyncOpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="the-key-of-the-soak", max_retries=20

@@ -26,7 +26,7 @@ MEMORY = MemoryLimits(bytes_max=2 * 2**20, idle_s=1.0)
 """Some forty awake sessions: reached in the warm-up."""
 
 
-class Model:
+class ToolCallingModel:
     """A model that calls a tool of the server and a tool of the client, then answers.
 
     `ScriptedModel` is unsuitable here: it keeps every request for the checks of a test.
@@ -72,7 +72,7 @@ async def look() -> str:
 
 
 async def main(folder: Path, port: int, leaked_bytes: int) -> None:
-    agent = Agent(Model(leaked_bytes), tools=[look])
+    agent = Agent(ToolCallingModel(leaked_bytes), tools=[look])
     app = asgi(agent, store=folder / "server.db", memory=MEMORY)
 
     async def settled(name: str, count: int) -> int:

@@ -16,7 +16,7 @@ class Write(NamedTuple):
     data: bytes
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """The file is truncated to this length."""
 
     file: str
@@ -27,7 +27,7 @@ class Sync(NamedTuple):
     file: str
 
 
-class Delete(NamedTuple):
+class FileDeletion(NamedTuple):
     file: str
     is_synced: bool
 
@@ -39,7 +39,7 @@ class Note(NamedTuple):
     epochs: dict[str, int]
 
 
-Operation = Write | Cut | Sync | Delete | Note
+Operation = Write | Truncation | Sync | FileDeletion | Note
 
 
 class Disk(apsw.VFS):
@@ -56,7 +56,7 @@ class Disk(apsw.VFS):
         return DiskFile(self, name, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:
-        self.log.append(Delete(Path(filename).name, bool(syncdir)))
+        self.log.append(FileDeletion(Path(filename).name, bool(syncdir)))
         super().xDelete(filename, syncdir)
 
     def syncs(self) -> int:
@@ -80,7 +80,7 @@ class DiskFile(apsw.VFSFile):
         super().xWrite(data, offset)
 
     def xTruncate(self, newsize: int) -> None:
-        self._disk.log.append(Cut(self._name, newsize))
+        self._disk.log.append(Truncation(self._name, newsize))
         super().xTruncate(newsize)
 
     def xSync(self, flags: int) -> None:
@@ -96,17 +96,17 @@ def after_power_cut(log: list[Operation], chance: random.Random) -> dict[str, by
     Synced data is there. Each later write is there, or missing, or torn between two sectors of 512 bytes.
     """
     durable: dict[str, bytearray] = {}
-    pending: dict[str, list[Write | Cut]] = {}
+    pending: dict[str, list[Write | Truncation]] = {}
     limbo: dict[str, bytearray] = {}  # Deleted, but the deletion may be lost.
     for operation in log:
         match operation:
-            case Write() | Cut():
+            case Write() | Truncation():
                 pending.setdefault(operation.file, []).append(operation)
             case Sync(file):
                 limbo.clear()  # A journalling file system commits earlier name changes with the next sync.
                 for late in pending.pop(file, []):
                     _apply(durable, late)
-            case Delete(file, is_synced):
+            case FileDeletion(file, is_synced):
                 pending.pop(file, None)
                 old = durable.pop(file, None)
                 if old is not None and not is_synced:
@@ -127,11 +127,11 @@ def after_power_cut(log: list[Operation], chance: random.Random) -> dict[str, by
     return {file: bytes(content) for file, content in durable.items()}
 
 
-def _apply(files: dict[str, bytearray], operation: Write | Cut) -> None:
+def _apply(files: dict[str, bytearray], operation: Write | Truncation) -> None:
     content = files.setdefault(operation.file, bytearray())
     match operation:
         case Write(_, offset, data):
             content.extend(bytes(max(0, offset + len(data) - len(content))))
             content[offset : offset + len(data)] = data
-        case Cut(_, size):
+        case Truncation(_, size):
             del content[size:]

@@ -45,7 +45,7 @@ from midstream.testing.history_checker import (
     check,
     check_ended,
 )
-from tests.session.lives import Life, lives
+from tests.session.lives import SessionLife, lives
 
 RESPONSE_WITH_CALLS = Response((Text("let me"), ToolCall("w", "write"), ToolCall("r", "read")), Finish.CALLS)
 PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDoubt.RERUN))
@@ -91,7 +91,7 @@ def _shown_events(stored: list[StoredRecord], after: int = 0) -> list[ShownEvent
     return [ShownEvent(f"{each.epoch}-{each.position}", each.body) for each in stored[after:]]
 
 
-class Case:
+class HistoryCase:
     """A correct history; each test breaks one part of it."""
 
     def __init__(self) -> None:
@@ -136,17 +136,17 @@ class Case:
 
 
 def test_a_correct_history_has_no_violation() -> None:
-    assert check_ended(Case().evidence()) == []
+    assert check_ended(HistoryCase().evidence()) == []
 
 
 def test_a_child_reported_unchanged_whose_last_text_is_the_outcome_is_no_violation() -> None:
-    case = Case()
+    case = HistoryCase()
     case.show_child(2, 3, 4, 5, 6)
     assert check_ended(case.evidence()) == []
 
 
 def test_runs_that_people_allowed_confirmed_and_resumed_are_no_violation() -> None:
-    case = Case()
+    case = HistoryCase()
     case.rewrite(
         7,
         ResponseCompleted(
@@ -167,7 +167,7 @@ def test_runs_that_people_allowed_confirmed_and_resumed_are_no_violation() -> No
 
 
 def test_reruns_recorded_only_in_the_clients_journal_are_no_violation_within_their_policy() -> None:
-    case = Case()
+    case = HistoryCase()
     at_client = replace(PLANS[1], site=Site.CLIENT)
     case.rewrite(7, ResponseCompleted(1, 1, 1, RESPONSE_WITH_CALLS, 0.0, (PLANS[0], at_client)))
     case.ledger.append(Execution("s", 1, 1, "r", 3, "read"))
@@ -177,7 +177,7 @@ def test_reruns_recorded_only_in_the_clients_journal_are_no_violation_within_the
 
 
 def test_queued_messages_that_open_turns_in_order_or_are_withdrawn_are_no_violation() -> None:
-    case = Case()
+    case = HistoryCase()
     for number in (1, 2):
         case.insert(18, MessageQueued(3 - number, UserMessage.of("next"), 0.0), epoch=2)
     case.insert(21, MessageAccepted(2, UserMessage.of("next"), 0.0, queued=1), epoch=2)
@@ -187,155 +187,155 @@ def test_queued_messages_that_open_turns_in_order_or_are_withdrawn_are_no_violat
 
 
 def test_events_repeated_after_a_reconnect_are_no_violation() -> None:
-    case = Case()
+    case = HistoryCase()
     case.reader.seen[5:5] = case.reader.seen[2:5]
     assert check_ended(case.evidence()) == []
 
 
 def test_a_reader_may_leave_early_and_come_late() -> None:
-    case = Case()
+    case = HistoryCase()
     case.reader.seen = case.reader.seen[4:9]
     case.reader.start = None
     assert check_ended(case.evidence()) == []
 
 
 @given(lives())
-def test_decisions_of_the_core_are_never_a_violation(life: Life) -> None:
+def test_decisions_of_the_core_are_never_a_violation(life: SessionLife) -> None:
     assert check(Evidence({"s": _stored(life.journal)})) == []
 
 
 # --- one fault each ---------------------------------------------------------------------------------------------
 
 
-def _ack_of_a_command_that_is_not_stored(case: Case) -> None:
+def _ack_of_a_command_that_is_not_stored(case: HistoryCase) -> None:
     case.mine.acked.add(1)
 
 
-def _another_payload_under_the_number(case: Case) -> None:
+def _another_payload_under_the_number(case: HistoryCase) -> None:
     case.mine.sent[0] = "another digest"
 
 
-def _a_command_nobody_sent(case: Case) -> None:
+def _a_command_nobody_sent(case: HistoryCase) -> None:
     case.insert(18, CommandAccepted("mine", 7, "digest 7"), epoch=2)
 
 
-def _a_command_twice(case: Case) -> None:
+def _a_command_twice(case: HistoryCase) -> None:
     case.insert(18, CommandAccepted("mine", 0, "digest 0"), epoch=2)
 
 
-def _an_event_left_out(case: Case) -> None:
+def _an_event_left_out(case: HistoryCase) -> None:
     del case.reader.seen[7]
 
 
-def _a_reader_that_began_too_late(case: Case) -> None:
+def _a_reader_that_began_too_late(case: HistoryCase) -> None:
     del case.mine.seen[0]
 
 
-def _events_in_another_order(case: Case) -> None:
+def _events_in_another_order(case: HistoryCase) -> None:
     case.reader.seen[3:5] = reversed(case.reader.seen[3:5])
 
 
-def _two_events_for_one_position(case: Case) -> None:
+def _two_events_for_one_position(case: HistoryCase) -> None:
     first = case.reader.seen[9]
     case.reader.seen.insert(10, ShownEvent("2-10", first.body))
 
 
-def _an_event_of_another_epoch(case: Case) -> None:
+def _an_event_of_another_epoch(case: HistoryCase) -> None:
     case.reader.seen[9] = ShownEvent("2-10", case.reader.seen[9].body)
 
 
-def _an_event_past_the_end(case: Case) -> None:
+def _an_event_past_the_end(case: HistoryCase) -> None:
     case.reader.seen.append(ShownEvent("2-19", encode(StepCommitted(1, 3))))
 
 
-def _other_words_than_the_journal(case: Case) -> None:
+def _other_words_than_the_journal(case: HistoryCase) -> None:
     case.reader.seen[5] = case.mine.seen[4] = ShownEvent("1-6", encode(Delta(1, 1, 1, 0, "text", "let us")))
 
 
-def _two_readers_with_two_truths(case: Case) -> None:
+def _two_readers_with_two_truths(case: HistoryCase) -> None:
     case.is_stored = False
     case.reader.seen[5] = ShownEvent("1-6", b"{}")
 
 
-def _words_after_a_cancel(case: Case) -> None:
+def _words_after_a_cancel(case: HistoryCase) -> None:
     case.insert(15, CancelRequested(1, 0.0, 0.0), epoch=2)
 
 
-def _a_start_after_a_cancel(case: Case) -> None:
+def _a_start_after_a_cancel(case: HistoryCase) -> None:
     case.insert(12, CancelRequested(1, 0.0, 0.0), epoch=2)
     case.rewrite(16, None)  # The next attempt, which would be found as well.
 
 
-def _a_record_after_the_end(case: Case) -> None:
+def _a_record_after_the_end(case: HistoryCase) -> None:
     case.insert(19, StepCommitted(1, 2), epoch=2)
     del case.records[16]
     case.derive()
 
 
-def _two_outcomes(case: Case) -> None:
+def _two_outcomes(case: HistoryCase) -> None:
     case.insert(14, CallEnded(1, 1, ToolResult("w", "written again"), 0.0), epoch=2)
 
 
-def _a_success_that_never_happened(case: Case) -> None:
+def _a_success_that_never_happened(case: HistoryCase) -> None:
     case.ledger[0] = replace(case.ledger[0], has_ended=False)
 
 
-def _a_run_without_intent(case: Case) -> None:
+def _a_run_without_intent(case: HistoryCase) -> None:
     case.ledger.append(Execution("s", 1, 1, "r", 3, "read"))
 
 
-def _one_run_executed_twice(case: Case) -> None:
+def _one_run_executed_twice(case: HistoryCase) -> None:
     case.ledger.append(case.ledger[0])
 
 
-def _a_second_run_against_the_policy(case: Case) -> None:
+def _a_second_run_against_the_policy(case: HistoryCase) -> None:
     case.insert(9, CallStarted(1, 1, "w", 2, 0.0), epoch=1)
     case.ledger.append(Execution("s", 1, 1, "w", 2, "write"))
 
 
-def _a_position_left_out(case: Case) -> None:
+def _a_position_left_out(case: HistoryCase) -> None:
     del case.stored[9:]
     case.stored[8] = replace(case.stored[8], position=10)
     case.mine.seen.clear()
     case.reader.seen.clear()
 
 
-def _an_epoch_that_goes_back(case: Case) -> None:
+def _an_epoch_that_goes_back(case: HistoryCase) -> None:
     case.rewrite(15, case.records[14][1], epoch=1)
     case.rewrite(16, case.records[15][1], epoch=1)
     case.rewrite(17, case.records[16][1], epoch=1)
     case.rewrite(18, case.records[17][1], epoch=1)
 
 
-def _an_epoch_without_its_record(case: Case) -> None:
+def _an_epoch_without_its_record(case: HistoryCase) -> None:
     case.rewrite(18, case.records[17][1], epoch=3)
 
 
-def _a_step_with_a_dangling_call(case: Case) -> None:
+def _a_step_with_a_dangling_call(case: HistoryCase) -> None:
     case.rewrite(13, None)
 
 
-def _a_commit_of_nothing(case: Case) -> None:
+def _a_commit_of_nothing(case: HistoryCase) -> None:
     case.rewrite(16, None)
 
 
-def _a_record_nobody_can_read(case: Case) -> None:
+def _a_record_nobody_can_read(case: HistoryCase) -> None:
     case.stored[17] = replace(case.stored[17], body=b"{")
 
 
-def _a_command_of_a_stream_that_was_never_opened(case: Case) -> None:
+def _a_command_of_a_stream_that_was_never_opened(case: HistoryCase) -> None:
     case.insert(3, CommandAccepted("other", 0, "digest 0"), epoch=1)
 
 
-def _a_turn_without_end(case: Case) -> None:
+def _a_turn_without_end(case: HistoryCase) -> None:
     case.rewrite(18, None)
 
 
-def _an_end_the_client_was_not_shown(case: Case) -> None:
+def _an_end_the_client_was_not_shown(case: HistoryCase) -> None:
     case.mine.seen.pop()
 
 
-def _a_run_nobody_allowed(case: Case) -> None:
+def _a_run_nobody_allowed(case: HistoryCase) -> None:
     case.rewrite(
         7,
         ResponseCompleted(
@@ -344,39 +344,39 @@ def _a_run_nobody_allowed(case: Case) -> None:
     )
 
 
-def _a_third_rerun(case: Case) -> None:
+def _a_third_rerun(case: HistoryCase) -> None:
     for run in (5, 4, 3):
         case.insert(13, CallStarted(1, 1, "r", run, 0.0, has_effects=False), epoch=2)
     case.ledger += [Execution("s", 1, 1, "r", run, "read") for run in (3, 4)]
 
 
-def _a_record_of_a_child_left_out(case: Case) -> None:
+def _a_record_of_a_child_left_out(case: HistoryCase) -> None:
     case.show_child(2, 3, 5, 6)
 
 
-def _a_record_of_a_child_twice(case: Case) -> None:
+def _a_record_of_a_child_twice(case: HistoryCase) -> None:
     case.show_child(2, 3, 3, 4, 5, 6)
 
 
-def _another_record_than_the_childs(case: Case) -> None:
+def _another_record_than_the_childs(case: HistoryCase) -> None:
     case.show_child(2, 3, 4, 5, 6)
     case.rewrite(14, replace(case.records[13][1], record=msgspec.Raw(encode(StepCommitted(1, 9)))))
 
 
-def _other_words_than_the_childs(case: Case) -> None:
+def _other_words_than_the_childs(case: HistoryCase) -> None:
     case.show_child(2, 3, 4, 5, 6)
     case.rewrite(18, CallEnded(1, 1, ToolResult("r", "invented"), 0.0))
 
 
-def _an_outcome_before_the_child_has_ended(case: Case) -> None:
+def _an_outcome_before_the_child_has_ended(case: HistoryCase) -> None:
     case.show_child(2, 3, 4, 5)
 
 
-def _a_queued_message_that_was_forgotten(case: Case) -> None:
+def _a_queued_message_that_was_forgotten(case: HistoryCase) -> None:
     case.insert(18, MessageQueued(1, UserMessage.of("next"), 0.0), epoch=2)
 
 
-def _a_queued_message_that_jumped_the_queue(case: Case) -> None:
+def _a_queued_message_that_jumped_the_queue(case: HistoryCase) -> None:
     for number in (2, 1):
         case.insert(18, MessageQueued(number, UserMessage.of("next"), 0.0), epoch=2)
     for number in (1, 2):
@@ -385,11 +385,11 @@ def _a_queued_message_that_jumped_the_queue(case: Case) -> None:
         case.insert(23, TurnEnded(turn, TurnStatus.CANCELLED, 0.0), epoch=2)
 
 
-def _a_message_taken_back_that_did_not_wait(case: Case) -> None:
+def _a_message_taken_back_that_did_not_wait(case: HistoryCase) -> None:
     case.insert(18, MessageWithdrawn(1, 0.0), epoch=2)
 
 
-FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
+FAULTS: list[tuple[Callable[[HistoryCase], None], Rule]] = [
     (_ack_of_a_command_that_is_not_stored, Rule.ACKED_NOT_STORED),
     (_another_payload_under_the_number, Rule.STORED_OTHERWISE),
     (_a_command_nobody_sent, Rule.STORED_OTHERWISE),
@@ -433,8 +433,8 @@ FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
 
 
 @pytest.mark.parametrize(("fault", "rule"), FAULTS, ids=[fault.__name__.strip("_") for fault, _ in FAULTS])
-def test_a_fault_is_found_and_named_by_its_rule(fault: Callable[[Case], None], rule: Rule) -> None:
-    case = Case()
+def test_a_fault_is_found_and_named_by_its_rule(fault: Callable[[HistoryCase], None], rule: Rule) -> None:
+    case = HistoryCase()
     fault(case)
     found = check_ended(case.evidence())
     assert rule in {each.rule for each in found}, found
@@ -443,7 +443,7 @@ def test_a_fault_is_found_and_named_by_its_rule(fault: Callable[[Case], None], r
 
 
 # A few faults cannot be made alone.
-CONSEQUENCES: dict[Callable[[Case], None], tuple[Rule, ...]] = {
+CONSEQUENCES: dict[Callable[[HistoryCase], None], tuple[Rule, ...]] = {
     _a_record_after_the_end: (Rule.HISTORY_INVALID,),
     _a_position_left_out: (Rule.TURN_OPEN, Rule.ACKED_NOT_STORED, Rule.END_UNSEEN, Rule.RAN_UNANNOUNCED),
     _a_record_nobody_can_read: (Rule.TURN_OPEN, Rule.SEEN_NOT_STORED),
@@ -457,7 +457,7 @@ def test_every_rule_has_a_history_that_breaks_it() -> None:
 
 
 def test_a_violation_is_printed_as_a_sentence() -> None:
-    case = Case()
+    case = HistoryCase()
     case.mine.acked.add(5)
     (violation,) = check(case.evidence())
     assert violation == Violation(
@@ -469,7 +469,7 @@ def test_a_violation_is_printed_as_a_sentence() -> None:
 
 
 def test_an_unknown_outcome_needs_no_execution() -> None:
-    case = Case()
+    case = HistoryCase()
     case.rewrite(9, CallEnded(1, 1, ToolResult("w", "who knows", Outcome.UNKNOWN), 0.0))
     case.ledger[0] = replace(case.ledger[0], has_ended=False)
     assert check_ended(case.evidence()) == []

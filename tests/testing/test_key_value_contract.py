@@ -14,7 +14,7 @@ from midstream.testing.store_fakes import Storage
 FAILED = (AssertionError, pytest.fail.Exception)
 
 
-class BrokenPlace:
+class BrokenEntriesPlace:
     def __init__(self, broken: type[MemoryStore]) -> None:
         self._broken = broken
         self._memory = Memory()
@@ -67,4 +67,4 @@ async def test_a_broken_store_fails(
     broken: type[MemoryStore], test: Callable[[Storage], Awaitable[None]]
 ) -> None:
     with pytest.raises(FAILED):
-        await test(BrokenPlace(broken))
+        await test(BrokenEntriesPlace(broken))

@@ -40,7 +40,7 @@ class Nameless(MemoryStore):
         self.node = "node"
 
 
-class Place:
+class LinkPlace:
     def __init__(self, kind: type[MemoryStore]) -> None:
         self._kind = kind
         self._memory = Memory()
@@ -65,5 +65,5 @@ Test = Callable[[Storage], Awaitable[None]]
 )
 async def test_a_broken_store_fails_the_test_of_its_fault(kind: type[MemoryStore], test: Test) -> None:
     with pytest.raises(AssertionError):
-        await test(Place(kind))
-    await test(Place(MemoryStore))
+        await test(LinkPlace(kind))
+    await test(LinkPlace(MemoryStore))

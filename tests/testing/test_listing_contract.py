@@ -44,7 +44,7 @@ class WithoutLimit(MemoryStore):
             yield each
 
 
-class Place:
+class ListingPlace:
     def __init__(self, kind: type[MemoryStore]) -> None:
         self._kind = kind
         self._memory = Memory()
@@ -60,5 +60,5 @@ class Place:
 async def test_a_broken_listing_fails_the_suite(kind: type[MemoryStore]) -> None:
     test: Callable[[Storage], Awaitable[None]] = SUITE.test_a_page_of_a_listing_begins_behind_a_place
     with pytest.raises(AssertionError):
-        await test(Place(kind))
-    await test(Place(MemoryStore))
+        await test(ListingPlace(kind))
+    await test(ListingPlace(MemoryStore))

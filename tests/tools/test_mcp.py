@@ -74,7 +74,7 @@ for line in sys.stdin:
 """
 
 
-class Ledger:
+class ServerLedger:
     """Lines that the server wrote about its events."""
 
     def __init__(self, path: Path) -> None:
@@ -103,7 +103,7 @@ async def _until(happened: Callable[[], bool]) -> None:
 class HttpProgram:
     """The same server behind streamable HTTP, as a process."""
 
-    def __init__(self, ledger: Ledger, port: int) -> None:
+    def __init__(self, ledger: ServerLedger, port: int) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{self.port}/mcp"
         self.ledger = ledger
@@ -141,12 +141,12 @@ def _soon_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
+def ledger(tmp_path: Path) -> ServerLedger:
+    return ServerLedger(tmp_path / "ledger")
 
 
 @pytest.fixture
-async def stdio(ledger: Ledger) -> AsyncIterator[McpServer]:
+async def stdio(ledger: ServerLedger) -> AsyncIterator[McpServer]:
     environment = {"LEDGER": str(ledger.path), "TOKEN": "s3cret-value"}
     server = McpServer.stdio(sys.executable, [str(PROGRAM)], name="files", env=environment)
     yield server
@@ -154,14 +154,14 @@ async def stdio(ledger: Ledger) -> AsyncIterator[McpServer]:
 
 
 @pytest.fixture
-async def old(ledger: Ledger) -> AsyncIterator[McpServer]:
+async def old(ledger: ServerLedger) -> AsyncIterator[McpServer]:
     server = McpServer.stdio(sys.executable, ["-c", OLD, str(ledger.path)], name="files", timeout_s=2.0)
     yield server
     await _bounded(server.close())
 
 
 @pytest.fixture
-def program(ledger: Ledger) -> Iterator[HttpProgram]:
+def program(ledger: ServerLedger) -> Iterator[HttpProgram]:
     with held_port() as port:
         program = HttpProgram(ledger, port)
         yield program
@@ -171,7 +171,7 @@ def program(ledger: Ledger) -> Iterator[HttpProgram]:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpProgram]:
     with held_port() as port:
-        program = HttpProgram(Ledger(tmp_path_factory.mktemp("shared") / "ledger"), port)
+        program = HttpProgram(ServerLedger(tmp_path_factory.mktemp("shared") / "ledger"), port)
         program.start()
         yield program
         program.end()
@@ -328,7 +328,7 @@ def test_images_audio_and_files_are_replaced_by_a_note_in_the_result() -> None:
 
 @spec("TURN-43")
 async def test_a_server_that_dies_during_a_call_gives_an_error_and_is_restarted(
-    stdio: McpServer, ledger: Ledger
+    stdio: McpServer, ledger: ServerLedger
 ) -> None:
     died = await _call(stdio, "die_reading")
     assert (died.outcome, "went away" in died.content) == (Outcome.ERROR, True)
@@ -359,7 +359,7 @@ async def test_an_http_server_that_dies_during_a_call_is_left_out_until_it_is_ba
 
 @spec("TURN-43", "TURN-45")
 async def test_a_hanging_call_is_abandoned_and_cancelled_also_at_a_server_of_the_older_protocol(
-    old: McpServer, ledger: Ledger
+    old: McpServer, ledger: ServerLedger
 ) -> None:
     assert sorted(await _tools(old)) == ["files__quick", "files__slow"]
     assert await _call(old, "quick") == ToolResult("c1", "done")
@@ -417,7 +417,7 @@ async def test_a_program_that_never_initializes_is_abandoned_also_without_a_wait
 
 @pytest.mark.usefixtures("_soon_killed")
 async def test_a_server_that_is_busy_with_a_call_keeps_its_known_tools(
-    old: McpServer, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    old: McpServer, ledger: ServerLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     had = await _tools(old)
     hanging = asyncio.ensure_future(_call(old, "slow"))
@@ -473,7 +473,9 @@ async def test_a_dead_or_absent_server_never_blocks_a_turn(stdio: McpServer, pro
 
 
 @spec("TURN-45")
-async def test_a_cancelled_turn_cancels_the_call_at_the_server(stdio: McpServer, ledger: Ledger) -> None:
+async def test_a_cancelled_turn_cancels_the_call_at_the_server(
+    stdio: McpServer, ledger: ServerLedger
+) -> None:
     async with _host(ScriptedModel([calls(("files__hang", "{}"))]), stdio) as host:
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("go")))
@@ -498,7 +500,7 @@ def _is_alive(pid: int) -> bool:
 
 
 async def test_a_stopped_host_leaves_no_process_and_a_closed_server_can_start_again(
-    old: McpServer, ledger: Ledger
+    old: McpServer, ledger: ServerLedger
 ) -> None:
     async with _host(ScriptedModel([]), old) as host:
         await run_turn(host, "s", "go")

@@ -7,7 +7,7 @@ import pytest
 from midstream import check, repair
 from midstream.errors import UnreadableHistoryError
 from midstream.history.codecs.recognition import candidates_for
-from tests.history.repair.histories import FORMATS, Script
+from tests.history.repair.histories import FORMATS, HistoryScript
 from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
 CHAT = [
@@ -21,7 +21,7 @@ CHAT = [
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_valid_list_is_unchanged_without_a_format(form: str) -> None:
     for seed in range(40):
-        given = Script(form, Random(seed)).messages
+        given = HistoryScript(form, Random(seed)).messages
         assert repair(given).messages is given, (form, seed)
         assert check(given) == []
 

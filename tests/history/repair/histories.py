@@ -27,7 +27,7 @@ FORMATS = (
 MARKER = re.compile(r"m\d+x")
 
 
-class Script:
+class HistoryScript:
     """A writer of one valid conversation in one format."""
 
     def __init__(self, form: str, chance: Random, *, turns: int = 6) -> None:
@@ -191,7 +191,7 @@ class Script:
 
 def valid(form: str, chance: Random, *, turns: int = 6) -> list[Json]:
     """Return a history that every provider of this format accepts."""
-    return Script(form, chance, turns=turns).messages
+    return HistoryScript(form, chance, turns=turns).messages
 
 
 def broken(form: str, chance: Random, *, breaks: int = 3) -> list[Json]:
@@ -353,7 +353,7 @@ def markers(value: Any) -> set[str]:
 def prompt(form: str) -> Json:
     """Return the user's next message."""
     chance = Random(0)
-    script = Script.__new__(Script)
+    script = HistoryScript.__new__(HistoryScript)
     script.form, script.chance, script.messages, script.count = form, chance, [], 0
     script.user("next")
     return script.messages[0]

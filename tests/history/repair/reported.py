@@ -10,7 +10,7 @@ from msgspec import Struct, field
 Json = dict[str, Any]
 
 
-class Case(Struct, frozen=True):
+class ReportedCase(Struct, frozen=True):
     """One broken history: its format and profile, and the edits that a test may expect."""
 
     name: str
@@ -88,80 +88,86 @@ SEARCH = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "
 FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
 
 ANTHROPIC = [
-    Case(
+    ReportedCase(
         "killed in a tool",
         "anthropic",
         [user("m2x"), response(use("a")), user("m3x")],
         codes=("dangling-call",),
     ),
-    Case(
+    ReportedCase(
         "killed at the end",
         "anthropic",
         [user("m2x"), response(text("m4x"), use("a"))],
         codes=("dangling-call",),
     ),
-    Case(
+    ReportedCase(
         "prompt before result", "anthropic", [user("q"), response(use("a")), user([text("m2x"), result("a")])]
     ),
-    Case("queued prompt", "anthropic", [user("q"), response(use("a")), user("m2x"), user([result("a")])]),
-    Case(
+    ReportedCase(
+        "queued prompt", "anthropic", [user("q"), response(use("a")), user("m2x"), user([result("a")])]
+    ),
+    ReportedCase(
         "empty text kept by the api",
         "anthropic",
         [user("m2x"), response(text(""), use("a")), user([result("a")])],
     ),
-    Case("only an empty text", "anthropic", [user("m2x"), response(text("")), user("m3x")]),
-    Case(
+    ReportedCase("only an empty text", "anthropic", [user("m2x"), response(text("")), user("m3x")]),
+    ReportedCase(
         "arguments as a string",
         "anthropic",
         [user("q"), response(use("a", '{"p": "m2x"}')), user([result("a")])],
     ),
-    Case("cut arguments", "anthropic", [user("q"), response(use("a", '{"p": "m2x')), user("m3x")]),
-    Case("empty arguments", "anthropic", [user("q"), response(use("a", "")), user([result("a")])]),
-    Case(
+    ReportedCase("cut arguments", "anthropic", [user("q"), response(use("a", '{"p": "m2x')), user("m3x")]),
+    ReportedCase("empty arguments", "anthropic", [user("q"), response(use("a", "")), user([result("a")])]),
+    ReportedCase(
         "odd id",
         "anthropic",
         [user("q"), response(use("functions.run:0")), user([result("functions.run:0")])],
     ),
-    Case(
+    ReportedCase(
         "empty ids",
         "anthropic",
         [user("q"), response(use(""), use("")), user([result("", "m2x"), result("", "m3x")])],
     ),
-    Case("id used again", "anthropic", [user("q"), *[response(use("a")), user([result("a")])] * 3]),
-    Case(
+    ReportedCase("id used again", "anthropic", [user("q"), *[response(use("a")), user([result("a")])] * 3]),
+    ReportedCase(
         "orphan first",
         "anthropic",
         [user([result("a", "m2x"), text("m3x")]), response(text("m4x")), user("m5x")],
     ),
-    Case(
+    ReportedCase(
         "error without words",
         "anthropic",
         [user("q"), response(use("a")), user([result("a", "", is_error=True)])],
     ),
-    Case("blank in result", "anthropic", [user("q"), response(use("a")), user([result("a", [text("")])])]),
-    Case(
+    ReportedCase(
+        "blank in result", "anthropic", [user("q"), response(use("a")), user([result("a", [text("")])])]
+    ),
+    ReportedCase(
         "image in an orphan",
         "anthropic",
         [user("q"), response(text("ok")), user([result("z", [text("m2x")])])],
     ),
-    Case(
+    ReportedCase(
         "two different results",
         "anthropic",
         [user("q"), response(use("a")), user([result("a"), result("a", "m2x")])],
     ),
-    Case(
+    ReportedCase(
         "second result later",
         "anthropic",
         [user("q"), response(use("a")), user([result("a")]), user([result("a", "m2x")])],
     ),
-    Case(
+    ReportedCase(
         "unsigned thinking",
         "anthropic",
         [user("m2x"), response({"type": "thinking", "thinking": "hm"}, text("m3x"))],
     ),
-    Case("thinking alone", "anthropic", [user("m2x"), response(thought()), user("m3x")]),
-    Case("thinking, then words apart", "anthropic", [user("q"), response(thought()), response(text("m2x"))]),
-    Case(
+    ReportedCase("thinking alone", "anthropic", [user("m2x"), response(thought()), user("m3x")]),
+    ReportedCase(
+        "thinking, then words apart", "anthropic", [user("q"), response(thought()), response(text("m2x"))]
+    ),
+    ReportedCase(
         "two responses in one",
         "anthropic",
         [
@@ -171,43 +177,47 @@ ANTHROPIC = [
         ],
         codes=("spliced-thinking",),
     ),
-    Case(
+    ReportedCase(
         "half a character in thinking",
         "anthropic",
         [user("m2x"), response(thought("hm \ud83d"), text("m3x"))],
     ),
-    Case("search cut", "anthropic", [user("q"), response(text("m2x"), SEARCH), user("m4x")]),
-    Case(
+    ReportedCase("search cut", "anthropic", [user("q"), response(text("m2x"), SEARCH), user("m4x")]),
+    ReportedCase(
         "search result in the next message",
         "anthropic",
         [user("q"), response(SEARCH), response(FOUND, text("m2x"))],
     ),
-    Case("search result alone", "anthropic", [user("q"), response(FOUND, text("m2x"))]),
-    Case("system in the list", "anthropic", [{"role": "system", "content": "m2x"}, user("m3x")]),
-    Case(
+    ReportedCase("search result alone", "anthropic", [user("q"), response(FOUND, text("m2x"))]),
+    ReportedCase("system in the list", "anthropic", [{"role": "system", "content": "m2x"}, user("m3x")]),
+    ReportedCase(
         "system later",
         "anthropic",
         [user("m3x"), response(text("a")), {"role": "system", "content": "m2x"}, user("q")],
     ),
-    Case(
+    ReportedCase(
         "system between call and result",
         "anthropic",
         [user("m3x"), response(use("a")), {"role": "system", "content": "m2x"}, user([result("a")])],
     ),
-    Case("starts with a response", "anthropic", [response(text("m2x")), user("m3x")]),
-    Case("starts with a call", "anthropic", [response(use("a")), user([result("a", "m2x")])]),
-    Case("call in a user's message", "anthropic", [user([text("m2x"), use("a")]), user([result("a")])]),
-    Case(
+    ReportedCase("starts with a response", "anthropic", [response(text("m2x")), user("m3x")]),
+    ReportedCase("starts with a call", "anthropic", [response(use("a")), user([result("a", "m2x")])]),
+    ReportedCase(
+        "call in a user's message", "anthropic", [user([text("m2x"), use("a")]), user([result("a")])]
+    ),
+    ReportedCase(
         "result in a response", "anthropic", [user("q"), response(use("a"), result("a", "m2x")), user("m3x")]
     ),
-    Case(
+    ReportedCase(
         "tool role",
         "anthropic",
         [user("m3x"), response(text("a")), {"role": "tool", "content": "m2x"}, user("q")],
     ),
-    Case("null content", "anthropic", [user("m3x"), {"role": "assistant", "content": None}, user("m2x")]),
-    Case("a string as a message", "anthropic", ["m2x", user("m3x")]),
-    Case(
+    ReportedCase(
+        "null content", "anthropic", [user("m3x"), {"role": "assistant", "content": None}, user("m2x")]
+    ),
+    ReportedCase("a string as a message", "anthropic", ["m2x", user("m3x")]),
+    ReportedCase(
         "parallel results split",
         "anthropic",
         [
@@ -218,18 +228,18 @@ ANTHROPIC = [
             user([result("b", "m2x")]),
         ],
     ),
-    Case(
+    ReportedCase(
         "calls in two responses",
         "anthropic",
         [user("q"), response(use("a")), response(use("b")), user([result("a"), result("b")])],
     ),
-    Case(
+    ReportedCase(
         "mixed through minimax",
         "anthropic",
         [user("q"), response(use("a")), user([result("a"), text("m2x")])],
         "minimax",
     ),
-    Case(
+    ReportedCase(
         "alternation on bedrock",
         "anthropic",
         [user("m2x"), user("m3x"), response(text("a")), response(text("m4x"))],
@@ -237,57 +247,61 @@ ANTHROPIC = [
     ),
 ]
 CHAT = [
-    Case(
+    ReportedCase(
         "killed",
         "openai-chat",
         [user("m2x"), chat_response(chat_call("a"), chat_call("b")), tool("b"), user("m3x")],
     ),
-    Case("empty calls", "openai-chat", [user("m2x"), chat_response(content="m3x")]),
-    Case("null result", "openai-chat", [user("m2x"), chat_response(chat_call("a")), tool("a", None)]),
-    Case(
+    ReportedCase("empty calls", "openai-chat", [user("m2x"), chat_response(content="m3x")]),
+    ReportedCase("null result", "openai-chat", [user("m2x"), chat_response(chat_call("a")), tool("a", None)]),
+    ReportedCase(
         "result as an object",
         "openai-chat",
         [user("m2x"), chat_response(chat_call("a")), tool("a", {"k": "m3x"})],
     ),
-    Case(
+    ReportedCase(
         "cut arguments",
         "openai-chat",
         [user("m2x"), chat_response(chat_call("a", '{"p": "m3x')), user("m4x")],
     ),
-    Case("hollow", "openai-chat", [user("m2x"), {"role": "assistant", "content": None}, user("m3x")]),
-    Case(
+    ReportedCase("hollow", "openai-chat", [user("m2x"), {"role": "assistant", "content": None}, user("m3x")]),
+    ReportedCase(
         "hollow with thoughts",
         "openai-chat",
         [user("m2x"), {"role": "assistant", "content": "", "reasoning_content": "m3x"}],
     ),
-    Case("long id", "openai-chat", [user("m2x"), chat_response(chat_call("c" * 80)), tool("c" * 80)]),
-    Case(
+    ReportedCase("long id", "openai-chat", [user("m2x"), chat_response(chat_call("c" * 80)), tool("c" * 80)]),
+    ReportedCase(
         "one id for all",
         "openai-chat",
         [user("q"), chat_response(chat_call("x"), chat_call("x", name="b")), tool("x"), tool("x", "m2x")],
     ),
-    Case(
+    ReportedCase(
         "call, text, result",
         "openai-chat",
         [user("q"), chat_response(chat_call("a")), {"role": "assistant", "content": "m2x"}, tool("a")],
     ),
-    Case(
+    ReportedCase(
         "retry wrote twice",
         "openai-chat",
         [user("q"), chat_response(chat_call("a")), chat_response(chat_call("a")), tool("a")],
     ),
-    Case("result of nothing", "openai-chat", [user("q"), tool("z", "m2x"), user("m3x")]),
-    Case(
+    ReportedCase("result of nothing", "openai-chat", [user("q"), tool("z", "m2x"), user("m3x")]),
+    ReportedCase(
         "window cut", "openai-chat", [tool("z", "m2x"), {"role": "assistant", "content": "m3x"}, user("m4x")]
     ),
-    Case("starts with a call", "openai-chat", [chat_response(chat_call("a")), tool("a", "m2x"), user("m3x")]),
-    Case("wrong id, one open", "openai-chat", [user("q"), chat_response(chat_call("a")), tool("b", "m2x")]),
-    Case(
+    ReportedCase(
+        "starts with a call", "openai-chat", [chat_response(chat_call("a")), tool("a", "m2x"), user("m3x")]
+    ),
+    ReportedCase(
+        "wrong id, one open", "openai-chat", [user("q"), chat_response(chat_call("a")), tool("b", "m2x")]
+    ),
+    ReportedCase(
         "result without id",
         "openai-chat",
         [user("q"), chat_response(chat_call("a")), {"role": "tool", "content": "m2x"}],
     ),
-    Case(
+    ReportedCase(
         "old function calls",
         "openai-chat",
         [
@@ -296,7 +310,7 @@ CHAT = [
             user("m2x"),
         ],
     ),
-    Case(
+    ReportedCase(
         "reasoning lost",
         "openai-chat",
         [
@@ -309,7 +323,7 @@ CHAT = [
         "deepseek",
         codes=("missing-reasoning",),
     ),
-    Case(
+    ReportedCase(
         "template",
         "openai-chat",
         [
@@ -322,7 +336,7 @@ CHAT = [
         ],
         "strict-template",
     ),
-    Case(
+    ReportedCase(
         "mistral ids",
         "mistral",
         [user("q"), chat_response(chat_call("call_1")), tool("call_1")],
@@ -330,23 +344,23 @@ CHAT = [
     ),
 ]
 RESPONSES = [
-    Case("killed", "openai-responses", [user("m2x"), item("a", id="fc_1"), user("m3x")]),
-    Case("output of nothing", "openai-responses", [user("m2x"), output("z", "m3x")]),
-    Case("twice", "openai-responses", [user("m2x"), item("a"), output("a"), output("a")]),
-    Case(
+    ReportedCase("killed", "openai-responses", [user("m2x"), item("a", id="fc_1"), user("m3x")]),
+    ReportedCase("output of nothing", "openai-responses", [user("m2x"), output("z", "m3x")]),
+    ReportedCase("twice", "openai-responses", [user("m2x"), item("a"), output("a"), output("a")]),
+    ReportedCase(
         "item id as call id", "openai-responses", [user("m2x"), item("a", id="fc_1"), output("fc_1", "m3x")]
     ),
-    Case(
+    ReportedCase(
         "reasoning alone",
         "openai-responses",
         [user("m2x"), {"type": "reasoning", "id": "rs_1", "summary": []}, user("m3x")],
     ),
-    Case(
+    ReportedCase(
         "reasoning at the end",
         "openai-responses",
         [user("m2x"), {"type": "reasoning", "id": "rs_1", "summary": []}],
     ),
-    Case(
+    ReportedCase(
         "reasoning parted from its call",
         "openai-responses",
         [
@@ -357,51 +371,61 @@ RESPONSES = [
             output("a"),
         ],
     ),
-    Case(
+    ReportedCase(
         "same item twice",
         "openai-responses",
         [user("m2x"), item("a", id="fc_1"), output("a"), item("a", id="fc_1"), output("a")],
     ),
-    Case(
+    ReportedCase(
         "no output",
         "openai-responses",
         [user("m2x"), item("a"), {"type": "function_call_output", "call_id": "a"}],
     ),
-    Case("output, then prompt between", "openai-responses", [user("q"), item("a"), user("m2x"), output("a")]),
-    Case(
+    ReportedCase(
+        "output, then prompt between", "openai-responses", [user("q"), item("a"), user("m2x"), output("a")]
+    ),
+    ReportedCase(
         "custom tool cut",
         "openai-responses",
         [user("q"), {"type": "custom_tool_call", "call_id": "a", "name": "x", "input": "m2x"}, user("m3x")],
     ),
 ]
 GEMINI = [
-    Case("killed", "gemini", [human({"text": "m2x"}), model(fcall()), human({"text": "m3x"})]),
-    Case("one of two", "gemini", [human({"text": "m2x"}), model(fcall(), fcall("b")), human(fresponse("b"))]),
-    Case(
+    ReportedCase("killed", "gemini", [human({"text": "m2x"}), model(fcall()), human({"text": "m3x"})]),
+    ReportedCase(
+        "one of two", "gemini", [human({"text": "m2x"}), model(fcall(), fcall("b")), human(fresponse("b"))]
+    ),
+    ReportedCase(
         "call after text",
         "gemini",
         [human({"text": "q"}), model({"text": "m2x"}), model(fcall()), human(fresponse())],
     ),
-    Case("starts with a call", "gemini", [model(fcall()), human(fresponse()), model({"text": "m2x"})]),
-    Case("response of nothing", "gemini", [human({"text": "q"}), human(fresponse(response={"r": "m2x"}))]),
-    Case("empty parts", "gemini", [human({"text": "m2x"}), model(), human({"text": "m3x"})]),
-    Case("empty text", "gemini", [human({"text": "m2x"}), model({"text": ""}), human({"text": "m3x"})]),
-    Case(
+    ReportedCase(
+        "starts with a call", "gemini", [model(fcall()), human(fresponse()), model({"text": "m2x"})]
+    ),
+    ReportedCase(
+        "response of nothing", "gemini", [human({"text": "q"}), human(fresponse(response={"r": "m2x"}))]
+    ),
+    ReportedCase("empty parts", "gemini", [human({"text": "m2x"}), model(), human({"text": "m3x"})]),
+    ReportedCase(
+        "empty text", "gemini", [human({"text": "m2x"}), model({"text": ""}), human({"text": "m3x"})]
+    ),
+    ReportedCase(
         "response as text", "gemini", [human({"text": "q"}), model(fcall()), human(fresponse(response="m2x"))]
     ),
-    Case(
+    ReportedCase(
         "signature lost",
         "gemini",
         [human({"text": "m2x"}), model(fcall()), human(fresponse())],
         "gemini-3",
         codes=("call-without-signature",),
     ),
-    Case(
+    ReportedCase(
         "ids on one side",
         "gemini",
         [human({"text": "m2x"}), model(fcall(id="f1")), human(fresponse()), model(fcall(id="f2"))],
     ),
-    Case(
+    ReportedCase(
         "function role",
         "gemini",
         [
@@ -425,20 +449,24 @@ def bed_result(call_id: str, content: Any = None, **more: Any) -> Json:
 
 
 BEDROCK = [
-    Case("killed", "bedrock", [user([{"text": "m2x"}]), response(bed_use("a")), user([{"text": "m3x"}])]),
-    Case("blank", "bedrock", [user([{"text": "m2x"}]), response({"text": " "}), user([{"text": "m3x"}])]),
-    Case(
+    ReportedCase(
+        "killed", "bedrock", [user([{"text": "m2x"}]), response(bed_use("a")), user([{"text": "m3x"}])]
+    ),
+    ReportedCase(
+        "blank", "bedrock", [user([{"text": "m2x"}]), response({"text": " "}), user([{"text": "m3x"}])]
+    ),
+    ReportedCase(
         "empty error",
         "bedrock",
         [user([{"text": "m2x"}]), response(bed_use("a")), user([bed_result("a", [], status="error")])],
     ),
-    Case(
+    ReportedCase(
         "mixed on mistral",
         "bedrock",
         [user([{"text": "q"}]), response(bed_use("a")), user([bed_result("a"), {"text": "m2x"}])],
         "bedrock-mistral",
     ),
-    Case(
+    ReportedCase(
         "more results than calls",
         "bedrock",
         [
@@ -447,7 +475,7 @@ BEDROCK = [
             user([bed_result("a"), bed_result("b", [{"text": "m2x"}])]),
         ],
     ),
-    Case(
+    ReportedCase(
         "unsigned",
         "bedrock",
         [
@@ -455,7 +483,7 @@ BEDROCK = [
             response({"reasoningContent": {"reasoningText": {"text": "hm"}}}, {"text": "m2x"}),
         ],
     ),
-    Case(
+    ReportedCase(
         "requests in a row",
         "bedrock",
         [user([{"text": "m1x"}]), user([{"text": "m2x"}]), user([{"text": "m3x"}])],
@@ -475,19 +503,19 @@ PROMPT = {"part_kind": "user-prompt", "content": "m2x"}
 TOOL_CALL = {"part_kind": "tool-call", "tool_name": "run", "args": '{"p": "m3x"}', "tool_call_id": "a"}
 TOOL_RETURN = {"part_kind": "tool-return", "tool_name": "run", "content": "m4x", "tool_call_id": "a"}
 PYDANTIC_AI = [
-    Case("aborted", "pydantic-ai", [request(PROMPT), model_response(TOOL_CALL), request(PROMPT)]),
-    Case("empty response", "pydantic-ai", [request(PROMPT), model_response(), request(PROMPT)]),
-    Case(
+    ReportedCase("aborted", "pydantic-ai", [request(PROMPT), model_response(TOOL_CALL), request(PROMPT)]),
+    ReportedCase("empty response", "pydantic-ai", [request(PROMPT), model_response(), request(PROMPT)]),
+    ReportedCase(
         "late return",
         "pydantic-ai",
         [request(PROMPT), model_response(TOOL_CALL), request(PROMPT), request(TOOL_RETURN)],
     ),
-    Case(
+    ReportedCase(
         "returned twice",
         "pydantic-ai",
         [request(PROMPT), model_response(TOOL_CALL), request(TOOL_RETURN, TOOL_RETURN)],
     ),
-    Case("return of nothing", "pydantic-ai", [request(PROMPT), request(TOOL_RETURN)]),
+    ReportedCase("return of nothing", "pydantic-ai", [request(PROMPT), request(TOOL_RETURN)]),
 ]
 
 
@@ -497,10 +525,10 @@ def lc(kind: str, content: Any, **more: Any) -> Json:
 
 LC_CALL = {"name": "run", "args": {"p": "m3x"}, "id": "a", "type": "tool_call"}
 LANGCHAIN = [
-    Case(
+    ReportedCase(
         "aborted", "langchain", [lc("human", "m2x"), lc("ai", "", tool_calls=[LC_CALL]), lc("human", "m4x")]
     ),
-    Case(
+    ReportedCase(
         "invalid call",
         "langchain",
         [
@@ -521,7 +549,7 @@ LANGCHAIN = [
             ),
         ],
     ),
-    Case("result of nothing", "langchain", [lc("human", "m2x"), lc("tool", "m3x", tool_call_id="z")]),
+    ReportedCase("result of nothing", "langchain", [lc("human", "m2x"), lc("tool", "m3x", tool_call_id="z")]),
 ]
 
 CASES = [*ANTHROPIC, *CHAT, *RESPONSES, *GEMINI, *BEDROCK, *PYDANTIC_AI, *LANGCHAIN]

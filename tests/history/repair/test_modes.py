@@ -9,7 +9,7 @@ from midstream.errors import UsageError
 from midstream.history.operations import Mode
 from midstream.history.operations import check_by_name as check
 from midstream.history.operations import repair_by_name as repair
-from tests.history.repair.histories import FORMATS, Script, broken, markers, prompt
+from tests.history.repair.histories import FORMATS, HistoryScript, broken, markers, prompt
 from tests.history.repair.reported import (
     PROMPT,
     TOOL_CALL,
@@ -81,7 +81,7 @@ def test_drop_ignores_a_misplaced_result() -> None:
 def test_drop_leaves_a_valid_list_unchanged_in_every_format() -> None:
     for form in FORMATS:
         for seed in range(20):
-            script = Script(form, Random(seed))
+            script = HistoryScript(form, Random(seed))
             script.user("m0x")
             given = script.messages
             for mode in ("drop", "rollback", "strict"):

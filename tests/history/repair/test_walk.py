@@ -15,7 +15,7 @@ from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import PROFILES
 from tests.history.repair.histories import FORMATS, broken, markers, prompt, valid
 from tests.history.repair.oracles import installed, pydantic_ai_wires
-from tests.history.repair.reported import CASES, Case, response, result, text, use, user
+from tests.history.repair.reported import CASES, ReportedCase, response, result, text, use, user
 from tests.history.repair.rules import refusals
 from tests.search import tried
 from tests.spec import spec
@@ -52,7 +52,7 @@ searched = settings(max_examples=tried(60), suppress_health_check=[HealthCheck.t
 
 @spec("HISTORY-1", "HISTORY-5", "HISTORY-6")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.form}: {case.name}")
-def test_a_reported_history_is_made_valid_without_loss(case: Case) -> None:
+def test_a_reported_history_is_made_valid_without_loss(case: ReportedCase) -> None:
     before = copy.deepcopy(case.messages)
     done = repair(case.messages, format=case.form, profile=case.profile, system=case.system)
 

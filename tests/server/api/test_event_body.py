@@ -20,7 +20,7 @@ from midstream.testing.scripted_model import text
 from tests.server.serving import WAIT_S, called, make_app
 
 
-class Words(EventBody):
+class OneTextPump(EventBody):
     """A pump that sends one text, and ends on request."""
 
     def __init__(self, *given: Any) -> None:  # noqa: ANN401 - as the class it tests
@@ -34,7 +34,7 @@ class Words(EventBody):
         await self.may_end.wait()
 
 
-class Line:
+class ConnectionEnds:
     """The two ends of a connection."""
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class Line:
         return [each["body"] for each in self.sent if each["type"] == "http.response.body"]
 
 
-def body(world: FakeWorld | None = None) -> Words:
+def body(world: FakeWorld | None = None) -> OneTextPump:
     app = make_app(world=world)
-    return Words(app.host, app.connections, "s1", UnauthenticatedCaller())
+    return OneTextPump(app.host, app.connections, "s1", UnauthenticatedCaller())
 
 
 async def test_a_body_ends_cleanly_when_its_pump_ends() -> None:
     async with asyncio.timeout(WAIT_S):
-        line, words = Line(), body()
+        line, words = ConnectionEnds(), body()
         words.may_end.set()
         assert await words.send_to(line.receive, line.send, [("x-more", "1")])
         assert (b"x-more", b"1") in line.sent[0]["headers"]
@@ -69,10 +69,10 @@ async def test_a_body_ends_cleanly_when_its_pump_ends() -> None:
 
 async def test_a_body_cut_by_its_client_or_the_server_has_no_clean_end() -> None:
     async with asyncio.timeout(WAIT_S):
-        line, words = Line(), body()
+        line, words = ConnectionEnds(), body()
         line.gone.set()
         assert not await words.send_to(line.receive, line.send)
-        line, words = Line(), body()
+        line, words = ConnectionEnds(), body()
         words.end(DrainingError("later"))
         with pytest.raises(StreamCutError):
             await words.send_to(line.receive, line.send)
@@ -81,7 +81,7 @@ async def test_a_body_cut_by_its_client_or_the_server_has_no_clean_end() -> None
 
 async def test_a_silent_body_sends_comments() -> None:
     world = FakeWorld()
-    line, words = Line(), body(world)
+    line, words = ConnectionEnds(), body(world)
     async with asyncio.timeout(WAIT_S):
         sending = asyncio.create_task(words.send_to(line.receive, line.send))
         while COMMENT not in line.bodies:
@@ -115,7 +115,7 @@ async def test_a_body_of_records_ends_when_its_reader_has_them_all() -> None:
             async for _ in app.host.send("s1", words):
                 pass
         for kind in (RecordBody, PieceBody):
-            line = Line()
+            line = ConnectionEnds()
             records = kind(app.host, app.connections, "s1", UnauthenticatedCaller(), Turns(), 0)
             assert await records.send_to(line.receive, line.send)
             assert line.bodies == [b"begin ", b"1 2 ", b""]
@@ -126,7 +126,7 @@ async def test_a_body_of_records_ends_when_its_reader_has_them_all() -> None:
 
 
 async def test_a_body_of_records_whose_turns_are_already_over_reads_none() -> None:
-    app, turns, line = make_app(), Turns(), Line()
+    app, turns, line = make_app(), Turns(), ConnectionEnds()
     turns.is_over = True
     async with asyncio.timeout(WAIT_S):
         body = RecordBody(app.host, app.connections, "nothing", UnauthenticatedCaller(), turns, 0)

@@ -41,7 +41,7 @@ def burn(what: str) -> str:
     return f"burnt {what}"
 
 
-class Script:
+class ObedientModel:
     """A model that obeys the last message."""
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class Script:
 async def serving(
     world: World | None = None,
     options: McpOptions = McpOptions(),
-) -> AsyncIterator[tuple[Served, Script]]:
-    script = Script()
+) -> AsyncIterator[tuple[Served, ObedientModel]]:
+    script = ObedientModel()
     agent = Agent(ScriptedModel(script), tools=[burn, question()])
     async with served(asgi(agent, store=MemoryStore(), world=world, mcp=options)) as server:
         yield server, script
 
 
-class Peer(Struct):
+class RawMcpClient(Struct):
     """A hand-written client in an MCP session."""
 
     http: httpx2.AsyncClient
@@ -97,12 +97,14 @@ class Peer(Struct):
 
 async def initialized(
     server: Served, version: str = "2025-11-25", headers: Json | None = None, **capabilities: object
-) -> Peer:
+) -> RawMcpClient:
     params = {"protocolVersion": version, "capabilities": capabilities}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     told = await server.http.post("/v1/mcp", json=body, headers={**HEADERS, **(headers or {})})
     assert told.json()["result"]["protocolVersion"] == version
-    return Peer(server.http, {**HEADERS, **(headers or {}), "mcp-session-id": told.headers["mcp-session-id"]})
+    return RawMcpClient(
+        server.http, {**HEADERS, **(headers or {}), "mcp-session-id": told.headers["mcp-session-id"]}
+    )
 
 
 async def modern(server: Served, method: str, params: Json, *, tasks: bool = True) -> httpx2.Response:
@@ -262,7 +264,7 @@ async def test_a_cancelled_call_stops_its_turn(session: str, more: Json) -> None
         assert await peer.notify({"method": "notifications/cancelled", "params": {"requestId": 9}}) == 202
 
 
-class Hasty(World):
+class DueTimersWorld(World):
     """The real world, where the timers of disconnected clients are due at once and counted."""
 
     def __init__(self) -> None:
@@ -275,7 +277,7 @@ class Hasty(World):
 
 @pytest.mark.parametrize("chosen", [False, True])
 async def test_a_modern_client_cancels_by_disconnecting_unless_its_call_has_an_id(*, chosen: bool) -> None:
-    async with serving(Hasty()) as (server, script):
+    async with serving(DueTimersWorld()) as (server, script):
         meta = {"midstream/call": "mine"} if chosen else {}
         params = {"name": "ask", "arguments": {"message": "wait", "session": "s"}, "_meta": meta}
         leaving = asyncio.create_task(modern(server, "tools/call", params, tasks=False))
@@ -295,7 +297,7 @@ async def test_a_modern_client_cancels_by_disconnecting_unless_its_call_has_an_i
 
 
 async def test_a_modern_client_that_reconnects_cancels_nothing() -> None:
-    async with serving(Hasty()) as (server, script):
+    async with serving(DueTimersWorld()) as (server, script):
         params = {
             "name": "ask",
             "arguments": {"message": "wait", "session": "s"},
@@ -320,7 +322,7 @@ async def test_a_modern_client_that_reconnects_cancels_nothing() -> None:
 
 
 async def test_a_modern_client_that_only_waits_cancels_nothing_by_disconnecting() -> None:
-    world = Hasty()
+    world = DueTimersWorld()
     async with serving(world) as (server, script):
         peer = await initialized(server)
         asked = asyncio.create_task(peer.call("", 1, arguments={"message": "wait", "session": "s"}))
@@ -438,7 +440,7 @@ async def test_a_tool_can_be_called_only_in_its_permitted_task_modes() -> None:
 async def test_an_mcp_session_is_required_and_ends_with_its_deletion() -> None:
     async with serving() as (server, _):
         peer = await initialized(server)
-        nobody = Peer(server.http, HEADERS)
+        nobody = RawMcpClient(server.http, HEADERS)
         assert (await nobody.post("tools/list", {})).status_code == 400
         assert (await peer.post("ping", {})).json() == {"jsonrpc": "2.0", "id": 1, "result": {}}
         assert (await peer.post("logging/setLevel", {})).json()["error"]["code"] == -32601

@@ -20,7 +20,7 @@ from midstream.testing.scripted_model import ScriptedModel
 WAIT_S = 60.0
 
 
-class Case:
+class PollCase:
     """A poll in a world whose clock is frozen."""
 
     def __init__(self) -> None:
@@ -54,14 +54,14 @@ class Case:
 
 
 async def test_a_poll_returns_the_value_it_waits_for() -> None:
-    case = Case()
+    case = PollCase()
     await case.until_waiting()
     case.more.set_result("more")
     assert await case.end() == "more"
 
 
 async def test_a_poll_raises_the_exception_of_its_wait() -> None:
-    case = Case()
+    case = PollCase()
     await case.until_waiting()
     case.more.set_exception(NotFoundError("deleted"))
     with pytest.raises(NotFoundError):
@@ -69,14 +69,14 @@ async def test_a_poll_raises_the_exception_of_its_wait() -> None:
 
 
 async def test_a_poll_returns_nothing_after_its_timeout() -> None:
-    case = Case()
+    case = PollCase()
     await case.until_waiting()
     await case.world.advance(LONG_POLL_S)
     assert await case.end() is None
 
 
 async def test_a_poll_ends_when_its_client_disconnects() -> None:
-    case = Case()
+    case = PollCase()
     await case.until_waiting()
     case.gone.set()
     with pytest.raises(ClientLeftError):
@@ -84,7 +84,7 @@ async def test_a_poll_ends_when_its_client_disconnects() -> None:
 
 
 async def test_a_poll_ends_when_its_server_drains() -> None:
-    case = Case()
+    case = PollCase()
     await case.until_waiting()
     case.poll.end(DrainingError("bye"))
     with pytest.raises(DrainingError):

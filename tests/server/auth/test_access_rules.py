@@ -106,7 +106,7 @@ async def test_rule_1_no_spelling_of_a_path_bypasses_authentication(end: str) ->
 # --- 2. tenants -----------------------------------------------------------------------------------
 
 
-class Watched(MemoryStore):
+class RequestRecordingStore(MemoryStore):
     """A store that records every requested session."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Watched(MemoryStore):
 
 
 async def test_rule_2_a_tenant_gets_no_row_of_another_for_any_request() -> None:
-    store = Watched()
+    store = RequestRecordingStore()
     app = guarded_app(known=TENANTS, store=store)
     async with called(app) as client:
         for session in ("s1", "s2", "acme:s3"):

@@ -80,7 +80,7 @@ class Ticking(World):
         await super().sleep(0.0 if is_refusal else seconds)
 
 
-class Slow(MemoryStore):
+class SlowLookupStore(MemoryStore):
     """A store whose lookups take longer the more they find."""
 
     def __init__(self, memory: Memory, world: Ticking) -> None:
@@ -97,7 +97,7 @@ class Slow(MemoryStore):
 async def test_the_time_of_a_refusal_does_not_reveal_whether_a_session_exists(tmp_path: Path) -> None:
     """Checked on every route that needs the secret: only work advances the clock."""
     world = Ticking()
-    app = escrowed_app(tmp_path, [text("a canary")], inner=Slow(Memory(), world), world=world)
+    app = escrowed_app(tmp_path, [text("a canary")], inner=SlowLookupStore(Memory(), world), world=world)
     async with called(app) as http:
         await say(http)
         await follow_to_end(http)

@@ -147,7 +147,7 @@ def test_an_approval_rule_that_cannot_be_met_is_refused(needs_approval: bool, ap
         tool(needs_approval=needs_approval, approvers=approvers)(len)
 
 
-class Coder:
+class PermissionRequestingModel:
     """A model with an agent that requests a permission in the middle of its answer."""
 
     name = "coder"
@@ -181,7 +181,7 @@ async def _serve_agent(
 
 @spec("SEC-27")
 async def test_a_permission_of_an_upstream_agent_needs_two_people() -> None:
-    async with _serve_agent(Agent(Coder(Ask("Sure?", approvers=2)))) as (app, client):
+    async with _serve_agent(Agent(PermissionRequestingModel(Ask("Sure?", approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
         question = await _question(app, client, BOB)
@@ -194,7 +194,7 @@ async def test_a_permission_of_an_upstream_agent_needs_two_people() -> None:
 
 @spec("SEC-27")
 async def test_arguments_changed_by_one_person_are_shown_to_the_others_and_used_by_the_agent() -> None:
-    async with _serve_agent(Agent(Coder(Ask(approvers=2)))) as (app, client):
+    async with _serve_agent(Agent(PermissionRequestingModel(Ask(approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, arguments='{"amount": 9}')).status_code == 202
         question = await _question(app, client, ADA)
@@ -206,7 +206,7 @@ async def test_arguments_changed_by_one_person_are_shown_to_the_others_and_used_
 
 @spec("SEC-27")
 async def test_one_denial_of_a_permission_is_enough() -> None:
-    async with _serve_agent(Agent(Coder(Ask(approvers=2)))) as (app, client):
+    async with _serve_agent(Agent(PermissionRequestingModel(Ask(approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         assert (await _answer(app, client, BOB, "deny")).status_code == 202
         await _end(app)

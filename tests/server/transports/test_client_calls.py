@@ -9,7 +9,7 @@ from midstream.server.transports.client_calls import CLIENTS_MAX, UNNOTICED_S, C
 from midstream.session.calls import NO_ANSWER_CONTENT
 from midstream.testing.scripted_model import calls, text
 from tests.server.serving import Json, command, opening, records_of
-from tests.server.transports.test_connection import Bench, Wire, bench, ended
+from tests.server.transports.test_connection import ConnectionBench, MemoryWire, bench, ended
 from tests.spec import spec
 
 TIMEOUT_S = 20.0
@@ -24,16 +24,16 @@ TOOL: Json = {
 SCRIPT = [calls(("c1", "push", "{}")), text("done")]
 
 
-def records(wire: Wire) -> dict[str, list[Json]]:
+def records(wire: MemoryWire) -> dict[str, list[Json]]:
     found: dict[str, list[Json]] = {}
     for event in records_of(wire.sent):
         found.setdefault(event["record"]["type"], []).append(event["record"])
     return found
 
 
-async def _start_call(on: Bench) -> tuple[Wire, asyncio.Task[Any]]:
+async def _start_call(on: ConnectionBench) -> tuple[MemoryWire, asyncio.Task[Any]]:
     """Return the connection of a client whose call has started."""
-    wire = Wire()
+    wire = MemoryWire()
     wire.say(opening(), command(tools=[TOOL]))
     connected = on.connect(wire)
     await on.world.settle()
@@ -48,7 +48,7 @@ async def test_an_outcome_is_accepted_from_a_client_that_was_away_for_longer_tha
         wire.hang_up()
         await ended(connected)
         await on.world.advance(100 * TIMEOUT_S)
-        again = Wire()
+        again = MemoryWire()
         result = {"call_id": "c1", "content": "pushed", "outcome": "ok"}
         said = {"type": "result", "turn": 1, "response": 1, "result": result}
         again.say(opening(next_seqno=1), {"type": "command", "seqno": 1, "payload": said})

@@ -29,7 +29,7 @@ from tests.server.serving import WAIT_S, Json, abort, command, opening, records_
 from tests.spec import spec
 
 
-class Wire:
+class MemoryWire:
     """A transport in memory; `is_stuck` is a client that has stopped reading."""
 
     def __init__(self, *, ends_with_turn: bool = False) -> None:
@@ -64,7 +64,7 @@ class Wire:
         return [frame for frame in self.sent if frame["type"] == kind]
 
 
-class Bench:
+class ConnectionBench:
     """A host, its connections and a clock."""
 
     def __init__(self, host: Host, store: MemoryStore, world: FakeWorld, among: Connections) -> None:
@@ -74,7 +74,9 @@ class Bench:
         self.among = among
         self.running: list[asyncio.Task[MidstreamError | None]] = []
 
-    def connect(self, wire: Wire, *, heartbeat_s: float = HEARTBEAT_S) -> asyncio.Task[MidstreamError | None]:
+    def connect(
+        self, wire: MemoryWire, *, heartbeat_s: float = HEARTBEAT_S
+    ) -> asyncio.Task[MidstreamError | None]:
         stream = ServerStream(heartbeat_s=heartbeat_s, now=self.world.monotonic())
         connection = Connection(self.host, "s1", stream, wire, self.among)
 
@@ -90,12 +92,12 @@ class Bench:
 @asynccontextmanager
 async def bench(
     *script: Sequence[ScriptedStep], world: FakeWorld | None = None, memory: Memory | None = None
-) -> AsyncIterator[Bench]:
+) -> AsyncIterator[ConnectionBench]:
     world = world or FakeWorld()
     store = MemoryStore(memory)
     host = Host(Agent(ScriptedModel(script)), store, world=world)
     await host.start()
-    made = Bench(host, store, world, Connections(limit=3))
+    made = ConnectionBench(host, store, world, Connections(limit=3))
     yield made
     for task in made.running:
         task.cancel()
@@ -113,7 +115,7 @@ async def test_the_ack_follows_the_append_and_is_not_sent_if_the_process_dies_be
     world = FakeWorld()
     world.crash_at(Fault.BEFORE_ACK)
     async with bench([Stall()], world=world, memory=memory) as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening(), command())
         with pytest.raises(ExceptionGroup, match="unhandled"):
             await ended(on.connect(wire))
@@ -121,7 +123,7 @@ async def test_the_ack_follows_the_append_and_is_not_sent_if_the_process_dies_be
         memory.kill(on.store.node)
 
     async with bench([Stall()], memory=memory) as on:
-        again = Wire()
+        again = MemoryWire()
         again.say(opening(), command())
         on.connect(again)
         await on.world.settle()
@@ -134,7 +136,7 @@ async def test_a_slow_reader_holds_one_write_and_its_position() -> None:
     gate = asyncio.Event()
     words = [step for number in range(3000) for step in text(f"{number} ")[:-1]]
     async with bench([Gate(gate), *words, Stall()]) as on:
-        slow, quick = Wire(), Wire()
+        slow, quick = MemoryWire(), MemoryWire()
         slow.say(opening(), command())
         on.connect(slow)
         quick.say(opening(stream="", secret="", event_id="0-0"))
@@ -160,7 +162,7 @@ async def test_a_slow_reader_holds_one_write_and_its_position() -> None:
 @spec("STREAM-114")
 async def test_a_client_that_stops_reading_is_finally_dropped() -> None:
     async with bench([Stall()]) as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening())
         task = on.connect(wire)
         await on.world.settle()
@@ -179,7 +181,7 @@ async def test_a_client_that_stops_reading_is_finally_dropped() -> None:
 async def test_available_events_are_sent_with_the_welcome(is_stuck: bool) -> None:  # noqa: FBT001 - a case
     """No turn of the loop passes in between; a client that does not read even this is dropped like any other."""
     async with bench([Stall()]) as on:
-        first, wire = Wire(), Wire()
+        first, wire = MemoryWire(), MemoryWire()
         first.say(opening(), command())
         on.connect(first)
         await on.world.settle()
@@ -205,7 +207,7 @@ async def test_available_events_are_sent_with_the_welcome(is_stuck: bool) -> Non
 
 async def test_heartbeats_fill_the_silence() -> None:
     async with bench([Stall()]) as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening(), command())
         on.connect(wire)
         await on.world.settle()
@@ -220,7 +222,7 @@ async def test_heartbeats_fill_the_silence() -> None:
 
 async def test_the_first_heartbeat_is_not_later_than_the_others() -> None:
     async with bench() as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening())
         on.connect(wire, heartbeat_s=0.5)
         await on.world.settle()
@@ -232,7 +234,7 @@ async def test_the_first_heartbeat_is_not_later_than_the_others() -> None:
 
 async def test_a_connection_without_an_open_frame_in_time_is_closed() -> None:
     async with bench() as on:
-        wire = Wire()
+        wire = MemoryWire()
         task = on.connect(wire)
         await on.world.advance(OPEN_WITHIN_S + 1)
         assert await ended(task) != ""
@@ -241,7 +243,7 @@ async def test_a_connection_without_an_open_frame_in_time_is_closed() -> None:
 
 async def test_a_disconnecting_client_cancels_nothing() -> None:
     async with bench([Stall()]) as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening(), command())
         task = on.connect(wire)
         await on.world.settle()
@@ -253,7 +255,7 @@ async def test_a_disconnecting_client_cancels_nothing() -> None:
 
 async def test_a_connection_that_breaks_during_a_write_ends_without_an_error() -> None:
     async with bench([Stall()]) as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening())
         task = on.connect(wire)
         await on.world.settle()
@@ -265,7 +267,7 @@ async def test_a_connection_that_breaks_during_a_write_ends_without_an_error() -
 
 async def test_one_connection_sends_for_a_stream_and_others_continue_to_read() -> None:
     async with bench([Stall()]) as on:
-        first, second, reader = Wire(), Wire(), Wire()
+        first, second, reader = MemoryWire(), MemoryWire(), MemoryWire()
         first.say(opening())
         older = on.connect(first)
         await on.world.settle()
@@ -285,7 +287,7 @@ async def test_a_client_ahead_of_the_journal_is_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with bench([Stall()]) as on:
-        speaking, ahead = Wire(), Wire()
+        speaking, ahead = MemoryWire(), MemoryWire()
         speaking.say(opening(), command())
         on.connect(speaking)
         await on.world.settle()
@@ -301,7 +303,7 @@ async def test_a_client_ahead_of_the_journal_is_logged_and_counted(
 @spec("STREAM-50")
 async def test_a_late_older_connection_is_ended_and_the_newer_one_continues() -> None:
     async with bench([Stall()]) as on:
-        newer, late = Wire(), Wire()
+        newer, late = MemoryWire(), MemoryWire()
         newer.say(opening(connection=2))
         speaking = on.connect(newer)
         await on.world.settle()
@@ -316,7 +318,7 @@ async def test_a_late_older_connection_is_ended_and_the_newer_one_continues() ->
 async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midstream.server.transports.connection.LAST_FRAME_S", 0.01)
     async with bench([Stall()]) as on:
-        stuck, newer = Wire(), Wire()
+        stuck, newer = MemoryWire(), MemoryWire()
         stuck.say(opening())
         older = on.connect(stuck)
         await on.world.settle()
@@ -330,12 +332,12 @@ async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pyte
 
 async def test_a_transport_that_ends_with_the_turn_is_closed_after_it() -> None:
     async with bench(text("hi"), text("more")) as on:
-        wire = Wire(ends_with_turn=True)
+        wire = MemoryWire(ends_with_turn=True)
         wire.say(opening(), command())
         assert await ended(on.connect(wire)) == ""
         assert records_of(wire.sent)[-1]["record"]["type"] == "turn_ended"
 
-        late = Wire(ends_with_turn=True)
+        late = MemoryWire(ends_with_turn=True)
         late.say(opening(event_id=records_of(wire.sent)[-1]["id"]))
         assert await ended(on.connect(late)) == ""
         assert [frame["type"] for frame in late.sent] == ["welcome"]
@@ -343,7 +345,7 @@ async def test_a_transport_that_ends_with_the_turn_is_closed_after_it() -> None:
 
 async def test_every_reader_receives_an_abort_and_the_end_of_its_turn() -> None:
     async with bench([Stall()]) as on:
-        speaker, reader = Wire(), Wire()
+        speaker, reader = MemoryWire(), MemoryWire()
         speaker.say(opening(), command())
         on.connect(speaker)
         await on.world.settle()
@@ -359,7 +361,7 @@ async def test_every_reader_receives_an_abort_and_the_end_of_its_turn() -> None:
 
 async def test_draining_sends_an_error_to_all_connections() -> None:
     async with bench([Stall()]) as on:
-        silent, idle = Wire(), Wire()
+        silent, idle = MemoryWire(), MemoryWire()
         idle.say(opening())
         tasks = [on.connect(silent), on.connect(idle)]
         await on.world.settle()
@@ -373,14 +375,14 @@ async def test_draining_sends_an_error_to_all_connections() -> None:
                 "retry": "later",
                 "retry_after_s": 1.0,
             }
-        late = on.connect(Wire())
+        late = on.connect(MemoryWire())
         with pytest.raises(DrainingError):
             await late
 
 
 async def test_a_host_that_drains_by_itself_ends_its_readers() -> None:
     async with bench([Stall()]) as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening(), command())
         task = on.connect(wire)
         await on.world.settle()
@@ -390,15 +392,15 @@ async def test_a_host_that_drains_by_itself_ends_its_readers() -> None:
 
 async def test_connections_are_counted_and_bounded() -> None:
     async with bench() as on:
-        wires = [Wire() for _ in range(3)]
+        wires = [MemoryWire() for _ in range(3)]
         tasks = [on.connect(wire) for wire in wires]
         await on.world.settle()
-        surplus = on.connect(Wire())
+        surplus = on.connect(MemoryWire())
         with pytest.raises(OverloadedError):
             await surplus
         wires[0].hang_up()
         await ended(tasks[0])
-        one_more = on.connect(Wire())
+        one_more = on.connect(MemoryWire())
         await on.world.settle()
         assert (one_more.done(), len(on.among)) == (False, 3)
 
@@ -446,7 +448,7 @@ def uncollected() -> Iterator[None]:
 )
 async def test_an_ended_connection_leaves_nothing_in_memory(ending: str) -> None:
     async with bench(text("ok")) as on:
-        wire = Wire()
+        wire = MemoryWire()
         wire.say(opening(connection=1), command())
         serving = on.connect(wire)
         await on.world.settle()
@@ -458,7 +460,7 @@ async def test_an_ended_connection_leaves_nothing_in_memory(ending: str) -> None
             case "broke the protocol":
                 wire.say({"type": "nonsense"})
             case "fenced":
-                newer = Wire()
+                newer = MemoryWire()
                 newer.say(opening(connection=2))
                 on.connect(newer)
             case "fell silent":

@@ -15,16 +15,16 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, Stall
 from tests.server.serving import WAIT_S, command, opening
-from tests.server.transports.test_connection import Bench, Wire, bench, ended
+from tests.server.transports.test_connection import ConnectionBench, MemoryWire, bench, ended
 from tests.spec import spec
 
 GRACE_S = 30.0
 
 
 async def begin_turn(
-    on: Bench, *, seqno: int = 0, connection: int = 1, **wish: float | None
-) -> tuple[Wire, asyncio.Task[object]]:
-    wire = Wire()
+    on: ConnectionBench, *, seqno: int = 0, connection: int = 1, **wish: float | None
+) -> tuple[MemoryWire, asyncio.Task[object]]:
+    wire = MemoryWire()
     wire.say(opening(connection=connection, **(wish or {"cancel_after_s": GRACE_S})))
     if not seqno:
         wire.say(command())
@@ -33,7 +33,7 @@ async def begin_turn(
     return wire, task
 
 
-async def lose(wire: Wire, task: asyncio.Task[object]) -> None:
+async def lose(wire: MemoryWire, task: asyncio.Task[object]) -> None:
     wire.hang_up()
     await asyncio.wait_for(task, WAIT_S)
 
@@ -45,7 +45,7 @@ async def is_live(host: Host) -> bool:
 @spec("STREAM-55")
 async def test_the_turn_of_an_absent_client_is_stopped_and_all_readers_receive_it() -> None:
     async with bench([Stall()]) as on:
-        reader = Wire()
+        reader = MemoryWire()
         reader.say(opening(stream="", secret="", event_id="0-0"))
         wire, task = await begin_turn(on)
         on.connect(reader)
@@ -122,7 +122,7 @@ async def test_a_client_that_reconnects_to_another_process_keeps_its_turn() -> N
         store = MemoryStore(memory)
         host = Host(Agent(ScriptedModel([])), store, world=world)
         await host.start()
-        elsewhere = Bench(host, store, world, Connections(limit=3))
+        elsewhere = ConnectionBench(host, store, world, Connections(limit=3))
         await begin_turn(elsewhere, seqno=1, connection=2, cancel_after_s=None)
         await world.advance(GRACE_S * 2)
         assert await is_live(on.host)

@@ -27,7 +27,7 @@ from midstream.testing.store_fakes import FailingStore
 from midstream.timing import StallBudgets
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import WAIT_S, Socket, abort, command, opening, served
-from tests.server.transports.test_connection import Bench, Wire, bench, ended
+from tests.server.transports.test_connection import ConnectionBench, MemoryWire, bench, ended
 from tests.spec import spec
 
 LONG_S = 60.0
@@ -37,14 +37,14 @@ PATIENT = StallBudgets(first_token_s=math.inf, first_token_max_s=10 * LONG_S)
 
 
 @asynccontextmanager
-async def two_servers() -> AsyncIterator[tuple[Bench, Bench]]:
+async def two_servers() -> AsyncIterator[tuple[ConnectionBench, ConnectionBench]]:
     """Run two processes of one store; the first one owns the sessions it begins."""
     memory, world = Memory(), FakeWorld()
     async with bench([Stall()], world=world, memory=memory) as one:
         store = MemoryStore(memory)
         host = Host(Agent(ScriptedModel([])), store, world=world)
         await host.start()
-        other = Bench(host, store, world, Connections(limit=3))
+        other = ConnectionBench(host, store, world, Connections(limit=3))
         await world.settle()
         yield one, other
         for task in other.running:
@@ -53,21 +53,21 @@ async def two_servers() -> AsyncIterator[tuple[Bench, Bench]]:
         await asyncio.wait_for(host.stop(grace_s=0.1), WAIT_S)
 
 
-async def connected(on: Bench, number: int, *said: dict[str, object]) -> Wire:
-    wire = Wire()
+async def connected(on: ConnectionBench, number: int, *said: dict[str, object]) -> MemoryWire:
+    wire = MemoryWire()
     wire.say(opening(connection=number), *said)
     on.connect(wire)
     await on.world.settle()
     return wire
 
 
-async def takings(on: Bench) -> list[int]:
+async def takings(on: ConnectionBench) -> list[int]:
     """Return the numbers of the connections that took over the stream, as the journal has them."""
     found = [decode(each.body) for each in await on.store.read("s1", after=0, limit=100)]
     return [each.connection for each in found if isinstance(each, StreamTaken)]
 
 
-def code(wire: Wire) -> str:
+def code(wire: MemoryWire) -> str:
     return "".join(each["code"] for each in wire.heard("error"))
 
 
@@ -174,7 +174,7 @@ async def test_a_failing_notice_is_retried_a_few_times_and_then_left_to_the_next
     store = FailingStore(behind)
     host = Host(Agent(ScriptedModel([[Stall()]]), stalls=PATIENT), store, world=world)
     await host.start()
-    on = Bench(host, behind, world, Connections(limit=3))
+    on = ConnectionBench(host, behind, world, Connections(limit=3))
     await connected(on, 1, command())
     known = (await host.session("s1")).state.streams["k1"]
     notice = Received("k1", known.secret_digest, 0, known.digest_at(0), None, connection=2)

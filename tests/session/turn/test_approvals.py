@@ -44,7 +44,7 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.deciding import decide
 from midstream.session.turn.pending import AnswerAgent, AwaitEnd, AwaitPerson, CallModel, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Idle, TurnState
-from tests.session.lives import Life, lives
+from tests.session.lives import SessionLife, lives
 from tests.session.stories import AT, after, answers, asks, decided, fails, reads, say, told, wants, writes
 from tests.spec import spec
 
@@ -262,7 +262,7 @@ def test_an_agent_that_asks_endlessly_is_refused() -> None:
 
 @given(lives())
 @spec("TURN-79")
-def test_no_answer_is_used_twice_or_without_a_person(life: Life) -> None:
+def test_no_answer_is_used_twice_or_without_a_person(life: SessionLife) -> None:
     used = Counter(record.call_id for _, record in life.journal if isinstance(record, AnswerUsed))
     given_once = {record.call_id for _, record in life.journal if isinstance(record, QuestionAnswered)}
     late = {

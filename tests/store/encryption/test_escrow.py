@@ -374,7 +374,7 @@ async def test_one_of_two_servers_begins_a_session(folder: Path) -> None:
     assert await _bodies(other) == [CANARY.encode()] * 3
 
 
-class Slow(MemoryStore):
+class YieldingStore(MemoryStore):
     """A store that lets other tasks run before and after each operation."""
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
@@ -402,7 +402,10 @@ async def test_a_client_that_begins_a_session_is_never_refused_by_a_concurrent_o
     folder: Path, pause: int
 ) -> None:
     memory = Memory()
-    one, other = escrow_store(Slow(memory), keys_in(folder)), escrow_store(Slow(memory), keys_in(folder))
+    one, other = (
+        escrow_store(YieldingStore(memory), keys_in(folder)),
+        escrow_store(YieldingStore(memory), keys_in(folder)),
+    )
     await one.open()
     await other.open()
 
@@ -467,7 +470,7 @@ async def test_a_row_of_a_session_without_records_is_replaced(folder: Path) -> N
 # --- change
 
 
-class Dying(MemoryStore):
+class DyingStore(MemoryStore):
     """A store that dies before or after its next write of a key-value entry."""
 
     dies = ""
@@ -485,7 +488,7 @@ class Dying(MemoryStore):
 @pytest.mark.parametrize("dies", ["before", "after", ""])
 async def test_after_an_interrupted_change_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
     memory = Memory()
-    inner = Dying(memory)
+    inner = DyingStore(memory)
     store = escrow_store(inner, keys_in(folder))
     await store.open()
     await _begin(store)

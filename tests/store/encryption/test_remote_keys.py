@@ -195,7 +195,7 @@ async def test_an_unreachable_endpoint_blocks_new_sessions_and_no_open_one(tmp_p
     assert b"canary-7f3a" not in _stored(tmp_path)
 
 
-class Refusing(Accepted):
+class RefusingEndpoint(Accepted):
     """An endpoint that refuses three requests in a row, from a number on."""
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ async def test_a_command_of_another_node_is_retried_while_the_keys_are_unreachab
     tmp_path: Path, passing: int
 ) -> None:
     """The keys are unreachable when the command is read, or when the answer is written."""
-    path, refusing = tmp_path / "sessions.db", Refusing()
+    path, refusing = tmp_path / "sessions.db", RefusingEndpoint()
     async with AsyncExitStack() as stack:
         ours = stack.enter_context(key_endpoint(tmp_path, refusing))
         theirs = stack.enter_context(key_endpoint(tmp_path))

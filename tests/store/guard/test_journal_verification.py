@@ -24,7 +24,7 @@ from midstream.store.memory import Memory, MemoryStore
 from tests.spec import spec
 
 
-class Place:
+class GuardedPlace:
     """A guarded store in memory with sessions `s` and `t` of three records each."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,8 +54,8 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> Place:
-    place = Place(tmp_path)
+async def place(tmp_path: Path) -> GuardedPlace:
+    place = GuardedPlace(tmp_path)
     await place.store.open()
     for session in ("s", "t"):
         await place.append(session, b"1", b"2", b"3")
@@ -63,7 +63,7 @@ async def place(tmp_path: Path) -> Place:
 
 
 @spec("SEC-46")
-async def test_a_pruned_journal_is_intact_too(place: Place) -> None:
+async def test_a_pruned_journal_is_intact_too(place: GuardedPlace) -> None:
     assert await place.verify() == {"s": (Verdict.INTACT, ""), "t": (Verdict.INTACT, "")}
     assert await place.store.prune("s", b"fold", position=2, epoch=1)
     found = await verify_session(place.raw, "s", place.keys)
@@ -74,7 +74,7 @@ async def test_a_pruned_journal_is_intact_too(place: Place) -> None:
 
 
 @spec("SEC-46")
-async def test_the_first_bad_append_is_named_and_the_other_sessions_are_verified(place: Place) -> None:
+async def test_the_first_bad_append_is_named_and_the_other_sessions_are_verified(place: GuardedPlace) -> None:
     records = place.memory.sessions["s"].records
     records[1] = replace(records[1], body=b"x")
     found = await place.verify()
@@ -87,7 +87,7 @@ async def test_the_first_bad_append_is_named_and_the_other_sessions_are_verified
 
 @spec("SEC-46")
 async def test_records_before_the_chain_are_counted(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = GuardedPlace(tmp_path)
     await place.raw.open()
     epoch = await place.raw.claim("s", at=1.0)
     await place.raw.append("s", Batch([b"1", b"2"], 0, epoch, Sync.FULL))
@@ -99,7 +99,7 @@ async def test_records_before_the_chain_are_counted(tmp_path: Path) -> None:
 
 
 @spec("SEC-47")
-async def test_a_rolled_back_journal_differs_from_the_checkpoint(place: Place) -> None:
+async def test_a_rolled_back_journal_differs_from_the_checkpoint(place: GuardedPlace) -> None:
     before = [*place.memory.sessions["s"].records]
     await place.append("s", b"4", b"5", expected=3)
     checkpoint = await place.checkpoint()
@@ -117,7 +117,9 @@ async def test_a_rolled_back_journal_differs_from_the_checkpoint(place: Place) -
 
 
 @spec("SEC-47")
-async def test_a_journal_pruned_before_the_checkpoint_is_compared_and_beyond_it_not(place: Place) -> None:
+async def test_a_journal_pruned_before_the_checkpoint_is_compared_and_beyond_it_not(
+    place: GuardedPlace,
+) -> None:
     checkpoint = await place.checkpoint()
     assert await place.store.prune("s", b"fold", position=3, epoch=1)
     assert (await place.verify(checkpoint))["s"] == (Verdict.INTACT, "")
@@ -127,7 +129,7 @@ async def test_a_journal_pruned_before_the_checkpoint_is_compared_and_beyond_it_
 
 
 @spec("SEC-47")
-async def test_a_checkpoint_omits_damaged_journals_and_is_parsed_strictly(place: Place) -> None:
+async def test_a_checkpoint_omits_damaged_journals_and_is_parsed_strictly(place: GuardedPlace) -> None:
     place.memory.sessions["s"].records[1] = StoredRecord(2, 1, b"x")
     lines = (await place.checkpoint()).splitlines()
     assert list(read_checkpoint(lines)) == ["t"]

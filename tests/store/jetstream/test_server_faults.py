@@ -49,7 +49,7 @@ def place(cluster: NatsCluster) -> JetStreamPlace:
     return JetStreamPlace(cluster)
 
 
-class Writer:
+class CountingWriter:
     """A writer that appends to some sessions, and counts the acknowledged records."""
 
     def __init__(self, store: JetStreamStore) -> None:
@@ -60,7 +60,7 @@ class Writer:
         self._tasks: list[asyncio.Task[None]] = []
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[Writer]:
+    async def writing(self) -> AsyncIterator[CountingWriter]:
         """Append during the block."""
         for session in SESSIONS:
             self._epochs[session] = await self.store.claim(session, at=1.0)
@@ -89,7 +89,7 @@ class Writer:
                 await WORLD.sleep(0.05)
 
 
-async def _require_whole(writer: Writer, store: JetStreamStore) -> None:
+async def _require_whole(writer: CountingWriter, store: JetStreamStore) -> None:
     """Compare the records that another store reads with the acknowledged ones."""
     for session, end in writer.ends.items():
         assert await bodies(store, session) == [b"%d" % (number + 1) for number in range(end)]
@@ -105,7 +105,7 @@ async def test_nothing_is_lost_or_doubled_when_the_leader_of_a_stream_is_killed(
     store, other = place.store(), place.store()
     await store.open()
     await other.open()
-    async with Writer(store).writing() as writer:
+    async with CountingWriter(store).writing() as writer:
         await writer.more(5)
         leader = _leader(place)
         leader.stop(signal.SIGKILL)
@@ -122,7 +122,7 @@ async def test_nothing_is_lost_or_doubled_while_a_server_is_frozen(place: JetStr
     store, other = place.store(), place.store()
     await store.open()
     await other.open()
-    async with Writer(store).writing() as writer:
+    async with CountingWriter(store).writing() as writer:
         await writer.more(5)
         slow = _leader(place)
         slow.freeze()

@@ -28,7 +28,7 @@ WAIT_S = 60.0
 LOOP, THREAD = "loop", "thread"
 
 
-class Clock(World):
+class ManualClock(World):
     """A clock that the test advances."""
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ def _answer(write: Callable[[], Any]) -> Any:  # noqa: ANN401 - as operations ha
         return refused
 
 
-class Bench:
+class CommitBench:
     """Commits that have made one, of one operation: the next one is likely to be alone."""
 
     def __init__(self, durability: Durability = "default") -> None:
-        self.scribe, self.clock, self.thread = Scribe(), Clock(), WorkThread("commits")
+        self.scribe, self.clock, self.thread = Scribe(), ManualClock(), WorkThread("commits")
         self.commits = Commits(self.scribe, self.thread, durability, self.clock)
 
     async def __aenter__(self) -> Self:
@@ -106,14 +106,14 @@ class Bench:
 
 
 async def test_a_single_operation_is_committed_on_the_event_loop() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         answer = bench.ask(_where, Sync.NORMAL)
         assert answer.result() == LOOP
         assert bench.scribe.commits == [(LOOP, 1)]
 
 
 async def test_an_operation_that_waits_for_the_disk_is_committed_on_the_thread() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         assert await bench.where(Sync.FULL) == THREAD
 
 
@@ -123,12 +123,12 @@ async def test_an_operation_that_waits_for_the_disk_is_committed_on_the_thread()
 async def test_the_durability_of_the_store_decides_which_operations_wait_for_the_disk(
     durability: Durability, sync: Sync, where: str
 ) -> None:
-    async with Bench(durability) as bench:
+    async with CommitBench(durability) as bench:
         assert await bench.where(sync) == where
 
 
 async def test_all_operations_wait_behind_a_commit_on_the_thread() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         may_go_on = threading.Event()
         slow = bench.commits.submit(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
         behind = bench.ask(_where, Sync.NORMAL)
@@ -139,7 +139,7 @@ async def test_all_operations_wait_behind_a_commit_on_the_thread() -> None:
 
 
 async def test_no_operation_overtakes_those_whose_commit_the_loop_has_not_noticed() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         order: list[int] = []
         asked = [bench.commits.submit(partial(order.append, number), Sync.FULL) for number in range(2)]
         until = time.monotonic() + WAIT_S
@@ -151,7 +151,7 @@ async def test_no_operation_overtakes_those_whose_commit_the_loop_has_not_notice
 
 
 async def test_nothing_is_committed_on_the_loop_while_the_thread_is_busy() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         may_go_on = threading.Event()
         working = bench.thread.submit(lambda: may_go_on.wait(WAIT_S))
         behind = bench.ask(_where, Sync.NORMAL)
@@ -161,20 +161,20 @@ async def test_nothing_is_committed_on_the_loop_while_the_thread_is_busy() -> No
 
 async def test_the_first_commit_of_a_new_log_runs_on_the_thread() -> None:
     """It syncs the log's head, whatever sync was requested."""
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         await bench.commits.clear_log()
         assert [await bench.where(), await bench.where()] == [THREAD, LOOP]
 
 
 async def test_a_long_log_is_checkpointed_on_the_thread() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
         assert [await bench.where(), await bench.where(), await bench.where()] == [LOOP, THREAD, LOOP]
         assert bench.scribe.commits == [(LOOP, 1), (THREAD, 0), (THREAD, 1), (LOOP, 1)]
 
 
 async def test_after_a_slow_write_commits_run_on_the_thread_for_a_while() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
 
         def be_slow() -> str:
             bench.clock.now_s += 0.1
@@ -189,7 +189,7 @@ async def test_after_a_slow_write_commits_run_on_the_thread_for_a_while() -> Non
 
 
 async def test_operations_that_shared_a_commit_share_the_next_one() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
         asked = [bench.commits.submit(_where, Sync.FULL) for _ in range(4)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
         asked = [bench.ask(_where, Sync.NORMAL) for _ in range(3)]
@@ -202,7 +202,7 @@ async def test_an_immediate_commit_is_attempted_only_while_nothing_is_committed_
     durability: Durability,
     is_ready: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    async with Bench(durability) as bench:
+    async with CommitBench(durability) as bench:
         assert bench.commits.is_ready is is_ready
         answer = bench.commits.submit(_where, Sync.FULL)
         assert not bench.commits.is_ready
@@ -211,7 +211,7 @@ async def test_an_immediate_commit_is_attempted_only_while_nothing_is_committed_
 
 
 async def test_an_immediate_commit_that_is_refused_must_be_submitted() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
 
         def refuse() -> None:
             raise JournalMovedError("moved")
@@ -221,7 +221,7 @@ async def test_an_immediate_commit_that_is_refused_must_be_submitted() -> None:
 
 
 async def test_a_refusal_and_a_bug_are_results_and_the_next_operation_is_committed() -> None:
-    async with Bench() as bench:
+    async with CommitBench() as bench:
 
         def refuse() -> None:
             raise JournalMovedError("moved")
@@ -238,7 +238,7 @@ async def test_a_refusal_and_a_bug_are_results_and_the_next_operation_is_committ
 @pytest.mark.parametrize("seed", range(5))
 async def test_all_operations_are_committed_in_the_order_of_their_submission(seed: int) -> None:
     chance, order, places = random.Random(seed), list[int](), set[str]()
-    async with Bench() as bench:
+    async with CommitBench() as bench:
 
         def write(number: int) -> bool:
             order.append(number)

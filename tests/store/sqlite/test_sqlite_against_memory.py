@@ -88,7 +88,7 @@ commands = st.one_of(
 )
 
 
-class World:
+class TwoNodes:
     """Two nodes of one place, by number."""
 
     def __init__(self, path: Path | None) -> None:
@@ -164,7 +164,7 @@ class World:
 @given(story=st.lists(st.tuples(st.integers(0, 1), commands), max_size=25))
 @settings(max_examples=tried(100))
 def test_sqlite_returns_the_same_results_as_memory(folders: Path, story: list[tuple[int, Command]]) -> None:
-    async def play(world: World) -> list[object]:
+    async def play(world: TwoNodes) -> list[object]:
         for store in world.stores:
             await store.open()
         try:
@@ -174,5 +174,5 @@ def test_sqlite_returns_the_same_results_as_memory(folders: Path, story: list[tu
                 await store.close()
 
     with tempfile.TemporaryDirectory(dir=folders) as folder:
-        real = asyncio.run(play(World(Path(folder) / "x.db")))
-    assert real == asyncio.run(play(World(None)))
+        real = asyncio.run(play(TwoNodes(Path(folder) / "x.db")))
+    assert real == asyncio.run(play(TwoNodes(None)))

@@ -65,7 +65,7 @@ class Command(Struct):
     answer: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Place:
+class ToyFile:
     """One file, and the nodes of this process that share it."""
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class Place:
 
 
 class ToyReader(StoreReader):
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ToyFile) -> None:
         self.place = place
 
     @property
@@ -154,7 +154,7 @@ class ToyReader(StoreReader):
 
 
 class ToyStore(ToyReader, Store):
-    def __init__(self, place: Place, world: World) -> None:
+    def __init__(self, place: ToyFile, world: World) -> None:
         super().__init__(place)
         self.node = ""
         self._world = world
@@ -337,13 +337,13 @@ class ToyBackend:
     """See `midstream.store.store_registry.Backend`. An address is a path."""
 
     def open(self, address: str, *, world: World) -> ToyStore:
-        return ToyStore(Place(Path(address)), world)
+        return ToyStore(ToyFile(Path(address)), world)
 
     @contextlib.asynccontextmanager
     async def read(self, address: str) -> AsyncIterator[StoreReader]:
         if not Path(address).exists():  # noqa: ASYNC240 - a local file, at once
             raise NotFoundError(f"there is no toy store {address!r}")
-        yield ToyReader(Place(Path(address)))
+        yield ToyReader(ToyFile(Path(address)))
 
     def file(self, address: str) -> Path:
         return Path(address)

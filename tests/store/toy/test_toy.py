@@ -19,7 +19,7 @@ from midstream.testing import ScriptedModel, text
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage as AnyPlace
 from tests.cli.processes import APP, Serving, run
-from tests.store.toy.store import Place, ToyBackend, ToyStore
+from tests.store.toy.store import ToyBackend, ToyFile, ToyStore
 
 REGISTERED = """
 from midstream.store.store_registry import BACKENDS
@@ -30,7 +30,7 @@ BACKENDS["toy"] = ToyBackend
 
 class ToyPlace:
     def __init__(self, path: Path) -> None:
-        self._place = Place(path)
+        self._place = ToyFile(path)
 
     def store(self) -> Store:
         return ToyStore(self._place, World())
@@ -88,5 +88,5 @@ def test_a_server_whose_agent_registers_the_store_serves_from_its_url_also_after
             said = run("chat", server.url, "--session", "s", said=words)
             assert f"You said: {words}." in said.stdout, said.stderr
             server.kill()
-    turns = Place(tmp_path / "sessions.toy").content.journals["s"].mark.turns
+    turns = ToyFile(tmp_path / "sessions.toy").content.journals["s"].mark.turns
     assert turns == 2
