@@ -262,7 +262,7 @@ golden-record: $(VENV)/.dev  ## Record the golden files again: a difference need
 	PYTHONPATH=. $(BIN)/python -m tests.golden.record_histories
 	PYTHONPATH=. $(BIN)/python -m tests.golden.record_journals
 	PYTHONPATH=. $(BIN)/python -m tests.golden.record_gateway
-	PYTHONPATH=. $(BIN)/python -m tests.golden.cases
+	PYTHONPATH=. $(BIN)/python -m tests.golden.recorded_cases
 
 explore: $(VENV)/.dev  ## Explore all states of the stream protocol in small scenarios; ARGS= chooses scenarios by name
 	$(BIN)/python -m tests.protocol $(ARGS)

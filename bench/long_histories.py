@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from midstream.history.operations import repair_by_name as repair
-from tests.history.repair.histories import HistoryScript
+from tests.history.repair.format_histories import HistoryScript
 from tests.oracles.accidents import results_in
 from tests.oracles.scripts import WRITERS, ConversationPlan
 

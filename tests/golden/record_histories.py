@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from tests.golden import adapter
-from tests.golden.histories import (
+from tests.golden.golden_histories import (
     CASES_PER_FORMAT,
     DATA,
     FORMATS,

@@ -13,9 +13,8 @@ from importlib import import_module
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.golden import journal_adapter
-from tests.golden.histories import DATA
-from tests.golden.journal_adapter import Journal
-from tests.golden.journals import (
+from tests.golden.golden_histories import DATA
+from tests.golden.golden_journals import (
     FULL,
     SOURCES,
     Json,
@@ -25,6 +24,7 @@ from tests.golden.journals import (
     packed,
     summary_of,
 )
+from tests.golden.journal_adapter import Journal
 from tests.search import tried
 
 SEEDS = 60
@@ -50,7 +50,7 @@ def draw_lives() -> Iterator[tuple[str, Journal]]:
     from midstream.session.records import encode
     from midstream.session.turn.commands import Refused
     from tests.session.edges import MachineEdge, edge_of
-    from tests.session.lives import SessionLife, lives
+    from tests.session.session_lives import SessionLife, lives
 
     import_module("tests.conftest")  # Fixes how examples are drawn: the same every time.
     refused = Refused(UsageError("whatever it was"))
@@ -74,7 +74,7 @@ def draw_lives() -> Iterator[tuple[str, Journal]]:
 
 def _simulated() -> Iterator[tuple[str, Journal]]:
     """Yield each session of the simulation's seeds, put together from the appends of the trace."""
-    from tests.simulation.run import run
+    from tests.simulation.simulation_run import run
 
     for seed in range(SEEDS):
         journals: dict[str, Journal] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.golden import adapter
-from tests.golden.histories import (
+from tests.golden.golden_histories import (
     CASES_PER_FORMAT,
     FORMATS,
     digests_of,

@@ -6,7 +6,7 @@ import pytest
 
 from midstream.errors import InvalidHistoryError
 from midstream.history.operations import convert_by_name as convert
-from tests.history.repair.histories import FORMATS, markers, valid
+from tests.history.repair.format_histories import FORMATS, markers, valid
 from tests.history.repair.reported import response, text, thought, user
 from tests.history.repair.rules import refusals
 from tests.search import tried

@@ -9,7 +9,7 @@ from midstream.errors import HistoryRefusedError, InvalidHistoryError, UsageErro
 from midstream.history import profiles
 from midstream.history.codecs import format_registry
 from midstream.history.operations import FormatName, ProfileName, repair_by_name
-from tests.history.repair.histories import FORMATS
+from tests.history.repair.format_histories import FORMATS
 from tests.history.repair.reported import response, result, thought, use, user
 
 BROKEN = [user("q"), response(use("a")), user("w")]

@@ -31,7 +31,7 @@ from midstream.history.rendering import Rendered, arguments_of, render
 from midstream.history.repair.placeholders import NO_REASONING, NO_RESPONSE, NO_WORDS, SENTINEL
 from tests.history.histories import MODEL, SIGNATURES, histories
 from tests.search import tried
-from tests.session.lives import SessionLife, lives
+from tests.session.session_lives import SessionLife, lives
 from tests.spec import spec
 
 HI = UserMessage.of("hi")

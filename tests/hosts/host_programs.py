@@ -24,7 +24,7 @@ CODEX_KEY = "MIDSTREAM_KEY"
 FEW_TOKENS = 12
 """Tokens of a conversation above which Codex compacts it: fewer than each answer of the model server counts.
 """
-MCP_SERVER = Path(__file__).parents[1] / "programs" / "mcp_server.py"
+MCP_SERVER = Path(__file__).parents[1] / "programs" / "weather_server.py"
 GUIDE = ROOT / "docs" / "guides" / "gateway.md"
 INSTALLED = Path(os.environ.get("AGENT_PROGRAMS", ".venv/agents")).resolve()
 

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from midstream.environment import World
 from tests.programs.gateway_process import GatewayProcess
-from tests.programs.kills import random_kills
 from tests.programs.model_server import ModelServer
 from tests.programs.programs import PROGRAMS, Place, Program, processes_of
+from tests.programs.random_kills import random_kills
 from tests.programs.situations import ASKING, POLL_S, SITUATIONS, Run, Situation, SituationVerdict
 
 Table = dict[str, dict[str, dict[str, list[str]]]]
@@ -64,7 +64,7 @@ async def judge(
     model = ModelServer(folder / "ledger")
     await model.start()
     place = Place(folder, model.url)
-    server = {"command": sys.executable, "args": [str(Path(__file__).with_name("mcp_server.py"))]}
+    server = {"command": sys.executable, "args": [str(Path(__file__).with_name("weather_server.py"))]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"forwarded": server}}))
     gateway = GatewayProcess(program, place, *(option.format(folder=folder) for option in options))
     run = Run(program, place, model, gateway)

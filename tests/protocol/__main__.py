@@ -8,7 +8,7 @@ import sys
 from time import perf_counter
 
 from tests.protocol.explorer import explore
-from tests.protocol.test_model import SMALL
+from tests.protocol.test_small_worlds import SMALL
 from tests.protocol.world import SmallWorld, WorldScenario
 
 STATES_MAX = 5_000_000

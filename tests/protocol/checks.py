@@ -6,7 +6,7 @@ from midstream.errors import StreamFencedError
 from midstream.protocol import frames
 from midstream.session import records
 from midstream.session.records import CommandAccepted, StreamOpened, StreamTaken, TurnEnded
-from tests.protocol.client_process import ClientProcess
+from tests.protocol.simulated_client import ClientProcess
 from tests.protocol.world import SmallWorld
 
 _decoded: dict[bytes, records.Record] = {}

@@ -17,7 +17,7 @@ from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import Recover, Refused
-from tests.protocol.client_process import AT, AT_ONCE, ClientDisk, ClientProcess
+from tests.protocol.simulated_client import AT, AT_ONCE, ClientDisk, ClientProcess
 from tests.protocol.world import Action, SmallWorld, WorldConnection, WorldScenario
 
 

@@ -31,7 +31,7 @@ from midstream.session.records import CommandAccepted, EpochStarted, Record, Syn
 from midstream.session.session import Received, Session, decide, fencing_error, fold, notice_of
 from midstream.session.turn.commands import Command, ModelResponded, ModelStreamed, Recover, Refused
 from midstream.session.turn.states import AwaitingModel
-from tests.protocol.client_process import AT, ClientDisk, ClientProcess
+from tests.protocol.simulated_client import AT, ClientDisk, ClientProcess
 from tests.protocol.values import copied, distinguishing_parts, shallow
 from tests.session.stories import heard
 

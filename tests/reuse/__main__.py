@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from tests.reuse.lives import ACTIONS, run_life
+from tests.reuse.client_lives import ACTIONS, run_life
 
 LIVES = 110_000
 BLOCK = 200

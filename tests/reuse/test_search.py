@@ -13,7 +13,7 @@ import pytest
 from midstream.agents import agent_failures, pool_turns
 from midstream.agents.pool_entries import Claim
 from midstream.errors import ModelError
-from tests.reuse.lives import ACTIONS, ClientLife, run_life
+from tests.reuse.client_lives import ACTIONS, ClientLife, run_life
 from tests.spec import spec
 
 BLOCKS = 2

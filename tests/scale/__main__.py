@@ -23,7 +23,7 @@ import msgspec
 
 from tests.forked import ROOT
 from tests.postgres_engine import running_engine
-from tests.scale.run import ScaleReport, run
+from tests.scale.scale_run import ScaleReport, run
 
 KILLS = 300
 CLIENTS = 50

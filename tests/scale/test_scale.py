@@ -13,8 +13,8 @@ from midstream.store.contract import StoredRecord
 from tests.fault.stored import read_all
 from tests.postgres_engine import Engine, is_installed, running_engine
 from tests.scale.__main__ import cuts_of
-from tests.scale.judge import judge
-from tests.scale.run import ScaleReport, run
+from tests.scale.scale_judge import judge
+from tests.scale.scale_run import ScaleReport, run
 from tests.spec import spec
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]

@@ -106,7 +106,7 @@ async def test_tools_of_the_editors_mcp_servers_belong_to_its_session(editor: Ed
     server = McpServerStdio(
         name="My tools!",
         command=sys.executable,
-        args=["-m", "tests.tools.mcp_server"],
+        args=["-m", "tests.tools.misbehaving_server"],
         env=[EnvVariable(name=name, value=value) for name, value in values.items()],
     )
     begun = (await editor.connection.new_session(cwd="/", mcp_servers=[server])).session_id

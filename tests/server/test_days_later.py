@@ -22,7 +22,7 @@ WAIT_S = 60.0
 
 @asynccontextmanager
 async def _serving(folder: Path, *, port: int = 0, days: float = 0) -> AsyncIterator[tuple[AsyncForked, str]]:
-    process = await AsyncForked.started("tests.server.asking_process", folder, port, days)
+    process = await AsyncForked.started("tests.server.paying_server_process", folder, port, days)
     try:
         url = await asyncio.wait_for(process.stdout.readline(), WAIT_S)
         yield process, url.decode().strip()

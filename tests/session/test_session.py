@@ -97,7 +97,7 @@ from midstream.session.turn.pending import AwaitCancelled, CallModel, PendingWor
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import Evidence, Execution, Rule, check
-from tests.session.lives import SessionLife, batches, lives
+from tests.session.session_lives import SessionLife, batches, lives
 from tests.session.stories import (
     AT,
     answers,

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from tests.session.edges import RecordEffect, explored
-from tests.simulation.run import Outcome, run
+from tests.simulation.simulation_run import Outcome, run
 
 SEEDS_AT_ONCE = 50
 PROGRESS_S = 10.0

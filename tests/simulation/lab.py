@@ -18,7 +18,7 @@ from midstream.session.session import Session
 from midstream.store.memory import Memory, MemoryStore
 from tests.simulation.agents import OutsideWorld, agent_of
 from tests.simulation.loop import SimulatedLoop, SimulatedProcess, pass_time
-from tests.simulation.stores import Weather, WeatheredStore
+from tests.simulation.weathered_store import Weather, WeatheredStore
 
 T = TypeVar("T")
 

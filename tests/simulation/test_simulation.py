@@ -18,7 +18,7 @@ import pytest
 
 from tests.session.edges import RecordEffect, explored
 from tests.simulation.loop import SimulatedLoop, SimulatedProcess, Stuck, pass_time
-from tests.simulation.run import run
+from tests.simulation.simulation_run import run
 from tests.spec import spec
 
 ROOT = Path(__file__).parents[2]

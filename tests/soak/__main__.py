@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.soak.judge import LONG, growing
-from tests.soak.run import soak_gateway, soak_server
+from tests.soak.growth import LONG, growing
+from tests.soak.soak_run import soak_gateway, soak_server
 
 MINUTES = 60.0
 TURNS = 200

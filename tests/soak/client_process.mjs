@@ -1,5 +1,5 @@
 /**
- * A JavaScript client that lives for the whole soak: `node --expose-gc tests/soak/client_process.mjs URL`.
+ * A JavaScript client that lives for the whole soak: `node --expose-gc tests/soak/soak_client.mjs URL`.
  *
  * Answers each line `NAME COUNT` of stdin with its gauges after COUNT turns in new sessions, ten at a time.
  */

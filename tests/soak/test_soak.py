@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.soak.gauges import Gauges
-from tests.soak.judge import SHORT, growing
-from tests.soak.run import soak_gateway, soak_server
+from tests.soak.growth import SHORT, growing
+from tests.soak.soak_run import soak_gateway, soak_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.fault, pytest.mark.timeout(900)]
 

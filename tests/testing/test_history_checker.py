@@ -45,7 +45,7 @@ from midstream.testing.history_checker import (
     check,
     check_ended,
 )
-from tests.session.lives import SessionLife, lives
+from tests.session.session_lives import SessionLife, lives
 
 RESPONSE_WITH_CALLS = Response((Text("let me"), ToolCall("w", "write"), ToolCall("r", "read")), Finish.CALLS)
 PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDoubt.RERUN))

@@ -36,7 +36,7 @@ from midstream.tools.mcp import McpServer, text_of
 from tests.ports import held_port
 from tests.spec import spec
 
-PROGRAM = Path(__file__).with_name("mcp_server.py")
+PROGRAM = Path(__file__).with_name("misbehaving_server.py")
 WAIT_S = 45.0
 """Seconds for each bounded wait: a busy machine is slow to start a server."""
 SILENT = "import sys; sys.stdin.read()"

@@ -8,7 +8,7 @@ from midstream.history.codecs.bedrock_codec import Bedrock
 from midstream.history.codecs.codec_spec import PartKind
 from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair
-from tests.history.repair.histories import valid
+from tests.history.repair.format_histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,7 +7,7 @@ import pytest
 from midstream.history.codecs.codec_spec import PartKind
 from midstream.history.codecs.format_registry import find_format
 from midstream.history.codecs.gemini_codec import Gemini
-from tests.history.repair.histories import valid
+from tests.history.repair.format_histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))

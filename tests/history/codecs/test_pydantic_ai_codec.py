@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from midstream.history.codecs.format_registry import find_format
-from tests.history.repair.histories import valid
+from tests.history.repair.format_histories import valid
 
 
 @pytest.mark.parametrize("seed", range(20))

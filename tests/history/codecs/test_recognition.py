@@ -7,7 +7,7 @@ import pytest
 from midstream import check, repair
 from midstream.errors import UnreadableHistoryError
 from midstream.history.codecs.recognition import candidates_for
-from tests.history.repair.histories import FORMATS, HistoryScript
+from tests.history.repair.format_histories import FORMATS, HistoryScript
 from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
 CHAT = [

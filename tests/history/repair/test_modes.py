@@ -9,7 +9,7 @@ from midstream.errors import UsageError
 from midstream.history.operations import Mode
 from midstream.history.operations import check_by_name as check
 from midstream.history.operations import repair_by_name as repair
-from tests.history.repair.histories import FORMATS, HistoryScript, broken, markers, prompt
+from tests.history.repair.format_histories import FORMATS, HistoryScript, broken, markers, prompt
 from tests.history.repair.reported import (
     PROMPT,
     TOOL_CALL,

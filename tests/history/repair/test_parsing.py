@@ -7,7 +7,7 @@ import pytest
 from midstream.errors import InvalidHistoryError
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.parsing import has_surrogates, mend_text
-from tests.history.repair.histories import FORMATS
+from tests.history.repair.format_histories import FORMATS
 from tests.history.repair.reported import response, text, thought, user
 from tests.spec import spec
 

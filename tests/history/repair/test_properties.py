@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from midstream.history.repair.placeholders import ANSWERS, SENTINEL
 from midstream.history.repair.report import Repaired
-from tests.history.repair.sayings import content_items, lost_content, out_of_order
+from tests.history.repair.content_items import content_items, lost_content, out_of_order
 from tests.history.repair.strategies import (
     EVERY_PAIR,
     PAIRS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import PROFILES
-from tests.history.repair.histories import FORMATS, broken, markers, prompt, valid
+from tests.history.repair.format_histories import FORMATS, broken, markers, prompt, valid
 from tests.history.repair.oracles import installed, pydantic_ai_wires
 from tests.history.repair.reported import CASES, ReportedCase, response, result, text, use, user
 from tests.history.repair.rules import refusals

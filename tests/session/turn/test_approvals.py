@@ -44,7 +44,7 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.deciding import decide
 from midstream.session.turn.pending import AnswerAgent, AwaitEnd, AwaitPerson, CallModel, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Idle, TurnState
-from tests.session.lives import SessionLife, lives
+from tests.session.session_lives import SessionLife, lives
 from tests.session.stories import AT, after, answers, asks, decided, fails, reads, say, told, wants, writes
 from tests.spec import spec
 

@@ -8,7 +8,7 @@ import pytest
 
 from midstream.store.jetstream import JetStreamStore
 from tests.nats_engine import NatsCluster
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import asyncio
 
 from midstream.environment import World
 from midstream.store.jetstream import JetStreamStore
-from tests.store.jetstream.places import JetStreamPlace
-from tests.store.jetstream.relay import NatsRelay
+from tests.store.jetstream.jetstream_places import JetStreamPlace
+from tests.store.jetstream.nats_relay import NatsRelay
 from tests.store.stores import append
 
 WORLD = World()

@@ -9,8 +9,8 @@ import pytest
 from midstream.environment import World
 from midstream.store.contract import ForwardedCommand
 from midstream.store.jetstream import JetStreamStore
-from tests.store.jetstream.places import JetStreamPlace
-from tests.store.jetstream.relay import NatsRelay
+from tests.store.jetstream.jetstream_places import JetStreamPlace
+from tests.store.jetstream.nats_relay import NatsRelay
 
 pytestmark = pytest.mark.slow
 

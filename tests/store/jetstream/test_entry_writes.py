@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from midstream.environment import World
 from midstream.store.jetstream import JetStreamStore
-from tests.store.jetstream.places import JetStreamPlace
-from tests.store.jetstream.relay import NatsRelay
+from tests.store.jetstream.jetstream_places import JetStreamPlace
+from tests.store.jetstream.nats_relay import NatsRelay
 
 WORLD = World()
 LARGE = [bytes([number]) * 400_000 for number in range(8)]

@@ -18,7 +18,7 @@ from midstream.store.jetstream import JetStreamStore
 from midstream.store.jetstream.jetstream_errors import SubjectMovedError
 from midstream.store.jetstream.jetstream_link import SubjectWrite
 from tests.nats_engine import running_cluster
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.stores import bodies
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "jetstream.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from midstream.store.guard.guarded_store import GuardedStore
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage
 from tests.store.contract_parts import ContractParts
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.keys import keys_in
 
 

@@ -12,8 +12,8 @@ from midstream.errors import JournalMovedError, LeaseLostError, StoreBusyError, 
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.jetstream import JetStreamStore
-from tests.store.jetstream.places import JetStreamPlace
-from tests.store.jetstream.relay import LEFT_TO_THE_COLLECTOR, NatsRelay
+from tests.store.jetstream.jetstream_places import JetStreamPlace
+from tests.store.jetstream.nats_relay import LEFT_TO_THE_COLLECTOR, NatsRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from midstream.session.records import Sync
 from midstream.store.contract import Batch, SessionListing
 from midstream.store.jetstream import JetStreamStore
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 
 
 async def test_deleted_sessions_take_no_slot_in_a_page(place: JetStreamPlace, store: JetStreamStore) -> None:

@@ -10,8 +10,8 @@ import pytest
 from midstream.environment import World
 from midstream.errors import LeaseHeldError, LeaseLostError, StoreBusyError
 from midstream.store.jetstream import JetStreamStore
-from tests.store.jetstream.places import JetStreamPlace
-from tests.store.jetstream.relay import LEFT_TO_THE_COLLECTOR, NatsRelay
+from tests.store.jetstream.jetstream_places import JetStreamPlace
+from tests.store.jetstream.nats_relay import LEFT_TO_THE_COLLECTOR, NatsRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()

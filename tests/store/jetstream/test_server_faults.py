@@ -17,7 +17,7 @@ from midstream.store.contract import Batch
 from midstream.store.jetstream import JetStreamStore
 from midstream.store.jetstream.jetstream_link import ANSWER_WITHIN_S
 from tests.nats_engine import NatsCluster, NatsServer, find_program, running_cluster
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.stores import append, bodies
 
 pytestmark = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.environment import World
 from midstream.store.jetstream import JetStreamStore
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.stores import append
 
 WORLD = World()

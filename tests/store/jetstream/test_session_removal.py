@@ -14,7 +14,7 @@ from midstream.store.jetstream.entry_writes import spend
 from midstream.store.jetstream.jetstream_link import SubjectWrite
 from midstream.store.jetstream.journal_messages import encode
 from midstream.store.jetstream.journal_writes import line_of
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.stores import append, bodies
 
 WORLD = World()

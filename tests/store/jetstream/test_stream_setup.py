@@ -14,7 +14,7 @@ from midstream.errors import (
 )
 from midstream.store.jetstream import JetStreamStore
 from tests.nats_engine import find_program, running_cluster
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.stores import append, bodies
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "jetstream.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from midstream.store.postgres import PostgresStore
 from tests.postgres_engine import Engine
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from midstream.environment import World
 from midstream.store.contract import ForwardedCommand
 from midstream.store.postgres import PostgresStore
 from midstream.testing.store_fakes import open_store
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 
 WORLD = World()
 COUNT = 50

@@ -13,7 +13,7 @@ from midstream.errors import LeaseHeldError
 from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from tests.postgres_engine import Engine
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 
 pytestmark = pytest.mark.slow
 

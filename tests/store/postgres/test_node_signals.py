@@ -21,7 +21,7 @@ from midstream.store.postgres.node_signals import (
 )
 from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.postgres.postgres_connections import Postgres, ServerLink
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 
 WORLD = World()
 

@@ -17,7 +17,7 @@ from midstream.store.postgres.command_inbox import PutCommand
 from midstream.store.postgres.node_signals import Kind, Listener, Signal
 from midstream.store.postgres.node_watcher import FIND_ORPHANS
 from midstream.testing.store_fakes import open_store
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 from tests.store.stores import append
 
 WORLD = World()

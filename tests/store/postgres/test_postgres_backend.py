@@ -11,7 +11,7 @@ from midstream.errors import StoreBusyError, StoreDamagedError, UsageError
 from midstream.store.guard.guarded_store import guard_store
 from midstream.store.postgres import PostgresStore
 from midstream.store.store_registry import file_of, open_store, prepare_store, read_store
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 from tests.store.stores import append
 
 

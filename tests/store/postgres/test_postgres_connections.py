@@ -8,8 +8,8 @@ from midstream.errors import StoreBusyError, UsageError
 from midstream.store.postgres import PostgresStore
 from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
-from tests.store.postgres.places import PostgresPlace
 from tests.store.postgres.pooler import TransactionPooler
+from tests.store.postgres.postgres_places import PostgresPlace
 from tests.store.postgres.relay import PostgresRelay
 
 

@@ -14,7 +14,7 @@ from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.postgres.postgres_connections import Postgres
 from midstream.store.postgres.postgres_migrations import require_present
 from midstream.store.store_registry import Prepared, prepare_store, read_store
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 
 
 async def _run(place: PostgresPlace, *statements: str) -> None:

@@ -15,7 +15,7 @@ from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage
 from tests.store.contract_parts import ContractParts
 from tests.store.keys import keys_in
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 
 PAGE = Path(__file__).parents[3] / "docs" / "design" / "ten_million_sessions.md"
 

@@ -6,7 +6,7 @@ import pytest
 
 from midstream.errors import EntryMovedError
 from midstream.store.postgres import PostgresStore
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 from tests.store.postgres.relay import PostgresRelay
 
 

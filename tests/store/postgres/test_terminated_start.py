@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from midstream.environment import World
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 
 WAITING = """
 select pid from pg_stat_activity where application_name like 'midstream %' and wait_event_type = 'Lock' limit 1

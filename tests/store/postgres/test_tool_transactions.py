@@ -13,7 +13,7 @@ from midstream.errors import JournalMovedError, LeaseLostError, TransactionError
 from midstream.session.records import Sync
 from midstream.store.contract import Attempt, Batch, Transaction
 from midstream.store.postgres import PostgresStore
-from tests.store.postgres.places import PostgresPlace
+from tests.store.postgres.postgres_places import PostgresPlace
 from tests.store.stores import append, bodies
 
 CREATE = "create table if not exists app_note (what text primary key)"

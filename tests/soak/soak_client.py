@@ -1,4 +1,4 @@
-"""A client process for the whole soak: `python -m tests.soak.client_process FOLDER PORT`.
+"""A client process for the whole soak: `python -m tests.soak.soak_client FOLDER PORT`.
 
 `turns COUNT` runs turns in new sessions, `AT_ONCE` at a time. The client itself resends the unfinished work
 of a killed server.

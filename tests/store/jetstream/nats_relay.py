@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.store.jetstream.places import JetStreamPlace
+from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.relay import Relay
 
 LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -24,7 +24,7 @@ from tests.postgres_engine import Engine, terminate
 from tests.scale.balancer import Balancer
 from tests.scale.clients_process import ENOUGH
 from tests.scale.fleet import Fleet, running_fleet
-from tests.scale.judge import ScaleVerdict, judge
+from tests.scale.scale_judge import ScaleVerdict, judge
 
 END_S = 240.0
 """Seconds for all turns to end after the last harm."""

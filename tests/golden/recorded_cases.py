@@ -1,4 +1,7 @@
-"""List the cases of kill matrices, chaos, simulation and conformance; `python -m tests.golden.cases` records them."""
+"""List the cases of kill matrices, chaos, simulation and conformance.
+
+`python -m tests.golden.recorded_cases` records them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway of a soak: `python -m tests.soak.gateway_process FOLDER PORT UPSTREAM_URL`."""
+"""The gateway of a soak: `python -m tests.soak.soak_gateway FOLDER PORT UPSTREAM_URL`."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ async def soak_server(
     """
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port())
-        server = SoakProcess(*PYTHON, "tests.soak.server_process", folder, port, leaked_bytes)
-        client = SoakProcess(*PYTHON, "tests.soak.client_process", folder, port)
+        server = SoakProcess(*PYTHON, "tests.soak.soak_server", folder, port, leaked_bytes)
+        client = SoakProcess(*PYTHON, "tests.soak.soak_client", folder, port)
         if node:
             client = SoakProcess(node, "--expose-gc", JAVASCRIPT, f"http://127.0.0.1:{port}")
         await stack.enter_async_context(server)
@@ -139,7 +139,7 @@ async def soak_gateway(
         port = stack.enter_context(held_port())
         upstream = await stack.enter_async_context(SoakProcess(*PYTHON, "bench.gateway_server"))
         url = msgspec.json.decode(upstream.first_line)["url"]
-        gateway = SoakProcess(*PYTHON, "tests.soak.gateway_process", folder, port, url)
+        gateway = SoakProcess(*PYTHON, "tests.soak.soak_gateway", folder, port, url)
         await stack.enter_async_context(gateway)
         client = openai.AsyncOpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="the-key-of-the-soak", max_retries=20

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.golden import journal_adapter
-from tests.golden.histories import text_of
-from tests.golden.journals import FULL, SOURCES, Json, journals_of, outcomes_of, summary_of
+from tests.golden.golden_histories import text_of
+from tests.golden.golden_journals import FULL, SOURCES, Json, journals_of, outcomes_of, summary_of
 
 SHOWN_MAX = 3
 """Limit of differing journals that are printed; the number of all of them is printed, too."""

@@ -1,4 +1,4 @@
-"""The server of a soak: `python -m tests.soak.server_process FOLDER PORT LEAKED_BYTES`.
+"""The server of a soak: `python -m tests.soak.soak_server FOLDER PORT LEAKED_BYTES`.
 
 With LEAKED_BYTES above 0 it is the mutant: for each turn it keeps as many bytes, a task, a timer and a
 descriptor, and makes a cycle of a hundred objects.

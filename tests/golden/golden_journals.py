@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.golden.histories import DATA, digest_of, text_of
+from tests.golden.golden_histories import DATA, digest_of, text_of
 
 Json = dict[str, Any]
 
