@@ -106,9 +106,7 @@ IS_ALL_SLOW = re.compile(r"^pytestmark = (?:\[[^\]]*?)?pytest\.mark\.(?:browser|
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the files that `make check` leaves out before it imports anything, unless such a file is
-    requested.
-    """
+    """Leave out the files that `make check` leaves out before it imports anything, unless such a file is requested."""
     if not IS_QUICK:
         return None
     where = collection_path.relative_to(HERE).as_posix()

@@ -29,7 +29,7 @@ _ONE: Final = threading.Lock()
 
 
 class Start(NamedTuple):
-    """How a program begins.
+    """Start parameters of a program.
 
     Args:
         files: Its standard input, output and error.
@@ -93,7 +93,7 @@ def _live(start: Start) -> None:
 
 
 def opened(wanted: int | IO[Any], *, is_input: bool = False) -> tuple[Connection, int | None]:
-    """Return what a program gets as one of its files, and where it is a pipe, the other end.
+    """Return a file of a program, and the other end of a pipe.
 
     Args:
         wanted: `PIPE`, `DEVNULL`, a file or its number.
@@ -108,12 +108,13 @@ def opened(wanted: int | IO[Any], *, is_input: bool = False) -> tuple[Connection
 
 
 class Forked:
-    """`python -m MODULE ARGUMENTS`, with what tests use of `subprocess.Popen`, as a process of the fork server.
+    """`python -m MODULE ARGUMENTS` in a process of the fork server, with the interface of `subprocess.Popen`.
 
-    Where a test is about the interpreter (its variables, its search path, what it imports), start a process instead.
+    Where a test is about the interpreter (its variables, its search path, its imports), start a process
+    instead.
 
     Args:
-        arguments: The command line behind `python -m`.
+        arguments: The command line after `python -m`.
         stdin: `PIPE`, `DEVNULL`, a file or its number; as `stdout` and `stderr`.
     """
 
@@ -184,7 +185,7 @@ class Forked:
         return code
 
     def communicate(self, said: Any = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: ANN401 - as subprocess has it
-        """Send `said`, read what the program prints, and wait for its end; nothing is left to read a second time."""
+        """Send `said`, read the output of the program, and wait for its end; a second read returns nothing."""
         with ThreadPoolExecutor(2) as readers:
             files = [None if each is None or each.closed else each for each in (self.stdout, self.stderr)]
             reads = [None if each is None else readers.submit(each.read) for each in files]

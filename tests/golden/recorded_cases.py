@@ -30,9 +30,7 @@ SEED, CONNECTIONS_PER_KILL = 5, 40
 
 @functools.cache
 def collected() -> dict[str, dict[str, int]]:
-    """Return the tests of each folder, with the full matrices, without the names of their files: name to
-    count.
-    """
+    """Return the tests of each folder, with the full matrices, without the names of their files: name to count."""
     environment = {**os.environ, "MIDSTREAM_FAULT_FULL": "1"}
     environment.pop("MIDSTREAM_QUICK", None)
     # Without plugins for parallel runs and without the options of the current run.

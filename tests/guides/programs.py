@@ -53,22 +53,22 @@ SERVED = {
 
 
 class GuideProgram(Struct, frozen=True):
-    """Blocks of one page in one file, as a reader would put them there, and what the reader does with them.
+    """Blocks of one page in one file, as a reader would combine them, and the reader's use of them.
 
     Args:
         page: File name of the page.
         blocks: Numbers of the blocks, in this order.
-        then: Appended: how a reader calls what the blocks define.
-        prints: What the program then prints, exactly; `ANYTHING` stands for whatever comes there.
+        then: Appended: a reader's call of the definitions in the blocks.
+        prints: The exact output of the program; `ANYTHING` matches any text.
         language: Of the blocks.
         before: Put in front, where a block of JavaScript stands for an application that the page leaves to its reader.
         needs: Modules of extras and of other projects.
-        environment: `main`, or one of those that frameworks and the SDK of A2A need for themselves.
+        environment: `main`, or a separate one of the frameworks and of the SDK of A2A.
         is_of_provider: Run it against the strict provider of this machine instead of OpenAI's and Anthropic's servers.
-        talks_to: The name in `SERVED` of the agent that is served, for a program that talks to a server. It is run
-            three times: with a line that holds, with one that is cut in mid-answer, and with a server that is
+        talks_to: The name in `SERVED` of the agent that is served, for a program that uses a server. It is run
+            three times: with an intact connection, with one that is cut in mid-answer, and with a server that is
             killed in mid-answer; with an agent of `POOLED` only the last.
-        session: The session that it talks in.
+        session: The session of the program.
     """
 
     page: str

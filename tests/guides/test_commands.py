@@ -1,6 +1,4 @@
-"""Blocks of the README and the guides that are no programs: commands, and configuration of client
-applications.
-"""
+"""Blocks of the README and the guides that are no programs: commands, and configuration of client applications."""
 
 from __future__ import annotations
 

@@ -204,9 +204,7 @@ def _verified(shell: Shell, checkpoint: str, compare: str) -> None:
 
 
 def _upstreams(shell: Shell, *gateways: str) -> None:
-    """Start each; one whose upstream is not on this machine reports what is missing when a client sends a
-    request.
-    """
+    """Start each; one whose upstream is not on this machine reports what is missing when a client sends a request."""
     for gateway in gateways:
         line = gateway.partition("  #")[0]
         shell.typed.add(gateway)

@@ -3,7 +3,7 @@
     python -m tests.hosts [--programs claude,codex] [--situations "two turns with a tool"] [--times 3] [--seed SEED]
                           [--write docs/reference/client-applications.md]
 
-The programs stand in the folder that `make agents` installs; a missing one is named and left out.
+The programs are in the folder that `make agents` installs; a missing one is named and left out.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ UPSTREAM = Program(
 
 
 async def play(program: HostProgram, name: str, folder: Path, chance: random.Random) -> HostRun:
-    """Play one situation in a new folder, and judge it. The folder is left only if the situation did not
-    hold.
-    """
+    """Play one situation in a new folder, and judge it. The folder is left only if the situation did not hold."""
     model = ModelServer(folder / "ledger", continues=True)
     await model.start()
     place = place_in(folder, model)

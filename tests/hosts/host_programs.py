@@ -35,13 +35,13 @@ class HostProgram(Struct, frozen=True):
     Args:
         path: The executable.
         arguments: Those that send a message; the second value is whether it continues the newest conversation.
-        env: Variables by which it finds the gateway at this URL.
+        env: Variables that point it to the gateway at this URL.
         prepare: Writes its settings for the gateway at this URL.
         has_sub_agents: Its model is offered a tool that starts a sub-agent.
-        compacts: Lets the conversation be compacted before the next message: returns what is to be sent for that, or ""
+        compacts: Lets the conversation be compacted before the next message: returns the text to send for that, or ""
             for nothing. None if no setting or command of it does that without a terminal.
         requests_titles: It requests a title for a conversation.
-        keeps_cut_words: It shows the words that it had before a cut, and then the whole of the repeated answer.
+        keeps_cut_words: It shows the text before a cut, and then the whole repeated answer.
     """
 
     name: str

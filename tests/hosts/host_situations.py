@@ -89,9 +89,7 @@ class HostRun(Struct):
         self.check(words == expected, f"the screen has {_shorten(words)}, not {_shorten(expected)}")
 
     def asked(self, directive_id: str, *before: str, times: int = 1) -> None:
-        """Check the number of requests to the model for a message, and that it had each message of the user
-        once.
-        """
+        """Check the number of requests to the model for a message, and that it had each message of the user once."""
         requests = self.model.main(directive_id)
         self.check(len(requests) == times, f"Q{directive_id} was sent to the model {len(requests)} times")
         for request in requests:

@@ -20,7 +20,7 @@ class LineCut(Struct):
 
     Args:
         after: Bytes of an answer that pass.
-        way: `reset`: as a router that died; `fin`: in order, as a proxy that was restarted.
+        way: `reset`: as by a dead router; `fin`: cleanly, as by a restarted proxy.
         wanted: The connection whose request holds these bytes; others pass whole.
         is_done: It has happened.
     """

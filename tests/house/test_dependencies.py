@@ -68,9 +68,7 @@ def test_frameworks_have_the_same_versions_in_both_environments_of_their_tests()
 
 @pytest.mark.slow
 def test_the_pins_of_this_environment_are_complete_but_for_listed_exceptions() -> None:
-    """They are installed without resolving, so that pip does not refuse an incomplete file (see the
-    Makefile).
-    """
+    """They are installed without resolving, so that pip does not refuse an incomplete file (see the Makefile)."""
     command = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=120)
     broken = [line for line in done.stdout.splitlines() if line != "No broken requirements found."]

@@ -14,9 +14,7 @@ SEARCHED = {
     SPEC / "turn.md": "tests/session/test_edges.py",
     SPEC / "stream.md": "tests/protocol/test_halves.py",
 }
-"""Pages whose blocks need a search of seconds, and the tests that check them beside others of the same
-search.
-"""
+"""Pages whose blocks need a search of seconds, and the tests that check them beside others of the same search."""
 
 
 def _name(page: Path) -> str:

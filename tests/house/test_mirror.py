@@ -37,9 +37,7 @@ def test_every_exception_is_still_needed() -> None:
 
 
 def _test_file(path: Path) -> Path:
-    """Return the expected test file. `cli/__init__.py` is the module `cli`: its tests are
-    `tests/cli/test_cli.py`.
-    """
+    """Return the expected test file. `cli/__init__.py` is the module `cli`: its tests are `tests/cli/test_cli.py`."""
     module = path.parent.name if path.stem == "__init__" else path.stem.strip("_")
     return ROOT / "tests" / path.parent.relative_to(PACKAGE) / f"test_{module}.py"
 

@@ -161,9 +161,7 @@ def test_no_test_sleeps() -> None:
 
 
 def test_no_test_draws_unrepeatable_random_values() -> None:
-    """A test that fails once in a hundred runs is a broken one; `make search` is the place for random
-    searches.
-    """
+    """A test that fails once in a hundred runs is a broken one; `make search` is the place for random searches."""
     found = [
         f"{name_of(path)}:{line} {name}"
         for path in python_files("tests")

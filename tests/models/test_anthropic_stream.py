@@ -233,9 +233,7 @@ def test_cached_tokens_count_as_input() -> None:
 
 
 def test_deviations_of_other_servers_are_accepted() -> None:
-    """Arguments whole at the beginning, no usage, no reason, nothing after the reason, unknown events and
-    blocks.
-    """
+    """Arguments whole at the beginning, no usage, no reason, nothing after the reason, unknown events and blocks."""
     whole = [block_start(0, "tool_use", id="a", name="read", input={"path": "x"}), block_stop(0)]
     assert decoded(*whole, {"type": "message_stop"}, *text(1, "late")) == [
         ToolCallRequested("a", "read", '{"path":"x"}'),

@@ -186,9 +186,7 @@ def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
 
 @spec("REUSE-61")
 def test_the_second_anchor_is_at_the_end_of_the_previous_request() -> None:
-    """One response may add any number of blocks: a look back of 20 would not reach over 25 calls and their
-    results.
-    """
+    """One response may add any number of blocks: a look back of 20 would not reach over 25 calls and their results."""
     calls = LOOK_BACK_BLOCKS + 5
     first, second = user_entries("read it all"), [*user_entries("read it all"), call_step(calls)]
     third = [*second, Step(Response((Text("Done."),))), *user_entries("again")]

@@ -1,6 +1,4 @@
-"""pydantic-ai's models as models of ours: its test doubles, and its real OpenAI model against a scripted
-server.
-"""
+"""pydantic-ai's models as models of ours: its test doubles, and its real OpenAI model against a scripted server."""
 
 from __future__ import annotations
 

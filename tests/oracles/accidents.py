@@ -182,7 +182,7 @@ def _results_message(form: str, results: list[Any]) -> Json:
 
 
 def repeat_call(form: str, messages: list[Any], chance: Random) -> None:
-    """A snapshot of a stream was appended behind the one before."""
+    """A snapshot of a stream was appended after the one before."""
     if spot := _pick(calls_in(form, messages), chance):
         holder, thing = spot
         holder.insert(chance.randint(0, len(holder)), copy.deepcopy(thing))

@@ -70,9 +70,7 @@ def _call(call: Json) -> Json:
 
 
 def validate(histories: list[list[Json]]) -> list[list[str]]:
-    """Return the SDK's objections, and the text that does not reach its model, for each list of chat
-    messages.
-    """
+    """Return the SDK's objections, and the text that does not reach its model, for each list of chat messages."""
     sent = [as_model_messages(chat) for chat in histories]
     answers = _run_sdk(sent)
     return [

@@ -87,9 +87,7 @@ def raising() -> set[str]:
 
 
 def can_say(name: str, chat: list[Json]) -> bool:
-    """Return whether a template can render the kinds of content in a list at all; no repair could change
-    that.
-    """
+    """Return whether a template can render the kinds of content in a list at all; no repair could change that."""
     if name == "google-gemma-2-2b-it":
         return all(
             message["role"] in ("user", "assistant") and not message.get("tool_calls") for message in chat

@@ -69,9 +69,7 @@ def test_each_template_raises_for_some_unrepaired_history(name: str) -> None:
 
 @functools.cache
 def unrepaired() -> list[list[dict[str, Any]]]:
-    """Yield the same accidents, and cases that no strict template accepts, as sent by a server without
-    repair.
-    """
+    """Yield the same accidents, and cases that no strict template accepts, as sent by a server without repair."""
     first = {"role": "user", "content": "k1z"}
     shown = [[first, {"role": role, "content": "k2z"}] for role in ("human", "user", "system")]
     shown.append([{"role": "system", "content": "k0z"}, first])

@@ -1,6 +1,4 @@
-"""The independent validator: every rule of one format and profile, over a list with the next prompt at its
-end.
-"""
+"""The independent validator: every rule of one format and profile, over a list with the next prompt at its end."""
 
 from __future__ import annotations
 
@@ -89,9 +87,7 @@ def _refusals(form: str, messages: list[Any], profile: str) -> list[str]:
 
 
 def doubts(form: str, messages: list[Any]) -> list[str]:
-    """Return the faults that some servers of a format refuse and others accept: a repair may leave or change
-    them.
-    """
+    """Return the faults that some servers of a format refuse and others accept: a repair may leave or change them."""
     found: list[str] = []
     leading: Value = next((m for m in messages if _role_of(form, m) not in ("system", "developer")), {})
     if _role_of(form, leading) == "assistant":

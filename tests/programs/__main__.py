@@ -6,7 +6,7 @@ The cells are merged into the table of FILE.
 
     python -m tests.programs --kills 50 [--seed SEED] [--programs claude,codex] [--json FILE]
 
-The programs stand in a folder that `make agents` installs (`AGENT_PROGRAMS`); each missing one is named and left out.
+The programs are in a folder that `make agents` installs (`AGENT_PROGRAMS`); each missing one is named and left out.
 """
 
 from __future__ import annotations

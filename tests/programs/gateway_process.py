@@ -1,6 +1,4 @@
-"""`midstream gateway` as a process that is started, called, killed and started again; `midstream serve` for
-people.
-"""
+"""`midstream gateway` as a process that is started, called, killed and started again; `midstream serve` for people."""
 
 from __future__ import annotations
 
@@ -34,11 +32,11 @@ STOP_S = 60.0
 
 
 class ReadAnswer(Struct):
-    """What a client read of one answer.
+    """The part of one answer that a client has read.
 
     Args:
         error: The typed error, or "".
-        is_ended: The stream ended as its API says: `[DONE]`, or an error event, or a status that is no 2xx.
+        is_ended: The stream ended as its API requires: `[DONE]`, or an error event, or a status that is no 2xx.
     """
 
     status: int = 0
@@ -146,9 +144,7 @@ class GatewayProcess:
 
 
 class PeopleServer(GatewayProcess):
-    """`midstream serve` with an agent that sends its permission requests to people, in the place of the
-    gateway.
-    """
+    """`midstream serve` with an agent that sends its permission requests to people, in the place of the gateway."""
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""

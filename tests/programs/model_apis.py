@@ -45,7 +45,7 @@ class ToolUse(Struct, frozen=True):
 
     Args:
         command: The command, or the task.
-        is_escalated: The model requests that it runs outside a sandbox, where the program has a word for that.
+        is_escalated: The model requests that it runs outside a sandbox, where the program has a parameter for that.
         is_sub_agent: It starts a sub-agent.
         tool: The end of the name of another tool; the command is the JSON of its arguments then.
     """

@@ -1,6 +1,6 @@
-"""A model provider on loopback for real agent programs: four APIs, scripted by the newest words of the user.
+"""A model provider on loopback for real agent programs: four APIs, scripted by the newest message of the user.
 
-A user message contains a directive such as `Q7 {say 4}`: an id that occurs once in a run, and what to do:
+A user message contains a directive such as `Q7 {say 4}`: an id that occurs once in a run, and an instruction:
 
     say N               N words, `R7.0 R7.1 …`
     ask                 like `tool`, as a command that needs a permission
@@ -11,7 +11,7 @@ A user message contains a directive such as `Q7 {say 4}`: an id that occurs once
     cut [N] [TIMES]     N words, then the connection is closed; only for the first TIMES requests
     status CODE [TIMES] an error of this status; only for the first TIMES requests, then two words
 
-A model that finds the command of the ledger behind its directive does not run it again, as a sensible one would not.
+A model that finds the command of the ledger after its directive does not run it again, as a sensible one would not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ModelRequest(Struct, frozen=True):
     Args:
         ids: The ids in the texts of users and of transcripts, in order, each as often as it occurs.
         is_main: A request of the conversation itself; others (titles, routing) have no tools.
-        is_replay: One text of it has a message of the user and an answer: a transcript in words.
+        is_replay: One text of it has a message of the user and an answer: a transcript as text.
         tools: The names of its tools.
         images: How many images it has.
         has_server: It offers the tool of the forwarded MCP server, by itself, in a namespace, or to be searched for.
@@ -73,12 +73,12 @@ class ModelRequest(Struct, frozen=True):
 
 
 class ModelServer:
-    """Serves the APIs of OpenAI, Anthropic and Google; `requests` has what came.
+    """A server of the APIs of OpenAI, Anthropic and Google; `requests` has the received requests.
 
     Args:
         ledger: The file in which tools note their effects.
-        continues: An answer to `say` goes on behind those of its words that stand in the transcript already, as a
-            model's does that is requested to finish an answer.
+        continues: An answer to `say` continues after the words that are in the transcript already, as a
+            model's does when it is requested to finish an answer.
     """
 
     def __init__(self, ledger: Path, *, continues: bool = False) -> None:
@@ -214,9 +214,7 @@ class ModelServer:
 
 
 def _newest(found: list[Directive]) -> Directive | None:
-    """Return the newest message of the user; the task of a sub-agent is none in the conversation that started
-    it.
-    """
+    """Return the newest message of the user; the task of a sub-agent is none in the conversation that started it."""
     if len(found) > 1 and found[-2].kind == "agent" and found[-1].id == f"{found[-2].id}s":
         return found[-2]
     return found[-1] if found else None

@@ -34,8 +34,8 @@ class SituationVerdict(Struct):
     """The result of one situation with one program.
 
     Args:
-        faults: What must not be; empty if it held.
-        facts: What was seen, for the table.
+        faults: Violations; empty if it held.
+        facts: Observations, for the table.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -81,9 +81,7 @@ class Run(Struct):
         )
 
     def resumed(self, directive_id: str, *before: str) -> None:
-        """Check that the agent received each message of the user once, and record whether a transcript was
-        sent.
-        """
+        """Check that the agent received each message of the user once, and record whether a transcript was sent."""
         requests = self.model.main(directive_id)
         self.check(bool(requests), f"Q{directive_id} never reached the model")
         if requests:

@@ -1,6 +1,4 @@
-"""Explore the larger worlds: python -m tests.protocol [PART OF A NAME…]; exits with 1 where a promise is
-broken.
-"""
+"""Explore the larger worlds: python -m tests.protocol [PART OF A NAME…]; exits with 1 where a promise is broken."""
 
 from __future__ import annotations
 

@@ -140,9 +140,7 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
 
 @cache
 def client_edges() -> frozenset[HalfEdge]:
-    """Return the edges of the client's half: of a stream with a message, of one that only cancels, and of a
-    reader.
-    """
+    """Return the edges of the client's half: of a stream with a message, of one that only cancels, and of a reader."""
     message, stop = ClientStream("a", SECRET, now=0.0), ClientStream("a", SECRET, now=0.0)
     message.submit(SendPayload((Text("hi"),)))
     stop.submit(CancelPayload())
@@ -226,9 +224,7 @@ def diagram(edges: frozenset[HalfEdge], first: str) -> str:
 
 
 def reaction_to(kind: type[MidstreamError]) -> str:
-    """Return the reaction of a client to an error of this kind that ends its connection, or refuses its
-    command.
-    """
+    """Return the reaction of a client to an error of this kind that ends its connection, or refuses its command."""
     stream = ClientStream("a", SECRET, now=0.0)
     stream.submit(CancelPayload(1))
     _waits(stream)

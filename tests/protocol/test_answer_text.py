@@ -1,6 +1,4 @@
-"""The text of an answer: each word once, over any number of attempts; a reader that follows the rule has that
-text.
-"""
+"""The text of an answer: each word once, over any number of attempts; a reader that follows the rule has that text."""
 
 from __future__ import annotations
 

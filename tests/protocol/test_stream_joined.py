@@ -303,9 +303,7 @@ def _finish(link: Link, application: Application) -> None:
 
 
 def _check_commands(link: Link, application: Application) -> None:
-    """Assert that the accepted commands are a prefix of the numbered ones, and the acked ones a prefix of
-    those.
-    """
+    """Assert that the accepted commands are a prefix of the numbered ones, and the acked ones a prefix of those."""
     accepted = [
         (record.seqno, record.digest)
         for record in _records(link.host)

@@ -15,9 +15,7 @@ T = TypeVar("T")
 
 
 def copied(half: T) -> T:
-    """Copy a half of the protocol: its attributes are values, flat containers of values, or parts of that
-    kind.
-    """
+    """Copy a half of the protocol: its attributes are values, flat containers of values, or parts of that kind."""
     other = object.__new__(type(half))
     attributes = vars(other)
     for name, value in vars(half).items():
@@ -57,9 +55,7 @@ UNSEEN = frozenset(
 
 
 def distinguishing_parts(half: object, unseen: Collection[str] = UNSEEN) -> Hashable:
-    """Return the parts that distinguish a half from others of its kind, without the attributes of these
-    names.
-    """
+    """Return the parts that distinguish a half from others of its kind, without the attributes of these names."""
     return tuple(
         [
             value if type(value) in _PLAIN else _flat(value, unseen)

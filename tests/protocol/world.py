@@ -1,16 +1,15 @@
 """A small world in which both halves of the stream protocol live: clients, a server with its journal, a bad network.
 
 Nothing here is a stand-in for our own code but the shells: the halves are the real ones, the journal is folded and
-decided by `session/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing happens
-in the copy, and `fingerprint` tells two worlds apart in which different things can happen from now on.
+decided by `session/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing
+happens in the copy, and `fingerprint` distinguishes two worlds with different possible futures.
 
-The network delivers what goes through one connection in order, until that breaks; but commands may overtake one
-another,
-and come twice, as POSTs do that are requests of their own. A client may lose a connection at any time, and the server
-learns of it later or never: what the older connection carried up is still taken while a newer one speaks, also when it
-arrives after it. A server's process dies with all its connections; a client's process dies and the next one knows
-what was written down. Where several servers' processes serve the journal, one owns it, the others read it later than
-it grows, and what is said to them is a letter until the owner decides it.
+The network delivers the frames of one connection in order, until that breaks; but commands may overtake one another,
+and come twice, as separate POST requests do. A client may lose a connection at any time, and the server notices it
+later or never: commands of the older connection are still received while a newer one is open, also when they arrive
+after its own. A server's process dies with all its connections; a client's process dies and the next one has only the
+stored data. Where several servers' processes serve the journal, one owns it, the others read it with a delay, and
+their commands are forwarded until the owner decides them.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ Action = tuple[str | int, ...]
 
 
 class WorldScenario(Struct, frozen=True):
-    """What may happen, how often.
+    """Possible events, with their numbers.
 
     Args:
         clients: Processes that resume the same stream; all but the first from a copy of its checkpoint.
         servers: Processes that serve the journal; the first one owns it.
-        has_tool: Whether the model asks for a tool of the client before it answers.
+        has_tool: Whether the model calls a tool of the client before it answers.
         words: Pieces of the model's answers.
         aborts, losses, client_deaths, takeovers, power_cuts, repeats, overtakes, beats: How often.
     """
@@ -97,9 +96,7 @@ class WorldConnection:
 
     @property
     def are_commands_waiting(self) -> bool:
-        """Return whether the next two frames to the server are commands, which as POSTs may come in another
-        order.
-        """
+        """Return whether the next two frames to the server are commands, which as POSTs may come in another order."""
         waiting = self.up[:2]
         return len(waiting) > 1 and all(isinstance(decode_client(body), CommandFrame) for body in waiting)
 

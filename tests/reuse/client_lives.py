@@ -452,9 +452,7 @@ class ClientLife:
         self.is_excused = True
 
     async def _stop(self) -> None:
-        """Stop the answer; the user's message stays in the history or not, with or without the partial
-        answer.
-        """
+        """Stop the answer; the user's message stays in the history or not, with or without the partial answer."""
         self.turns.append(ClientTurn([self._token()]))
         asked = await self.ask(self._pick(), self._history(), stops_after=self.chance.randint(0, 3))
         self._part_ways(asked)
@@ -558,9 +556,7 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 
 def expected_of(history: History) -> tuple[str, ...]:
-    """Return the messages and results that an agent must have received to answer a history: each once, in
-    order.
-    """
+    """Return the messages and results that an agent must have received to answer a history: each once, in order."""
     tokens: list[str] = []
     for entry in history.entries:
         if isinstance(entry, UserMessage):

@@ -53,9 +53,7 @@ _remedy = agent_failures.remedy
 
 
 def _repeat_always(error: ModelError, situation: agent_failures.FailureSituation) -> agent_failures.Remedy:
-    """Repeat the message to an agent that may have received it: one that became silent, or failed without a
-    reason.
-    """
+    """Repeat the message to an agent that may have received it: one that became silent, or failed without a reason."""
     is_doubtful = agent_failures.cause_of(error) in {
         agent_failures.FailureCause.STALLED,
         agent_failures.FailureCause.UNKNOWN,

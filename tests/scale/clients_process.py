@@ -52,7 +52,7 @@ class ReaderNotes:
 
 
 class ScaleClient:
-    """One client, and the session at a time in which it speaks.
+    """One client, and its current session.
 
     Args:
         reader: The client that follows its sessions.

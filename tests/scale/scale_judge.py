@@ -1,6 +1,4 @@
-"""Judge a scale run from the outside: by the journals, the events of all clients, and the ledger of the
-tools.
-"""
+"""Judge a scale run from the outside: by the journals, the events of all clients, and the ledger of the tools."""
 
 from __future__ import annotations
 
@@ -48,18 +46,18 @@ class ScaleVerdict(Struct):
         events: Records of all journals.
         shown: Events that the clients were shown, speakers and readers.
         lost: Events that a client should have been shown and was not.
-        doubled: Events shown twice in a row, and messages or commands that stand in a journal twice.
+        doubled: Events shown twice in a row, and messages or commands that are in a journal twice.
         executions: Runs of tools, none of which may run twice.
         repeated: Runs of a call that had run before.
-        interrupted: Turns that were given up, since so many servers died on them one after the other.
+        interrupted: Turns that were abandoned, since too many servers died on them one after the other.
         unknown: Calls whose outcome is unknown, since the server that ran them was killed; without stopped turns.
         withdrawn: Events that were shown, and taken back by a typed answer: tokens and outcomes of the last moment
             before a crash of the database. None of them had to be on the disk before it was shown.
         snapshots: Readers that were given a snapshot in the place of events.
-        epochs: Times that a session went to another server, or began anew.
-        handovers: Those of them that a server which ends arranged.
-        attempts_cut: Model responses that were begun again after some of their words.
-        problems: Everything that is wrong, these too, in words.
+        epochs: Times that a session moved to another server, or restarted.
+        handovers: Those of them arranged by an ending server.
+        attempts_cut: Model responses that were requested again after some of their text.
+        problems: All violations, these too, as text.
     """
 
     sessions: int = 0
@@ -83,11 +81,11 @@ class ScaleVerdict(Struct):
 
 
 class _Shown(Struct):
-    """Events of one reader of a session, without those that were taken back.
+    """Events of one reader of a session, without those that were withdrawn.
 
     Args:
-        events: What stands, in order.
-        withdrawn: What was taken back.
+        events: The remaining ones, in order.
+        withdrawn: The withdrawn ones.
     """
 
     events: list[ShownEvent] = field(default_factory=list)

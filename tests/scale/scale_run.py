@@ -51,11 +51,11 @@ COUNTED = frozenset({"kill", "terminate", "restart", "crash"})
 
 
 class ScaleReport(Struct):
-    """What a run was, and its result.
+    """The figures of a run, and its result.
 
     Args:
         kills: Ended servers, backends and databases: harms of the kinds `kill`, `terminate`, `restart`, `crash`.
-        harms: What was done, by kind.
+        harms: Their number, by kind.
         backends: Connections of the database that were terminated.
         connections_cut: Connections of clients that the balancer cut.
         requests: Requests that each server took, in the order of the servers.
@@ -79,10 +79,10 @@ class ScaleReport(Struct):
 
 
 class ScaleScene:
-    """All that runs: what harms choose from.
+    """All running parts: the targets of harms.
 
     Args:
-        tell: Shows a line of progress.
+        tell: Prints a line of progress.
     """
 
     def __init__(

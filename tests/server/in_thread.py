@@ -12,9 +12,7 @@ WAIT_S = 60.0
 
 @contextlib.contextmanager
 def in_a_thread(serving: Callable[[], contextlib.AbstractAsyncContextManager[str]]) -> Iterator[str]:
-    """Serve until the end of the block, in a thread of its own; the address is the value that `serving`
-    yields.
-    """
+    """Serve until the end of the block, in a thread of its own; the address is the value that `serving` yields."""
     address: list[str] = []
     is_up, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 

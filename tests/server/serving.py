@@ -142,9 +142,7 @@ class Socket:
         return frame
 
     async def hear_until(self, kind: str) -> list[Json]:
-        """Receive frames up to and with the first one that is a `kind`, or that carries a record of this
-        kind.
-        """
+        """Receive frames up to and with the first one that is a `kind`, or that carries a record of this kind."""
         heard: list[Json] = []
         while True:
             frame = await self.hear()

@@ -1,6 +1,4 @@
-"""An editor's operations on sessions: begin, load, resume, list, close and delete them, and bring MCP
-servers.
-"""
+"""An editor's operations on sessions: begin, load, resume, list, close and delete them, and bring MCP servers."""
 
 from __future__ import annotations
 

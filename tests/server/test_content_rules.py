@@ -166,7 +166,7 @@ async def test_rule_12_no_content_and_no_credential_is_in_a_log_an_error_or_a_re
 
 
 def _of_server(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """Return the lines of the server: those of the test's own clients contain what they send."""
+    """Return the lines of the server: those of the test's own clients contain their sent frames."""
     clients = ("httpcore", "httpx", "websockets.client", "asyncio", "hpack")
     return [record for record in caplog.records if not record.name.startswith(clients)]
 

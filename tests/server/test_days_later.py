@@ -1,6 +1,4 @@
-"""A question outlives the server that asked it: after a kill and some days, the answer of another client
-counts.
-"""
+"""A question outlives the server that asked it: after a kill and some days, the answer of another client counts."""
 
 from __future__ import annotations
 

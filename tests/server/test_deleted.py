@@ -1,6 +1,4 @@
-"""A deleted session: its readers receive the deletion wherever they are connected, and none of its data is
-left.
-"""
+"""A deleted session: its readers receive the deletion wherever they are connected, and none of its data is left."""
 
 from __future__ import annotations
 

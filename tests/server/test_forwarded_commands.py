@@ -1,6 +1,4 @@
-"""Commands that arrive at a server for sessions on another node: that node checks them, this one reads
-nothing.
-"""
+"""Commands that arrive at a server for sessions on another node: that node checks them, this one reads nothing."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ class CountedStore(StoreInFront):
 
 
 class ServerPair(Struct):
-    """Two servers on one store that have found each other: `node` runs the sessions, commands arrive at
-    `other`.
-    """
+    """Two servers on one store that have found each other: `node` runs the sessions, commands arrive at `other`."""
 
     node: App
     other: App

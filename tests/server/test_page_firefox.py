@@ -175,9 +175,7 @@ async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Firef
 
 
 async def _break(random: Random, server: Lives, tab: FirefoxTab) -> int:
-    """Kill the server, reload the page, or cut its connection, after a random moment; return the number of
-    kills.
-    """
+    """Kill the server, reload the page, or cut its connection, after a random moment; return the number of kills."""
     await tab.evaluate(f"new Promise((resolve) => setTimeout(resolve, {1500 * random.random()}))")
     match random.choice(("kill", "kill", "reload", "cut")):
         case "kill":

@@ -1,6 +1,4 @@
-"""The page of a server with a local user: logged in by a link, once, without a credential left in the
-address.
-"""
+"""The page of a server with a local user: logged in by a link, once, without a credential left in the address."""
 
 from __future__ import annotations
 

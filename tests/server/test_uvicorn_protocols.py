@@ -1,6 +1,4 @@
-"""Bytes that are no HTTP request or no handshake are refused with a problem; other connections are
-unaffected.
-"""
+"""Bytes that are no HTTP request or no handshake are refused with a problem; other connections are unaffected."""
 
 from __future__ import annotations
 

@@ -84,13 +84,13 @@ REUSE = ReuseDecision("new", "no record", "fresh")
 
 
 class MachineEdge(NamedTuple):
-    """One way in which a state takes a command.
+    """One transition of a state by a command.
 
     Args:
-        state: What the turn was in.
-        command: What happened.
+        state: The state of the turn.
+        command: The command.
         records: The kinds of records that were appended, each once in a row; a refusal's code in brackets.
-        after: What the turn is in then.
+        after: The state of the turn after it.
     """
 
     state: str

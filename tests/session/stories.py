@@ -61,7 +61,7 @@ def kept(token: str = "resp_1", *, turn: int = 1, response: int = 1, attempt: in
 
 
 def breaks(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
-    """The connection to the model broke; its provider may go on."""
+    """The connection to the model broke; its provider may continue."""
     return ModelFailed(
         AttemptRef(turn, response, attempt), "model_cut", "it broke", is_retriable=True, is_cut=True
     )

@@ -139,9 +139,7 @@ class PassingSpeaker(SimulatedClient):
 
 
 class Person:
-    """A person who answers questions of all sessions, late, sometimes not, sometimes one that is already
-    closed.
-    """
+    """A person who answers questions of all sessions, late, sometimes not, sometimes one that is already closed."""
 
     def __init__(self, lab: Lab, name: str) -> None:
         self._lab = lab

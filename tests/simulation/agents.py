@@ -1,6 +1,4 @@
-"""Work of the simulated sessions: a model with random output, tools of every policy, and a ledger of their
-effects.
-"""
+"""Work of the simulated sessions: a model with random output, tools of every policy, and a ledger of their effects."""
 
 from __future__ import annotations
 
@@ -61,12 +59,12 @@ ARGUMENTS = '{"word": "x"}'
 
 
 class OutsideWorld(Struct):
-    """The world outside of midstream, which outlives every process: what tools really did.
+    """The world outside of midstream, which outlives every process: the real effects of tools.
 
     Args:
-        chance: How long tools take, and whether they mind being stopped.
-        note: Told of everything that happens here.
-        model_failing: Share of model calls that go wrong.
+        chance: Durations of tools, and whether they obey a cancellation.
+        note: Called for every event here.
+        model_failing: Share of model calls that fail.
         tool_s: Mean seconds of a tool.
     """
 
@@ -178,9 +176,7 @@ def client_tools() -> tuple[ClientTool, ...]:
 
 
 class _Asking:
-    """A model whose agent now and then requests a permission in the middle of its answer, as coding agents
-    do.
-    """
+    """A model whose agent now and then requests a permission in the middle of its answer, as coding agents do."""
 
     name = "asking"
 

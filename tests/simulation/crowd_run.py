@@ -45,7 +45,7 @@ FAULTS = ("crash", "rack", "freeze", "cut", "terminate", "store", "herd")
 
 
 class FleetPlan(Struct, frozen=True):
-    """How large the fleet is, and how long things go wrong.
+    """Size of the fleet, and duration of the faults.
 
     Args:
         readers: Clients that are connected and wait for nothing.

@@ -89,7 +89,7 @@ class SimulatedServer:
             self.is_ready = True
 
     async def leave(self, *, grace_s: float) -> None:
-        """Stop the host as a SIGTERM does; what is left of the process then dies."""
+        """Stop the host as a SIGTERM does; the rest of the process then dies."""
         self.is_leaving = True
         try:
             await self._lab.call(self, self.host.stop(grace_s=grace_s), patience_s=WITHOUT_LIMIT_S)
@@ -179,11 +179,11 @@ class Lab:
     async def call(
         self, server: SimulatedServer, work: Coroutine[Any, Any, T], *, patience_s: float = PATIENCE_S
     ) -> T:
-        """Let a server do something, and wait for its answer.
+        """Run an operation at a server, and wait for its answer.
 
         Raises:
             CutOffError: The process died, the connection was cut, or patience ended.
-            MidstreamError: What the server answered.
+            MidstreamError: The error that the server answered.
         """
         connection: asyncio.Future[T] = self.loop.create_future()
         if server.process.is_dead:

@@ -35,7 +35,7 @@ class Stuck(Exception):  # noqa: N818 - what became of the run
 
 
 class SimulatedProcess:
-    """What dies as one. Everything started in its `context` belongs to it.
+    """A group of tasks that dies as one: everything started in its `context` belongs to it.
 
     Args:
         name: For the trace.
@@ -91,10 +91,10 @@ class SimulatedTask(asyncio.Task[T]):
 
 
 class SimulatedLoop:
-    """Run coroutines in an order drawn from `chance`: as much of an event loop as the runtime asks for.
+    """Run coroutines in an order drawn from `chance`: as much of an event loop as the runtime uses.
 
     Args:
-        chance: Where the order comes from; None for asyncio's own, first come, first served.
+        chance: Source of the order; None for asyncio's own, first come, first served.
         steps_max: Steps before the run counts as endless.
     """
 

@@ -41,13 +41,11 @@ from tests.simulation.lab import Lab, SimulatedServer
 from tests.simulation.loop import SimulatedLoop, Stuck, current_process, pass_time
 
 REST_S = 6 * 60 * 60.0
-"""Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a
-call.
-"""
+"""Seconds after the last fault within which everything must have come to rest: a client may take 2 h for a call."""
 PROBE_FAILED = "the probe of a tool failed"
 """Logged with a traceback, and no fault of the program."""
 LONG_OUTAGE_S = 15 * 60.0
-"""Seconds without a store after which every runner has given up (`APPEND_ATTEMPTS_MAX`)."""
+"""Seconds without a store after which every runner has failed (`APPEND_ATTEMPTS_MAX`)."""
 CANCELLED_WITHIN_S = CANCEL_GRACE_S + 2 * CHILD_GRACE_S + 10.0
 """Seconds for a cancel to come to rest without faults: the grace of sub-agents in two layers, differing
 clocks, a slow store, a last restart.

@@ -19,13 +19,13 @@ BUSY_SHARE = 0.3
 
 
 class Weather(Struct):
-    """How bad it is, for all stores of a run at once.
+    """Delays and failures, for all stores of a run at once.
 
     Args:
-        latency_s: Mean seconds before an operation takes effect, and again before its caller hears of it.
+        latency_s: Mean seconds before an operation takes effect, and again before its caller receives the result.
         failing: Share of writes that fail without effect.
         is_down: Every write fails.
-        is_full: What a failing write says: the disk is full, or else that it is busy.
+        is_full: A failing write reports a full disk, otherwise a busy store.
     """
 
     latency_s: float = 0.0
@@ -35,15 +35,15 @@ class Weather(Struct):
 
 
 class WeatheredStore(StoreInFront):
-    """A memory store in bad weather. What fails has written nothing, as the contract says.
+    """A memory store with delays and failures. A failed operation has written nothing, as the contract requires.
 
-    A cancelled or killed caller may stand on either side of the effect: `latency_s` passes before it and after it.
+    A cancelled or killed caller may be on either side of the effect: `latency_s` passes before it and after it.
 
     Args:
         store: The store behind it.
         weather: Shared by all stores of the run.
-        chance: Where delays and failures come from.
-        note: Told of every operation and what came of it.
+        chance: Source of delays and failures.
+        note: Called for every operation with its result.
     """
 
     def __init__(

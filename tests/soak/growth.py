@@ -15,9 +15,7 @@ class Bounds(Struct, frozen=True):
     """Growth allowed for each turn. The median of the slopes between all windows counts: one peak changes nothing."""
 
     anonymous_bytes: float = 12 * 1024
-    """Half of a leak that was found once. SQLite's page caches, 2 MB a connection, fill up during a short
-    soak.
-    """
+    """Half of a leak that was found once. SQLite's page caches, 2 MB a connection, fill up during a short soak."""
     uncollected_bytes: float = 12 * 1024
     descriptors: float = 0.1
     tasks: float = 0.1
@@ -26,9 +24,7 @@ class Bounds(Struct, frozen=True):
     objects: float = 10.0
     """A retained turn has about 60."""
     cyclic: float = 50.0
-    """Cycles wait for a full collection, which a server makes rarely. asyncio's own make some seven objects a
-    turn.
-    """
+    """Cycles wait for a full collection, which a server makes rarely. asyncio's own make some seven objects a turn."""
 
 
 SHORT = Bounds()

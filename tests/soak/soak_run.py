@@ -130,7 +130,7 @@ def _written_at(path: Path) -> int:
 async def soak_gateway(
     folder: Path, *, windows: int, turns: int, kills: int = 0, more: More = _no_more
 ) -> dict[str, list[Gauges]]:
-    """Ask the gateway with OpenAI's SDK, each answer streamed; kill it in the middle of a window.
+    """Send requests to the gateway with OpenAI's SDK, each answer streamed; kill it in the middle of a window.
 
     Returns:
         The gauges of the gateway's last life.

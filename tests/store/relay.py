@@ -1,4 +1,4 @@
-"""A relay between a store and its server, which loses what a network loses."""
+"""A relay between a store and its server, which loses data as a network does."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ async def _host(model: ScriptedModel, *servers: McpServer) -> AsyncIterator[Host
         await _bounded(host.stop(grace_s=0.1))
 
 
-# --- what a server offers -------------------------------------------------------------------------------------
+# --- tools and calls ------------------------------------------------------------------------------------------
 
 
 @spec("TURN-44", "SEC-76")

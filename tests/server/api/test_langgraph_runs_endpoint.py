@@ -1,6 +1,4 @@
-"""Runs of LangGraph's clients against sessions: created, followed, joined, cancelled, interrupted and
-resumed.
-"""
+"""Runs of LangGraph's clients against sessions: created, followed, joined, cancelled, interrupted and resumed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""MCP over HTTP: calls by the official client and by raw requests, questions, tasks, cancellation and
-refusals.
-"""
+"""MCP over HTTP: calls by the official client and by raw requests, questions, tasks, cancellation and refusals."""
 
 from __future__ import annotations
 
@@ -417,7 +415,7 @@ async def test_a_long_call_of_a_modern_client_becomes_a_task_and_a_short_one_doe
         assert (await modern(server, "tasks/get", {"taskId": task["taskId"]}, tasks=False)).status_code == 400
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_tool_can_be_called_only_in_its_permitted_task_modes() -> None:

@@ -1,4 +1,4 @@
-"""The table of operations is what the router serves."""
+"""The table of operations equals the routes of the router."""
 
 from __future__ import annotations
 

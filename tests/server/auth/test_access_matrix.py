@@ -54,9 +54,7 @@ CHATS = {
     "ag_ui_connect": {"neighbour": (200, ""), "reader": (200, "")},
     "ag_ui_read": {"neighbour": (404, "not_found"), "reader": (200, "")},
 }
-"""Operations that name their session in the body, or as a chat: an unknown one looks like one of another
-principal.
-"""
+"""Operations that name their session in the body, or as a chat: an unknown one looks like one of another principal."""
 PLAIN = {"create_plain_stream", "append_to_plain_stream", "delete_plain_stream", "read_plain_stream"}
 """Operations that name a plain stream, whose rules are those of sessions."""
 MCP = {"mcp", "mcp_read", "end_mcp_session"}

@@ -1,6 +1,4 @@
-"""The user of this machine: authenticated by a proof under their key, for one start of the server at one
-address.
-"""
+"""The user of this machine: authenticated by a proof under their key, for one start of the server at one address."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rows of access that another program damaged in the database: each damages only itself, and revocations
-hold.
-"""
+"""Rows of access that another program damaged in the database: each damages only itself, and revocations hold."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Viewer tokens: of a server with authentication, of one with clients that hold the keys, and of one with
-both.
-"""
+"""Viewer tokens: of a server with authentication, of one with clients that hold the keys, and of one with both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Several servers of one store, in one process: a newer connection of a stream ends the older one on another
-server.
-"""
+"""Several servers of one store, in one process: a newer connection of a stream ends the older one on another server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Permissions that an upstream agent requests in the middle of its answer: one question, one answer, used
-once.
-"""
+"""Permissions that an upstream agent requests in the middle of its answer: one question, one answer, used once."""
 
 from __future__ import annotations
 

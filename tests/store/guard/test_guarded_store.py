@@ -1,6 +1,4 @@
-"""A guarded store is a store: it passes the same suite. Changes by another program are detected by the next
-reader.
-"""
+"""A guarded store is a store: it passes the same suite. Changes by another program are detected by the next reader."""
 
 from __future__ import annotations
 

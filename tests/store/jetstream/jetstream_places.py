@@ -31,9 +31,7 @@ class JetStreamPlace:
 
 
 def die(store: JetStreamStore) -> None:
-    """End a node as with its process: its tasks stop and its connection is cut, without a message to the
-    server.
-    """
+    """End a node as with its process: its tasks stop and its connection is cut, without a message to the server."""
     opened = store._opened
     assert opened is not None
     tasks = [

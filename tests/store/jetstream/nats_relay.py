@@ -10,9 +10,7 @@ from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.relay import Relay
 
 LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-"""Connections that nats-py leaves open after a failed start; a test with such a failure collects them at its
-end.
-"""
+"""Connections that nats-py leaves open after a failed start; a test with such a failure collects them at its end."""
 
 
 class NatsRelay(Relay):

@@ -19,9 +19,7 @@ class _Backend:
 
 
 class TransactionPooler:
-    """A pooler that gives the most recently used backend to each sender, until the server reports that it is
-    idle.
-    """
+    """A pooler that gives the most recently used backend to each sender, until the server reports that it is idle."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

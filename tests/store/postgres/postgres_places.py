@@ -34,9 +34,7 @@ class PostgresPlace:
 
 
 def die(store: PostgresStore) -> None:
-    """End a node as with its process: its tasks stop and its connections are cut, without a message to the
-    server.
-    """
+    """End a node as with its process: its tasks stop and its connections are cut, without a message to the server."""
     opened = store._opened
     assert opened is not None
     tasks = [

@@ -1,6 +1,4 @@
-"""Liveness: a dead node is noticed at once; a node that only lost a connection rejoins and keeps its
-sessions.
-"""
+"""Liveness: a dead node is noticed at once; a node that only lost a connection rejoins and keeps its sessions."""
 
 from __future__ import annotations
 
