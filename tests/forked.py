@@ -92,7 +92,7 @@ def _live(start: Start) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def opened(wanted: int | IO[Any], *, is_input: bool = False) -> tuple[Connection, int | None]:
+def open_stream(wanted: int | IO[Any], *, is_input: bool = False) -> tuple[Connection, int | None]:
     """Return a file of a program, and the other end of a pipe.
 
     Args:
@@ -131,9 +131,9 @@ class Forked:
     ) -> None:
         self.args = [*map(str, arguments)]
         binary = "" if text else "b"
-        given, to = opened(stdin, is_input=True)
-        out, said = opened(stdout)
-        err, logged = opened(stderr)
+        given, to = open_stream(stdin, is_input=True)
+        out, said = open_stream(stdout)
+        err, logged = open_stream(stderr)
         self.stdin = None if to is None else os.fdopen(to, f"w{binary}")
         self.stdout = None if said is None else os.fdopen(said, f"r{binary}")
         self.stderr = None if logged is None else os.fdopen(logged, f"r{binary}")
@@ -238,9 +238,9 @@ class AsyncForked:
         limit: int,
     ) -> None:
         self.stdout = asyncio.StreamReader(limit)
-        given, self._to = opened(stdin, is_input=True)
-        out, self._said = opened(subprocess.PIPE)
-        err, _ = opened(stderr)
+        given, self._to = open_stream(stdin, is_input=True)
+        out, self._said = open_stream(subprocess.PIPE)
+        err, _ = open_stream(stderr)
         module, *words = map(str, arguments)
         self._process = fork(Start(module, words, {**env}, cwd, (given, out, err)))
         self._has_ended = asyncio.Event()

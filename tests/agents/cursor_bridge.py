@@ -18,7 +18,7 @@ from midstream.agents.cursor import Cursor
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, PeerMessage, Trait
 from tests.agents.ended_processes import end_all
 from tests.agents.remembering_server import RememberingServer, answer_json, body_of, until_gone
-from tests.models.chat_server import Json, served
+from tests.models.chat_server import Json, serve_app
 
 TOKEN = "bridge-token"
 _END = 0x02
@@ -220,5 +220,5 @@ async def cursor_bridge(folder: Path) -> AsyncIterator[CursorBridge]:
     with pytest.MonkeyPatch.context() as patch:
         # The package joins the thread of a server of its own, which looks twice a second whether it is to end.
         patch.setattr(BaseServer.serve_forever, "__defaults__", (0.005,))
-        async with served(bridge) as bridge.url:
+        async with serve_app(bridge) as bridge.url:
             yield bridge

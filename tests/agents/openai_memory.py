@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from midstream.agents.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, PeerMessage, Trait
 from tests.agents.remembering_server import RememberingServer, answer_json, body_of, until_gone
-from tests.models.chat_server import Hasty, Json, served
-from tests.models.responses_server import call_item, completed, event, said
+from tests.models.chat_server import Hasty, Json, serve_app
+from tests.models.responses_server import call_item, completed, event, text_deltas
 
 USED = {
     "input_tokens": USAGE.input_tokens,
@@ -175,7 +175,7 @@ class OpenAIMemory(RememberingServer):
             event("created", response=response),
             event("in_progress", response=response),
             *self._tool_events(),
-            *said(answer[:half], answer[half:]),
+            *text_deltas(answer[:half], answer[half:]),
             *asked,
             completed(
                 *items,
@@ -246,5 +246,5 @@ async def _refuse(send: Send, status: int, code: str, *, param: str = "", retry_
 async def openai_memory(memory: Memory, *, is_background: bool = False) -> AsyncIterator[OpenAIMemory]:
     """Serve it on a free port until the end of the block."""
     server = OpenAIMemory(memory, is_background=is_background)
-    async with served(server) as server.url:
+    async with serve_app(server) as server.url:
         yield server

@@ -18,7 +18,7 @@ from midstream.errors import (
 from midstream.testing import calls, text
 from midstream.tools.function_tools import question
 from tests.client.peer import Peer
-from tests.server.serving import make_app, said, served
+from tests.server.serving import make_app, send_payload, served
 
 ASKS = calls(("ask_user", '{"question": "Which one?"}'))
 
@@ -27,7 +27,7 @@ async def test_what_waits_is_listed_for_all_sessions_or_for_one() -> None:
     async with served(make_app([ASKS, text("ok")], tools=[question()])) as server:
         for session in ("a", "b"):
             headers = {"x-idempotency-key": session, "x-idempotent-encryption-key": "s" * 43}
-            frame = {"type": "command", "seqno": 0, "payload": said("hi")}
+            frame = {"type": "command", "seqno": 0, "payload": send_payload("hi")}
             await server.http.post(f"/v1/sessions/{session}/commands", json=frame, headers=headers)
             runner = await server.app.host.session(session)
             while not runner.state.rests_on_people:
@@ -46,7 +46,7 @@ async def test_a_session_is_shown_as_the_server_has_it() -> None:
         with pytest.raises(MidstreamError):
             await snapshot(server.url, "a/b", {})
         headers = {"x-idempotency-key": "a", "x-idempotent-encryption-key": "s" * 43}
-        frame = {"type": "command", "seqno": 0, "payload": said("hi")}
+        frame = {"type": "command", "seqno": 0, "payload": send_payload("hi")}
         await server.http.post("/v1/sessions/a/commands", json=frame, headers=headers)
         runner = await server.app.host.session("a")
         while not runner.state.rests_on_people:
@@ -62,7 +62,7 @@ async def test_a_session_is_shown_as_the_server_has_it() -> None:
 async def test_a_session_is_removed_for_good() -> None:
     async with served(make_app([text("ok")])) as server:
         headers = {"x-idempotency-key": "a", "x-idempotent-encryption-key": "s" * 43}
-        frame = {"type": "command", "seqno": 0, "payload": said("hi")}
+        frame = {"type": "command", "seqno": 0, "payload": send_payload("hi")}
         await server.http.post("/v1/sessions/a/commands", json=frame, headers=headers)
         runner = await server.app.host.session("a")
         while runner.state.is_live:

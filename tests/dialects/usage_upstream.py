@@ -18,7 +18,7 @@ from midstream.environment import World
 from tests.cli.test_gateway import ended, key_of, started_with
 from tests.dialects.serving import WAIT_S
 from tests.forked import Forked
-from tests.models.chat_server import delta, served, usage
+from tests.models.chat_server import delta, serve_app, usage
 
 PROMPT, COMPLETION = 100, 10
 """Tokens that the upstream counts for each request."""
@@ -120,7 +120,7 @@ class UserGateway:
 async def usage_upstream() -> AsyncIterator[UsageUpstream]:
     """Serve such an upstream on a free port until the end of the block."""
     app = UsageUpstream()
-    async with served(app) as app.url:
+    async with serve_app(app) as app.url:
         yield app
 
 

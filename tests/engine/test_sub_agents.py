@@ -61,7 +61,7 @@ from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_un
 from midstream.testing.history_checker import Evidence, check
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import tool
-from tests.session.stories import AT, answers, asks, at_child, heard, say
+from tests.session.stories import AT, answers, asks, at_child, say, streams
 from tests.spec import spec
 
 CHILD = "s::1.1.0"
@@ -441,7 +441,7 @@ def test_fan_in_is_conserved_each_child_is_shown_once_and_ends_in_one_outcome(da
             case "child dies":
                 child.take_over()
             case "speak" if isinstance(child.session.turn, AwaitingModel):
-                child.tell(heard("words", attempt=child.session.turn.attempt))
+                child.tell(streams("words", attempt=child.session.turn.attempt))
             case "end" if isinstance(child.session.turn, AwaitingModel):
                 child.tell(answers(f"{call_id} is done", attempt=child.session.turn.attempt))
             case _:

@@ -23,7 +23,7 @@ pytest.importorskip("agents.testing", reason="the SDK is in its own environment:
 from midstream.client.sync import connect
 from midstream.session.records import CallProgressed, Delta, QuestionAsked, TurnEnded, TurnStatus
 from tests.cli.processes import WAIT_S, Serving, run
-from tests.models.responses_server import asked, call_item, completed, said
+from tests.models.responses_server import call_events, call_item, completed, text_deltas
 from tests.ports import held_port
 
 pytestmark = pytest.mark.slow
@@ -86,17 +86,17 @@ class Provider:
         last = body["input"][-1]
         yield {"type": "response.created", "response": {"id": "r"}}
         if last["type"] == "function_call_output":
-            yield from said(*(f"{word} " for word in f"I was told: {last['output']}".split(" ")))
+            yield from text_deltas(*(f"{word} " for word in f"I was told: {last['output']}".split(" ")))
             yield completed()
         elif last["content"] == "talk":
-            yield from said("one ", "two ")
+            yield from text_deltas("one ", "two ")
             self.goes_on.wait(WAIT_S)
-            yield from said("three ", "four")
+            yield from text_deltas("three ", "four")
             yield completed()
         else:
             arguments = '{"city":"Bergen"}' if last["content"] == "book" else '{"city":"Oslo"}'
-            yield from said("I will do it. ")
-            yield from asked(arguments, "c1", last["content"])
+            yield from text_deltas("I will do it. ")
+            yield from call_events(arguments, "c1", last["content"])
             yield completed(call_item(arguments, "c1", last["content"]))
 
 

@@ -23,13 +23,13 @@ from midstream.session.records import (
 from midstream.store.sqlite import SQLiteStore
 from tests.fault import starting
 from tests.fault.extent import some
-from tests.models.responses_server import Link, ResponsesServer, completed, responses_server, said
+from tests.models.responses_server import Link, ResponsesServer, completed, responses_server, text_deltas
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 WAIT_S = 60.0
 PIECES = [f"{number} " for number in range(60)]
-RESPONSE = [*said("hm", kind="reasoning_summary_text"), *said(*PIECES), completed()]
+RESPONSE = [*text_deltas("hm", kind="reasoning_summary_text"), *text_deltas(*PIECES), completed()]
 POINTS = [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH]
 TIMES = (3, 6, 12)
 DEATHS = [(point, time) for point in POINTS for time in TIMES]

@@ -63,12 +63,12 @@ from tests.models.chat_server import WAIT_S, Answer, call, chat_server, delta, r
 from tests.models.responses_server import (
     HELLO,
     Link,
-    asked,
+    call_events,
     call_item,
     completed,
     event,
     responses_server,
-    said,
+    text_deltas,
 )
 
 OTHER = ToolSpec("other", "Of a client.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -127,7 +127,7 @@ async def error_of(agent: Agent[Any]) -> ModelError:
 async def test_words_thoughts_and_calls_come_as_they_are_streamed() -> None:
     thought = event("reasoning_summary_text.delta", item_id="r", output_index=0, summary_index=0, delta="Hm.")
     item = call_item('{"path":"a"}', "c1")
-    response = [thought, *said("I ", "look."), *asked('{"path":"a"}', "c1"), completed(item)]
+    response = [thought, *text_deltas("I ", "look."), *call_events('{"path":"a"}', "c1"), completed(item)]
     async with responses_server(response) as server:
         agent = responses_agent(server.url, instructions="Be brief.", tools=[read])
         model = adapter(agent)
@@ -249,7 +249,12 @@ async def test_a_tool_that_the_provider_runs_is_shown() -> None:
         "action": {"type": "search", "query": "Oslo"},
     }
     added = event("output_item.added", output_index=0, item={**item, "status": "in_progress"})
-    response = [added, event("output_item.done", output_index=0, item=item), *said("Rain."), completed(item)]
+    response = [
+        added,
+        event("output_item.done", output_index=0, item=item),
+        *text_deltas("Rain."),
+        completed(item),
+    ]
     async with responses_server(response) as server:
         started, ended, *rest = await answered(
             adapter(responses_agent(server.url, tools=[WebSearchTool()])), request()

@@ -33,7 +33,7 @@ from midstream.server.gateway_app import gateway
 from midstream.server.uvicorn_server import serve
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream, Trouble, words_of
-from tests.models.chat_server import call, delta, served, usage
+from tests.models.chat_server import call, delta, serve_app, usage
 
 Json = dict[str, Any]
 
@@ -156,7 +156,7 @@ async def gateway_before(kind: str, script: Sequence[Sequence[Json]]) -> AsyncGe
         model: Model
         if kind == "provider":
             upstream = ScriptedProvider(script)
-            url = await stack.enter_async_context(served(upstream))
+            url = await stack.enter_async_context(serve_app(upstream))
             model = OpenAICompatible(url, "upstream-model")
         else:
             upstream = StatefulAgent(script)

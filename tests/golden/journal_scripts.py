@@ -80,16 +80,16 @@ from tests.session.stories import (
     breaks,
     ended,
     fails,
-    forgets,
-    heard,
     impossible,
-    kept,
     needs_approval,
     overflows,
     reads,
+    requests_permission,
+    response_lost,
     responses,
+    resumable,
     say,
-    wants,
+    streams,
     writes,
 )
 
@@ -178,7 +178,7 @@ def _streamed() -> JournalScript:
     )
     late = CallFinished(1, 1, ToolResult("b", "after all"))
     story = JournalScript().take(
-        command(said, connection=1), heard("I ", "ask"), asks(at_client("a"), at_client("b"))
+        command(said, connection=1), streams("I ", "ask"), asks(at_client("a"), at_client("b"))
     )
     story.take(command(ended("a", "from the client"), 1, connection=2))
     story.take(sessions.notice_of(story.session, "st", 3) or Withdraw())
@@ -203,15 +203,19 @@ def _queued() -> JournalScript:
 
 
 def _held_response() -> JournalScript:
-    story = JournalScript().take(say(), kept(), heard("one "), breaks(), heard("two"), breaks(), forgets())
-    story.take(heard("anew", attempt=2), fails(attempt=2, retry_after_s=7.0), kept(attempt=3))
-    story.node().take(heard(" on", attempt=3), answers("anew on", attempt=3))
+    story = JournalScript().take(
+        say(), resumable(), streams("one "), breaks(), streams("two"), breaks(), response_lost()
+    )
+    story.take(streams("anew", attempt=2), fails(attempt=2, retry_after_s=7.0), resumable(attempt=3))
+    story.node().take(streams(" on", attempt=3), answers("anew on", attempt=3))
     return story
 
 
 def _failing() -> JournalScript:
-    story = JournalScript().take(say(), fails(), heard("half", attempt=2), fails(attempt=2), fails(attempt=3))
-    story.take(Resume(), heard("other", response=1), answers("done", response=story.session.turns))
+    story = JournalScript().take(
+        say(), fails(), streams("half", attempt=2), fails(attempt=2), fails(attempt=3)
+    )
+    story.take(Resume(), streams("other", response=1), answers("done", response=story.session.turns))
     story.take(say("no"), fails(retriable=False, turn=2), command(Resume(), stream="r"))
     return story
 
@@ -219,10 +223,10 @@ def _failing() -> JournalScript:
 def _interrupted() -> JournalScript:
     story = (
         JournalScript()
-        .take(say(), heard("I was "), asks(writes("a"), reads("b")))
+        .take(say(), streams("I was "), asks(writes("a"), reads("b")))
         .node(after_s=3 * LOOK_BACK_S)
     )
-    story.take(Resume(), heard("I go on", response=2)).node(after_s=3 * LOOK_BACK_S)
+    story.take(Resume(), streams("I go on", response=2)).node(after_s=3 * LOOK_BACK_S)
     return story.take(Resume(), answers("the end", response=3))
 
 
@@ -243,7 +247,7 @@ def _compacted() -> JournalScript:
 
 
 def _stalled() -> JournalScript:
-    story = JournalScript().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), heard("at last"))
+    story = JournalScript().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), streams("at last"))
     story.take(StallFinished(1, 1, StalledOn.FIRST_TOKEN, 12.0), Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 5.0))
     story.take(StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 6.0), asks(writes("a")))
     story.take(Stalled(1, 1, StalledOn.TOOL, 30.0, "a"), CallProgress(CallRef(1, 1, "a"), 1, "half of it"))
@@ -330,16 +334,23 @@ def _leave() -> JournalScript:
 
     story = JournalScript().take(
         say(),
-        wants("q1"),
+        requests_permission("q1"),
         allowed("q1", Choice.ALLOW, '{"edited": true}'),
         UseAnswer(AttemptRef(1, 1, 1), "q1"),
     )
-    story.take(wants("q2", is_fixed=True), allowed("q2", Choice.DENY), UseAnswer(AttemptRef(1, 1, 1), "q2"))
-    story.take(wants("q3", answer_s=60.0), QuestionExpired(CallRef(1, 1, "q3")))
     story.take(
-        wants("q4"), PermissionWithdrawn(AttemptRef(1, 1, 1), "q4"), wants("q5"), allowed("q5", Choice.ALLOW)
+        requests_permission("q2", is_fixed=True),
+        allowed("q2", Choice.DENY),
+        UseAnswer(AttemptRef(1, 1, 1), "q2"),
+    )
+    story.take(requests_permission("q3", answer_s=60.0), QuestionExpired(CallRef(1, 1, "q3")))
+    story.take(
+        requests_permission("q4"),
+        PermissionWithdrawn(AttemptRef(1, 1, 1), "q4"),
+        requests_permission("q5"),
+        allowed("q5", Choice.ALLOW),
     ).node()
-    story.take(wants("q6", attempt=2), UseAnswer(AttemptRef(1, 1, 2), "q6"))
+    story.take(requests_permission("q6", attempt=2), UseAnswer(AttemptRef(1, 1, 2), "q6"))
     return story.take(answers("done", attempt=2))
 
 

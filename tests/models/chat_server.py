@@ -147,12 +147,12 @@ class ChatServer:
 async def chat_server(*answers: Answer, path: str = "/v1/chat/completions") -> AsyncIterator[ChatServer]:
     """Serve a script on a free port until the end of the block."""
     app = ChatServer(answers, path)
-    async with served(app) as app.url:
+    async with serve_app(app) as app.url:
         yield app
 
 
 @contextlib.asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[str]:
+async def serve_app(app: ASGIApp) -> AsyncIterator[str]:
     """Serve an app on a free port until the end of the block; yield the base address of its API."""
     # With the protocol named, asyncio sends small writes at once: else a client waits 40 ms for the second.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:

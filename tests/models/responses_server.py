@@ -13,7 +13,7 @@ from msgspec import Struct
 from starlette.types import Message, Receive, Scope, Send
 
 from midstream.environment import World
-from tests.models.chat_server import Json, served
+from tests.models.chat_server import Json, serve_app
 
 
 class Link(Struct, frozen=True):
@@ -33,7 +33,7 @@ def event(kind: str, **fields: object) -> Json:
     return {"type": f"response.{kind}", **fields}
 
 
-def said(*pieces: str, kind: str = "output_text") -> list[Json]:
+def text_deltas(*pieces: str, kind: str = "output_text") -> list[Json]:
     return [event(f"{kind}.delta", item_id="msg_1", output_index=0, content_index=0, delta=p) for p in pieces]
 
 
@@ -42,7 +42,7 @@ def call_item(arguments: str, call_id: str = "call_1", name: str = "read", **mor
     return {**item, "arguments": arguments, "status": "completed", **more}
 
 
-def asked(arguments: str, call_id: str = "call_1", name: str = "read") -> list[Json]:
+def call_events(arguments: str, call_id: str = "call_1", name: str = "read") -> list[Json]:
     """Return the events of a call, with its arguments in two pieces."""
     item, half = call_item(arguments, call_id, name), len(arguments) // 2
     return [
@@ -59,7 +59,7 @@ def completed(*output: Json, kind: str = "completed", **fields: object) -> Json:
     return event(kind, response=response)
 
 
-HELLO = [*said("Hel", "lo, ", "you ", "there"), completed()]
+HELLO = [*text_deltas("Hel", "lo, ", "you ", "there"), completed()]
 HELLO_TEXT = "Hello, you there"
 
 
@@ -170,11 +170,11 @@ async def responses_server(
 ) -> AsyncIterator[ResponsesServer]:
     """Serve a script on a free port until the end of the block."""
     app = ResponsesServer(responses, links, pace_s)
-    async with served(app) as app.url:
+    async with serve_app(app) as app.url:
         yield app
 
 
-def numbers_asked(server: ResponsesServer) -> list[str | None]:
+def resume_positions(server: ResponsesServer) -> list[str | None]:
     """Return the position from which each GET requested the stream."""
     queries: list[dict[str, Any]] = [
         urllib.parse.parse_qs(path.partition("?")[2]) for method, path in server.asked if method == "GET"

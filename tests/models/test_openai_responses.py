@@ -60,13 +60,13 @@ from tests.models.responses_server import (
     HELLO_TEXT,
     Link,
     ResponsesServer,
-    asked,
+    call_events,
     call_item,
     completed,
     event,
-    numbers_asked,
     responses_server,
-    said,
+    resume_positions,
+    text_deltas,
 )
 from tests.spec import spec
 
@@ -124,9 +124,9 @@ async def test_text_is_streamed_with_its_usage_and_its_resume_token() -> None:
 
 
 async def test_thinking_precedes_the_text_with_its_parts_separated() -> None:
-    thought = said("one", kind="reasoning_summary_text")
+    thought = text_deltas("one", kind="reasoning_summary_text")
     part = event("reasoning_summary_part.added", summary_index=1)
-    assert await answered_by(*thought, part, *thought, *said("yes"), completed()) == [
+    assert await answered_by(*thought, part, *thought, *text_deltas("yes"), completed()) == [
         ThinkingDelta("one"),
         ThinkingDelta("\n\n"),
         ThinkingDelta("one"),
@@ -137,9 +137,9 @@ async def test_thinking_precedes_the_text_with_its_parts_separated() -> None:
 
 async def test_calls_arrive_complete_at_the_end() -> None:
     events = [
-        *said("Let me see."),
-        *asked('{"path": "x"}'),
-        *asked('{"path": "y"}', "call_2"),
+        *text_deltas("Let me see."),
+        *call_events('{"path": "x"}'),
+        *call_events('{"path": "y"}', "call_2"),
     ]
     expected = [
         TextDelta("Let me see."),
@@ -153,7 +153,7 @@ async def test_calls_arrive_complete_at_the_end() -> None:
 
 
 async def test_streamed_arguments_are_a_sign_of_progress() -> None:
-    async with responses_server([*asked("{}"), completed()]) as server, model_at(server) as model:
+    async with responses_server([*call_events("{}"), completed()]) as server, model_at(server) as model:
         events = [event async for event in model.stream(REQUEST)]
     assert events.count(Working("read")) >= 1
 
@@ -163,7 +163,7 @@ async def test_a_response_at_its_length_limit_includes_its_partial_call() -> Non
     cut = call_item('{"path": ', status="incomplete")
     details = {"reason": "max_output_tokens"}
     incomplete = completed(cut, kind="incomplete", incomplete_details=details)
-    assert await answered_by(*said("Hm"), incomplete) == [
+    assert await answered_by(*text_deltas("Hm"), incomplete) == [
         TextDelta("Hm"),
         ToolCallRequested("call_1", "read", '{"path": '),
         Finished(Finish.LENGTH, "m-1", Usage(7, 2, 5)),
@@ -173,7 +173,9 @@ async def test_a_response_at_its_length_limit_includes_its_partial_call() -> Non
 @spec("TURN-60")
 async def test_partly_filtered_text_is_kept_and_nothing_left_is_an_error() -> None:
     filtered = completed(kind="incomplete", incomplete_details={"reason": "content_filter"})
-    assert (await answered_by(*said("Hm"), filtered))[-1] == Finished(Finish.FILTER, "m-1", Usage(7, 2, 5))
+    assert (await answered_by(*text_deltas("Hm"), filtered))[-1] == Finished(
+        Finish.FILTER, "m-1", Usage(7, 2, 5)
+    )
     assert type(await error_from([filtered])) is ModelFilteredError
 
 
@@ -195,7 +197,7 @@ async def test_partly_filtered_text_is_kept_and_nothing_left_is_an_error() -> No
 async def test_a_response_that_the_provider_ended_is_typed_and_not_resumed(
     end: Json, kind: type[ModelError]
 ) -> None:
-    async with responses_server([*said("Hel"), end]) as server, model_at(server) as model:
+    async with responses_server([*text_deltas("Hel"), end]) as server, model_at(server) as model:
         with pytest.raises(ModelError) as caught:
             await events_of_model(model)
     assert type(caught.value) is kind
@@ -270,7 +272,7 @@ async def test_a_stream_broken_anywhere_continues_after_its_last_event(ending: s
     assert text_of(events) == HELLO_TEXT
     assert [type(each) for each in events].count(Resumable) == 1
     assert events[-1] == END
-    assert numbers_asked(server)[:2] == [str(events_max - 1)] * 2
+    assert resume_positions(server)[:2] == [str(events_max - 1)] * 2
 
 
 async def test_silence_counts_as_a_break() -> None:
@@ -279,7 +281,7 @@ async def test_silence_counts_as_a_break() -> None:
         model_at(server, limits=SHORT) as model,
     ):
         assert text_of(await events_of_model(model)) == HELLO_TEXT
-    assert numbers_asked(server) == ["2"]
+    assert resume_positions(server) == ["2"]
 
 
 async def test_a_server_that_is_briefly_down_is_called_again() -> None:

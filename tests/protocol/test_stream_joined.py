@@ -23,7 +23,7 @@ from midstream.session.turn.commands import ModelResponded, ModelStreamed, WhenB
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.stream_link import Link, MemoryCheckpoint, MemoryHost
 from tests.search import tried
-from tests.session.stories import answers, heard
+from tests.session.stories import answers, streams
 from tests.spec import spec
 
 SECRET = "s" * 43
@@ -232,7 +232,7 @@ def test_a_queued_message_receives_its_own_turn_and_no_other() -> None:
     another.say(other, SendPayload((Text("me too"),)))
     other.run()
     for turn in (1, 2):
-        link.host.do(heard(f"for turn {turn}", turn=turn), at=0.0)
+        link.host.do(streams(f"for turn {turn}", turn=turn), at=0.0)
         link.host.do(answers(f"for turn {turn}", turn=turn), at=0.0)
     other.run()
     _drain(another, other)

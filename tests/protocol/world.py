@@ -32,7 +32,7 @@ from midstream.session.turn.commands import Command, ModelResponded, ModelStream
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.simulated_client import AT, ClientDisk, ClientProcess
 from tests.protocol.values import copied, distinguishing_parts, shallow
-from tests.session.stories import heard
+from tests.session.stories import streams
 
 SECRET = "s" * 43
 ZOMBIES_MAX = 1
@@ -488,7 +488,7 @@ class SmallWorld:
     def say_word(self) -> None:
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
-        said: ModelStreamed = heard("word", turn=turn.turn, response=turn.response_no, attempt=turn.attempt)
+        said: ModelStreamed = streams("word", turn=turn.turn, response=turn.response_no, attempt=turn.attempt)
         self.do(said)
 
     def response(self) -> None:

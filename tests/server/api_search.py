@@ -24,7 +24,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
 from tests.house.source import ROOT
-from tests.server.people import KNOWN, OPERATOR, say
+from tests.server.people import KNOWN, OPERATOR, post_message
 from tests.server.serving import Served, served
 
 EXAMPLES = 4
@@ -56,7 +56,7 @@ async def described() -> AsyncIterator[Served]:
     )
     async with served(app) as server:
         for session in ("s1", "s2"):
-            await say(server.http, session, OPERATOR)
+            await post_message(server.http, session, OPERATOR)
             runner = await server.app.host.session(session)
             while runner.state.is_live:
                 await runner.wait(runner.newest.position)

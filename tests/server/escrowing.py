@@ -44,7 +44,7 @@ def escrowed_app(
     return asgi(Agent(ScriptedModel(script), tools=tools), store=store, access=access, world=world)
 
 
-async def say(
+async def send_message(
     http: httpx2.AsyncClient, session: str = "s1", *, key: str = "k1", secret: str = SECRET, words: str = "hi"
 ) -> httpx2.Response:
     """Send a message over plain HTTP."""

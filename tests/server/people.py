@@ -77,7 +77,7 @@ def guarded_app(
     )
 
 
-async def say(
+async def post_message(
     client: httpx2.AsyncClient, session: str, headers: Mapping[str, str], **more: str
 ) -> httpx2.Response:
     """Send a message by POST, as command 0 of a stream."""
@@ -85,7 +85,7 @@ async def say(
     return await client.post(f"/v1/sessions/{session}/commands", json=command(), headers=sent)
 
 
-def told(answer: httpx2.Response) -> tuple[int, str]:
+def status_and_code(answer: httpx2.Response) -> tuple[int, str]:
     """Return the status and the code of a problem."""
     problem: Json = msgspec.json.decode(answer.content)
     return answer.status_code, problem["code"]

@@ -55,7 +55,7 @@ def make_app(
 
 
 @contextlib.asynccontextmanager
-async def called(app: App) -> AsyncIterator[httpx2.AsyncClient]:
+async def asgi_client(app: App) -> AsyncIterator[httpx2.AsyncClient]:
     """Call an app through its ASGI interface."""
     transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://testserver") as client:
@@ -161,10 +161,10 @@ def opening(**fields: object) -> Json:
 
 
 def command(seqno: int = 0, words: str = "hi", **more: object) -> Json:
-    return {"type": "command", "seqno": seqno, "payload": {**said(words), **more}}
+    return {"type": "command", "seqno": seqno, "payload": {**send_payload(words), **more}}
 
 
-def said(words: str) -> Json:
+def send_payload(words: str) -> Json:
     return {"type": "send", "parts": [{"type": "text", "text": words}]}
 
 

@@ -18,7 +18,7 @@ from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
 from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, Stall, text
-from tests.server.serving import KEYS, called, command, make_app
+from tests.server.serving import KEYS, asgi_client, command, make_app
 
 COMMANDS = "/v1/sessions/s1/commands"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
@@ -67,7 +67,7 @@ async def test_a_store_that_cannot_be_opened_fails_the_start_with_its_reason() -
 
 async def test_a_failed_start_is_retried_by_the_next_request() -> None:
     store = UnopenedStore()
-    async with called(make_app([text("hi")], store=store)) as client:
+    async with asgi_client(make_app([text("hi")], store=store)) as client:
         refused = await client.post(COMMANDS, json=command(), headers=KEYS)
         store.is_broken = False
         taken = await client.post(COMMANDS, json=command(), headers=KEYS)
@@ -136,14 +136,14 @@ async def test_a_store_can_be_given_as_a_path(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     for _ in range(2):
         app = asgi(Agent(ScriptedModel([text("hi")])), store=path)
-        async with called(app) as client:
+        async with asgi_client(app) as client:
             answer = await client.post(COMMANDS, json=command(), headers=KEYS)
     assert (answer.status_code, answer.headers["x-midstream-replayed"]) == (200, "true")
 
 
 async def test_a_draining_app_refuses_new_work_and_serves_reads() -> None:
     app = make_app([[Stall()]])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await client.post(COMMANDS, json=command(), headers=KEYS)
         app.drain()
         app.drain()
@@ -161,7 +161,7 @@ async def test_a_draining_app_refuses_new_work_and_serves_reads() -> None:
 
 async def test_a_request_to_an_already_closed_store_gets_a_draining_problem() -> None:
     app = make_app()
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (await client.get("/v1/sessions")).status_code == 200
         await app.stop(grace_s=0.0)
         late = await client.get("/v1/sessions")
@@ -171,7 +171,7 @@ async def test_a_request_to_an_already_closed_store_gets_a_draining_problem() ->
 async def test_a_late_request_does_not_start_a_stopped_app() -> None:
     store = MemoryStore()
     app = make_app(store=store)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await app.stop(grace_s=0.0)
         late = await client.get("/v1/sessions")
     assert (late.status_code, late.json()["code"]) == (503, "draining")

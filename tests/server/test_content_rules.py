@@ -47,8 +47,8 @@ from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
 from tests.house.source import nodes
-from tests.server.people import ADA, BOB, guarded_app, say, told
-from tests.server.serving import KEYS, Socket, called, command, make_app, served
+from tests.server.people import ADA, BOB, guarded_app, post_message, status_and_code
+from tests.server.serving import KEYS, Socket, asgi_client, command, make_app, served
 
 SRC = Path(__file__).parents[2] / "src" / "midstream"
 EVENTS = "/v1/sessions/s1/events"
@@ -175,7 +175,7 @@ def _of_server(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 async def test_rule_13_the_page_executes_nothing_of_its_content_and_stores_no_credential() -> None:
-    async with called(guarded_app()) as client:
+    async with asgi_client(guarded_app()) as client:
         for path in ("/", "/static/app.js"):
             headers = (await client.get(path)).headers
             policy = dict(
@@ -234,7 +234,7 @@ async def test_rule_15_nothing_is_unpickled_or_evaluated_and_depth_is_limited() 
             if node.func.id in {"eval", "exec", "__import__"}:
                 found.append((path.name, node.func.id))
     assert found == []
-    async with called(guarded_app()) as client:
+    async with asgi_client(guarded_app()) as client:
         for deep in (
             b"[" * 4000,
             b'{"type":"command","seqno":0,"payload":' + b'{"a":' * 780,
@@ -242,10 +242,10 @@ async def test_rule_15_nothing_is_unpickled_or_evaluated_and_depth_is_limited() 
             b"null",
         ):
             answer = await client.post("/v1/sessions/s1/commands", content=deep, headers={**KEYS, **ADA})
-            assert told(answer) == (400, "malformed_frame")
+            assert status_and_code(answer) == (400, "malformed_frame")
             for place in ("/v1/sessions/s1/tickets", "/v1/login"):
                 answer = await client.post(place, content=deep, headers=ADA)
-                assert told(answer) == (400, "malformed_frame")
+                assert status_and_code(answer) == (400, "malformed_frame")
 
 
 # --- 16. results of the past ----------------------------------------------------------------------
@@ -266,7 +266,7 @@ async def test_rule_16_an_approval_is_valid_only_for_its_arguments() -> None:
 
     async with served(guarded_app(lambda _: calls(("pay", '{"amount": 3}')), tools=[pay])) as server:
         client = server.http
-        assert (await say(client, "s1", ADA)).status_code == 200
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         async with client.stream("GET", EVENTS, headers={**KEYS, **ADA}) as events:
             assert [line async for line in _until(events, "question_asked")]
         open_ones = (await client.get("/v1/questions", headers=ADA)).json()["questions"]
@@ -274,8 +274,8 @@ async def test_rule_16_an_approval_is_valid_only_for_its_arguments() -> None:
         place = {name: question[name] for name in ("turn", "response", "call_id", "digest")}
         other = {**place, "digest": "0" * len(place["digest"]), "choice": "allow"}
         answer = await client.post("/v1/sessions/s1/answer", json=other, headers=ADA)
-        assert told(answer) == (409, "answer_mismatch")
-        assert told(await client.post("/v1/sessions/s1/answer", json=other, headers=BOB)) == (
+        assert status_and_code(answer) == (409, "answer_mismatch")
+        assert status_and_code(await client.post("/v1/sessions/s1/answer", json=other, headers=BOB)) == (
             404,
             "session_not_found",
         )
@@ -318,11 +318,11 @@ async def test_rule_17_a_bug_exposes_no_detail_and_a_foreign_session_looks_missi
             raise RuntimeError("select secret from journal where tenant = 'acme'")
 
     app = guarded_app(store=Broken())
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         answer = await client.get("/v1/sessions", headers=ADA)
-        assert told(answer) == (500, "internal")
+        assert status_and_code(answer) == (500, "internal")
         assert "secret" not in answer.text
-        assert (await say(client, "s1", ADA)).status_code == 200
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         foreign = await client.get("/v1/sessions/s1", headers=BOB)
         missing = await client.get("/v1/sessions/s9", headers=BOB)
         assert foreign.content == missing.content.replace(b"s9", b"s1")

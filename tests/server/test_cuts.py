@@ -18,7 +18,7 @@ from midstream.store.contract import StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, Stall, text
 from midstream.testing.turns import records_until_end
-from tests.server.serving import KEYS, WAIT_S, Json, Served, called, command, make_app, served
+from tests.server.serving import KEYS, WAIT_S, Json, Served, asgi_client, command, make_app, served
 from tests.spec import spec
 
 
@@ -67,7 +67,7 @@ async def test_a_body_is_cut_under_a_middleware_that_hides_exceptions() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await post(client, command())
         headers = [(name.encode(), value.encode()) for name, value in KEYS.items()]
         path = "/v1/sessions/s1/events"

@@ -17,7 +17,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Stall, text
 from midstream.testing.store_fakes import StoreInFront
-from tests.server.people import ADA, BOB, guarded_app, say
+from tests.server.people import ADA, BOB, guarded_app, post_message
 from tests.server.serving import KEYS, WAIT_S, Served, Socket, command, make_app, opening, served
 from tests.spec import spec
 
@@ -114,7 +114,7 @@ async def test_a_reader_at_another_process_receives_the_deletion() -> None:
 @spec("STREAM-68")
 async def test_a_deletion_during_a_turn_is_refused_without_effect() -> None:
     async with served(guarded_app([[Stall()]])) as server:
-        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await post_message(server.http, "s1", ADA)).status_code == 200
         assert (await server.http.put("/v1/sessions/s1/readers/bob", headers=ADA)).status_code == 200
         async with Socket(server.socket(headers=BOB)) as reader:
             await reader.say({"type": "open"})
@@ -128,7 +128,7 @@ async def test_a_deletion_during_a_turn_is_refused_without_effect() -> None:
             assert (await server.http.delete("/v1/sessions/s1", headers=ADA)).status_code == 204
             assert (await reader.hear())["code"] == GONE
         # Its name is free, and nothing of it is left: no transcript, no reader, no owner.
-        assert (await say(server.http, "s1", BOB)).status_code == 200
+        assert (await post_message(server.http, "s1", BOB)).status_code == 200
         owner = (await server.http.get("/v1/sessions/s1/owner", headers=BOB)).json()
         assert (owner["principal"], owner["readers"]) == ("bob", [])
         assert (await server.http.get("/v1/sessions/s1", headers=ADA)).status_code == 404

@@ -22,8 +22,8 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Script, ScriptedStep, Stall, text
 from midstream.testing.store_fakes import StoreInFront
-from tests.server.people import ADA, BOB, OPERATOR, guarded_app, say
-from tests.server.serving import KEYS, WAIT_S, Json, abort, called, command, make_app, post
+from tests.server.people import ADA, BOB, OPERATOR, guarded_app, post_message
+from tests.server.serving import KEYS, WAIT_S, Json, abort, asgi_client, command, make_app, post
 from tests.spec import spec
 
 SPENT: list[ScriptedStep] = [TextDelta("Hello."), Finished(usage=Usage(60, 50))]
@@ -91,7 +91,7 @@ async def pair_of(
         other = guarded_app(script or None, store=front, limits=limits)
     else:
         node, other = make_app(script, store=store_of()), make_app(script, store=front)
-    async with called(node) as node_http, called(other) as other_http:
+    async with asgi_client(node) as node_http, asgi_client(other) as other_http:
         await node.start()
         await other.start()
         async with asyncio.timeout(WAIT_S):
@@ -192,14 +192,14 @@ async def test_the_tokens_of_a_forwarded_turn_are_charged_where_it_runs() -> Non
     memory = Memory()
     limits = Limits(tokens_per_principal_hour_max=150)
     async with pair_of(lambda: MemoryStore(memory), lambda _: SPENT, limits=limits, is_guarded=True) as pair:
-        assert (await say(pair.node_http, "s1", ADA)).status_code == 200
+        assert (await post_message(pair.node_http, "s1", ADA)).status_code == 200
         await pair.until_idle()
-        assert (await say(pair.node_http, "s1", OPERATOR, **_key(2))).status_code == 200
+        assert (await post_message(pair.node_http, "s1", OPERATOR, **_key(2))).status_code == 200
         await pair.until_idle()
-        assert (await say(pair.other_http, "s1", ADA, **_key(3))).status_code == 200
+        assert (await post_message(pair.other_http, "s1", ADA, **_key(3))).status_code == 200
         await pair.until_idle()
         assert "forward" in pair.other_store.of("s1")
-        refused = await say(pair.node_http, "s2", ADA)
+        refused = await post_message(pair.node_http, "s2", ADA)
         assert refused.json()["code"] == "limit_reached", "two turns of three are counted"
 
 
@@ -211,12 +211,12 @@ async def test_a_forwarded_turn_counts_as_running_where_it_runs() -> None:
     async with pair_of(lambda: MemoryStore(memory), script, limits=limits, is_guarded=True) as pair:
         world = pair.node.host.world
         for session in ("s1", "s3"):  # The second one takes the place of the first in the counter.
-            assert (await say(pair.node_http, session, ADA)).status_code == 200
+            assert (await post_message(pair.node_http, session, ADA)).status_code == 200
             await (await pair.node.host.session(session)).submit(Cancel())
             world.monotonic = _later(world.monotonic)
-        assert (await say(pair.other_http, "s1", ADA, **_key(2))).status_code == 200
+        assert (await post_message(pair.other_http, "s1", ADA, **_key(2))).status_code == 200
         assert "forward" in pair.other_store.of("s1")
-        assert (await say(pair.node_http, "s2", ADA)).json()["code"] == "limit_reached"
+        assert (await post_message(pair.node_http, "s2", ADA)).json()["code"] == "limit_reached"
 
 
 def _later(clock: Callable[[], float]) -> Callable[[], float]:
@@ -229,22 +229,22 @@ async def test_a_caller_at_its_limit_repeats_an_accepted_command_at_any_server()
     memory = Memory()
     limits = Limits(tokens_per_principal_hour_max=100)
     async with pair_of(lambda: MemoryStore(memory), lambda _: SPENT, limits=limits, is_guarded=True) as pair:
-        assert (await say(pair.node_http, "s1", ADA)).status_code == 200
+        assert (await post_message(pair.node_http, "s1", ADA)).status_code == 200
         await pair.until_idle()
-        assert (await say(pair.other_http, "s0", ADA)).status_code == 200
+        assert (await post_message(pair.other_http, "s0", ADA)).status_code == 200
         await _until_idle(pair.other, "s0")
-        refused = await say(pair.other_http, "s1", ADA, **_key(2))
+        refused = await post_message(pair.other_http, "s1", ADA, **_key(2))
         assert refused.json()["code"] == "limit_reached"
-        again = await say(pair.other_http, "s1", ADA)
+        again = await post_message(pair.other_http, "s1", ADA)
         assert (again.status_code, again.headers["x-midstream-replayed"]) == (200, "true")
 
 
 async def test_a_command_of_an_unauthorized_caller_is_refused_before_it_is_forwarded() -> None:
     memory = Memory()
     async with pair_of(lambda: MemoryStore(memory), is_guarded=True) as pair:
-        assert (await say(pair.node_http, "s1", ADA)).status_code == 200
+        assert (await post_message(pair.node_http, "s1", ADA)).status_code == 200
         pair.other_store.operations.clear()
-        refused = await say(pair.other_http, "s1", BOB)
+        refused = await post_message(pair.other_http, "s1", BOB)
         assert (refused.status_code, refused.json()["code"]) == (404, "session_not_found")
         assert "forward" not in pair.other_store.of("s1")
 

@@ -12,7 +12,7 @@ import pytest
 
 from midstream.session.records import Delta, EpochStarted, TurnEnded
 from tests.fault.workers import WAIT_S, Worker, ends, problems, until_there
-from tests.server.people import told
+from tests.server.people import status_and_code
 
 pytestmark = pytest.mark.fault
 
@@ -76,7 +76,7 @@ async def _send_request(server: Worker, **headers: str) -> Any:  # noqa: ANN401 
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with httpx2.AsyncClient(base_url=server.url, timeout=WAIT_S) as client:
         answer = await client.get("/v1/sessions", headers=named)
-    return told(answer) if answer.is_error else answer.status_code
+    return status_and_code(answer) if answer.is_error else answer.status_code
 
 
 async def test_without_authentication_remote_clients_are_refused_with_a_warning_in_the_log(

@@ -123,7 +123,7 @@ class Chat(Struct):
         return self.page.url.partition("#")[2]
 
 
-async def opened(browser: Browser, url: str) -> Chat:
+async def open_chat(browser: Browser, url: str) -> Chat:
     context = await browser.new_context()
     page = await context.new_page()
     problems: list[str] = []
@@ -244,7 +244,7 @@ def held_until(gate: asyncio.Event) -> Callable[[Route], Awaitable[None]]:
 async def test_text_appears_as_it_streams_and_equals_the_journal(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
         await chat.sees_end("running")
@@ -262,7 +262,7 @@ async def test_text_appears_as_it_streams_and_equals_the_journal(browser: Browse
 async def test_a_page_reconnects_after_a_cut_with_every_word_once(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
         await chat.page.click("#cut")
@@ -279,7 +279,7 @@ async def test_a_page_reconnects_after_a_cut_with_every_word_once(browser: Brows
 async def test_an_answer_continues_after_a_reload(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
         await chat.page.reload()
@@ -295,7 +295,7 @@ async def test_an_answer_continues_after_a_reload(browser: Browser) -> None:
 async def test_a_message_written_without_a_server_is_sent_after_a_reload(browser: Browser) -> None:
     """The message is in the browser's database before it is sent, so a page that dies loses nothing."""
     async with served(make_app([text("heard")])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
         await chat.say("are you there?")
         await chat.sees_kept("are you there?")
@@ -327,7 +327,7 @@ async def test_tool_calls_are_rows_that_change_from_running_to_their_outcome(bro
         text("That was it."),
     ]
     async with served(make_app(script, tools=[look_up, fail])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("look it up")
         first, second = chat.page.locator(".call").nth(0), chat.page.locator(".call").nth(1)
         await expect(first).to_have_attribute("data-state", "running", timeout=WAIT_MS)
@@ -351,7 +351,7 @@ async def test_a_tool_that_the_upstream_runs_is_shown_within_the_text(browser: B
         [TextDelta("I look. "), start, Gate(gate), end, TextDelta("Found."), Finished()]
     ]
     async with served(make_app(script)) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("look it up")
         ran = chat.page.locator(".parts > .elsewhere")
         await expect(ran).to_have_attribute("data-state", "running", timeout=WAIT_MS)
@@ -375,7 +375,7 @@ async def test_a_tool_that_the_upstream_runs_is_shown_within_the_text(browser: B
 @pytest.mark.parametrize("way", ["button", "escape"])
 async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
         if way == "button":
@@ -392,7 +392,7 @@ async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str)
 @pytest.mark.parametrize("place", ["same browser", "other browser"])
 async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, place: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
         context = chat.page.context if place == "same browser" else await browser.new_context()
@@ -412,7 +412,7 @@ async def test_a_failed_attempt_is_announced_and_its_text_removed(browser: Brows
         return text("The whole sentence.")
 
     async with served(make_app(response)) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("speak")
         await chat.sees("The whole sentence.")
         await chat.sees_end("completed")
@@ -429,7 +429,7 @@ async def test_a_turn_continues_after_a_restart_of_the_server(
         return asgi(Agent(ScriptedModel(two_halves(gate))), store=SQLiteStore(tmp_path / "journal.db"))
 
     async with served(make(), port=port) as first:
-        chat = await opened(browser, first.url)
+        chat = await open_chat(browser, first.url)
         await chat.say("go on")
         await chat.sees("".join(WORDS[:HALF]))
     await chat.sees_light("reconnecting")
@@ -451,7 +451,7 @@ async def test_after_an_older_copy_was_restored_the_page_shows_the_state_of_the_
 
     (tmp_path / "now").mkdir()
     async with served(make("now"), port=port) as first:
-        chat = await opened(browser, first.url)
+        chat = await open_chat(browser, first.url)
         await chat.say("one")
         await chat.sees_end("completed")
     shutil.copytree(tmp_path / "now", tmp_path / "older")
@@ -472,7 +472,7 @@ async def test_a_session_that_the_server_lost_is_reported_and_its_transcript_sta
     browser: Browser, port: int
 ) -> None:
     async with served(make_app([text("hello")]), port=port) as first:
-        chat = await opened(browser, first.url)
+        chat = await open_chat(browser, first.url)
         await chat.say("one")
         await chat.sees_end("completed")
     async with served(make_app(), port=port):
@@ -689,7 +689,7 @@ async def test_a_long_session_is_loaded_from_its_snapshot_in_the_middle_of_a_tur
         return word
 
     async with served(make_app(response, tools=[look_up])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees_some("5199")
         await chat.page.reload()
@@ -714,7 +714,7 @@ async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> Non
         text(f"{HOSTILE} {BIDI}", tokens=3),
     ]
     async with served(make_app(script, tools=[echo])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say(HOSTILE)
         await chat.sees_end("completed")
         await chat.sees(f"{HOSTILE} {BIDI}")
@@ -734,7 +734,7 @@ async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> Non
 async def test_a_refused_message_returns_to_the_text_box(browser: Browser) -> None:
     """More messages wait than the limit allows: the next one is refused, and its text is kept."""
     async with served(make_app(two_halves(asyncio.Event()))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("first")
         await chat.sees("".join(WORDS[:HALF]))
         runner = await server.app.host.session(chat.session)
@@ -750,7 +750,7 @@ async def test_a_refused_message_returns_to_the_text_box(browser: Browser) -> No
 
 async def test_each_session_has_its_address_and_a_link_in_the_list(browser: Browser) -> None:
     async with served(make_app([text("hello")])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("one")
         await chat.sees_end("completed")
         first = chat.session

@@ -15,7 +15,7 @@ from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.testing.store_fakes import FailingStore
 from tests.server.devtools import CHROMIUM
 from tests.server.serving import make_app, served
-from tests.server.test_page import WAIT_MS, opened
+from tests.server.test_page import WAIT_MS, open_chat
 
 pytestmark = [
     pytest.mark.browser,
@@ -37,7 +37,7 @@ async def test_a_server_bug_is_shown_once_and_stops_the_reconnects(
     browser: Browser,
 ) -> None:
     async with served(make_app(store=BrokenStore())) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         sockets: list[str] = []
         chat.page.on("websocket", lambda socket: sockets.append(socket.url))
         await chat.say("are you there?")
@@ -55,7 +55,7 @@ async def test_an_exception_in_a_turn_is_shown_as_its_end_without_promise_of_a_r
         raise RuntimeError("a bug of the model")
 
     async with served(make_app(response)) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("are you there?")
         await chat.sees_end("failed")
         await expect(chat.turn.locator(".how")).to_contain_text("a bug of the model")
@@ -66,7 +66,7 @@ async def test_an_exception_in_a_turn_is_shown_as_its_end_without_promise_of_a_r
 async def test_a_full_disk_is_shown_until_there_is_space(browser: Browser) -> None:
     store = FailingStore(MemoryStore())
     async with served(make_app([text("with space again")], store=store)) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         store.outage = StoreFullError("no space left: free some and try again")
         await chat.say("are you there?")
         await expect(chat.page.locator("#notice")).to_contain_text("free some", timeout=WAIT_MS)

@@ -15,7 +15,7 @@ from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.server.devtools import CHROMIUM
 from tests.server.serving import command, make_app, post, served
-from tests.server.test_page import WAIT_MS, opened
+from tests.server.test_page import WAIT_MS, open_chat
 
 pytestmark = [
     pytest.mark.browser,
@@ -30,7 +30,7 @@ async def test_every_session_can_be_reached_by_paging_and_by_search(browser: Bro
     async with served(make_app(lambda _: text("hello"))) as server:
         for number in range(120):
             await post(server.http, command(words=f"subject {number}"), session=f"n{number}")
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         lines = chat.page.locator("#sessions li")
         await expect(lines).to_have_count(50, timeout=WAIT_MS)
         await chat.page.click("#more")
@@ -64,7 +64,7 @@ async def test_the_page_and_the_api_agree_on_the_status_of_a_session(browser: Br
             status: str = page["sessions"][0]["status"]
             return status
 
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         listed = chat.page.locator("#sessions a[aria-current] .when")
         await chat.say("fail")
         await chat.sees_end("failed")

@@ -18,7 +18,7 @@ from midstream.testing.scripted_model import ScriptedModel, text
 from tests.server.devtools import CHROMIUM
 from tests.server.people import ADA, BOB, guarded_app
 from tests.server.serving import served
-from tests.server.test_page import WAIT_MS, opened
+from tests.server.test_page import WAIT_MS, open_chat
 from tests.spec import spec
 
 pytestmark = [
@@ -38,7 +38,7 @@ def local_app(login: str) -> App:
 async def test_a_link_logs_in_one_browser_and_disappears_from_its_address(browser: Browser) -> None:
     login = World().new_id("login")
     async with served(local_app(login)) as server:
-        chat = await opened(browser, f"{server.url}/#login={login}&open=my-session")
+        chat = await open_chat(browser, f"{server.url}/#login={login}&open=my-session")
         assert chat.session == "my-session"
         await chat.say("hi")
         await chat.sees("Hello.")
@@ -48,7 +48,7 @@ async def test_a_link_logs_in_one_browser_and_disappears_from_its_address(browse
         await chat.page.reload()
         await chat.sees("Hello.")
 
-        other = await opened(browser, f"{server.url}/#login={login}")
+        other = await open_chat(browser, f"{server.url}/#login={login}")
         await expect(other.page.get_by_text("does not know this browser")).to_be_visible(timeout=WAIT_MS)
         assert await other.page.context.cookies() == []
 

@@ -23,7 +23,7 @@ from midstream.tools.function_tools import Tool, question, report_progress, tool
 from tests.engine.test_permission_prompts import PUSH, Coder
 from tests.server.devtools import CHROMIUM
 from tests.server.serving import Served, make_app, served
-from tests.server.test_page import WAIT_MS, Chat, opened
+from tests.server.test_page import WAIT_MS, Chat, open_chat
 from tests.spec import spec
 
 pytestmark = [
@@ -58,7 +58,7 @@ async def question_card(chat: Chat, kind: str) -> Locator:
 async def test_a_call_runs_only_after_it_is_allowed(browser: Browser) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("pay 3")
         card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text('"sum": 3')
@@ -81,7 +81,7 @@ async def test_arguments_can_be_changed_before_a_call_also_after_a_reload(
 ) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("pay 3")
         if reloaded:
             await question_card(chat, "approval")
@@ -105,7 +105,7 @@ async def test_a_denial_carries_its_reason_and_an_answer_from_elsewhere_closes_t
     paid: list[int] = []
     script = [PAY, PAY, text("Not then.")]
     async with served(make_app(script, tools=[purse(paid)])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("pay 3")
         card = await question_card(chat, "approval")
         await card.locator("input").fill("it is too much")
@@ -131,7 +131,7 @@ async def test_a_question_can_be_answered_with_a_text_or_an_option(browser: Brow
         text("I see."),
     ]
     async with served(make_app(script, tools=[question()])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("choose")
         card = await question_card(chat, "question")
         await expect(card.locator(".why")).to_have_text("Which one?")
@@ -161,7 +161,7 @@ async def test_a_person_decides_a_call_in_doubt(browser: Browser, port: int) -> 
         )
 
     async with served(make(hangs=True), port=port, stop_within_s=1) as first:
-        chat = await opened(browser, first.url)
+        chat = await open_chat(browser, first.url)
         await chat.say("launch it")
         await asyncio.wait_for(started.wait(), WAIT_MS / 1000)
     async with served(make(hangs=False), port=port):
@@ -184,7 +184,7 @@ def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedSte
 async def test_queued_messages_are_listed_and_can_be_taken_back(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(_two_turns(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("first")
         await chat.sees("thinking")
         await chat.say("second")
@@ -210,13 +210,13 @@ async def test_a_turn_with_a_missing_tool_reports_it_and_continues_by_a_button(
     paid: list[int] = []
     path = tmp_path / "journal.db"
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)], store=SQLiteStore(path))) as server:
-        first = await opened(browser, server.url)
+        first = await open_chat(browser, server.url)
         await first.say("pay 3")
         await question_card(first, "approval")
     app = make_app([PAY, text("Without it.")], store=SQLiteStore(path))
     app.settings = StreamSettings(heartbeat_s=0.3)  # The reason for the wait comes with a heartbeat.
     async with served(app) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.page.goto(f"{server.url}/#{first.session}")
         await expect(chat.page.locator("#notice")).to_contain_text("Serve that agent", timeout=WAIT_MS)
         await expect(chat.turn.locator(".resume")).to_have_text("Continue", timeout=WAIT_MS)
@@ -235,7 +235,7 @@ async def test_a_failed_turn_can_be_resumed(browser: Browser) -> None:
         text("the other half"),
     ]
     async with served(make_app(lambda _: lives.pop(0))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go")
         await chat.sees_end("failed")
         await expect(chat.turn.locator(".how")).to_contain_text("the key has expired")
@@ -268,7 +268,7 @@ async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: B
         tools=[sub_agent(clerk, description="Pays.")],
     )
     async with served(asgi(boss, store=MemoryStore())) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("let the clerk pay")
         work = chat.page.locator(".work")
         await expect(work.locator(".words").first).to_have_text("I look.", timeout=WAIT_MS)
@@ -307,7 +307,7 @@ async def test_a_call_can_be_allowed_only_after_its_whole_arguments_were_on_scre
 
     asks = calls(("pay", json.dumps({"why": "a long story " * 600 + "the end"})))
     async with served(make_app([asks, text("Done.")], tools=[pay])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("pay 3")
         card = await question_card(chat, "approval")
         for choice in ("allow", "edit"):
@@ -328,7 +328,7 @@ async def test_a_call_can_be_allowed_only_after_its_whole_arguments_were_on_scre
 async def test_enter_in_the_reason_field_denies_the_call(browser: Browser) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Not then.")], tools=[purse(paid)])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("pay 3")
         card = await question_card(chat, "approval")
         await card.locator("input").press("Enter")
@@ -356,7 +356,7 @@ async def test_invisible_characters_are_shown_by_their_code_also_at_the_end_of_a
 
     asks = calls((name, json.dumps({"to": f"ann{UNSEEN}"}, ensure_ascii=False)))
     async with served(make_app([asks, text("Done.")], tools=[pay])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.page.set_viewport_size({"width": 380, "height": 800})
         await chat.say("pay")
         card = await question_card(chat, "approval")
@@ -380,7 +380,7 @@ async def test_the_table_of_invisible_characters_is_that_of_the_browsers_unicode
     browser: Browser,
 ) -> None:
     async with served(make_app()) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         differing = await chat.page.evaluate(DIFFERING, f"{server.url}/static/visible.js")
         assert differing == []
 
@@ -400,7 +400,7 @@ DIFFERING = """async (url) => {
 
 
 async def _narrow(browser: Browser, server: Served) -> Chat:
-    chat = await opened(browser, server.url)
+    chat = await open_chat(browser, server.url)
     await chat.page.set_viewport_size({"width": 390, "height": 844})
     return chat
 
@@ -410,7 +410,7 @@ async def test_a_permission_request_of_a_coding_agent_is_shown_within_its_answer
 ) -> None:
     coder = Coder(PUSH)
     async with served(asgi(Agent(coder), store=MemoryStore())) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("build it")
         card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text("git push")

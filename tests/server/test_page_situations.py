@@ -16,7 +16,7 @@ from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.server.devtools import CHROMIUM
 from tests.server.people import ADA, guarded_app
 from tests.server.serving import make_app, served
-from tests.server.test_page import HALF, WAIT_MS, WORDS, Chat, opened, two_halves
+from tests.server.test_page import HALF, WAIT_MS, WORDS, Chat, open_chat, two_halves
 from tests.server.test_page_people import PAY, purse
 from tests.server.test_page_tabs import until
 
@@ -50,7 +50,7 @@ def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
 
 async def another(browser: Browser, url: str, chat: Chat) -> Chat:
     """Open the session of a page in another browser."""
-    return await opened(browser, f"{url}/#{chat.session}")
+    return await open_chat(browser, f"{url}/#{chat.session}")
 
 
 async def notice(page: Page) -> str:
@@ -61,7 +61,7 @@ async def notice(page: Page) -> str:
 
 async def test_a_session_begun_by_another_tab_appears(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
-        first = await opened(browser, server.url)
+        first = await open_chat(browser, server.url)
         second = await another(browser, server.url, first)
         await first.say("begin")
         await first.sees("Answer 1.")
@@ -74,7 +74,7 @@ async def test_a_session_begun_by_another_tab_appears(browser: Browser) -> None:
 
 async def test_a_message_from_an_outdated_tab_loads_the_earlier_turns(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
-        first = await opened(browser, server.url)
+        first = await open_chat(browser, server.url)
         second = await another(browser, server.url, first)
 
         async def refuse(route: Route) -> None:
@@ -93,7 +93,7 @@ async def test_a_message_from_an_outdated_tab_loads_the_earlier_turns(browser: B
 async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.page.fill("#text", "go on")
         await chat.page.locator("#send").dblclick()
         await chat.sees("".join(WORDS[:HALF]))
@@ -105,7 +105,7 @@ async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Browser) -
 async def test_a_click_on_send_leaves_the_focus_in_the_text_box(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.page.fill("#text", "go on")
         await chat.page.click("#send")
         await chat.sees_some(WORDS[0])
@@ -116,7 +116,7 @@ async def test_a_click_on_send_leaves_the_focus_in_the_text_box(browser: Browser
 async def test_stop_ends_the_turn_and_returns_the_focus_to_the_text_box(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees_some(WORDS[0])
         await chat.page.click("#stop")
@@ -126,7 +126,7 @@ async def test_stop_ends_the_turn_and_returns_the_focus_to_the_text_box(browser:
 
 async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.page.evaluate(LOOK_HIDDEN)
         await chat.say("pay")
         await expect(chat.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
@@ -136,7 +136,7 @@ async def test_the_title_of_a_hidden_tab_shows_a_question_of_a_session_begun_els
     browser: Browser,
 ) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
-        first = await opened(browser, server.url)
+        first = await open_chat(browser, server.url)
         hidden = await another(browser, server.url, first)
         await hidden.page.evaluate(LOOK_HIDDEN)
         await first.say("pay")
@@ -190,7 +190,7 @@ async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_
     browser: Browser,
 ) -> None:
     async with served(make_app([text("heard")])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
         await chat.say("first")
         await chat.say("second")
@@ -234,7 +234,7 @@ async def test_a_click_on_retry_reconnects_at_once(browser: Browser) -> None:
 
 async def test_a_click_on_retry_loads_a_page_that_was_opened_without_its_server(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
-        first = await opened(browser, server.url)
+        first = await open_chat(browser, server.url)
         await first.say("begin")
         await first.sees_end("completed")
         away = asyncio.Event()
@@ -261,7 +261,7 @@ async def test_a_click_on_retry_loads_a_page_that_was_opened_without_its_server(
 async def test_a_lost_session_is_not_shown_as_running(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees_some(WORDS[0])
         gone = (
@@ -298,7 +298,7 @@ def cut_after(words: Sequence[str], gate: asyncio.Event) -> Callable[[ModelReque
 async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(cut_after([f"line {n}\n\n" for n in range(200)], gate))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("go on")
         await chat.sees_some("line 199")
         await expect(chat.page.locator("#to-end")).to_be_hidden()
@@ -314,7 +314,7 @@ async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(
 
 async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("begin")
         await chat.sees_end("completed")
         one = chat.session
@@ -327,7 +327,7 @@ async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
 
 async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("begin")
         await chat.sees_end("completed")
         link = chat.page.locator(f'#sessions a[href="#{chat.session}"]')
@@ -341,7 +341,7 @@ async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Brows
 
 async def test_an_answer_given_without_a_server_is_marked_as_stored(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("pay")
         card = chat.page.locator("form.question")
         await expect(card).to_be_visible(timeout=WAIT_MS)

@@ -21,7 +21,7 @@ from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.version import __version__
 from tests.server.devtools import CHROMIUM
 from tests.server.serving import make_app, served
-from tests.server.test_page import WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
+from tests.server.test_page import WAIT_MS, WAIT_S, WORDS, Chat, open_chat, two_halves
 from tests.spec import spec
 
 pytestmark = [
@@ -144,7 +144,7 @@ async def test_tabs_share_a_connection_and_another_one_leads_after_the_first_is_
     gate = asyncio.Event()
     app = turns(text("Hello."), two_halves(gate), text("Still here."))
     async with served(app) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("hello")
         await chat.sees("Hello.")
         first, *others = await tabs_of(chat, 3)
@@ -167,7 +167,7 @@ async def test_a_cut_of_the_leader_costs_no_tab_a_word(browser: Browser) -> None
     gate = asyncio.Event()
     app = turns(text("Hello."), two_halves(gate))
     async with served(app) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("hello")
         await chat.sees("Hello.")
         tabs = await tabs_of(chat, 3)
@@ -183,7 +183,7 @@ async def test_a_cut_of_the_leader_costs_no_tab_a_word(browser: Browser) -> None
 async def test_a_frozen_leader_loses_the_lead_and_follows_after_it_wakes(browser: Browser) -> None:
     app = turns(text("Hello."), text("Without it."))
     async with served(app) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("hello")
         await chat.sees("Hello.")
         await leads(chat)
@@ -202,7 +202,7 @@ async def test_a_frozen_leader_loses_the_lead_and_follows_after_it_wakes(browser
 async def test_a_tab_frozen_during_a_transaction_blocks_no_other(browser: Browser) -> None:
     """A transaction that waited for the frozen page would block all others from the database."""
     async with served(turns(text("Hello."), text("Without it."))) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("hello")
         await chat.sees("Hello.")
         async with frozen(chat.page, STOPPED_IN_ITS_CHANGES):
@@ -221,7 +221,7 @@ async def test_a_session_is_shown_without_the_lock_of_a_hanging_tab_after_a_wait
 ) -> None:
     app = turns(text("Hello."), text("Meanwhile."), text("After all."))
     async with served(app) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("hello")
         await chat.sees_end("completed")
         await leads(chat)
@@ -243,7 +243,7 @@ async def test_a_message_sent_in_one_tab_appears_in_all(browser: Browser) -> Non
     gate = asyncio.Event()
     app = turns(text("Hello."), two_halves(gate))
     async with served(app) as server:
-        chat = await opened(browser, server.url)
+        chat = await open_chat(browser, server.url)
         await chat.say("hello")
         await chat.sees("Hello.")
         tabs = await tabs_of(chat, 2)

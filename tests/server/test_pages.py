@@ -8,13 +8,13 @@ import pytest
 from starlette.types import Message
 
 from midstream.server.pages import FOLDER
-from tests.server.serving import called, make_app
+from tests.server.serving import asgi_client, make_app
 from tests.spec import spec
 
 
 @spec("SEC-85")
 async def test_the_first_page_is_served_under_a_strict_policy() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.get("/")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = answer.headers["content-security-policy"].split("; ")
@@ -28,7 +28,7 @@ async def test_the_first_page_is_served_under_a_strict_policy() -> None:
 
 
 async def test_every_file_is_served_and_revalidated_by_its_etag() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         for path in (path for path in FOLDER.rglob("*") if path.is_file()):
             address = f"/static/{path.relative_to(FOLDER)}"
             answer = await client.get(address)
@@ -39,7 +39,7 @@ async def test_every_file_is_served_and_revalidated_by_its_etag() -> None:
 
 @pytest.mark.parametrize("part", ["bytes=0-9", "bytes=9-1,foo", "bytes=99999999999-", "lines=1-2"])
 async def test_a_range_request_gets_the_whole_file(part: str) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         whole = await client.get("/")
         answer = await client.get("/", headers={"range": part})
     assert (answer.status_code, answer.content) == (200, whole.content)

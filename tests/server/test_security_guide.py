@@ -14,8 +14,8 @@ from msgspec.structs import fields
 from midstream.engine.agent import Agent
 from midstream.server.limits import Limits
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.server.people import say, told
-from tests.server.serving import called
+from tests.server.people import post_message, status_and_code
+from tests.server.serving import asgi_client
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
 
@@ -57,19 +57,22 @@ async def test_the_apps_of_the_guide_authenticate_by_the_presented_credentials(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    async with called(_app(number, monkeypatch, tmp_path)) as client:
-        assert (await say(client, "s1", good)).status_code == 200
+    async with asgi_client(_app(number, monkeypatch, tmp_path)) as client:
+        assert (await post_message(client, "s1", good)).status_code == 200
         assert (await client.get("/v1/sessions/s1", headers=good)).status_code == 200
         for shown in bad:
-            assert told(await say(client, "s1", shown)) == (401, "unauthorized"), shown
-            assert told(await client.get("/v1/sessions/s1", headers=shown)) == (401, "unauthorized"), shown
+            assert status_and_code(await post_message(client, "s1", shown)) == (401, "unauthorized"), shown
+            assert status_and_code(await client.get("/v1/sessions/s1", headers=shown)) == (
+                401,
+                "unauthorized",
+            ), shown
 
 
 async def test_a_cookie_of_the_app_does_not_admit_a_page_of_another_site(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async with called(_app(2, monkeypatch, tmp_path)) as client:
-        assert (await say(client, "s1", COOKIE)).status_code == 200
+    async with asgi_client(_app(2, monkeypatch, tmp_path)) as client:
+        assert (await post_message(client, "s1", COOKIE)).status_code == 200
         form = {**COOKIE, "content-type": "application/x-www-form-urlencoded"}
         for method, path in (
             ("POST", "/cancel"),
@@ -79,8 +82,11 @@ async def test_a_cookie_of_the_app_does_not_admit_a_page_of_another_site(
             ("DELETE", "/viewers"),
         ):
             answer = await client.request(method, f"/v1/sessions/s1{path}", headers=form)
-            assert told(answer) == (403, "foreign_origin"), path
-        assert told(await client.get("/v1/sessions/s1/events", headers=COOKIE)) == (403, "foreign_origin")
+            assert status_and_code(answer) == (403, "foreign_origin"), path
+        assert status_and_code(await client.get("/v1/sessions/s1/events", headers=COOKIE)) == (
+            403,
+            "foreign_origin",
+        )
         assert (await client.get("/v1/sessions/s1", headers=COOKIE)).json()["turns"] == 1
         meant = {**COOKIE, "x-midstream": "1"}
         assert (await client.post("/v1/sessions/s1/cancel", headers=meant)).status_code == 202

@@ -66,13 +66,13 @@ from tests.session.stories import (
     at_person,
     breaks,
     fails,
-    heard,
     impossible,
     needs_approval,
     overflows,
     reads,
+    requests_permission,
     say,
-    wants,
+    streams,
     writes,
 )
 
@@ -249,7 +249,7 @@ def _from_model(session: Session) -> Iterator[Command]:
         return
     is_plain = not (session.queue or state.terms.timeout_s or state.failures or state.response_no > 1)
     place = {"turn": state.turn, "response": state.response_no, "attempt": state.attempt}
-    yield heard("some", **place)
+    yield streams("some", **place)
     yield ModelResumable(state.ref, "token")
     yield ModelReuseDecided(state.ref, REUSE)
     yield from (
@@ -261,7 +261,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     yield from (overflows(1, **place), overflows(None, **place))
     yield breaks(**place)
     if is_plain and not state.said:  # Questions are examined where there is little else.
-        asked = wants(
+        asked = requests_permission(
             f"leave-{state.attempt}", turn=state.turn, response=state.response_no, attempt=state.attempt
         )
         yield from (asked, replace(asked, answer_s=60.0, is_fixed=True), replace(asked, is_vague=True))
@@ -308,7 +308,7 @@ def strays(session: Session) -> Iterator[Command]:
     """Yield one command of each kind about something else."""
     turn = session.turns + 7
     place = {"turn": turn, "response": 1, "attempt": 1}
-    yield from (heard("stray", **place), answers(turn=turn), fails(turn=turn))
+    yield from (streams("stray", **place), answers(turn=turn), fails(turn=turn))
     yield from (Cancel(turn), CancelExpired(turn), TurnExpired(turn), Resume(turn))
     yield CallFinished(turn, 1, ToolResult("a", "stray"))
     yield CallExpired(CallRef(turn, 1, "a"))
@@ -320,7 +320,7 @@ def strays(session: Session) -> Iterator[Command]:
     yield CallProbed(CallRef(turn, 1, "a"), may_run=True)
     yield Answer(CallRef(turn, 1, "a"), "digest", Choice.ALLOW)
     yield QuestionExpired(CallRef(turn, 1, "a"))
-    yield wants("a", turn=turn)
+    yield requests_permission("a", turn=turn)
     yield PermissionWithdrawn(AttemptRef(turn, 1, 1), "a")
     yield UseAnswer(AttemptRef(turn, 1, 1), "a")
     for late in session.unsettled[-1:]:

@@ -58,12 +58,12 @@ from tests.session.stories import (
     at_person,
     breaks,
     fails,
-    heard,
     impossible,
     needs_approval,
     overflows,
     reads,
     say,
+    streams,
     writes,
 )
 
@@ -168,7 +168,7 @@ def _stray(draw: st.DrawFn) -> Command:
     ids = {"turn": turn, "response": response, "attempt": attempt}
     call_id = draw(_ids)
     commands: list[Command] = [
-        heard("stray", **ids),
+        streams("stray", **ids),
         asks(writes("a"), reads("b"), **ids),
         fails(retriable=True, turn=turn, response=response, attempt=attempt),
         CallFinished(turn, response, ToolResult(call_id, "stray")),
@@ -275,7 +275,7 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
             parts = (Thinking(draw(words), "sig"), Text(draw(words)))
             return ModelResponded(AttemptRef(turn, response, attempt), Response(parts, Finish.STOP))
         case 5 | 6:
-            return heard(draw(words), draw(words), turn=turn, response=response, attempt=attempt)
+            return streams(draw(words), draw(words), turn=turn, response=response, attempt=attempt)
         case _:
             return asks(*draw(_batches), turn=turn, response=response, attempt=attempt)
 

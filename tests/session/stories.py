@@ -28,7 +28,7 @@ def say(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = 
     return SendMessage(UserMessage.of(words), tools, stream)
 
 
-def heard(*pieces: str, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelStreamed:
+def streams(*pieces: str, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelStreamed:
     return ModelStreamed(
         AttemptRef(turn, response, attempt),
         tuple(Delta(turn, response, attempt, 0, "text", piece) for piece in pieces),
@@ -56,7 +56,7 @@ def fails(
     return ModelFailed(AttemptRef(turn, response, attempt), code, "it broke", retriable, retry_after_s)
 
 
-def kept(token: str = "resp_1", *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResumable:
+def resumable(token: str = "resp_1", *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResumable:
     return ModelResumable(AttemptRef(turn, response, attempt), token)
 
 
@@ -67,7 +67,7 @@ def breaks(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed
     )
 
 
-def forgets(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
+def response_lost(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
     """Report that the provider does not have the response to be continued."""
     return ModelFailed(AttemptRef(turn, response, attempt), "model_forgot", "it is gone", is_retriable=True)
 
@@ -116,7 +116,7 @@ def responses(call_id: str, choice: Choice, text: str = "", *, arguments: str | 
     return Answer(CallRef(1, 1, call_id), digest_of("work", "{}"), choice, text, arguments)
 
 
-def wants(
+def requests_permission(
     question_id: str = "leave-1",
     name: str = "work",
     *,
@@ -152,7 +152,7 @@ def unknown(call_id: str, content: str) -> ToolResult:
     return ToolResult(call_id, content, Outcome.UNKNOWN)
 
 
-def decided(
+def apply_command(
     state: TurnState, command: Command, *, epoch: int = 1, at: float = AT
 ) -> tuple[tuple[Record, ...], TurnState]:
     """Return the records of a command, and the state after them."""
@@ -166,9 +166,9 @@ def after(state: TurnState, *records: Record, epoch: int = 1) -> TurnState:
     return state
 
 
-def told(*commands: Command, epoch: int = 1, at: float = AT) -> TurnState:
+def state_after(*commands: Command, epoch: int = 1, at: float = AT) -> TurnState:
     """Return the state that a story leads to."""
     state: TurnState = Idle()
     for command in commands:
-        _, state = decided(state, command, epoch=epoch, at=at)
+        _, state = apply_command(state, command, epoch=epoch, at=at)
     return state

@@ -17,10 +17,10 @@ from tests.session.stories import (
     asks,
     at_client,
     ended,
-    heard,
     needs_approval,
     reads,
     say,
+    streams,
     writes,
 )
 from tests.spec import spec
@@ -51,7 +51,7 @@ IN_TOOL = _state_after(_start_epoch(Session()), say(), asks(writes("w")))
     [
         ((), False),
         ((say(),), False),
-        ((say(), heard("words")), False),
+        ((say(), streams("words")), False),
         ((say(), asks(reads("r"))), True),
         ((say(), asks(reads("r")), ended("r")), False),
         ((say(), asks(at_client("c"))), False),

@@ -105,10 +105,10 @@ from tests.session.stories import (
     at_client,
     ended,
     fails,
-    heard,
     overflows,
     reads,
     say,
+    streams,
     writes,
 )
 from tests.spec import spec
@@ -620,7 +620,7 @@ def test_a_fold_can_continue_from_an_earlier_fold() -> None:
 
 
 def test_a_partial_response_is_not_in_the_history() -> None:
-    session = _after_command(_after_command(OPENED, say("hi")), heard("half"))
+    session = _after_command(_after_command(OPENED, say("hi")), streams("half"))
     assert session.history.entries == (UserMessage.of("hi"),)
     session = _after_command(session, asks(reads("a")))
     assert session.history.entries == (UserMessage.of("hi"),)
@@ -669,7 +669,7 @@ def _with_result(content: str) -> Session:
 
 @spec("TURN-30")
 def test_a_turn_cut_within_a_response_continues_with_an_instruction_to_the_model() -> None:
-    session = _live(say(), heard("half a sen"), fails(retriable=False), Resume())
+    session = _live(say(), streams("half a sen"), fails(retriable=False), Resume())
     assert session.history.entries[-1] == UserMessage.of(CONTINUE)
     session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, response=2), Resume())
     assert isinstance(session.history.entries[-1], Step)

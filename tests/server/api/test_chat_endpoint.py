@@ -18,7 +18,7 @@ from midstream.session.turn.states import RunningCalls
 from midstream.testing.scripted_model import Gate, Response, ScriptedModel, calls, text
 from midstream.tools.function_tools import question, tool
 from tests.server.people import ADA, BOB, EVE, TENANTS, Later, guarded_app
-from tests.server.serving import WAIT_S, called, make_app, served
+from tests.server.serving import WAIT_S, asgi_client, make_app, served
 from tests.server.test_kept import _until as until
 
 Json = dict[str, Any]
@@ -66,7 +66,7 @@ def model_of(app: App) -> ScriptedModel:
 
 async def test_a_repeated_request_joins_its_turn() -> None:
     app = make_app([text("Hello you")])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         first, again = await post(client, user("hi")), await post(client, user("hi"))
         assert text_of(first) == text_of(again) == "Hello you"
         assert first.headers["x-workflow-run-id"] == again.headers["x-workflow-run-id"] == "c~1.0"
@@ -76,7 +76,7 @@ async def test_a_repeated_request_joins_its_turn() -> None:
 async def test_a_request_repeated_during_its_turn_joins_it_and_both_receive_the_whole_answer() -> None:
     gate = asyncio.Event()
     app = make_app([[TextDelta("Hello "), Gate(gate), TextDelta("you"), Finished()]])
-    async with called(app) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(app) as client, asyncio.timeout(WAIT_S):
         both = [asyncio.ensure_future(post(client, user("hi"))) for _ in range(2)]
         await until(lambda: app.open_streams == 2)
         gate.set()
@@ -87,7 +87,7 @@ async def test_a_request_repeated_during_its_turn_joins_it_and_both_receive_the_
 async def test_a_regeneration_runs_once_per_request_and_again_after_the_repetition_window() -> None:
     world = Later()
     app = make_app(count, world=world)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await post(client, user("hi"))
         runs = []
         for _ in range(2):
@@ -100,7 +100,7 @@ async def test_a_regeneration_runs_once_per_request_and_again_after_the_repetiti
 
 
 async def test_the_history_of_the_client_replaces_that_of_the_session() -> None:
-    async with called(make_app(count)) as client:
+    async with asgi_client(make_app(count)) as client:
         first = text_of(await post(client, user("one")))
         kept = [user("one"), assistant(first)]
         assert text_of(await post(client, *kept, user("two", "m2"))) == "['one', 'two'] 1"
@@ -113,7 +113,7 @@ async def test_the_history_of_the_client_replaces_that_of_the_session() -> None:
 
 
 async def test_a_chat_can_move_to_a_server_without_its_history() -> None:
-    async with called(make_app(count)) as client:
+    async with asgi_client(make_app(count)) as client:
         assert text_of(await post(client, user("one"), assistant("1"), user("two"))) == "['one', 'two'] 1"
 
 
@@ -121,7 +121,7 @@ async def test_the_next_message_stops_the_running_turn() -> None:
     gate = asyncio.Event()
     answers: list[Response] = [[TextDelta("Hel"), Gate(gate)], text("yes")]
     app = make_app(lambda _: answers.pop(0))
-    async with called(app) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(app) as client, asyncio.timeout(WAIT_S):
         first = asyncio.ensure_future(post(client, user("hi")))
         await until(lambda: app.open_streams == 1)
         second = await post(client, user("hi"), user("more", "m2"))
@@ -131,7 +131,7 @@ async def test_the_next_message_stops_the_running_turn() -> None:
 
 async def test_a_text_message_answers_a_question_of_the_agent() -> None:
     app = make_app([calls(("ask_user", '{"question": "which?"}')), text("thanks")], tools=[question()])
-    async with called(app) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(app) as client, asyncio.timeout(WAIT_S):
         first = chunks(await post(client, user("hi")))
         assert [chunk["type"] for chunk in first[-3:]] == ["tool-input-available", "finish-step", "finish"]
         part = {"type": "tool-ask_user", "toolCallId": "c1", "state": "output-available", "output": "blue"}
@@ -147,7 +147,7 @@ async def test_a_text_message_answers_a_question_of_the_agent() -> None:
 async def test_a_chat_cannot_answer_a_tool_call_of_another_client() -> None:
     app = make_app([calls(("look", "{}")), text("thanks")])
     spec = {"spec": {"name": "look", "description": "", "parameters": {}}}
-    async with called(app) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(app) as client, asyncio.timeout(WAIT_S):
         sent = {"type": "send", "parts": [{"type": "text", "text": "hi"}], "tools": [spec]}
         keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43}
         frame = {"type": "command", "seqno": 0, "payload": sent}
@@ -160,7 +160,7 @@ async def test_a_chat_cannot_answer_a_tool_call_of_another_client() -> None:
 
 
 async def test_a_chat_belongs_to_the_principal_that_started_it() -> None:
-    async with called(guarded_app()) as client:
+    async with asgi_client(guarded_app()) as client:
         assert (await post(client, user("hi"))).status_code == 401
         assert text_of(await post(client, user("hi"), headers=ADA)) == "Hello."
         assert (await post(client, user("hi"), headers=BOB)).status_code == 404
@@ -172,7 +172,7 @@ async def test_a_chat_belongs_to_the_principal_that_started_it() -> None:
 
 
 async def test_each_tenant_has_its_own_chats() -> None:
-    async with called(guarded_app(known=TENANTS)) as client:
+    async with asgi_client(guarded_app(known=TENANTS)) as client:
         mine = await post(client, user("hi"), headers=ADA)
         theirs = await post(client, user("hi"), headers=EVE)
         assert mine.headers["x-workflow-run-id"] == theirs.headers["x-workflow-run-id"] == "c~1.0"
@@ -189,13 +189,13 @@ async def test_each_tenant_has_its_own_chats() -> None:
     ],
 )
 async def test_an_invalid_chat_request_is_refused(fields: Json, status: int) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         body = {"id": "c", "messages": [user("hi")], **fields}
         assert (await client.post("/v1/chat", json=body)).status_code == status
 
 
 async def test_a_run_can_be_read_from_any_chunk_and_from_its_end() -> None:
-    async with called(make_app([text("Hello you")])) as client:
+    async with asgi_client(make_app([text("Hello you")])) as client:
         everything = chunks(await post(client, user("hi")))
         for start in range(len(everything) + 1):
             found = await client.get(f"/v1/chat/c~1.0/stream?startIndex={start}")
@@ -207,7 +207,7 @@ async def test_a_run_can_be_read_from_any_chunk_and_from_its_end() -> None:
 
 
 async def test_reading_a_run_that_does_not_exist_returns_no_content() -> None:
-    async with called(make_app([text("Hello you")])) as client:
+    async with asgi_client(make_app([text("Hello you")])) as client:
         await post(client, user("hi"))
         for path in ("unknown", "c~2.0", "c~x.0", "c~1", "c~1.0.0", "c~0.0"):
             assert (await client.get(f"/v1/chat/{path}/stream")).status_code == 204, path

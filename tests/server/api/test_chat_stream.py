@@ -15,7 +15,7 @@ from midstream.server.limits import Limits
 from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import Gate, text
 from tests.server.people import ADA, KNOWN, guarded_app
-from tests.server.serving import WAIT_S, called, make_app, served
+from tests.server.serving import WAIT_S, asgi_client, make_app, served
 from tests.server.test_kept import _until as until
 from tests.server.test_kept import prune
 
@@ -88,7 +88,7 @@ async def test_streams_of_one_principal_are_limited() -> None:
 
 async def test_a_turn_with_pruned_events_cannot_be_read_again() -> None:
     app = make_app([text("Hello")])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert "Hello" in (await client.post("/v1/chat", json=HI)).text
         assert (await client.get("/v1/chat/c~1.0/stream")).status_code == 200
         await prune(app.host, "c")
@@ -102,7 +102,7 @@ async def test_a_turn_with_pruned_events_cannot_be_read_again() -> None:
 async def test_a_silent_stream_sends_comments() -> None:
     world, gate = FakeWorld(), asyncio.Event()
     app = make_app(slow(gate), world=world)
-    async with called(app) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(app) as client, asyncio.timeout(WAIT_S):
         answer = asyncio.ensure_future(client.post("/v1/chat", json=HI))
         await until(lambda: app.open_streams > 0)
         for _ in range(4):

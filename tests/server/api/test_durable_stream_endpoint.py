@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.server.serving import called, make_app, served
+from tests.server.serving import asgi_client, make_app, served
 
 TEXT = {"content-type": "text/plain"}
 
 
 async def test_a_repeated_producer_request_is_accepted_once() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         assert (await client.put("/v1/stream/s", headers=TEXT)).status_code == 201
         place = {**TEXT, "producer-id": "p", "producer-epoch": "0", "producer-seq": "0"}
         told = [(await client.post("/v1/stream/s", content="x", headers=place)).status_code for _ in range(2)]
@@ -19,7 +19,7 @@ async def test_a_repeated_producer_request_is_accepted_once() -> None:
 
 
 async def test_a_stream_name_is_not_a_session_id_and_a_session_id_not_a_stream_name() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         assert (await client.put("/v1/stream/s", headers=TEXT)).status_code == 201
         assert "~" not in (await client.get("/v1/sessions?children=true")).text
         assert (await client.get("/v1/sessions/s")).status_code == 404

@@ -17,7 +17,7 @@ from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.session.records import MessageAccepted, Record, TurnEnded
 from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import text
-from tests.server.serving import WAIT_S, called, make_app
+from tests.server.serving import WAIT_S, asgi_client, make_app
 
 
 class OneTextPump(EventBody):
@@ -109,7 +109,7 @@ class Turns(RecordEvents):
 
 async def test_a_body_of_records_ends_when_its_reader_has_them_all() -> None:
     app = make_app([text("Hello"), text("you")])
-    async with called(app), asyncio.timeout(WAIT_S):
+    async with asgi_client(app), asyncio.timeout(WAIT_S):
         await app.start()
         for words in ("one", "two"):
             async for _ in app.host.send("s1", words):

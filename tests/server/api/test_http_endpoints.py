@@ -35,12 +35,12 @@ from tests.server.serving import (
     Served,
     Socket,
     abort,
-    called,
+    asgi_client,
     command,
     make_app,
     opening,
     post,
-    said,
+    send_payload,
     served,
 )
 from tests.spec import spec
@@ -197,7 +197,7 @@ async def test_each_failure_of_the_store_has_its_own_problem(
     error: MidstreamError, status: int, retry: str
 ) -> None:
     store = FailingStore(MemoryStore())
-    async with called(make_app([text("hi")], store=store)) as client:
+    async with asgi_client(make_app([text("hi")], store=store)) as client:
         await client.get("/health")
         store.outage = error
         answer = await post(client, command())
@@ -234,7 +234,7 @@ async def test_a_head_request_opens_no_stream() -> None:
 
 async def test_health_is_always_ok_and_ready_reports_recovery_and_draining() -> None:
     app = make_app()
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (await client.get("/health")).json()["status"] == "ok"
         await app.host.wait_for_recovery()
         assert (await client.get("/ready")).json() == {"status": "ready", "failed": 0, "streams": 0}
@@ -257,7 +257,7 @@ async def test_health_is_always_ok_and_ready_reports_recovery_and_draining() -> 
 
 
 async def test_sessions_are_listed_last_changed_first_in_pages() -> None:
-    async with called(make_app(lambda _: text("hi"))) as client:
+    async with asgi_client(make_app(lambda _: text("hi"))) as client:
         for name in ("a", "b", "c"):
             await post(client, command(words=f"I am {name}"), session=name)
         first = (await client.get("/v1/sessions?limit=2")).json()
@@ -279,7 +279,7 @@ async def at_rest(client: httpx2.AsyncClient) -> None:
 
 async def test_a_page_starts_after_its_cursor_despite_changes_in_between() -> None:
     """A session that changes moves to the front of the list; no other session is left out or listed twice."""
-    async with called(make_app(lambda _: text("hi"))) as client:
+    async with asgi_client(make_app(lambda _: text("hi"))) as client:
         for name in ("a", "b", "c", "d"):
             await post(client, command(words=f"I am {name}"), session=name)
             await at_rest(client)
@@ -291,7 +291,7 @@ async def test_a_page_starts_after_its_cursor_despite_changes_in_between() -> No
 
 
 async def test_a_search_finds_sessions_by_title_or_id_on_every_page() -> None:
-    async with called(make_app(lambda _: text("hi"))) as client:
+    async with asgi_client(make_app(lambda _: text("hi"))) as client:
         for name in ("river-1", "s2", "s3", "s4"):
             words = "Tell me of a RIVER & sea" if name in ("s2", "s4") else "hello"
             await post(client, command(words=words), session=name)
@@ -329,7 +329,7 @@ async def test_a_page_reads_the_store_only_from_its_cursor_on() -> None:
         batch = Batch([b"{}"], 0, epoch, Sync.FULL, SessionListing(is_live=False, at=float(number)))
         await memory.append(f"s{number:03}", batch)
     store = Counting(memory)
-    async with called(make_app(store=store)) as client:
+    async with asgi_client(make_app(store=store)) as client:
         first = (await client.get("/v1/sessions?limit=50&after=100.0~s100")).json()
     assert [line["id"] for line in first["sessions"]] == [f"s{number:03}" for number in range(99, 49, -1)]
     assert "s100" not in store.listed
@@ -344,7 +344,7 @@ class Stopped(World):
 
 async def test_sessions_created_at_the_same_instant_are_each_listed_once() -> None:
     """No session is lost between two pages."""
-    async with called(make_app(lambda _: text("hi"), world=Stopped())) as client:
+    async with asgi_client(make_app(lambda _: text("hi"), world=Stopped())) as client:
         for name in ("a", "b", "c"):
             await post(client, command(words="hi"), session=name)
         query: str | None = "?limit=1"
@@ -361,7 +361,7 @@ async def test_sessions_created_at_the_same_instant_are_each_listed_once() -> No
     ["limit=0", "limit=201", "limit=-1", "limit=x", "children=2", "after=x", "after=1.5", "after=nan~a"],
 )
 async def test_numeric_query_parameters_have_bounds(query: str) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.get(f"/v1/sessions?{query}")
     assert (answer.status_code, answer.json()["code"]) == (400, "usage")
 
@@ -381,7 +381,7 @@ async def test_a_transcript_has_the_whole_history_and_the_event_id_to_follow_fro
         "completed",
     )
     user, step, answer = transcript["history"]
-    assert user == {"type": "user", "parts": said("double 21")["parts"]}
+    assert user == {"type": "user", "parts": send_payload("double 21")["parts"]}
     assert step["response"]["parts"][0]["name"] == "double"
     assert step["results"] == [{"call_id": "c1", "content": "42"}]
     assert answer["response"]["parts"] == [{"type": "text", "text": "forty-two"}]
@@ -403,7 +403,7 @@ async def test_a_transcript_of_a_running_turn_includes_the_partial_response() ->
 
 
 async def test_records_are_exported_one_per_line() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         await post(client, command())
         everything = (await client.get("/v1/sessions/s1/records")).text.splitlines()
         some = await client.get("/v1/sessions/s1/records?after=1&limit=2")
@@ -424,7 +424,7 @@ LARGE = "<script>alert(1)</script>\n" * 5000
 @spec("TURN-70", "TURN-71")
 async def test_a_large_result_is_fetched_by_its_digest_and_never_served_as_a_page() -> None:
     app = make_app([calls(("dump", "{}")), text("long")], tools=[dump])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await post(client, command())
         await records_until_end(await app.host.session("s1"), after=0)
         transcript = (await client.get("/v1/sessions/s1")).json()
@@ -452,7 +452,7 @@ async def test_a_damaged_record_costs_one_line_of_an_export() -> None:
     memory = Memory()
     script = [calls(("double", '{"number":2}')), text("four")]
     app = make_app(script, store=MemoryStore(memory), tools=[double])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await post(client, command())
         await records_until_end(await app.host.session("s1"), after=0)
         stored = memory.sessions["s1"].records
@@ -471,7 +471,7 @@ async def test_a_damaged_record_costs_one_line_of_an_export() -> None:
 
 
 async def test_a_session_can_be_deleted_only_when_no_turn_runs() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         await post(client, command())
         busy = await client.delete("/v1/sessions/s1")
         cancelled = await client.post("/v1/sessions/s1/cancel")
@@ -484,7 +484,7 @@ async def test_a_session_can_be_deleted_only_when_no_turn_runs() -> None:
 
 
 async def test_cancelling_another_turn_or_none_changes_nothing() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         await post(client, command())
         other = await client.post("/v1/sessions/s1/cancel?turn=2")
         this = await client.post("/v1/sessions/s1/cancel?turn=1")
@@ -503,7 +503,7 @@ async def test_cancelling_another_turn_or_none_changes_nothing() -> None:
     ],
 )
 async def test_a_missing_session_is_not_found_and_not_created(method: str, path: str) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.request(method, path)
         assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
         assert (await client.get("/v1/sessions")).json()["sessions"] == []
@@ -511,7 +511,7 @@ async def test_a_missing_session_is_not_found_and_not_created(method: str, path:
 
 @pytest.mark.parametrize("session", ["no%20spaces", "a" * 129, "caf%C3%A9"])
 async def test_a_malformed_session_id_is_refused(session: str) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.get(f"/v1/sessions/{session}")
     assert (answer.status_code, answer.json()["code"]) == (400, "usage")
 

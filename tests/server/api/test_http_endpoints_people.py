@@ -11,7 +11,7 @@ from midstream.errors import (
 from midstream.history.messages import Step
 from midstream.testing.scripted_model import Gate, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
-from tests.server.serving import WAIT_S, called, command, make_app, post
+from tests.server.serving import WAIT_S, asgi_client, command, make_app, post
 
 
 @tool(needs_approval=True)
@@ -28,7 +28,7 @@ async def _rests(runner: Runner) -> None:
 
 async def test_a_question_is_listed_until_it_is_answered_once() -> None:
     app = make_app([calls(("triple", '{"number": 2}')), text("ok")], tools=[triple])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (await client.get("/v1/questions")).json() == {"questions": [], "is_complete": True}
         await post(client, command())
         runner = await app.host.session("s1")
@@ -70,7 +70,7 @@ async def test_a_failed_turn_can_be_resumed_and_a_queued_message_taken_back() ->
     gate = asyncio.Event()
     lives: list[list[ScriptedStep]] = [[ModelRejectedError("no key")], [Gate(gate), *text("ok")]]
     app = make_app(lambda _: lives.pop(0))
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await post(client, command())
         runner = await app.host.session("s1")
         await _rests(runner)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from midstream.server.api.langgraph_threads import EMPTY_S, SWEEP_S, ThreadNotes
 from midstream.store.memory import MemoryStore
 from midstream.testing.fake_worlds import FakeWorld
-from tests.server.serving import called, make_app
+from tests.server.serving import asgi_client, make_app
 
 
 async def test_threads_without_messages_are_deleted_after_a_day() -> None:
     world, store = FakeWorld(), MemoryStore()
     app = make_app(store=store, world=world)
-    async with called(app):
+    async with asgi_client(app):
         await app.start()
         notes = ThreadNotes(app.host)
         await notes.change("old", {"a": 1})

@@ -8,8 +8,8 @@ from midstream.server.app import asgi
 from midstream.server.auth.access import Access, bearer
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.server.people import ADA, KNOWN, OPERATOR, say, told
-from tests.server.serving import called, make_app
+from tests.server.people import ADA, KNOWN, OPERATOR, post_message, status_and_code
+from tests.server.serving import asgi_client, make_app
 
 
 async def test_metrics_are_served_to_the_operator_only() -> None:
@@ -19,10 +19,10 @@ async def test_metrics_are_served_to_the_operator_only() -> None:
         access=Access(authenticate=bearer(KNOWN.get)),
         observers=[Prometheus()],
     )
-    async with called(app) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
-        assert told(await client.get("/metrics")) == (401, "unauthorized")
-        assert told(await client.get("/metrics", headers=ADA)) == (403, "access")
+    async with asgi_client(app) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
+        assert status_and_code(await client.get("/metrics")) == (401, "unauthorized")
+        assert status_and_code(await client.get("/metrics", headers=ADA)) == (403, "access")
         page = await client.get("/metrics", headers=OPERATOR)
         assert page.headers["content-type"].startswith("text/plain; version=")
         lines = page.text.splitlines()
@@ -32,5 +32,5 @@ async def test_metrics_are_served_to_the_operator_only() -> None:
 
 
 async def test_without_a_counting_observer_there_is_no_metrics_page() -> None:
-    async with called(make_app()) as client:
-        assert told(await client.get("/metrics")) == (404, "not_found")
+    async with asgi_client(make_app()) as client:
+        assert status_and_code(await client.get("/metrics")) == (404, "not_found")

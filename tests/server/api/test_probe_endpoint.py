@@ -10,7 +10,7 @@ import websockets
 
 from midstream.protocol.sse import SseDecoder
 from midstream.server.api.probe_endpoint import PROBES_MAX
-from tests.server.serving import WAIT_S, Socket, called, make_app, served
+from tests.server.serving import WAIT_S, Socket, asgi_client, make_app, served
 from tests.spec import spec
 
 FAST = "every_ms=1"
@@ -34,7 +34,7 @@ async def test_chunks_are_numbered_over_every_transport() -> None:
 
 @pytest.mark.parametrize("query", ["every_ms=0", "every_ms=1001", "every_ms=long"])
 async def test_long_probes_are_refused(query: str) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         assert (await client.get(f"/v1/probe/events?{query}")).status_code == 400
         assert (await client.get("/v1/probe/poll?n=5")).status_code == 400
 

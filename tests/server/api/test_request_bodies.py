@@ -13,7 +13,7 @@ from starlette.types import Message
 from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.api import request_bodies
 from midstream.testing.scripted_model import text
-from tests.server.serving import KEYS, WAIT_S, called, command, make_app, post
+from tests.server.serving import KEYS, WAIT_S, asgi_client, command, make_app, post
 
 
 async def test_a_client_that_disconnects_before_its_command_is_complete_changes_nothing() -> None:
@@ -42,7 +42,7 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_read_whole() -> No
             sent += 64 * 1024
             yield b" " * 64 * 1024
 
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.post("/v1/sessions/s1/commands", content=endless(), headers=KEYS)
     assert (answer.status_code, answer.json()["code"]) == (413, "frame_too_large")
 
@@ -76,7 +76,7 @@ async def test_a_body_with_a_declared_length_above_the_limit_is_refused_unread()
 
 @pytest.mark.parametrize("path", ["commands", "answer", "events", "poll"])
 async def test_a_compressed_body_is_refused_with_the_accepted_encodings(path: str) -> None:
-    async with called(make_app([text("hi")])) as client:
+    async with asgi_client(make_app([text("hi")])) as client:
         assert (await post(client, command())).status_code == 200
         body = gzip.compress(json.dumps(command()).encode())
         told = await client.post(
@@ -99,7 +99,7 @@ async def test_the_wait_for_a_body_is_bounded(
         await asyncio.Event().wait()
 
     app = make_app()
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         answer = await asyncio.wait_for(
             client.post("/v1/sessions/s1/commands", content=half(), headers=KEYS), WAIT_S
         )

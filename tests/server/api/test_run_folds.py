@@ -11,7 +11,7 @@ from midstream.server.api.langgraph_threads import GraphThreads
 from midstream.server.api.run_folds import FoldedRuns
 from midstream.session.journal_reading import JournalReader
 from midstream.testing.scripted_model import text
-from tests.server.serving import called, make_app
+from tests.server.serving import asgi_client, make_app
 from tests.server.test_kept import prune
 
 Json = dict[str, Any]
@@ -35,7 +35,7 @@ async def read_on(host: Host, found: FoldedRuns[RunFold], wanted: Subscription) 
 
 async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_a_reader_of_the_whole_thread() -> None:
     app = make_app([text("Hello you.")])
-    async with called(app) as http:
+    async with asgi_client(app) as http:
         for words in ("one", "two", "three"):
             await run_turn(http, words)
         threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
@@ -55,7 +55,7 @@ async def test_a_reader_of_the_newest_turn_gets_the_same_events_as_a_reader_of_t
 
 async def test_a_thread_with_a_pruned_or_deleted_journal_is_folded_again() -> None:
     app = make_app([text("Hello you.")])
-    async with called(app) as http:
+    async with asgi_client(app) as http:
         await run_turn(http, "one")
         await run_turn(http, "two")
         shown = (await http.get("/v1/langgraph/threads/s1/state")).json()["values"]
@@ -74,7 +74,7 @@ async def test_a_thread_with_a_pruned_or_deleted_journal_is_folded_again() -> No
 
 async def test_a_reader_misses_no_event_where_the_journal_is_pruned_behind_it() -> None:
     app = make_app([text("Hello you.")])
-    async with called(app) as http:
+    async with asgi_client(app) as http:
         await run_turn(http, "one")
         threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")
         newest = await threads.folds.newest_seq(runner, "s1")
@@ -90,7 +90,7 @@ async def test_a_reader_misses_no_event_where_the_journal_is_pruned_behind_it() 
 
 async def test_a_reader_ahead_of_the_journal_gets_the_newest_turn() -> None:
     app = make_app([text("Hello you.")])
-    async with called(app) as http:
+    async with asgi_client(app) as http:
         await run_turn(http, "one")
         await run_turn(http, "two")
         threads, runner = GraphThreads(app.host, app.connections), await app.host.session("s1")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx2
 
 from midstream.testing.scripted_model import text
-from tests.server.serving import KEYS, Json, Served, called, command, make_app, post, served
+from tests.server.serving import KEYS, Json, Served, asgi_client, command, make_app, post, served
 from tests.server.test_kept import serve_pruned
 
 PATH = "/v1/stream/sessions/s1"
@@ -36,7 +36,7 @@ async def events_of(body: httpx2.Response) -> AsyncIterator[tuple[str, Json]]:
 
 
 async def test_a_session_can_be_read_from_each_offset_as_its_records() -> None:
-    async with called(make_app([text("One."), text("Two.")])) as client:
+    async with asgi_client(make_app([text("One."), text("Two.")])) as client:
         await run_turn(client, "hi", "k1")
         lines = (await client.get("/v1/sessions/s1/records")).text.splitlines()
         records = [json.loads(line) for line in lines]
@@ -58,7 +58,7 @@ async def test_a_session_can_be_read_from_each_offset_as_its_records() -> None:
 
 
 async def test_the_stream_of_a_session_is_read_only() -> None:
-    async with called(make_app([text("One.")])) as client:
+    async with asgi_client(make_app([text("One.")])) as client:
         await run_turn(client, "hi", "k1")
         for method in ("PUT", "POST", "DELETE"):
             told = await client.request(method, PATH, content="x")

@@ -6,7 +6,7 @@ from midstream.server.api.plain_streams import PlainStreams
 from midstream.server.api.stream_sweeping import BUCKET_S, PLACE, StreamSweeper
 from midstream.store.memory import MemoryStore
 from tests.server.people import Later
-from tests.server.serving import called, make_app
+from tests.server.serving import asgi_client, make_app
 
 TEXT = {"content-type": "text/plain"}
 
@@ -18,7 +18,7 @@ async def journals(store: MemoryStore) -> set[str]:
 async def test_an_expired_stream_without_readers_is_removed() -> None:
     store, world = MemoryStore(), Later()
     app = make_app(store=store, world=world)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         for name, lifetime in {
             "soon": {"stream-ttl": "60"},
             "late": {"stream-ttl": "90000"},
@@ -50,7 +50,7 @@ async def test_an_expired_stream_without_readers_is_removed() -> None:
 async def test_a_source_is_removed_with_its_last_fork() -> None:
     store, world = MemoryStore(), Later()
     app = make_app(store=store, world=world)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         await client.put("/v1/stream/source", content="x", headers={**TEXT, "stream-ttl": "60"})
         forked = {**TEXT, "stream-forked-from": "/v1/stream/source", "stream-ttl": "5000"}
         assert (await client.put("/v1/stream/fork", headers=forked)).status_code == 201
@@ -68,7 +68,7 @@ async def test_a_source_is_removed_with_its_last_fork() -> None:
 async def test_a_sweep_is_bounded_and_the_next_one_continues() -> None:
     store, world = MemoryStore(), Later()
     app = make_app(store=store, world=world)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         for number in range(7):
             await client.put(f"/v1/stream/s{number}", headers={**TEXT, "stream-ttl": "1"})
         world.ahead_s += 5000

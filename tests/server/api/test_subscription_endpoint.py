@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 
 from midstream.server.api.subscription_delivery import SUBSCRIPTIONS_MAX
-from tests.server.serving import Json, called, make_app
+from tests.server.serving import Json, asgi_client, make_app
 
 SUBSCRIPTION = "/v1/stream/__ds/subscriptions/sub"
 JSON = {"content-type": "application/json"}
@@ -31,7 +31,7 @@ def report(wake: Json, **more: object) -> Json:
 async def test_existing_records_are_not_delivered_and_new_streams_are_delivered_from_their_beginning() -> (
     None
 ):
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         await client.put("/v1/stream/events/old", headers=JSON, content='["a"]')
         await subscribed(client)
         refused = await client.post(f"{SUBSCRIPTION}/claim", json={"worker": "w"})
@@ -43,7 +43,7 @@ async def test_existing_records_are_not_delivered_and_new_streams_are_delivered_
 
 
 async def test_a_report_that_acks_too_much_changes_nothing() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         await subscribed(client)
         await client.put("/v1/stream/events/a", headers=JSON, content='["a"]')
         wake = await claimed(client)
@@ -62,7 +62,7 @@ async def test_a_report_that_acks_too_much_changes_nothing() -> None:
 
 
 async def test_a_token_is_valid_for_its_subscription_while_that_exists() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         await subscribed(client)
         await client.put("/v1/stream/events/a", headers=JSON, content='["a"]')
         wake = await claimed(client)
@@ -80,7 +80,7 @@ async def test_a_token_is_valid_for_its_subscription_while_that_exists() -> None
 
 
 async def test_a_subscription_config_is_compared_as_a_whole_and_needs_its_wake_stream() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 409, "no wake stream"
         await subscribed(client)
         assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 200
@@ -92,7 +92,7 @@ async def test_a_subscription_config_is_compared_as_a_whole_and_needs_its_wake_s
 
 
 async def test_subscriptions_of_one_principal_are_bounded() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         await subscribed(client)
         told = [
             (await client.put(f"/v1/stream/__ds/subscriptions/s{number}", json=PULL)).status_code

@@ -16,13 +16,13 @@ from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.session.records import TurnStatus
 from midstream.session.session import Received
 from midstream.testing.scripted_model import Gate, text
-from tests.server.serving import WAIT_S, called, make_app
+from tests.server.serving import WAIT_S, asgi_client, make_app
 
 
 async def test_stopping_a_turn_returns_after_the_turn_has_ended() -> None:
     gate = asyncio.Event()
     app = make_app([[TextDelta("Hello "), Gate(gate), TextDelta("you"), Finished()]])
-    async with called(app), asyncio.timeout(WAIT_S):
+    async with asgi_client(app), asyncio.timeout(WAIT_S):
         await app.start()
         runner = await app.host.session("s1", create=True)
         async with aclosing(app.host.send("s1", "hi")) as events:
@@ -73,7 +73,7 @@ async def test_a_request_gives_up_after_repeated_conflicts_or_a_refusal() -> Non
 
 async def test_only_new_messages_of_a_chat_are_sent_within_a_limit() -> None:
     app = make_app([text("Hello"), text("you")])
-    async with called(app), asyncio.timeout(WAIT_S):
+    async with asgi_client(app), asyncio.timeout(WAIT_S):
         await app.start()
         runner = await app.host.session("s1", create=True)
         messages = [{"role": "user", "parts": [{"type": "text", "text": "hi"}]}]

@@ -24,7 +24,7 @@ from midstream.session.blobs import blob_of
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, calls, text
 from midstream.tools.function_tools import tool
-from tests.server.people import ADA, BOB, EVE, KNOWN, OPERATOR, say
+from tests.server.people import ADA, BOB, EVE, KNOWN, OPERATOR, post_message
 from tests.server.serving import KEYS, Served, Socket, command, opening, served
 
 LARGE = "large " * 20_000
@@ -103,7 +103,7 @@ async def _shared() -> AsyncIterator[Served]:
         observers=[Prometheus()],
     )
     async with served(app) as server:
-        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await post_message(server.http, "s1", ADA)).status_code == 200
         runner = await app.host.session("s1")
         while runner.state.is_live:
             await runner.wait(runner.newest.position)

@@ -29,8 +29,19 @@ from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Stall, calls, text
 from midstream.tools.function_tools import tool
-from tests.server.people import ADA, BOB, EVE, KNOWN, OPERATOR, TENANTS, Later, guarded_app, say, told
-from tests.server.serving import KEYS, Socket, abort, called, command, make_app, opening, served
+from tests.server.people import (
+    ADA,
+    BOB,
+    EVE,
+    KNOWN,
+    OPERATOR,
+    TENANTS,
+    Later,
+    guarded_app,
+    post_message,
+    status_and_code,
+)
+from tests.server.serving import KEYS, Socket, abort, asgi_client, command, make_app, opening, served
 from tests.spec import spec
 
 EVENTS = "/v1/sessions/s1/events"
@@ -56,17 +67,17 @@ def session_routes(app: App) -> list[tuple[str, str]]:
 @spec("STREAM-69")
 async def test_rule_1_knowledge_of_every_foreign_id_gives_access_on_no_route() -> None:
     app = guarded_app()
-    async with called(app) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(app) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         routes = session_routes(app)
         assert len(routes) >= 15
         for method, path in routes:
             foreign = await client.request(method, path, headers={**KEYS, **BOB}, json=command())
-            assert told(foreign) == (404, "session_not_found"), (method, path)
+            assert status_and_code(foreign) == (404, "session_not_found"), (method, path)
             if path.rpartition("/")[2] in {"commands", "events", "poll", "tickets"}:
                 continue  # A session begins with these.
             missing = await client.request(method, path.replace("s1", "s2"), headers={**KEYS, **BOB})
-            assert told(missing) == (404, "session_not_found"), (method, path)
+            assert status_and_code(missing) == (404, "session_not_found"), (method, path)
         listed = [
             (await client.get("/v1/sessions", headers=who)).json()["sessions"] for who in (ADA, BOB, OPERATOR)
         ]
@@ -76,11 +87,11 @@ async def test_rule_1_knowledge_of_every_foreign_id_gives_access_on_no_route() -
 @spec("STREAM-69")
 async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_reveals_that_it_exists() -> None:
     async with served(guarded_app()) as server:
-        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await post_message(server.http, "s1", ADA)).status_code == 200
         shown = await server.http.get(EVENTS, headers={**KEYS, **ADA, "last-event-id": "0-0"})
         assert shown.status_code == 200
         again = await server.http.get(EVENTS, headers={**KEYS, **BOB, "last-event-id": "1-1"})
-        assert told(again) == (404, "session_not_found")
+        assert status_and_code(again) == (404, "session_not_found")
         with pytest.raises(websockets.InvalidStatus) as refused:
             async with server.socket(headers=BOB):
                 pass
@@ -92,8 +103,8 @@ async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_reveals_
 
 @pytest.mark.parametrize("end", ["%0A", "%0a%0a", "%00", "%0D", "/", "//", "%2F", "%20", "%E2%80%A8"])
 async def test_rule_1_no_spelling_of_a_path_bypasses_authentication(end: str) -> None:
-    async with called(guarded_app()) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(guarded_app()) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         for what in ("", "/records", "/events", "/owner", "/cancel"):
             for method in ("GET", "POST"):
                 path = f"/v1/sessions/s1{what}{end}"
@@ -133,9 +144,9 @@ class RequestRecordingStore(MemoryStore):
 async def test_rule_2_a_tenant_gets_no_row_of_another_for_any_request() -> None:
     store = RequestRecordingStore()
     app = guarded_app(known=TENANTS, store=store)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         for session in ("s1", "s2", "acme:s3"):
-            assert (await say(client, session, ADA)).status_code == 200
+            assert (await post_message(client, session, ADA)).status_code == 200
         parts = ["acme:", "other:", "s1", "s2", "s3", "::", "1.1.0", "%2e%2e", "..", ":", "x"]
         store.asked.clear()
         chance = random.Random(7)
@@ -149,7 +160,7 @@ async def test_rule_2_a_tenant_gets_no_row_of_another_for_any_request() -> None:
         assert (await client.get("/v1/sessions", headers=EVE)).json()["sessions"] == []
 
         # Each tenant has its own names, and receives them without the tenant's prefix.
-        assert (await say(client, "s1", EVE)).status_code == 200
+        assert (await post_message(client, "s1", EVE)).status_code == 200
         for who, names in ((EVE, ["s1"]), (ADA, ["s1", "s2", "s3"]), (BOB, [])):
             lines = (await client.get("/v1/sessions", headers=who)).json()["sessions"]
             assert sorted(line["id"] for line in lines) == names
@@ -161,11 +172,14 @@ async def test_rule_2_a_tenant_gets_no_row_of_another_for_any_request() -> None:
 
 async def test_rule_2_no_hook_grants_access_across_tenants() -> None:
     app = guarded_app(known=TENANTS, authorize=lambda *_: True)
-    async with called(app) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(app) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         assert (await client.get("/v1/sessions/s1", headers=BOB)).status_code == 200
         for name in ("s1", "acme:s1", "other:acme:s1"):
-            assert told(await client.get(f"/v1/sessions/{name}", headers=EVE)) == (404, "session_not_found")
+            assert status_and_code(await client.get(f"/v1/sessions/{name}", headers=EVE)) == (
+                404,
+                "session_not_found",
+            )
 
 
 # --- 3. ended permission --------------------------------------------------------------------------
@@ -182,7 +196,9 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
     known, world = {**KNOWN}, Later()
     app = guarded_app(known=known, world=world, recheck_s=0.05 if end == "token withdrawn" else 300.0)
     async with served(app) as server:
-        assert (await say(server.http, "s1", BOB if end == "reader removed" else ADA)).status_code == 200
+        assert (
+            await post_message(server.http, "s1", BOB if end == "reader removed" else ADA)
+        ).status_code == 200
         if end == "reader removed":
             assert (await server.http.put("/v1/sessions/s1/readers/ada", headers=BOB)).status_code == 200
         if end == "expired":
@@ -208,7 +224,7 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
 async def test_rule_3_http_events_end_with_the_permission_and_not_as_an_end_of_the_turn() -> None:
     app = guarded_app([[Stall()]])
     async with served(app) as server:
-        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await post_message(server.http, "s1", ADA)).status_code == 200
         async with server.http.stream("GET", EVENTS, headers={**KEYS, **ADA}) as events:
             lines = events.aiter_lines()
             assert [await anext(lines), await anext(lines)] == ["retry: 1000", ""]
@@ -236,9 +252,9 @@ PAGE = {"origin": "https://app.example"}
 async def _ticketing() -> AsyncIterator[tuple[App, Later, httpx2.AsyncClient]]:
     world = Later()
     app = guarded_app(world=world, allowed_origins=[PAGE["origin"]])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         for session in ("s1", "s2"):
-            assert (await say(client, session, ADA)).status_code == 200
+            assert (await post_message(client, session, ADA)).status_code == 200
         yield app, world, client
 
 
@@ -255,7 +271,7 @@ async def _ticket(client: httpx2.AsyncClient, session: str = "s1", action: str =
 async def _opens(client: httpx2.AsyncClient, path: str, **headers: str) -> tuple[int, str]:
     """Request the events of an ended turn, as a browser does."""
     answer = await client.get(path, headers={**PAGE, **KEYS, "last-event-id": "0-0", **headers})
-    return (200, "") if answer.status_code == 200 else told(answer)
+    return (200, "") if answer.status_code == 200 else status_and_code(answer)
 
 
 @spec("STREAM-71")
@@ -279,7 +295,9 @@ async def test_rule_4_a_ticket_opens_one_stream_of_its_session_once_and_soon() -
         world.ahead_s = 30.0
         assert await _opens(client, f"{EVENTS}?ticket={late}") == refused
         for_else = await _ticket(client)
-        assert told(await client.get(f"/v1/sessions/s1?ticket={for_else}", headers=PAGE)) == refused
+        assert (
+            status_and_code(await client.get(f"/v1/sessions/s1?ticket={for_else}", headers=PAGE)) == refused
+        )
 
 
 @pytest.mark.parametrize("name", ["token", "access_token", "ticket", "authorization", "api_key"])
@@ -292,7 +310,7 @@ async def test_rule_4_no_long_lived_token_is_accepted_in_an_address(name: str) -
 async def test_rule_4_a_ticket_of_a_cookie_ends_with_the_cookie() -> None:
     app = guarded_app()
     async with served(app) as server:
-        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await post_message(server.http, "s1", ADA)).status_code == 200
         cookie = (await server.http.post("/v1/login", headers=ADA, json={})).headers["set-cookie"]
         name, _, attributes = cookie.partition("; ")
         assert {each.lower() for each in attributes.split("; ")} >= {"httponly", "samesite=strict", "path=/"}
@@ -306,23 +324,35 @@ async def test_rule_4_a_ticket_of_a_cookie_ends_with_the_cookie() -> None:
             out = await server.http.post("/v1/logout", headers={**browser, "x-midstream": "page"})
             assert out.status_code == 204
             assert await _until_closed(reader) == ("unauthorized", 1008)
-        assert told(await server.http.get("/v1/sessions", headers={"cookie": name})) == (401, "unauthorized")
+        assert status_and_code(await server.http.get("/v1/sessions", headers={"cookie": name})) == (
+            401,
+            "unauthorized",
+        )
 
 
 @spec("STREAM-72")
 async def test_rule_4_a_viewers_pass_permits_reading_one_session_until_it_expires() -> None:
     world = Later()
-    async with called(guarded_app(world=world)) as client:
+    async with asgi_client(guarded_app(world=world)) as client:
         for session in ("s1", "s2"):
-            assert (await say(client, session, ADA)).status_code == 200
+            assert (await post_message(client, session, ADA)).status_code == 200
         issued = await client.post("/v1/sessions/s1/viewers", headers=ADA, json={"for_s": 60})
         viewer = {"authorization": f"Bearer {issued.json()['word']}"}
         assert (await client.get("/v1/sessions/s1", headers=viewer)).status_code == 200
-        assert told(await client.get("/v1/sessions/s2", headers=viewer)) == (404, "session_not_found")
-        assert told(await say(client, "s1", viewer)) == (403, "access")
-        assert told(await client.delete("/v1/sessions/s1", headers=viewer)) == (403, "access")
-        assert told(await client.post("/v1/sessions/s1/viewers", headers=viewer, json={})) == (403, "access")
-        assert told(await client.post("/v1/login-links", headers=viewer, json={})) == (403, "access")
+        assert status_and_code(await client.get("/v1/sessions/s2", headers=viewer)) == (
+            404,
+            "session_not_found",
+        )
+        assert status_and_code(await post_message(client, "s1", viewer)) == (403, "access")
+        assert status_and_code(await client.delete("/v1/sessions/s1", headers=viewer)) == (403, "access")
+        assert status_and_code(await client.post("/v1/sessions/s1/viewers", headers=viewer, json={})) == (
+            403,
+            "access",
+        )
+        assert status_and_code(await client.post("/v1/login-links", headers=viewer, json={})) == (
+            403,
+            "access",
+        )
         lines = (await client.get("/v1/sessions", headers=viewer)).json()["sessions"]
         assert [line["id"] for line in lines] == ["s1"]
         kept = (
@@ -330,20 +360,23 @@ async def test_rule_4_a_viewers_pass_permits_reading_one_session_until_it_expire
         )
         by_cookie = {"cookie": kept, "x-midstream": "page"}
         # A cookie adds no rights.
-        assert told(await say(client, "s1", by_cookie)) == (
+        assert status_and_code(await post_message(client, "s1", by_cookie)) == (
             403,
             "access",
         )
         world.ahead_s = 61.0
         for shown in (viewer, by_cookie):
-            assert told(await client.get("/v1/sessions/s1", headers=shown)) == (401, "unauthorized")
+            assert status_and_code(await client.get("/v1/sessions/s1", headers=shown)) == (
+                401,
+                "unauthorized",
+            )
 
 
 @spec("STREAM-70", "STREAM-106")
 async def test_rule_3_revoking_a_viewers_pass_revokes_all_that_was_issued_for_it() -> None:
     app = guarded_app()
     async with served(app) as server:
-        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await post_message(server.http, "s1", ADA)).status_code == 200
         viewer = await _viewer_of_s1(server.http)
         told_of = await server.http.post("/v1/login", headers=viewer, json={})
         by_cookie = {"cookie": told_of.headers["set-cookie"].partition(";")[0], "x-midstream": "page"}
@@ -363,31 +396,31 @@ async def test_rule_3_revoking_a_viewers_pass_revokes_all_that_was_issued_for_it
             assert await _until_closed(reader) == await _until_closed(ticketed) == ("unauthorized", 1008)
         for shown in (viewer, by_cookie):
             answer = await server.http.get("/v1/sessions/s1", headers=shown)
-            assert told(answer) == (401, "unauthorized")
+            assert status_and_code(answer) == (401, "unauthorized")
         for ticket in tickets:
             assert await _opens(server.http, f"{EVENTS}?ticket={ticket}", origin="") == (401, "unauthorized")
 
 
 @spec("STREAM-106")
 async def test_rule_3_a_viewers_pass_shows_no_later_session_of_the_same_name() -> None:
-    async with called(guarded_app()) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(guarded_app()) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         await client.get(EVENTS, headers={**ADA, **KEYS})
         viewer = await _viewer_of_s1(client)
         assert (await client.get("/v1/sessions/s1", headers=viewer)).status_code == 200
         assert (await client.delete("/v1/sessions/s1", headers=ADA)).status_code == 204
-        assert (await say(client, "s1", BOB)).status_code == 200
+        assert (await post_message(client, "s1", BOB)).status_code == 200
         for path in ("", "/records", "/events", "/poll"):
             answer = await client.get(f"/v1/sessions/s1{path}", headers=viewer)
-            assert told(answer) == (404, "session_not_found")
+            assert status_and_code(answer) == (404, "session_not_found")
         assert (await client.get("/v1/sessions", headers=viewer)).json()["sessions"] == []
 
 
 @spec("STREAM-106")
 async def test_rule_3_neither_a_logout_nor_a_lock_out_leaves_a_way_back_in() -> None:
     app = guarded_app()
-    async with called(app) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(app) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         cookie = (await client.post("/v1/login", headers=ADA, json={})).headers["set-cookie"]
         client.cookies.clear()
         browser = {"cookie": cookie.partition(";")[0], "x-midstream": "page"}
@@ -397,7 +430,7 @@ async def test_rule_3_neither_a_logout_nor_a_lock_out_leaves_a_way_back_in() -> 
         client.cookies.clear()
         assert await _opens(client, f"{EVENTS}?ticket={ticket}", origin="") == (401, "unauthorized")
         await app.auth.lock_out(Principal("ada"))
-        assert told(await client.post("/v1/login", json={"login": link})) == (401, "unauthorized")
+        assert status_and_code(await client.post("/v1/login", json={"login": link})) == (401, "unauthorized")
 
 
 async def _viewer_of_s1(client: httpx2.AsyncClient) -> dict[str, str]:
@@ -411,7 +444,7 @@ async def _viewer_of_s1(client: httpx2.AsyncClient) -> dict[str, str]:
 
 async def test_rule_5_a_page_of_another_site_is_refused_on_every_route_with_any_credentials() -> None:
     app = guarded_app()
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         for method, path in [
             *session_routes(app),
             ("GET", "/v1/sessions"),
@@ -421,37 +454,49 @@ async def test_rule_5_a_page_of_another_site_is_refused_on_every_route_with_any_
             answer = await client.request(
                 method, path, headers={**KEYS, **ADA, "origin": "https://evil.example"}, json=command()
             )
-            assert told(answer) == (403, "foreign_origin"), (method, path)
+            assert status_and_code(answer) == (403, "foreign_origin"), (method, path)
             assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
 @spec("STREAM-73")
 async def test_rule_5_credentials_that_browsers_send_automatically_permit_no_change_and_no_stream() -> None:
     app = guarded_app()
-    async with called(app) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(app) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         cookie = (
             (await client.post("/v1/login", headers=ADA, json={})).headers["set-cookie"].partition(";")[0]
         )
         client.cookies.clear()
         browser = {"cookie": cookie}
         form = {**browser, "content-type": "application/x-www-form-urlencoded"}
-        assert told(await client.post("/v1/sessions/s1/cancel", headers=form)) == (403, "foreign_origin")
-        assert told(await client.delete("/v1/sessions/s1", headers=browser)) == (403, "foreign_origin")
+        assert status_and_code(await client.post("/v1/sessions/s1/cancel", headers=form)) == (
+            403,
+            "foreign_origin",
+        )
+        assert status_and_code(await client.delete("/v1/sessions/s1", headers=browser)) == (
+            403,
+            "foreign_origin",
+        )
         meant = {**browser, "x-midstream": "page"}
         assert (await client.post("/v1/sessions/s1/cancel", headers=meant)).status_code == 202
         bare = {**browser, "last-event-id": "0-0"}
-        assert told(await client.get(EVENTS, headers=bare)) == (403, "foreign_origin")
+        assert status_and_code(await client.get(EVENTS, headers=bare)) == (403, "foreign_origin")
         assert (await client.get("/v1/sessions/s1", headers=browser)).status_code == 200
 
 
 async def test_rule_5_without_authentication_a_form_of_a_foreign_page_changes_nothing() -> None:
-    async with called(make_app([text("Hello.")])) as client:
-        assert (await say(client, "s1", {})).status_code == 200
+    async with asgi_client(make_app([text("Hello.")])) as client:
+        assert (await post_message(client, "s1", {})).status_code == 200
         form = {"origin": "http://testserver", "content-type": "text/plain"}
-        assert told(await client.post("/v1/sessions/s1/cancel", headers=form)) == (403, "foreign_origin")
+        assert status_and_code(await client.post("/v1/sessions/s1/cancel", headers=form)) == (
+            403,
+            "foreign_origin",
+        )
         simple = {"sec-fetch-site": "cross-site"}
-        assert told(await client.post("/v1/sessions/s1/cancel", headers=simple)) == (403, "foreign_origin")
+        assert status_and_code(await client.post("/v1/sessions/s1/cancel", headers=simple)) == (
+            403,
+            "foreign_origin",
+        )
         assert (await client.post("/v1/sessions/s1/cancel")).status_code == 202  # A program.
 
 
@@ -461,8 +506,8 @@ async def test_rule_5_without_authentication_a_form_of_a_foreign_page_changes_no
 async def test_rule_6_a_local_server_refuses_another_host_name_or_a_missing_token() -> None:
     async with served(guarded_app()) as server:
         evil = await server.http.get("/v1/sessions", headers={**ADA, "host": "evil.example"})
-        assert told(evil) == (403, "foreign_origin")
-        assert told(await server.http.get("/v1/sessions")) == (401, "unauthorized")
+        assert status_and_code(evil) == (403, "foreign_origin")
+        assert status_and_code(await server.http.get("/v1/sessions")) == (401, "unauthorized")
         assert (await server.http.get("/v1/sessions")).headers["www-authenticate"] == "Bearer"
         assert (await server.http.get("/v1/sessions", headers=ADA)).status_code == 200
 
@@ -472,23 +517,23 @@ async def test_rule_6_a_local_server_refuses_another_host_name_or_a_missing_toke
 
 async def test_rule_7_a_key_has_four_answers_and_never_a_second_run() -> None:
     app = guarded_app(lambda _: text("Hello."))
-    async with called(app) as client:
-        first = await say(client, "s1", ADA)
-        again = await say(client, "s1", ADA)
+    async with asgi_client(app) as client:
+        first = await post_message(client, "s1", ADA)
+        again = await post_message(client, "s1", ADA)
         assert (first.content, first.status_code) == (again.content, again.status_code)
         assert again.headers["x-midstream-replayed"] == "true"
         other = await client.post(
             "/v1/sessions/s1/commands", json=command(words="else"), headers={**KEYS, **ADA}
         )
-        assert told(other) == (422, "stream_reused")
+        assert status_and_code(other) == (422, "stream_reused")
         bare = await client.post("/v1/sessions/s1/commands", json=command(), headers=ADA)
-        assert told(bare) == (400, "malformed_frame")
+        assert status_and_code(bare) == (400, "malformed_frame")
         unknown = {**KEYS, **ADA, "x-idempotency-key": "never-seen"}
         late = await client.post("/v1/sessions/s1/commands", json=abort(3), headers=unknown)
-        assert told(late)[0] in {404, 409}
+        assert status_and_code(late)[0] in {404, 409}
         # The same key of another principal is another key: it is scoped to the session, which belongs to its
         # owner.
-        assert (await say(client, "s2", BOB)).headers.get("x-midstream-replayed") is None
+        assert (await post_message(client, "s2", BOB)).headers.get("x-midstream-replayed") is None
         assert (await client.get("/v1/sessions/s1", headers=ADA)).json()["turns"] == 1
 
 
@@ -498,7 +543,7 @@ async def test_rule_7_a_key_has_four_answers_and_never_a_second_run() -> None:
 async def test_rule_8_commands_in_any_order_and_number_are_accepted_once_each_in_order() -> None:
     seed = 20261122
     chance = random.Random(seed)
-    async with called(guarded_app(lambda _: text("Hello."))) as client:
+    async with asgi_client(guarded_app(lambda _: text("Hello."))) as client:
         for story in range(5):
             session, taken = f"s{story}", 0
             for _ in range(40):
@@ -518,7 +563,7 @@ async def test_rule_8_commands_in_any_order_and_number_are_accepted_once_each_in
                     problem = answer.json()
                     known = taken > 0  # An unknown session gets the same response as a foreign one.
                     expected = (409, "seqno_gap") if known else (404, "session_not_found")
-                    assert told(answer) == expected, (seed, story, seqno, taken)
+                    assert status_and_code(answer) == expected, (seed, story, seqno, taken)
                     assert not known or problem["expected"] == taken
             if taken:
                 lines = (await client.get(f"/v1/sessions/{session}/records", headers=ADA)).text.splitlines()
@@ -531,7 +576,7 @@ async def test_rule_8_commands_in_any_order_and_number_are_accepted_once_each_in
 @spec("STREAM-57", "STREAM-69")
 async def test_rule_8_an_early_command_is_refused_as_a_gap_where_the_session_exists() -> None:
     early = {"type": "command", "seqno": 3, "payload": {"type": "cancel"}}
-    async with called(guarded_app(lambda _: text("Hello."))) as client:
+    async with asgi_client(guarded_app(lambda _: text("Hello."))) as client:
         url = "/v1/sessions/s1"
         assert (await client.get(f"{url}/poll?n=0", headers={**KEYS, **ADA})).status_code == 200
         answers = {
@@ -539,8 +584,8 @@ async def test_rule_8_an_early_command_is_refused_as_a_gap_where_the_session_exi
             for who, shown in (("ada", ADA), ("bob", BOB))
         }
         missing = await client.post("/v1/sessions/s2/commands", json=early, headers={**KEYS, **BOB})
-    assert (told(answers["ada"]), answers["ada"].json()["expected"]) == ((409, "seqno_gap"), 0)
-    assert told(answers["bob"]) == told(missing) == (404, "session_not_found")
+    assert (status_and_code(answers["ada"]), answers["ada"].json()["expected"]) == ((409, "seqno_gap"), 0)
+    assert status_and_code(answers["bob"]) == status_and_code(missing) == (404, "session_not_found")
 
 
 # --- 9. limits ------------------------------------------------------------------------------------
@@ -574,14 +619,14 @@ async def test_rule_9_each_limit_is_reported_in_a_problem(
         elif what == "many requests":
             answer = [await client.get("/v1/sessions", headers=ADA) for _ in range(3)][-1]
         elif what.startswith("streams"):
-            assert (await say(client, "s1", ADA)).status_code == 200
+            assert (await post_message(client, "s1", ADA)).status_code == 200
             async with client.stream("GET", EVENTS, headers={**KEYS, **ADA}) as first:
                 assert first.status_code == 200
                 answer = await client.get(EVENTS, headers=ADA)
         else:
-            assert (await say(client, "s1", ADA)).status_code == 200
-            answer = await say(client, "s2", ADA)
-        assert told(answer) == expected
+            assert (await post_message(client, "s1", ADA)).status_code == 200
+            answer = await post_message(client, "s2", ADA)
+        assert status_and_code(answer) == expected
         assert answer.headers["content-type"] == "application/problem+json"
         problem = answer.json()
         assert not problem["next"].startswith(("Do not repeat", "Try again at once"))
@@ -594,28 +639,28 @@ async def test_rule_9_an_address_has_its_own_limits_and_the_local_machine_has_no
     app = guarded_app(limits=limits)
     far = httpx2.ASGITransport(app=app, client=("198.51.100.7", 4711), raise_app_exceptions=False)
     async with (
-        called(app) as client,
+        asgi_client(app) as client,
         httpx2.AsyncClient(transport=far, base_url="http://testserver") as guesser,
     ):
         wrong = {"authorization": "Bearer a-guess-of-somebody"}
-        answers = [told(await guesser.get("/v1/sessions", headers=wrong)) for _ in range(4)]
+        answers = [status_and_code(await guesser.get("/v1/sessions", headers=wrong)) for _ in range(4)]
         assert answers == [*3 * [(401, "unauthorized")], (429, "limit_reached")]
         # Guessing locks out only the guesser's own address.
-        assert told(await guesser.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
+        assert status_and_code(await guesser.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
         for _ in range(10):
-            assert told(await client.get("/v1/sessions", headers=wrong)) == (401, "unauthorized")
+            assert status_and_code(await client.get("/v1/sessions", headers=wrong)) == (401, "unauthorized")
 
 
 @spec("STREAM-74")
 async def test_rule_9_streams_are_limited_for_each_address() -> None:
     app = guarded_app([[Stall()]], limits=Limits(connections_per_address_max=1))
     async with served(app, trusted_proxies=["127.0.0.1"]) as server:
-        assert (await say(server.http, "s1", ADA)).status_code == 200
+        assert (await post_message(server.http, "s1", ADA)).status_code == 200
         here = {**ADA, "x-forwarded-for": "198.51.100.7"}
         async with server.http.stream("GET", EVENTS, headers=here) as first:
             assert first.status_code == 200
             more = await server.http.get(EVENTS, headers=here)
-            assert told(more) == (429, "limit_reached")
+            assert status_and_code(more) == (429, "limit_reached")
             assert "1 connections of this address" in more.json()["detail"]
             assert more.json()["next"].startswith("Send fewer requests")
             neighbour = {**ADA, "x-forwarded-for": "198.51.100.8"}
@@ -642,7 +687,7 @@ async def test_rule_9_frames_over_a_websocket_are_counted_like_requests() -> Non
         async with Socket(server.socket("s2", headers=BOB)) as other:  # The budget of another principal.
             await other.say(opening())
             assert (await other.hear())["type"] == "welcome"
-        assert told(await server.http.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
+        assert status_and_code(await server.http.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
 
 
 # --- 10. cost -------------------------------------------------------------------------------------
@@ -653,14 +698,14 @@ async def test_rule_10_a_principal_without_token_budget_opens_no_further_turn_fo
     world = Later()
     response = [*text("Hello.")[:-1], Finished(usage=Usage(900, 200))]
     app = guarded_app(lambda _: response, limits=Limits(tokens_per_principal_hour_max=1000), world=world)
-    async with called(app) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(app) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         assert "turn_ended" in (await client.get(EVENTS, headers={**KEYS, **ADA})).text
-        assert told(await say(client, "s2", ADA)) == (429, "limit_reached")
-        assert (await say(client, "s1", ADA)).status_code == 200  # Accepted before: no cost.
-        assert (await say(client, "s3", BOB)).status_code == 200  # The budget of another principal.
+        assert status_and_code(await post_message(client, "s2", ADA)) == (429, "limit_reached")
+        assert (await post_message(client, "s1", ADA)).status_code == 200  # Accepted before: no cost.
+        assert (await post_message(client, "s3", BOB)).status_code == 200  # The budget of another principal.
         world.ahead_s = 3600.0
-        assert (await say(client, "s2", ADA)).status_code == 200
+        assert (await post_message(client, "s2", ADA)).status_code == 200
 
 
 async def test_rule_10_a_tool_that_kills_its_server_is_restarted_only_a_few_times(tmp_path: Path) -> None:

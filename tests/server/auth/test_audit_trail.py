@@ -13,8 +13,8 @@ from midstream.server.api.route_table import OPERATIONS
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.audit_trail import event_of
 from midstream.store.memory import MemoryStore
-from tests.server.people import ADA, guarded_app, say, told
-from tests.server.serving import called
+from tests.server.people import ADA, guarded_app, post_message, status_and_code
+from tests.server.serving import asgi_client
 from tests.spec import spec
 
 NOT_WRITTEN = {"health", "ready", "openapi", "me", "challenge", "probe_events", "probe_poll", "probe_chunks"}
@@ -54,15 +54,15 @@ async def test_an_act_that_cannot_be_audited_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path)
     app = guarded_app(store=MemoryStore(), audit=log)
-    async with called(app) as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+    async with asgi_client(app) as client:
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         path.unlink()
         path.mkdir()
-        assert told(await client.delete("/v1/sessions/s1", headers=ADA)) == (503, "unavailable")
-        assert told(await say(client, "s2", ADA)) == (503, "unavailable")
+        assert status_and_code(await client.delete("/v1/sessions/s1", headers=ADA)) == (503, "unavailable")
+        assert status_and_code(await post_message(client, "s2", ADA)) == (503, "unavailable")
         path.rmdir()
         assert (await client.get("/v1/sessions/s1", headers=ADA)).status_code == 200
-        assert told(await client.get("/v1/sessions/s2", headers=ADA)) == (404, "session_not_found")
+        assert status_and_code(await client.get("/v1/sessions/s2", headers=ADA)) == (404, "session_not_found")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["event"], line["outcome"]) for line in lines] == [
         ("read", "admitted"),
@@ -75,13 +75,13 @@ async def test_acts_on_a_chat_are_audited_with_its_session(tmp_path: Path) -> No
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     message = {"role": "user", "parts": [{"type": "text", "text": "hi"}]}
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         body = {"id": "c", "messages": [message]}
         assert (await client.post("/v1/chat", json=body, headers=ADA)).status_code == 200
         assert (await client.get("/v1/chat/c~1.0/stream", headers=ADA)).status_code == 200
         path.unlink()
         path.mkdir()
-        assert told(await client.post("/v1/chat", json={**body, "id": "d"}, headers=ADA)) == (
+        assert status_and_code(await client.post("/v1/chat", json={**body, "id": "d"}, headers=ADA)) == (
             503,
             "unavailable",
         )
@@ -98,7 +98,7 @@ async def test_acts_on_a_thread_are_audited_with_its_session(tmp_path: Path) -> 
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     base = "/v1/langgraph/threads"
     run = {"assistant_id": "agent", "input": {"messages": "hi"}}
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         made = await client.post(base, json={"thread_id": "t"}, headers=ADA)
         assert made.status_code == 200
         assert (await client.post(f"{base}/t/runs/wait", json=run, headers=ADA)).status_code == 200
@@ -118,7 +118,7 @@ async def test_acts_on_an_ag_ui_thread_are_audited_with_its_session(tmp_path: Pa
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     run = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "hi"}]}
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (await client.post("/v1/ag-ui", json=run, headers=ADA)).status_code == 200
         assert (await client.get("/v1/ag-ui/threads/t/runs/r", headers=ADA)).status_code == 200
         assert (await client.post("/v1/ag-ui/connect", json=run, headers=ADA)).status_code == 200
@@ -134,7 +134,7 @@ async def test_acts_on_an_ag_ui_thread_are_audited_with_its_session(tmp_path: Pa
 async def test_acts_of_an_mcp_client_are_audited_with_the_session_of_the_call(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         begun = await client.post(
             "/v1/mcp", json={"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {}}, headers=ADA
         )
@@ -157,7 +157,7 @@ async def test_acts_on_streams_and_subscriptions_are_audited_with_their_journals
     app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
     json_type = {"content-type": "application/json"}
     subscription = "/v1/stream/__ds/subscriptions/sub"
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (await client.put("/v1/stream/a/b", headers={**ADA, **json_type})).status_code == 201
         body = {"type": "pull-wake", "streams": ["a/b"], "wake_stream": "a/b"}
         assert (await client.put(subscription, json=body, headers=ADA)).status_code == 201

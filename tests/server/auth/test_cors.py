@@ -10,8 +10,8 @@ import pytest
 from midstream.server.auth.origins import DELIBERATE
 from midstream.server.limits import Limits
 from midstream.testing.scripted_model import text
-from tests.server.people import ADA, guarded_app, told
-from tests.server.serving import KEYS, Json, called, command, make_app
+from tests.server.people import ADA, guarded_app, status_and_code
+from tests.server.serving import KEYS, Json, asgi_client, command, make_app
 
 PAGE = {"origin": "https://app.example"}
 ALLOWED = [PAGE["origin"], "http://localhost:5173"]
@@ -39,7 +39,7 @@ READABLE = {
 
 @pytest.mark.parametrize("origin", ALLOWED)
 async def test_a_preflight_allows_the_headers_that_the_protocol_needs(origin: str) -> None:
-    async with called(make_app(allowed_origins=ALLOWED)) as client:
+    async with asgi_client(make_app(allowed_origins=ALLOWED)) as client:
         asked = await client.options(
             "/v1/sessions/s1/commands",
             headers={
@@ -76,13 +76,13 @@ async def test_an_allowed_page_may_read_responses_and_errors(
     method: str, path: str, more: Mapping[str, str], status: int
 ) -> None:
     app = guarded_app(allowed_origins=ALLOWED, limits=Limits(header_bytes_max=4000))
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         answer = await client.request(method, path, headers={**PAGE, **more})
     assert (answer.status_code, _cors(answer)) == (status, READABLE)
 
 
 async def test_an_allowed_page_may_read_a_stream_of_events() -> None:
-    async with called(make_app([text("hi")], allowed_origins=ALLOWED)) as client:
+    async with asgi_client(make_app([text("hi")], allowed_origins=ALLOWED)) as client:
         said = await client.post("/v1/sessions/s1/commands", json=command(), headers={**KEYS, **PAGE})
         assert (said.status_code, _cors(said)) == (200, READABLE)
         followed = await client.get("/v1/sessions/s1/events", headers={**KEYS, **PAGE})
@@ -90,24 +90,24 @@ async def test_an_allowed_page_may_read_a_stream_of_events() -> None:
 
 
 async def test_a_preflight_of_another_origin_reveals_nothing() -> None:
-    async with called(make_app(allowed_origins=ALLOWED)) as client:
+    async with asgi_client(make_app(allowed_origins=ALLOWED)) as client:
         for method in ("OPTIONS", "GET"):
             answer = await client.request(
                 method,
                 "/v1/sessions",
                 headers={"origin": "https://evil.example", "access-control-request-method": "DELETE"},
             )
-            assert told(answer) == (403, "foreign_origin")
+            assert status_and_code(answer) == (403, "foreign_origin")
             assert answer.headers["content-type"] == "application/problem+json"
             assert _cors(answer) == {"vary": "Origin"}
 
 
 async def test_without_allowed_origins_no_response_has_cors_headers() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         own = await client.get("/v1/sessions", headers={"origin": "http://testserver"})
         first = await client.options(
             "/v1/sessions",
             headers={"origin": "http://testserver", "access-control-request-method": "DELETE"},
         )
     assert (own.status_code, _cors(own)) == (200, {})
-    assert (told(first), _cors(first)) == ((405, "method_not_allowed"), {})
+    assert (status_and_code(first), _cors(first)) == ((405, "method_not_allowed"), {})

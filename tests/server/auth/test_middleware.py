@@ -9,8 +9,8 @@ from starlette.routing import Mount
 
 from midstream.server.auth.middleware import action_of
 from midstream.server.auth.principals import Action
-from tests.server.people import ADA, BOB, guarded_app, say, told
-from tests.server.serving import called
+from tests.server.people import ADA, BOB, guarded_app, post_message, status_and_code
+from tests.server.serving import asgi_client
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_an_unknown_operation_is_for_the_owner_alone(method: str, what: str, act
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/questions", "/v1/me", "/v1/logout", "/v2", "/metrics"])
 async def test_an_unauthenticated_caller_receives_only_the_way_to_authenticate(path: str) -> None:
-    async with called(guarded_app()) as client:
+    async with asgi_client(guarded_app()) as client:
         for method in ("GET", "POST", "OPTIONS"):
             answer = await client.request(method, path, headers={"x-midstream": "test"})
-            assert told(answer) == (401, "unauthorized")
+            assert status_and_code(answer) == (401, "unauthorized")
         for open_to_all in ("/", "/health", "/ready", "/static/app.js"):
             assert (await client.get(open_to_all)).status_code in {200, 503}
 
@@ -48,8 +48,8 @@ async def test_a_mounted_app_has_the_same_middleware() -> None:
     outer = Starlette(routes=[Mount("/agents/v1", app)])
     transport = httpx2.ASGITransport(app=outer)
     async with httpx2.AsyncClient(transport=transport, base_url="http://testserver/agents/v1") as client:
-        assert (await say(client, "s1", ADA)).status_code == 200
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         assert (await client.get("/v1/sessions/s1", headers=ADA)).status_code == 200
-        assert told(await client.get("/v1/sessions/s1", headers=BOB)) == (404, "session_not_found")
-        assert told(await client.get("/v1/sessions/s1")) == (401, "unauthorized")
+        assert status_and_code(await client.get("/v1/sessions/s1", headers=BOB)) == (404, "session_not_found")
+        assert status_and_code(await client.get("/v1/sessions/s1")) == (401, "unauthorized")
     await app.stop(grace_s=0)

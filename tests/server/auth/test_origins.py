@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from midstream.errors import ForeignOriginError, UsageError
 from midstream.server.auth.origins import HostGuard, check_origin, origins_of, page_of, remote_address
 from midstream.testing.scripted_model import text
-from tests.server.serving import KEYS, Socket, called, command, make_app, opening, served
+from tests.server.serving import KEYS, Socket, asgi_client, command, make_app, opening, served
 
 FOREIGN = [
     "http://evil.example",
@@ -34,7 +34,7 @@ REQUESTS = [
 @pytest.mark.parametrize("origin", FOREIGN)
 @pytest.mark.parametrize(("method", "path"), REQUESTS)
 async def test_a_page_of_another_site_is_refused_on_every_route(method: str, path: str, origin: str) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.request(method, path, headers={"origin": origin}, json=command())
         assert (answer.status_code, answer.json()["code"]) == (403, "foreign_origin")
         assert "access-control-allow-origin" not in answer.headers
@@ -43,7 +43,7 @@ async def test_a_page_of_another_site_is_refused_on_every_route(method: str, pat
 
 @pytest.mark.parametrize("origin", ["http://testserver", "https://testserver", "http://TESTSERVER"])
 async def test_our_own_page_may_send_requests(origin: str) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.post(
             "/v1/sessions/s1/commands", json=command(), headers={**KEYS, "origin": origin}
         )

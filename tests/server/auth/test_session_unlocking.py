@@ -19,8 +19,8 @@ from midstream.store.encryption.escrow import EscrowedStore
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import calls, text
 from midstream.tools.function_tools import tool
-from tests.server.escrowing import OTHER, SHOWN, WRONG, escrowed_app, follow_to_end, say, until
-from tests.server.serving import SECRET, Served, Socket, abort, called, command, opening, served
+from tests.server.escrowing import OTHER, SHOWN, WRONG, escrowed_app, follow_to_end, send_message, until
+from tests.server.serving import SECRET, Served, Socket, abort, asgi_client, command, opening, served
 from tests.spec import spec
 
 ROUTES = [
@@ -51,8 +51,8 @@ def test_presented_secrets_are_not_in_their_repr() -> None:
 async def test_without_the_secret_every_route_responds_as_for_a_missing_session(
     tmp_path: Path, method: str, what: str
 ) -> None:
-    async with called(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
-        await say(http)
+    async with asgi_client(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
+        await send_message(http)
         await follow_to_end(http)
         said = []
         for session in ("s1", "none"):
@@ -98,8 +98,8 @@ async def test_the_time_of_a_refusal_does_not_reveal_whether_a_session_exists(tm
     """Checked on every route that needs the secret: only work advances the clock."""
     world = Ticking()
     app = escrowed_app(tmp_path, [text("a canary")], inner=SlowLookupStore(Memory(), world), world=world)
-    async with called(app) as http:
-        await say(http)
+    async with asgi_client(app) as http:
+        await send_message(http)
         await follow_to_end(http)
         for method, what in [*ROUTES, ("POST", "/commands")]:
             for session in ("s1", "none"):
@@ -112,8 +112,8 @@ async def test_the_time_of_a_refusal_does_not_reveal_whether_a_session_exists(tm
 
 @spec("STREAM-85")
 async def test_a_refused_stream_does_not_reveal_whether_a_session_exists(tmp_path: Path) -> None:
-    async with called(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
-        await say(http)
+    async with asgi_client(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
+        await send_message(http)
         await follow_to_end(http)
         said = []
         for session in ("s1", "none"):
@@ -140,7 +140,7 @@ async def _refused(server: Served, session: str, **fields: object) -> tuple[list
 @spec("STREAM-85")
 async def test_a_refused_websocket_does_not_reveal_whether_a_session_exists(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("a canary")])) as server:
-        await say(server.http)
+        await send_message(server.http)
         await follow_to_end(server.http)
         said = []
         for session in ("s1", "none"):
@@ -167,30 +167,30 @@ async def test_a_refused_websocket_does_not_reveal_whether_a_session_exists(tmp_
 async def test_a_request_that_may_begin_a_session_is_refused_where_another_secret_owns_it(
     tmp_path: Path,
 ) -> None:
-    async with called(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
-        assert (await say(http)).status_code == 200
+    async with asgi_client(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
+        assert (await send_message(http)).status_code == 200
         await follow_to_end(http)
-        answer = await say(http, key="k2", secret=OTHER)
+        answer = await send_message(http, key="k2", secret=OTHER)
         assert (answer.status_code, answer.json()["code"]) == (403, "wrong_secret")
-        assert (await say(http, "s2", key="k2", secret=OTHER)).status_code == 200
+        assert (await send_message(http, "s2", key="k2", secret=OTHER)).status_code == 200
         for session in ("s1", "new"):  # A value that is no secret of 32 bytes is refused before any lookup.
-            answer = await say(http, session, key="k3", secret="guess")
+            answer = await send_message(http, session, key="k3", secret="guess")
             assert (answer.status_code, answer.json()["code"]) == (400, "usage")
 
 
 @spec("STREAM-84")
 async def test_with_the_secret_every_route_works_as_usual(tmp_path: Path) -> None:
-    async with called(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
-        await say(http)
+    async with asgi_client(escrowed_app(tmp_path, [text("one"), text("two")])) as http:
+        await send_message(http)
         assert "turn_ended" in await follow_to_end(http)
-        await say(http, key="k2", words="again")
+        await send_message(http, key="k2", words="again")
         await follow_to_end(http, key="k2")
         shown = await http.get("/v1/sessions/s1", headers=SHOWN)
         assert shown.json()["turns"] == 2
         records = await http.get("/v1/sessions/s1/records", headers=SHOWN)
         assert records.status_code == 200
         assert SECRET not in records.text
-        repeated = await say(http)
+        repeated = await send_message(http)
         assert repeated.headers["x-midstream-replayed"] == "true"
         assert (await http.delete("/v1/sessions/s1", headers=SHOWN)).status_code == 204
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 403
@@ -203,8 +203,8 @@ async def test_lists_contain_no_content_of_encrypted_sessions(tmp_path: Path) ->
         return "done"
 
     app = escrowed_app(tmp_path, [calls(("ask", "{}"))], tools=[ask])
-    async with called(app) as http:
-        await say(http, words="a canary")
+    async with asgi_client(app) as http:
+        await send_message(http, words="a canary")
 
         async def is_asked() -> bool:
             page = await http.get("/v1/questions?session=s1", headers=SHOWN)
@@ -224,9 +224,9 @@ async def test_lists_contain_no_content_of_encrypted_sessions(tmp_path: Path) ->
 
 async def test_an_authenticated_caller_lists_ids_without_titles(tmp_path: Path) -> None:
     access = Access(authenticate=tokens({"t" * 20: Principal("ann")}))
-    async with called(escrowed_app(tmp_path, [text("one")], access=access)) as http:
+    async with asgi_client(escrowed_app(tmp_path, [text("one")], access=access)) as http:
         http.headers["authorization"] = f"Bearer {'t' * 20}"
-        await say(http, words="a canary")
+        await send_message(http, words="a canary")
         await follow_to_end(http)
         [line] = (await http.get("/v1/sessions")).json()["sessions"]
         assert (line["id"], line["title"], line["status"], line["turns"]) == ("s1", "", "completed", 1)
@@ -239,8 +239,8 @@ async def test_an_authenticated_caller_lists_ids_without_titles(tmp_path: Path) 
 
 @spec("STREAM-88")
 async def test_presenting_the_old_and_a_new_secret_changes_it(tmp_path: Path) -> None:
-    async with called(escrowed_app(tmp_path, [text("one")])) as http:
-        await say(http)
+    async with asgi_client(escrowed_app(tmp_path, [text("one")])) as http:
+        await send_message(http)
         await follow_to_end(http)
         both = {**WRONG, "x-idempotent-encryption-key-old": SECRET}
         assert (await http.get("/v1/sessions/s1", headers=both)).status_code == 200
@@ -271,8 +271,8 @@ async def test_keys_are_dropped_when_the_last_client_has_left_an_idle_session(
     async def is_locked() -> bool:
         return not (app.host.sessions_awake or store.keys._roots or store._known or store._writing)
 
-    async with called(app) as http:
-        await say(http)
+    async with asgi_client(app) as http:
+        await send_message(http)
         await follow_to_end(http)
         await until(is_locked)
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
@@ -281,7 +281,7 @@ async def test_keys_are_dropped_when_the_last_client_has_left_an_idle_session(
 @spec("STREAM-89")
 async def test_a_viewer_follows_until_its_token_is_revoked(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("one")])) as server:
-        await say(server.http)
+        await send_message(server.http)
         await follow_to_end(server.http)
         wish = {"for_s": 600}
         issued = await server.http.post("/v1/sessions/s1/viewers", json=wish, headers=SHOWN)
@@ -298,8 +298,8 @@ async def test_a_viewer_follows_until_its_token_is_revoked(tmp_path: Path) -> No
 
 @spec("STREAM-89")
 async def test_a_viewer_cannot_send(tmp_path: Path) -> None:
-    async with called(escrowed_app(tmp_path, [text("one")])) as http:
-        await say(http)
+    async with asgi_client(escrowed_app(tmp_path, [text("one")])) as http:
+        await send_message(http)
         await follow_to_end(http)
         word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["word"]
         for headers in ({"x-idempotent-encryption-key": word}, {"authorization": f"Bearer {word}"}):
@@ -333,13 +333,13 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
         return "never"
 
     first = escrowed_app(tmp_path, [calls(("wait", "{}"))], memory=memory, tools=[wait])
-    async with called(first) as http:
-        await say(http)
+    async with asgi_client(first) as http:
+        await send_message(http)
         await asyncio.wait_for(began.wait(), 60)
         word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["word"]
     # It was stopped: its tool was cut. The next one has no keys.
     second = escrowed_app(tmp_path, [text("the end")], memory=memory, tools=[wait])
-    async with called(second) as http:
+    async with asgi_client(second) as http:
         await second.start()
         await second.host.wait_for_recovery()
         assert (second.host.recovery.total, second.host.recovery.locked) == (1, 1)
@@ -372,11 +372,11 @@ async def test_two_servers_share_a_session_after_both_received_its_secret(tmp_pa
     memory = Memory()
     one = escrowed_app(tmp_path, [text("one")], memory=memory)
     other = escrowed_app(tmp_path, [text("two")], memory=memory)
-    async with called(one) as http, called(other) as elsewhere:
-        await say(http)
+    async with asgi_client(one) as http, asgi_client(other) as elsewhere:
+        await send_message(http)
         await follow_to_end(http)
         assert (await elsewhere.get("/v1/sessions/s1", headers=WRONG)).status_code == 403
         assert (await elsewhere.get("/v1/sessions/s1", headers=SHOWN)).json()["turns"] == 1
-        await say(elsewhere, key="k2")
+        await send_message(elsewhere, key="k2")
         assert "k2" in await follow_to_end(elsewhere, key="k2")
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).json()["turns"] == 2

@@ -18,8 +18,8 @@ from midstream.server.auth.tokens import NAMESPACE, key_of
 from midstream.store.contract import PRINCIPAL_OF, Store
 from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.sqlite import SQLiteStore
-from tests.server.people import ADA, BOB, OPERATOR, TENANTS, guarded_app, say, told
-from tests.server.serving import called
+from tests.server.people import ADA, BOB, OPERATOR, TENANTS, guarded_app, post_message, status_and_code
+from tests.server.serving import asgi_client
 from tests.spec import spec
 from tests.store.keys import keys_in
 
@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 @asynccontextmanager
 async def _serve(store: Store, **more: object) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
     app = guarded_app(store=store, **more)  # type: ignore[arg-type]
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         yield app, client
 
 
@@ -89,7 +89,7 @@ async def test_a_damaged_revocation_still_holds_and_can_be_written_again(
         assert revoked.status_code == 200
         _damage(tmp_path, REVOKED_NAMESPACE)
         link = (await client.post("/v1/login-links", headers=ADA)).json()["word"]
-        assert told(await client.post("/v1/login", json={"login": link})) == (401, "unauthorized")
+        assert status_and_code(await client.post("/v1/login", json={"login": link})) == (401, "unauthorized")
         assert await _me(client, before) == 401
         for name in ("ada", "*"):
             assert (await client.delete(f"/v1/access?principal={name}", headers=OPERATOR)).status_code == 200
@@ -115,26 +115,32 @@ async def test_a_server_starts_with_damaged_rows_and_a_changed_store_time_revoke
 async def test_a_damaged_owner_row_hides_only_its_session(store: Store, tmp_path: Path) -> None:
     async with _serve(store) as (_, client):
         for session in ("s1", "s2"):
-            assert (await say(client, session, ADA)).status_code == 200
+            assert (await post_message(client, session, ADA)).status_code == 200
         _damage(tmp_path, PRINCIPAL_OF, "s1")
         listed = (await client.get("/v1/sessions", headers=ADA)).json()["sessions"]
         assert [each["id"] for each in listed] == ["s2"]
         everything = (await client.get("/v1/sessions", headers=OPERATOR)).json()["sessions"]
         assert {each["id"] for each in everything} == {"s1", "s2"}
         for who in (ADA, BOB):
-            assert told(await client.get("/v1/sessions/s1", headers=who)) == (404, "session_not_found")
-            assert (await say(client, "s1", who)).status_code == 404
-        assert told(await client.get("/v1/sessions/s1/owner", headers=OPERATOR)) == (500, "entry_damaged")
+            assert status_and_code(await client.get("/v1/sessions/s1", headers=who)) == (
+                404,
+                "session_not_found",
+            )
+            assert (await post_message(client, "s1", who)).status_code == 404
+        assert status_and_code(await client.get("/v1/sessions/s1/owner", headers=OPERATOR)) == (
+            500,
+            "entry_damaged",
+        )
         assert (await client.delete("/v1/sessions/s1", headers=OPERATOR)).status_code == 204
-        assert (await say(client, "s1", ADA)).status_code == 200
+        assert (await post_message(client, "s1", ADA)).status_code == 200
 
 
 @spec("SEC-19")
 async def test_without_the_row_of_tenancy_the_owner_rows_decide_it(store: Store, tmp_path: Path) -> None:
     async with _serve(store, known=TENANTS) as (_, client):
-        assert (await say(client, "s1", ADA)).status_code == 200
+        assert (await post_message(client, "s1", ADA)).status_code == 200
         _damage(tmp_path, TENANCY_NAMESPACE)
     async with _serve(store) as (_, client):
-        assert told(await say(client, "s2", ADA)) == (403, "access")
+        assert status_and_code(await post_message(client, "s2", ADA)) == (403, "access")
     async with _serve(store, known=TENANTS) as (_, client):
-        assert (await say(client, "s3", ADA)).status_code == 200
+        assert (await post_message(client, "s3", ADA)).status_code == 200

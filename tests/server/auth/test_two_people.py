@@ -22,8 +22,8 @@ from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import ScriptedModel, calls, text
 from midstream.tools.function_tools import Approval, tool
-from tests.server.people import ADA, BOB, EVE, OPERATOR, guarded_app, say, told
-from tests.server.serving import KEYS, Json, called, command, make_app
+from tests.server.people import ADA, BOB, EVE, OPERATOR, guarded_app, post_message, status_and_code
+from tests.server.serving import KEYS, Json, asgi_client, command, make_app
 from tests.spec import spec
 
 KNOWN = {
@@ -55,9 +55,9 @@ def ledger() -> list[int]:
 async def _serve_turn(folder: Path) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
     """Serve a session of Ada's with a turn that waits for approvals."""
     app = guarded_app(SCRIPT, known=KNOWN, store=SQLiteStore(folder / "sessions.db"), tools=[pay])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         if (await client.get("/v1/sessions/s1", headers=ADA)).status_code != 200:
-            assert (await say(client, "s1", ADA)).status_code == 200
+            assert (await post_message(client, "s1", ADA)).status_code == 200
         yield app, client
 
 
@@ -91,14 +91,17 @@ async def test_a_call_runs_after_two_people_have_allowed_it_also_across_a_restar
     async with _serve_turn(tmp_path) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
         again = await _answer(app, client, ADA)
-        assert told(again) == (409, "answer_mismatch")
+        assert status_and_code(again) == (409, "answer_mismatch")
         assert "another person" in again.json()["detail"]
         question = await _question(app, client, ADA)
         assert (question["approvers"], question["approved_by"], paid) == (2, ["ada"], [])
         assert question["text"] == "2 people must allow this; so far ada did."
     async with _serve_turn(tmp_path) as (app, client):
-        assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
-        assert told(await client.post("/v1/sessions/s1/cancel", headers=EVE)) == (404, "session_not_found")
+        assert status_and_code(await _answer(app, client, ADA)) == (409, "answer_mismatch")
+        assert status_and_code(await client.post("/v1/sessions/s1/cancel", headers=EVE)) == (
+            404,
+            "session_not_found",
+        )
         assert (await _answer(app, client, BOB)).status_code == 202
         await _end(app)
         records = (await client.get("/v1/sessions/s1/records", headers=ADA)).text
@@ -122,7 +125,7 @@ async def test_an_approval_of_other_arguments_does_not_count(tmp_path: Path) -> 
         assert (await _answer(app, client, BOB, arguments='{"amount": 9}')).status_code == 202
         question = await _question(app, client, ADA)
         assert (question["arguments"], question["approved_by"], paid) == ('{"amount": 9}', ["bob"], [])
-        assert told(await _answer(app, client, BOB)) == (409, "answer_mismatch")
+        assert status_and_code(await _answer(app, client, BOB)) == (409, "answer_mismatch")
         assert (await _answer(app, client, OPERATOR)).status_code == 202
         await _end(app)
     assert paid == [9]
@@ -131,11 +134,11 @@ async def test_an_approval_of_other_arguments_does_not_count(tmp_path: Path) -> 
 @spec("SEC-27")
 async def test_a_server_without_authentication_runs_no_call_that_needs_two_people() -> None:
     app = make_app(SCRIPT, tools=[pay])
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (
             await client.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         ).status_code == 200
-        assert told(await _answer(app, client, {})) == (409, "answer_mismatch")
+        assert status_and_code(await _answer(app, client, {})) == (409, "answer_mismatch")
         assert (await _answer(app, client, {}, "deny")).status_code == 202
         await _end(app)
     assert paid == []
@@ -172,7 +175,7 @@ async def _serve_agent(
     """Serve a session of Ada's with this agent and these client tools."""
     access = Access(authenticate=bearer(KNOWN.get))
     app = asgi(agent, store=MemoryStore(), access=access)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         body = command(tools=list(tools)) if tools else command()
         sent = await client.post("/v1/sessions/s1/commands", json=body, headers={**KEYS, **ADA})
         assert sent.status_code == 200
@@ -183,7 +186,7 @@ async def _serve_agent(
 async def test_a_permission_of_an_upstream_agent_needs_two_people() -> None:
     async with _serve_agent(Agent(PermissionRequestingModel(Ask("Sure?", approvers=2)))) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
-        assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
+        assert status_and_code(await _answer(app, client, ADA)) == (409, "answer_mismatch")
         question = await _question(app, client, BOB)
         assert (question["approvers"], question["approved_by"], paid) == (2, ["ada"], [])
         assert question["text"] == "Sure?\n2 people must allow this.\nada allowed this."
@@ -236,7 +239,7 @@ async def test_a_call_reaches_a_client_after_two_people_have_allowed_it(
     agent = Agent(ScriptedModel(SCRIPT), approval=approval)
     async with _serve_agent(agent, tools=[{**LOCAL, **declared}]) as (app, client):
         assert (await _answer(app, client, ADA)).status_code == 202
-        assert told(await _answer(app, client, ADA)) == (409, "answer_mismatch")
+        assert status_and_code(await _answer(app, client, ADA)) == (409, "answer_mismatch")
         assert not await _is_started(client)
         assert (await _answer(app, client, BOB)).status_code == 202
         runner = await app.host.session("s1")
@@ -248,7 +251,7 @@ async def test_a_call_reaches_a_client_after_two_people_have_allowed_it(
     "declared", [{"approvers": 2}, *({"needs_approval": True, "approvers": n} for n in (0, 11))]
 )
 async def test_a_client_cannot_declare_a_rule_that_cannot_be_met(declared: Json) -> None:
-    async with called(make_app(SCRIPT)) as client:
+    async with asgi_client(make_app(SCRIPT)) as client:
         body = command(tools=[{**LOCAL, **declared}])
         refused = await client.post("/v1/sessions/s1/commands", json=body, headers=KEYS)
     assert refused.status_code == 400

@@ -12,8 +12,8 @@ import pytest
 from midstream.server.auth.access import Access, tokens
 from midstream.server.auth.principals import Principal
 from midstream.testing.scripted_model import text
-from tests.server.escrowing import SHOWN, escrowed_app, follow_to_end, say
-from tests.server.serving import called, make_app
+from tests.server.escrowing import SHOWN, escrowed_app, follow_to_end, send_message
+from tests.server.serving import asgi_client, make_app
 from tests.spec import spec
 
 ANN = {"authorization": f"Bearer {'a' * 20}"}
@@ -27,9 +27,9 @@ def _access() -> Access:
 @asynccontextmanager
 async def _escrowed(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """Make an app with authentication and a session of Ann's that is encrypted under her secret."""
-    async with called(escrowed_app(folder, [text("one")], access=_access())) as http:
+    async with asgi_client(escrowed_app(folder, [text("one")], access=_access())) as http:
         http.headers.update(ANN)
-        assert (await say(http)).status_code == 200
+        assert (await send_message(http)).status_code == 200
         await follow_to_end(http)
         yield http
 
@@ -69,5 +69,5 @@ async def test_an_expiry_out_of_bounds_is_refused(tmp_path: Path, for_s: object)
 
 
 async def test_without_authentication_and_encryption_there_are_no_viewer_tokens() -> None:
-    async with called(make_app([text("one")])) as http:
+    async with asgi_client(make_app([text("one")])) as http:
         assert (await http.post("/v1/sessions/s1/viewers")).status_code == 404

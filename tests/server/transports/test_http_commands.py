@@ -11,12 +11,12 @@ from midstream.store.contract import Batch
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import Stall, text
 from midstream.testing.turns import records_until_end
-from tests.server.serving import KEYS, WAIT_S, Json, abort, called, command, make_app, post
+from tests.server.serving import KEYS, WAIT_S, Json, abort, asgi_client, command, make_app, post
 from tests.spec import spec
 
 
 async def test_a_repeated_command_is_acknowledged_again_and_marked() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         first = await post(client, command())
         again = await post(client, command())
         turns = (await client.get("/v1/sessions/s1")).json()["turns"]
@@ -26,7 +26,7 @@ async def test_a_repeated_command_is_acknowledged_again_and_marked() -> None:
 
 
 async def test_the_standard_name_of_the_key_header_is_accepted() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await client.post(
             "/v1/sessions/s1/commands",
             json=command(),
@@ -58,7 +58,7 @@ BAD_COMMANDS: list[tuple[object, dict[str, str], int, str]] = [
 async def test_a_refused_command_leaves_no_session_behind(
     frame: Json, headers: dict[str, str], status: int, code: str
 ) -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         answer = await post(client, frame, **headers)
         assert (answer.status_code, answer.json()["code"]) == (status, code)
         assert answer.headers["content-type"] == "application/problem+json"
@@ -66,7 +66,7 @@ async def test_a_refused_command_leaves_no_session_behind(
 
 
 async def test_a_gap_reports_the_expected_number() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         await post(client, command())
         answer = await post(client, abort(5))
         unknown = await post(client, abort(5), **{"x-idempotency-key": "k7"})
@@ -75,7 +75,7 @@ async def test_a_gap_reports_the_expected_number() -> None:
 
 
 async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         await post(client, command(words="one"))
         await post(client, abort(1))
         answer = await post(client, {**abort(1), "payload": {"type": "cancel", "turn": 7}})
@@ -84,7 +84,7 @@ async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
 
 @spec("STREAM-52")
 async def test_the_same_key_with_another_first_message_is_unprocessable() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         await post(client, command(words="one"))
         answer = await post(client, command(words="two"))
     assert (answer.status_code, answer.json()["code"]) == (422, "stream_reused")
@@ -116,7 +116,7 @@ async def test_a_command_above_the_in_flight_limit_is_refused_and_may_be_retried
     app = make_app([text("hello")], store=store)
     app.settings = StreamSettings(in_flight_max=1)
     other = {"x-idempotency-key": "k2"}
-    async with called(app) as client, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+    async with asgi_client(app) as client, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         assert (await post(client, command())).is_success
         await records_until_end(await app.host.session("s1"), after=0)
         store.may_go_on.clear()
@@ -131,7 +131,7 @@ async def test_a_command_above_the_in_flight_limit_is_refused_and_may_be_retried
 
 
 async def test_a_second_message_during_a_turn_is_refused_as_busy() -> None:
-    async with called(make_app([[Stall()]])) as client:
+    async with asgi_client(make_app([[Stall()]])) as client:
         await post(client, command())
         answer = await post(client, command(when_busy="refuse"), **{"x-idempotency-key": "k2"})
     assert (answer.status_code, answer.json()["code"], answer.json()["retry"]) == (

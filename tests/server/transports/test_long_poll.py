@@ -20,7 +20,7 @@ from tests.server.serving import (
     Json,
     Served,
     abort,
-    called,
+    asgi_client,
     command,
     make_app,
     opening,
@@ -140,7 +140,7 @@ async def test_a_second_poll_may_come_before_the_first_command() -> None:
 @spec("STREAM-49", "STREAM-57")
 async def test_a_command_that_overtakes_the_first_one_is_refused_and_leaves_nothing_behind() -> None:
     app = make_app([text("hello")])
-    async with called(app) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(app) as client, asyncio.timeout(WAIT_S):
         early = await post(client, abort(1))
         assert (early.status_code, early.json()["code"], early.json()["expected"]) == (409, "seqno_gap", 0)
         assert (await client.get("/v1/sessions")).json()["sessions"] == []
@@ -151,7 +151,7 @@ async def test_a_command_that_overtakes_the_first_one_is_refused_and_leaves_noth
 
 @spec("STREAM-37")
 async def test_an_open_may_be_the_body_of_a_post() -> None:
-    async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
         await post(client, command())
         named = {"x-midstream-connection": "one"}
         first = await client.post(f"{URL}?n=0", json=opening(event_id="7-3"), headers=named)
@@ -169,7 +169,7 @@ async def test_an_open_may_be_the_body_of_a_post() -> None:
 @pytest.mark.parametrize("path", ["poll", "events"])
 async def test_values_in_headers_may_be_missing_in_the_body_and_must_not_contradict_it(path: str) -> None:
     url = f"/v1/sessions/s1/{path}"
-    async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
         await post(client, command())
         await until_the_end(client, "0-0")
         body = {"type": "open", "stream": "k1", "event_id": "0-0"}
@@ -184,7 +184,7 @@ async def test_values_in_headers_may_be_missing_in_the_body_and_must_not_contrad
 
 @spec("STREAM-6", "STREAM-37")
 async def test_a_lost_stream_is_recognised_by_the_number_in_the_header() -> None:
-    async with called(make_app([text("one")])) as client:
+    async with asgi_client(make_app([text("one")])) as client:
         await post(client, command(), **{"x-idempotency-key": "another"})
         response = await poll(client, 0, "1-1", **{"x-idempotency-next-seqno": "1"})
         assert (response.status_code, response.json()["code"]) == (404, "stream_not_found")
@@ -279,7 +279,7 @@ async def test_names_distinguish_two_connections_with_equal_numbers() -> None:
 
 
 async def test_a_connection_without_a_name_is_not_judged_by_names() -> None:
-    async with called(make_app([text("one")])) as client:
+    async with asgi_client(make_app([text("one")])) as client:
         await poll(client, 0)
         unnamed = await client.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         assert unnamed.is_success
@@ -321,7 +321,7 @@ async def test_a_stream_in_an_empty_session_has_heartbeats_too() -> None:
 
 @spec("STREAM-39")
 async def test_an_open_is_refused_as_a_command() -> None:
-    async with called(make_app()) as client:
+    async with asgi_client(make_app()) as client:
         refused = await post(client, opening())
         assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
         long = await post(client, {"type": "close"}, **{"x-midstream-connection": "x" * 300})
@@ -334,7 +334,7 @@ async def test_an_open_is_refused_as_a_command() -> None:
 
 async def test_a_response_has_one_page_of_a_long_journal() -> None:
     words = " ".join("word" for _ in range(3 * EVENTS_PER_FRAME_MAX))
-    async with called(make_app([text(words)])) as client, asyncio.timeout(WAIT_S):
+    async with asgi_client(make_app([text(words)])) as client, asyncio.timeout(WAIT_S):
         await post(client, command())
         events, _ = await until_the_end(client, "0-0")
         count, after = len(events), "0-0"
@@ -377,7 +377,7 @@ async def test_a_draining_server_answers_waiting_polls_and_refuses_new_ones() ->
 
 
 async def test_a_wrong_secret_and_a_head_request_are_refused() -> None:
-    async with called(make_app([text("one")])) as client:
+    async with asgi_client(make_app([text("one")])) as client:
         await post(client, command())
         wrong = await poll(client, 0, **{"x-idempotent-encryption-key": "x" * 43})
         assert (wrong.status_code, wrong.json()["code"]) == (403, "wrong_secret")

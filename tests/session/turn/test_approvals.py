@@ -43,7 +43,19 @@ from midstream.session.turn.deciding import decide
 from midstream.session.turn.pending import AnswerAgent, AwaitEnd, AwaitPerson, CallModel, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Idle, TurnState
 from tests.session.session_lives import SessionLife, lives
-from tests.session.stories import AT, after, answers, asks, decided, fails, reads, say, told, wants, writes
+from tests.session.stories import (
+    AT,
+    after,
+    answers,
+    apply_command,
+    asks,
+    fails,
+    reads,
+    requests_permission,
+    say,
+    state_after,
+    writes,
+)
 from tests.spec import spec
 
 DIGEST = digest_of("work", "{}")
@@ -82,7 +94,7 @@ def refused(state: TurnState, command: Answer | UseAnswer) -> str:
 
 @spec("TURN-77")
 def test_a_question_has_all_information_for_the_person_and_the_agent_waits() -> None:
-    records, state = decided(told(say()), wants())
+    records, state = apply_command(state_after(say()), requests_permission())
     assert records == (QUESTION,)
     assert is_waiting(state)
     assert pending_work(state) == (MODEL,)  # The agent waits inside, for as long as people take.
@@ -90,12 +102,12 @@ def test_a_question_has_all_information_for_the_person_and_the_agent_waits() -> 
 
 @spec("TURN-79")
 def test_an_answer_and_its_use_are_synced_before_the_agent_receives_it() -> None:
-    records, state = decided(told(say(), wants()), allows())
+    records, state = apply_command(state_after(say(), requests_permission()), allows())
     assert records == (ALLOWED,)
     assert pending_work(state) == (MODEL, DELIVER_ANSWER)
     assert not is_waiting(state)
 
-    records, state = decided(state, USE)
+    records, state = apply_command(state, USE)
     assert records == (AnswerUsed(1, 1, 1, "leave-1", AT),)
     assert sync_of(records) is Sync.FULL
     assert pending_work(state) == (MODEL,)
@@ -103,92 +115,98 @@ def test_an_answer_and_its_use_are_synced_before_the_agent_receives_it() -> None
 
 @spec("TURN-79")
 def test_an_answer_is_used_once() -> None:
-    state = told(say(), wants(), allows(), USE)
+    state = state_after(say(), requests_permission(), allows(), USE)
     assert refused(state, USE) == "question_closed"
     assert refused(state, allows()) == "question_closed"
     # A repetition is another question.
-    again, _ = decided(state, wants("leave-2"))
+    again, _ = apply_command(state, requests_permission("leave-2"))
     assert [type(each) for each in again] == [QuestionAsked]
 
 
 @spec("TURN-79")
 def test_an_answer_that_is_missing_or_late_cannot_be_used() -> None:
-    waiting = told(say(), wants())
+    waiting = state_after(say(), requests_permission())
     assert refused(waiting, USE) == "question_closed"
-    for state in (told(say(), wants(), allows(), Cancel()), told(say(), asks(writes("a")))):
+    for state in (
+        state_after(say(), requests_permission(), allows(), Cancel()),
+        state_after(say(), asks(writes("a"))),
+    ):
         assert refused(state, USE) == "question_closed"
-    cut = told(say(), wants(), allows(), fails())
+    cut = state_after(say(), requests_permission(), allows(), fails())
     assert refused(cut, USE) == "question_closed"
     assert refused(cut, UseAnswer(AttemptRef(1, 1, 2), "leave-1")) == "question_closed"
 
 
 @spec("TURN-77", "TURN-33")
 def test_an_answer_is_bound_to_the_shown_arguments_and_the_first_one_stands() -> None:
-    waiting = told(say(), wants())
+    waiting = state_after(say(), requests_permission())
     assert refused(waiting, allows(digest="of other arguments")) == "answer_mismatch"
     assert refused(waiting, allows(choice=Choice.RERUN)) == "answer_mismatch"
     assert refused(waiting, allows("leave-2")) == "question_closed"
-    assert refused(told(say(), wants(), allows()), allows(choice=Choice.DENY)) == "question_closed"
+    assert (
+        refused(state_after(say(), requests_permission(), allows()), allows(choice=Choice.DENY))
+        == "question_closed"
+    )
 
 
 @spec("TURN-81")
 def test_changed_arguments_are_a_json_object_and_accepted_only_where_the_agent_supports_them() -> None:
     edited = '{"path": "b"}'
-    records, _ = decided(told(say(), wants()), allows(arguments=edited))
+    records, _ = apply_command(state_after(say(), requests_permission()), allows(arguments=edited))
     assert isinstance(records[0], QuestionAnswered)
     assert records[0].arguments == edited
-    assert refused(told(say(), wants()), allows(arguments="[]")) == "answer_mismatch"
-    fixed = told(say(), wants(is_fixed=True))
+    assert refused(state_after(say(), requests_permission()), allows(arguments="[]")) == "answer_mismatch"
+    fixed = state_after(say(), requests_permission(is_fixed=True))
     assert refused(fixed, allows(arguments=edited)) == "answer_mismatch"
     assert is_waiting(fixed)
-    denied, _ = decided(fixed, allows(choice=Choice.DENY, arguments=edited))
+    denied, _ = apply_command(fixed, allows(choice=Choice.DENY, arguments=edited))
     assert isinstance(denied[0], QuestionAnswered)
     assert denied[0].arguments is None
 
 
 @spec("TURN-80")
 def test_the_end_of_an_attempt_closes_its_questions_first() -> None:
-    waiting = told(say(), wants())
-    ended, state = decided(waiting, Cancel())
+    waiting = state_after(say(), requests_permission())
+    ended, state = apply_command(waiting, Cancel())
     assert ended == (
         WITHDRAWN,
         CancelRequested(1, AT, AT),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     assert state == Idle()
-    assert decided(waiting, fails())[0][:2] == (
+    assert apply_command(waiting, fails())[0][:2] == (
         WITHDRAWN,
         AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
     )
-    assert decided(waiting, answers())[0] == (
+    assert apply_command(waiting, answers())[0] == (
         WITHDRAWN,
         ResponseCompleted(1, 1, 1, Response((Text("hello"),)), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.COMPLETED, AT),
     )
-    assert decided(waiting, asks(reads("a")))[0][0] == WITHDRAWN
-    assert decided(waiting, TurnExpired(1))[0][0] == WITHDRAWN
+    assert apply_command(waiting, asks(reads("a")))[0][0] == WITHDRAWN
+    assert apply_command(waiting, TurnExpired(1))[0][0] == WITHDRAWN
 
 
 @spec("TURN-80")
 def test_an_agent_that_continues_without_an_answer_closes_its_question() -> None:
     dropped = PermissionWithdrawn(AttemptRef(1, 1, 1), "leave-1")
-    records, state = decided(told(say(), wants()), dropped)
+    records, state = apply_command(state_after(say(), requests_permission()), dropped)
     assert records == (WITHDRAWN,)
     assert refused(state, allows()) == "question_closed"
-    assert decided(state, dropped) == ((), state)
+    assert apply_command(state, dropped) == ((), state)
     # Decided, and the agent is no longer there to receive it: nothing of it is left.
-    _, state = decided(told(say(), wants(), allows()), dropped)
+    _, state = apply_command(state_after(say(), requests_permission(), allows()), dropped)
     assert pending_work(state) == (MODEL,)
 
 
 @spec("TURN-80")
 def test_the_agent_is_informed_when_the_time_for_an_answer_is_over() -> None:
-    waiting = told(say(), wants(answer_s=60.0))
+    waiting = state_after(say(), requests_permission(answer_s=60.0))
     assert pending_work(waiting) == (MODEL, AwaitPerson(CallRef(1, 1, "leave-1"), AT + 60.0))
     expired = QuestionExpired(CallRef(1, 1, "leave-1"))
-    assert decided(waiting, expired, at=AT + 59.0)[0] == ()
-    records, state = decided(waiting, expired, at=AT + 60.0)
+    assert apply_command(waiting, expired, at=AT + 59.0)[0] == ()
+    records, state = apply_command(waiting, expired, at=AT + 60.0)
     assert records == (QuestionClosed(1, 1, "leave-1", CloseReason.EXPIRED, AT + 60.0),)
     assert pending_work(state) == (MODEL, DELIVER_ANSWER)
     assert refused(state, allows()) == "question_closed"
@@ -197,9 +215,9 @@ def test_the_agent_is_informed_when_the_time_for_an_answer_is_over() -> None:
 
 @spec("TURN-80", "TURN-16")
 def test_a_new_node_closes_the_question_and_begins_the_next_attempt_however_long_people_took() -> None:
-    waiting = after(told(say(), wants()), EpochStarted(2, "next", AT), epoch=2)
+    waiting = after(state_after(say(), requests_permission()), EpochStarted(2, "next", AT), epoch=2)
     late = AT + LOOK_BACK_S + 1.0
-    records, state = decided(waiting, Recover(), epoch=2, at=late)
+    records, state = apply_command(waiting, Recover(), epoch=2, at=late)
     closed = QuestionClosed(1, 1, "leave-1", CloseReason.WITHDRAWN, late)
     assert records == (closed, AttemptStarted(1, 1, 2, late))
     assert not is_waiting(state)
@@ -207,15 +225,19 @@ def test_a_new_node_closes_the_question_and_begins_the_next_attempt_however_long
 
 @spec("TURN-79")
 def test_an_undelivered_answer_holds_once_for_the_same_question_of_the_next_attempt() -> None:
-    cut = after(told(say(), wants(), allows(text="go", by="ann")), EpochStarted(2, "next", AT), epoch=2)
-    _, state = decided(cut, Recover(), epoch=2)
+    cut = after(
+        state_after(say(), requests_permission(), allows(text="go", by="ann")),
+        EpochStarted(2, "next", AT),
+        epoch=2,
+    )
+    _, state = apply_command(cut, Recover(), epoch=2)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
-    other, _ = decided(state, wants("leave-2", "another", attempt=2), epoch=2)
+    other, _ = apply_command(state, requests_permission("leave-2", "another", attempt=2), epoch=2)
     assert [type(each) for each in other] == [QuestionAsked]
-    vague, _ = decided(state, wants("leave-2", attempt=2, is_vague=True), epoch=2)
+    vague, _ = apply_command(state, requests_permission("leave-2", attempt=2, is_vague=True), epoch=2)
     assert [type(each) for each in vague] == [QuestionAsked]
 
-    records, state = decided(state, wants("leave-2", attempt=2), epoch=2)
+    records, state = apply_command(state, requests_permission("leave-2", attempt=2), epoch=2)
     asked, answered = records
     assert isinstance(asked, QuestionAsked)
     assert (asked.call_id, asked.repeats) == ("leave-2", "leave-1")
@@ -226,36 +248,36 @@ def test_an_undelivered_answer_holds_once_for_the_same_question_of_the_next_atte
         CallModel(AttemptRef(1, 1, 2)),
         AnswerAgent(AttemptRef(1, 1, 2), "leave-2"),
     )
-    again, _ = decided(state, wants("leave-3", attempt=2), epoch=2)
+    again, _ = apply_command(state, requests_permission("leave-3", attempt=2), epoch=2)
     assert [type(each) for each in again] == [QuestionAsked]  # Used up.
 
 
 @spec("TURN-79")
 def test_an_expired_question_is_asked_again() -> None:
-    waiting = told(say(), wants(answer_s=60.0))
-    _, expired = decided(waiting, QuestionExpired(CallRef(1, 1, "leave-1")), at=AT + 60.0)
-    _, state = decided(expired, fails(), at=AT + 61.0)
-    records, _ = decided(state, wants("leave-2", attempt=2), at=AT + 62.0)
+    waiting = state_after(say(), requests_permission(answer_s=60.0))
+    _, expired = apply_command(waiting, QuestionExpired(CallRef(1, 1, "leave-1")), at=AT + 60.0)
+    _, state = apply_command(expired, fails(), at=AT + 61.0)
+    records, _ = apply_command(state, requests_permission("leave-2", attempt=2), at=AT + 62.0)
     assert [type(each) for each in records] == [QuestionAsked]
 
 
 @spec("TURN-78")
 def test_the_time_limit_of_a_turn_is_paused_while_people_decide() -> None:
     said = SendMessage(say().message, timeout_s=100.0)
-    _, state = decided(told(said), wants(), at=AT + 10.0)
-    _, state = decided(state, wants("leave-2"), at=AT + 20.0)
+    _, state = apply_command(state_after(said), requests_permission(), at=AT + 10.0)
+    _, state = apply_command(state, requests_permission("leave-2"), at=AT + 20.0)
     assert pending_work(state) == (MODEL,)
-    _, state = decided(state, allows(), at=AT + 30.0)
+    _, state = apply_command(state, allows(), at=AT + 30.0)
     assert pending_work(state) == (MODEL, DELIVER_ANSWER)
-    _, state = decided(state, allows("leave-2"), at=AT + 60.0)
+    _, state = apply_command(state, allows("leave-2"), at=AT + 60.0)
     assert pending_work(state)[-1] == AwaitEnd(1, AT + 150.0)
 
 
 @spec("TURN-77")
 def test_an_agent_that_asks_endlessly_is_refused() -> None:
-    state = told(say(), *(wants(f"leave-{number}") for number in range(QUESTIONS_MAX)))
+    state = state_after(say(), *(requests_permission(f"leave-{number}") for number in range(QUESTIONS_MAX)))
     with pytest.raises(Refused, match="64 questions already wait"):
-        decide(state, wants("one more"), epoch=1, at=AT)
+        decide(state, requests_permission("one more"), epoch=1, at=AT)
 
 
 @given(lives())
@@ -278,6 +300,6 @@ def test_no_answer_is_used_twice_or_without_a_person(life: SessionLife) -> None:
 
 
 def test_a_call_in_doubt_is_no_question_of_an_agent() -> None:
-    held = after(told(say(), asks(writes("a", OnDoubt.HOLD))), EpochStarted(2, "next", AT), epoch=2)
-    records, _ = decided(held, Recover(), epoch=2)
+    held = after(state_after(say(), asks(writes("a", OnDoubt.HOLD))), EpochStarted(2, "next", AT), epoch=2)
+    records, _ = apply_command(held, Recover(), epoch=2)
     assert [each.attempt for each in records if isinstance(each, QuestionAsked)] == [0]

@@ -25,16 +25,16 @@ from tests.session.stories import (
     AT,
     after,
     answers,
+    apply_command,
     asks,
     breaks,
-    decided,
     fails,
-    forgets,
-    heard,
-    kept,
     reads,
+    response_lost,
+    resumable,
     say,
-    told,
+    state_after,
+    streams,
 )
 from tests.spec import spec
 
@@ -42,33 +42,33 @@ FAILED = AttemptFailed(1, 1, 1, "model_cut", "it broke", AT)
 
 
 def _recovered(state: TurnState, *, epoch: int = 2) -> tuple[tuple[object, ...], TurnState]:
-    return decided(after(state, EpochStarted(epoch, "next", AT), epoch=epoch), Recover(), epoch=epoch)
+    return apply_command(after(state, EpochStarted(epoch, "next", AT), epoch=epoch), Recover(), epoch=epoch)
 
 
 @spec("TURN-61")
 def test_the_token_of_a_kept_response_is_recorded_once() -> None:
-    records, state = decided(told(say()), kept())
+    records, state = apply_command(state_after(say()), resumable())
     assert records == (AttemptResumable(1, 1, 1, "resp_1"),)
-    assert decide(state, kept(), epoch=1, at=AT) == ()
+    assert decide(state, resumable(), epoch=1, at=AT) == ()
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1)),)
 
 
 @spec("TURN-61")
 def test_a_cut_response_that_is_kept_continues_as_the_same_attempt() -> None:
-    records, state = decided(told(say(), kept(), heard("Half a ")), breaks())
+    records, state = apply_command(state_after(say(), resumable(), streams("Half a ")), breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), not_before=AT + 1.0, continued=1),)
     assert isinstance(state, AwaitingModel)
     assert text_so_far(state) == {0: ("text", "Half a ")}
 
-    state = told(say(), kept(), heard("Half a "), breaks(), heard("word"))
+    state = state_after(say(), resumable(), streams("Half a "), breaks(), streams("word"))
     assert isinstance(state, AwaitingModel)
     assert text_so_far(state) == {0: ("text", "Half a word")}
 
 
 @spec("TURN-61")
 def test_a_new_node_continues_a_kept_response() -> None:
-    records, state = _recovered(told(say(), kept(), heard("Half a ")))
+    records, state = _recovered(state_after(say(), resumable(), streams("Half a ")))
     assert records == (AttemptContinued(1, 1, 1, 1, AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), continued=1),)
 
@@ -82,14 +82,14 @@ def test_a_new_node_continues_a_kept_response() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        told(say(), kept(), breaks()),
-        told(say(), kept(), heard("Half a "), breaks()),
-        _recovered(told(say(), kept(), heard("Half a ")))[1],
+        state_after(say(), resumable(), breaks()),
+        state_after(say(), resumable(), streams("Half a "), breaks()),
+        _recovered(state_after(say(), resumable(), streams("Half a ")))[1],
     ],
     ids=["mute", "in the middle", "another node"],
 )
 def test_a_response_that_the_provider_lost_is_requested_again_at_once(state: TurnState) -> None:
-    records, state = decided(state, forgets(), epoch=2)
+    records, state = apply_command(state, response_lost(), epoch=2)
     assert records == (AttemptStarted(1, 1, 2, AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
     assert isinstance(state, AwaitingModel)
@@ -98,34 +98,34 @@ def test_a_response_that_the_provider_lost_is_requested_again_at_once(state: Tur
 
 @spec("TURN-62")
 def test_a_continuation_without_new_content_is_not_tried_twice() -> None:
-    state = told(say(), kept(), heard("Half a "), breaks())
-    records, state = decided(state, breaks())
+    state = state_after(say(), resumable(), streams("Half a "), breaks())
+    records, state = apply_command(state, breaks())
     assert records == (FAILED, AttemptStarted(1, 1, 2, AT, not_before=AT + 2.0))
 
-    state = told(say(), kept(), heard("Half a "), breaks(), heard("word "))
-    records, state = decided(state, breaks())
+    state = state_after(say(), resumable(), streams("Half a "), breaks(), streams("word "))
+    records, state = apply_command(state, breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 2, AT, not_before=AT + 2.0))
 
 
 @spec("TURN-62", "TURN-4")
 def test_cuts_and_lost_responses_are_bounded_like_other_failures() -> None:
-    state: TurnState = told(say())
+    state: TurnState = state_after(say())
     for number in range(MODEL_ATTEMPTS_MAX):
         attempt = number + 1
-        _, state = decided(state, kept(f"resp_{attempt}", attempt=attempt))
-        records, state = decided(state, forgets(attempt=attempt))
+        _, state = apply_command(state, resumable(f"resp_{attempt}", attempt=attempt))
+        records, state = apply_command(state, response_lost(attempt=attempt))
     assert isinstance(records[-1], TurnEnded)
 
 
 @spec("TURN-62")
 def test_a_response_that_the_provider_ended_is_requested_again() -> None:
-    records, _ = decided(told(say(), kept(), heard("Half")), fails())
+    records, _ = apply_command(state_after(say(), resumable(), streams("Half")), fails())
     assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
 
 
 @spec("TURN-61")
 def test_without_a_token_a_cut_attempt_is_repeated() -> None:
-    records, _ = decided(told(say(), heard("Half")), breaks())
+    records, _ = apply_command(state_after(say(), streams("Half")), breaks())
     assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
 
 
@@ -134,19 +134,19 @@ def test_without_a_token_a_cut_attempt_is_repeated() -> None:
 
 @spec("TURN-65")
 def test_silence_of_a_model_is_recorded_and_changes_nothing() -> None:
-    before = told(say(), heard("Half"))
-    records, state = decided(before, Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 15.0))
+    before = state_after(say(), streams("Half"))
+    records, state = apply_command(before, Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 15.0))
     assert records == (StallNoticed(1, 1, StalledOn.BETWEEN_TOKENS, 15.0, AT),)
     assert state == before
-    records, state = decided(state, StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 20.0))
+    records, state = apply_command(state, StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 20.0))
     assert records == (StallEnded(1, 1, StalledOn.BETWEEN_TOKENS, 20.0, AT),)
     assert state == before
 
 
 @spec("TURN-65")
 def test_silence_of_a_tool_is_recorded_and_changes_nothing() -> None:
-    before = told(say(), asks(reads("a")))
-    records, state = decided(before, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"))
+    before = state_after(say(), asks(reads("a")))
+    records, state = apply_command(before, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"))
     assert records == (StallNoticed(1, 1, StalledOn.TOOL, 60.0, AT, "a"),)
     assert state == before
 
@@ -155,10 +155,10 @@ def test_silence_of_a_tool_is_recorded_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        told(say(), answers()),
-        told(say(), asks(reads("b"))),
-        told(say(), asks(reads("a")), Cancel()),
-        told(say()),
+        state_after(say(), answers()),
+        state_after(say(), asks(reads("b"))),
+        state_after(say(), asks(reads("a")), Cancel()),
+        state_after(say()),
     ],
     ids=["idle", "another call", "cancelling", "model"],
 )

@@ -76,17 +76,17 @@ from tests.session.stories import (
     AT,
     after,
     answers,
+    apply_command,
     asks,
     at_client,
-    decided,
     ended,
     fails,
-    heard,
     impossible,
     overflows,
     reads,
     say,
-    told,
+    state_after,
+    streams,
     unknown,
     writes,
 )
@@ -97,7 +97,7 @@ from tests.spec import spec
 
 @spec("TURN-2")
 def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
-    records, state = decided(Idle(), say("hi"))
+    records, state = apply_command(Idle(), say("hi"))
 
     assert records == (
         MessageAccepted(1, UserMessage.of("hi"), AT),
@@ -109,7 +109,11 @@ def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
 @spec("TURN-1")
 @pytest.mark.parametrize(
     "state",
-    [told(say()), told(say(), asks(writes("a"))), told(say(), asks(writes("a")), Cancel())],
+    [
+        state_after(say()),
+        state_after(say(), asks(writes("a"))),
+        state_after(say(), asks(writes("a")), Cancel()),
+    ],
     ids=["awaiting model", "running calls", "cancelling"],
 )
 def test_a_message_in_a_live_turn_is_refused(state: TurnState) -> None:
@@ -120,7 +124,7 @@ def test_a_message_in_a_live_turn_is_refused(state: TurnState) -> None:
 
 @spec("TURN-5")
 def test_a_response_without_calls_ends_the_turn_in_one_append() -> None:
-    records, state = decided(told(say(), heard("hel", "lo")), answers("hello"))
+    records, state = apply_command(state_after(say(), streams("hel", "lo")), answers("hello"))
 
     assert records == (
         ResponseCompleted(1, 1, 1, Response((Text("hello"),)), AT),
@@ -134,8 +138,8 @@ def test_a_response_without_calls_ends_the_turn_in_one_append() -> None:
 @spec("TURN-3", "TURN-9")
 @pytest.mark.parametrize("other", [{"turn": 2}, {"response": 2}, {"attempt": 2}, {"attempt": 0}])
 def test_output_of_another_attempt_changes_nothing(other: dict[str, int]) -> None:
-    state = told(say())
-    assert decide(state, heard("x", **other), epoch=1, at=AT) == ()
+    state = state_after(say())
+    assert decide(state, streams("x", **other), epoch=1, at=AT) == ()
     assert decide(state, answers("x", **other), epoch=1, at=AT) == ()
     other = {"turn": 1, "response": 1, "attempt": 1, **other}
     failed = ModelFailed(
@@ -146,17 +150,17 @@ def test_output_of_another_attempt_changes_nothing(other: dict[str, int]) -> Non
 
 @spec("TURN-4")
 def test_a_failed_attempt_is_retried_after_a_pause() -> None:
-    records, state = decided(told(say(), heard("half")), fails())
+    records, state = apply_command(state_after(say(), streams("half")), fails())
     assert records == (
         AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
         AttemptStarted(1, 1, attempt=2, at=AT, not_before=AT + 1.0),
     )
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + 1.0),)
 
-    records, state = decided(state, fails(attempt=2))
+    records, state = apply_command(state, fails(attempt=2))
     assert records[1] == AttemptStarted(1, 1, attempt=3, at=AT, not_before=AT + 2.0)
 
-    records, state = decided(state, fails(attempt=3))
+    records, state = apply_command(state, fails(attempt=3))
     assert records == (
         AttemptFailed(1, 1, 3, "model_unavailable", "it broke", AT),
         TurnEnded(1, TurnStatus.FAILED, AT, "model_unavailable", "it broke"),
@@ -166,7 +170,7 @@ def test_a_failed_attempt_is_retried_after_a_pause() -> None:
 
 @spec("TURN-25")
 def test_a_conversation_that_is_too_long_is_shortened_and_the_request_repeated() -> None:
-    records, state = decided(told(say(), heard("half")), overflows(2))
+    records, state = apply_command(state_after(say(), streams("half")), overflows(2))
     assert records == (
         AttemptFailed(1, 1, 1, "context_overflow", "too long", AT),
         HistoryCompacted(1, 1, cut=2, at=AT),
@@ -177,7 +181,7 @@ def test_a_conversation_that_is_too_long_is_shortened_and_the_request_repeated()
 
 @spec("TURN-25")
 def test_a_second_overflow_of_one_model_call_ends_the_turn_with_its_reason() -> None:
-    records, state = decided(told(say(), overflows(2)), overflows(4, attempt=2))
+    records, state = apply_command(state_after(say(), overflows(2)), overflows(4, attempt=2))
     end = records[-1]
     assert isinstance(end, TurnEnded)
     assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
@@ -188,7 +192,7 @@ def test_a_second_overflow_of_one_model_call_ends_the_turn_with_its_reason() -> 
 
 @spec("TURN-25")
 def test_the_turn_ends_at_once_where_nothing_can_be_left_out() -> None:
-    records, _ = decided(told(say()), overflows(None))
+    records, _ = apply_command(state_after(say()), overflows(None))
     end = records[-1]
     assert isinstance(end, TurnEnded)
     assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
@@ -197,33 +201,33 @@ def test_the_turn_ends_at_once_where_nothing_can_be_left_out() -> None:
 
 @spec("TURN-25")
 def test_each_model_call_may_be_shortened_once() -> None:
-    state = told(say(), overflows(2), asks(reads("a"), attempt=2), ended("a"))
-    records, _ = decided(state, overflows(4, response=2))
+    state = state_after(say(), overflows(2), asks(reads("a"), attempt=2), ended("a"))
+    records, _ = apply_command(state, overflows(4, response=2))
     assert HistoryCompacted(1, 2, cut=4, at=AT) in records
 
 
 @spec("TURN-25")
 def test_a_shortened_request_has_all_its_attempts() -> None:
-    state = told(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
-    _, state = decided(state, fails(attempt=4))
+    state = state_after(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
+    _, state = apply_command(state, fails(attempt=4))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 5), not_before=AT + 1.0),)
 
 
 @spec("TURN-4")
 def test_a_longer_pause_requested_by_the_provider_is_kept() -> None:
-    _, state = decided(told(say()), fails(retry_after_s=30.0))
+    _, state = apply_command(state_after(say()), fails(retry_after_s=30.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + 30.0),)
 
 
 @spec("TURN-4", "TURN-21")
 def test_the_pause_requested_by_a_provider_is_bounded() -> None:
-    _, state = decided(told(say()), fails(retry_after_s=86_400.0))
+    _, state = apply_command(state_after(say()), fails(retry_after_s=86_400.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + RETRY_AFTER_MAX_S),)
 
 
 @spec("TURN-4", "TURN-19")
 def test_a_permanent_failure_ends_the_turn_and_keeps_the_shown_text() -> None:
-    records, state = decided(told(say(), heard("Half a sen")), fails(retriable=False))
+    records, state = apply_command(state_after(say(), streams("Half a sen")), fails(retriable=False))
     assert records == (
         AttemptFailed(1, 1, 1, "model_rejected", "it broke", AT),
         ResponseCompleted(1, 1, 1, Response((Text("Half a sen"),), Finish.INTERRUPTED), AT),
@@ -235,16 +239,16 @@ def test_a_permanent_failure_ends_the_turn_and_keeps_the_shown_text() -> None:
 
 @spec("TURN-3", "TURN-16")
 def test_text_of_a_failed_attempt_is_not_kept_with_the_next() -> None:
-    state = told(say(), heard("wrong"), fails(), heard("right", attempt=2))
-    records, _ = decided(state, Cancel())
+    state = state_after(say(), streams("wrong"), fails(), streams("right", attempt=2))
+    records, _ = apply_command(state, Cancel())
     assert records[1] == ResponseCompleted(1, 1, 2, Response((Text("right"),), Finish.INTERRUPTED), AT)
 
 
 @spec("TURN-20")
 def test_a_turn_ends_at_the_limit_of_model_calls() -> None:
     state: TurnState = AwaitingModel(1, MODEL_CALLS_MAX, attempt=1, epoch=1)
-    _, state = decided(state, asks(reads("a"), response=MODEL_CALLS_MAX))
-    records, state = decided(state, ended("a", response=MODEL_CALLS_MAX))
+    _, state = apply_command(state, asks(reads("a"), response=MODEL_CALLS_MAX))
+    records, state = apply_command(state, ended("a", response=MODEL_CALLS_MAX))
 
     end = records[-1]
     assert isinstance(end, TurnEnded)
@@ -257,11 +261,11 @@ def test_a_turn_ends_at_the_limit_of_model_calls() -> None:
 
 @spec("TURN-6", "TURN-10")
 def test_nothing_is_committed_until_the_last_tool_returns() -> None:
-    records, state = decided(told(say()), asks(reads("a"), reads("b")))
+    records, state = apply_command(state_after(say()), asks(reads("a"), reads("b")))
     assert [type(record) for record in records] == [ResponseCompleted, CallStarted, CallStarted]
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1), RunCall(CallRef(1, 1, "b"), 1))
 
-    records, state = decided(state, ended("b", "2"))
+    records, state = apply_command(state, ended("b", "2"))
     assert records == (CallEnded(1, 1, ToolResult("b", "2"), AT),)
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1),)
 
@@ -280,24 +284,24 @@ def test_nothing_is_committed_until_the_last_tool_returns() -> None:
 
 @spec("TURN-10")
 def test_calls_with_effects_run_alone_and_in_order() -> None:
-    state = told(say(), asks(reads("a"), writes("b"), reads("c"), writes("d")))
+    state = state_after(say(), asks(reads("a"), writes("b"), reads("c"), writes("d")))
     started = []
     for call_id in ("a", "b", "c", "d"):
         assert pending_work(state) == (RunCall(CallRef(1, 1, call_id), 1),)
         started.append(call_id)
-        _, state = decided(state, ended(call_id))
+        _, state = apply_command(state, ended(call_id))
     assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-10")
 def test_the_start_of_the_next_call_is_in_the_append_of_the_outcome_before_it() -> None:
-    records, _ = decided(told(say(), asks(writes("a"), writes("b"))), ended("a"))
+    records, _ = apply_command(state_after(say(), asks(writes("a"), writes("b"))), ended("a"))
     assert records == (CallEnded(1, 1, ToolResult("a", "done"), AT), CallStarted(1, 1, "b", 1, AT))
 
 
 @spec("TURN-11")
 def test_a_call_that_cannot_run_gets_an_error_and_the_others_continue() -> None:
-    records, state = decided(told(say()), asks(impossible("a"), writes("b")))
+    records, state = apply_command(state_after(say()), asks(impossible("a"), writes("b")))
     assert records[1:] == (
         CallEnded(1, 1, ToolResult("a", "There is no such tool.", Outcome.ERROR), AT),
         CallStarted(1, 1, "b", 1, AT),
@@ -307,7 +311,7 @@ def test_a_call_that_cannot_run_gets_an_error_and_the_others_continue() -> None:
 
 @spec("TURN-11", "TURN-6")
 def test_the_model_is_called_again_at_once_where_no_call_can_run() -> None:
-    records, state = decided(told(say()), asks(impossible("a")))
+    records, state = apply_command(state_after(say()), asks(impossible("a")))
     assert [type(record) for record in records] == [
         ResponseCompleted,
         CallEnded,
@@ -328,7 +332,7 @@ def test_the_model_is_called_again_at_once_where_no_call_can_run() -> None:
         ended("c", turn=2),
         CallExpired(CallRef(1, 1, "a")),
         CallExpired(CallRef(1, 2, "c")),
-        heard("x"),
+        streams("x"),
         answers("x"),
         fails(),
         CancelExpired(1),
@@ -338,7 +342,7 @@ def test_the_model_is_called_again_at_once_where_no_call_can_run() -> None:
 )
 def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> None:
     """`a` has ended, `b` waits for `c`: neither accepts an outcome."""
-    state = told(say(), asks(reads("a"), reads("c"), writes("b")), ended("a"))
+    state = state_after(say(), asks(reads("a"), reads("c"), writes("b")), ended("a"))
     assert decide(state, late, epoch=1, at=AT) == ()
 
 
@@ -346,7 +350,7 @@ def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> Non
 @pytest.mark.parametrize(
     "late",
     [
-        heard("x"),
+        streams("x"),
         answers(),
         fails(),
         ended("a"),
@@ -358,25 +362,25 @@ def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> Non
     ids=repr,
 )
 def test_an_ended_turn_ignores_all_commands_but_a_message(late: Command) -> None:
-    assert decide(told(say(), answers()), late, epoch=1, at=AT) == ()
+    assert decide(state_after(say(), answers()), late, epoch=1, at=AT) == ()
 
 
 @spec("TURN-14")
 def test_a_call_at_a_client_waits_for_the_resume_window_and_then_expires() -> None:
-    assert pending_work(told(say(), asks(at_client("a", timeout_s=9_000.0)))) == (
+    assert pending_work(state_after(say(), asks(at_client("a", timeout_s=9_000.0)))) == (
         AwaitClient(CallRef(1, 1, "a"), AT + 9_000.0),
     )
-    state = told(say(), asks(at_client("a", timeout_s=30.0)))
+    state = state_after(say(), asks(at_client("a", timeout_s=30.0)))
     assert pending_work(state) == (AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),)
 
-    records, state = decided(state, CallExpired(CallRef(1, 1, "a")))
+    records, state = apply_command(state, CallExpired(CallRef(1, 1, "a")))
     assert records[0] == CallEnded(1, 1, unknown("a", NO_ANSWER_CONTENT), AT)
     assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-14")
 def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
-    assert pending_work(told(say(), asks(at_client("a")))) == (
+    assert pending_work(state_after(say(), asks(at_client("a")))) == (
         AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),
     )
 
@@ -386,7 +390,7 @@ def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
 
 @spec("TURN-8", "TURN-19")
 def test_a_cancel_during_a_model_call_ends_the_turn_at_once() -> None:
-    records, state = decided(told(say(), heard("Once upon", " a time")), Cancel())
+    records, state = apply_command(state_after(say(), streams("Once upon", " a time")), Cancel())
     assert records == (
         CancelRequested(1, AT, deadline_at=AT),
         ResponseCompleted(1, 1, 1, Response((Text("Once upon a time"),), Finish.INTERRUPTED), AT),
@@ -400,7 +404,7 @@ def test_a_cancel_during_a_model_call_ends_the_turn_at_once() -> None:
 def test_a_call_running_upstream_at_a_cancel_is_recorded_as_unknown() -> None:
     runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
     deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
-    records, _ = decided(told(say(), ModelStreamed(AttemptRef(1, 1, 1), deltas)), Cancel())
+    records, _ = apply_command(state_after(say(), ModelStreamed(AttemptRef(1, 1, 1), deltas)), Cancel())
 
     cut = UpstreamCall("u", "grep", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
     assert records[1] == ResponseCompleted(1, 1, 1, Response((cut, ran), Finish.INTERRUPTED), AT)
@@ -408,23 +412,23 @@ def test_a_call_running_upstream_at_a_cancel_is_recorded_as_unknown() -> None:
 
 @spec("TURN-8")
 def test_a_cancel_before_the_first_token_leaves_no_empty_response() -> None:
-    records, _ = decided(told(say()), Cancel(turn=1))
+    records, _ = apply_command(state_after(say()), Cancel(turn=1))
     assert records == (CancelRequested(1, AT, deadline_at=AT), TurnEnded(1, TurnStatus.CANCELLED, AT))
 
 
 @spec("TURN-9")
 def test_a_cancel_of_another_turn_changes_nothing() -> None:
-    assert decide(told(say()), Cancel(turn=7), epoch=1, at=AT) == ()
+    assert decide(state_after(say()), Cancel(turn=7), epoch=1, at=AT) == ()
 
 
 @spec("TURN-7", "TURN-8")
 def test_an_outcome_during_a_cancel_is_kept() -> None:
-    state = told(say(), asks(writes("a"), writes("b")))
-    records, state = decided(state, Cancel())
+    state = state_after(say(), asks(writes("a"), writes("b")))
+    records, state = apply_command(state, Cancel())
     assert records == (CancelRequested(1, AT, deadline_at=AT + CANCEL_GRACE_S),)
     assert pending_work(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
 
-    records, state = decided(state, ended("a", "it was done"))
+    records, state = apply_command(state, ended("a", "it was done"))
     assert records == (
         CallEnded(1, 1, ToolResult("a", "it was done"), AT),
         CallEnded(1, 1, ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
@@ -436,18 +440,18 @@ def test_an_outcome_during_a_cancel_is_kept() -> None:
 
 @spec("TURN-7")
 def test_a_cancel_waits_for_every_running_tool() -> None:
-    state = told(say(), asks(reads("a"), reads("b")), Cancel())
-    records, state = decided(state, ended("b"))
+    state = state_after(say(), asks(reads("a"), reads("b")), Cancel())
+    records, state = apply_command(state, ended("b"))
     assert records == (CallEnded(1, 1, ToolResult("b", "done"), AT),)
     assert pending_work(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
 
 
 @spec("TURN-8")
 def test_a_tool_that_does_not_stop_is_abandoned() -> None:
-    state = told(say(), asks(reads("a"), reads("b"), writes("c")), ended("b"), Cancel())
+    state = state_after(say(), asks(reads("a"), reads("b"), writes("c")), ended("b"), Cancel())
     assert decide(state, CancelExpired(2), epoch=1, at=AT) == ()
 
-    records, state = decided(state, CancelExpired(1))
+    records, state = apply_command(state, CancelExpired(1))
     assert records == (
         CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT),
         CallEnded(1, 1, ToolResult("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
@@ -459,15 +463,15 @@ def test_a_tool_that_does_not_stop_is_abandoned() -> None:
 
 @spec("TURN-8", "TURN-9")
 @pytest.mark.parametrize(
-    "late", [Cancel(), Cancel(1), heard("x"), answers(), fails(), CallExpired(CallRef(1, 1, "a"))], ids=repr
+    "late", [Cancel(), Cancel(1), streams("x"), answers(), fails(), CallExpired(CallRef(1, 1, "a"))], ids=repr
 )
 def test_during_a_cancel_all_other_commands_are_ignored(late: Command) -> None:
-    assert decide(told(say(), asks(writes("a")), Cancel()), late, epoch=1, at=AT) == ()
+    assert decide(state_after(say(), asks(writes("a")), Cancel()), late, epoch=1, at=AT) == ()
 
 
 @spec("TURN-8")
 def test_a_cancel_does_not_wait_for_a_client() -> None:
-    records, state = decided(told(say(), asks(at_client("a"))), Cancel())
+    records, state = apply_command(state_after(say(), asks(at_client("a"))), Cancel())
     assert [type(record) for record in records] == [CancelRequested, CallEnded, StepCommitted, TurnEnded]
     assert records[1] == CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT)
     assert state == Idle()
@@ -482,31 +486,31 @@ def _taken_over(state: TurnState, *, epoch: int = 2) -> TurnState:
 
 @spec("TURN-16")
 def test_a_cut_model_call_is_announced_again() -> None:
-    records, state = decided(_taken_over(told(say(), heard("hel"))), Recover(), epoch=2)
+    records, state = apply_command(_taken_over(state_after(say(), streams("hel"))), Recover(), epoch=2)
     assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
 
 
 @spec("TURN-18")
 def test_a_response_is_requested_again_however_many_nodes_die() -> None:
-    state = told(say(), heard("boom"))
+    state = state_after(say(), streams("boom"))
     for epoch in range(2, 20):
-        records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
+        records, state = apply_command(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
         assert records == (AttemptStarted(1, 1, attempt=epoch, at=AT),)
-        _, state = decided(state, heard("boom", attempt=epoch), epoch=epoch)
+        _, state = apply_command(state, streams("boom", attempt=epoch), epoch=epoch)
 
 
 @spec("TURN-85", "TURN-19")
 def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_its_finished_parts() -> None:
     suspect = Recover(is_suspect=True)
-    records, _ = decided(_taken_over(told(say(), heard("boom"))), suspect, epoch=2)
+    records, _ = apply_command(_taken_over(state_after(say(), streams("boom"))), suspect, epoch=2)
     assert records == (
         ResponseCompleted(1, 1, 1, Response((Text("boom"),), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
-    running = told(say(), asks(reads("a"), writes("b")), ended("a"))
-    records, _ = decided(_taken_over(running), suspect, epoch=2)
+    running = state_after(say(), asks(reads("a"), writes("b")), ended("a"))
+    records, _ = apply_command(_taken_over(running), suspect, epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), AT),
         StepCommitted(1, 1),
@@ -527,7 +531,7 @@ def _upstream_call_ended(outcome: Outcome | None, *, response: int = 1) -> Model
 @pytest.mark.parametrize(
     ("said", "part"),
     [
-        (heard("I pay."), Text("I pay.")),
+        (streams("I pay."), Text("I pay.")),
         (_upstream_call_ended(Outcome.OK), UpstreamCall("u", "shell", "{}", "done", Outcome.OK)),
         (_upstream_call_ended(None), UpstreamCall("u", "shell", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)),
     ],
@@ -540,11 +544,11 @@ def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_req
         ResponseCompleted(1, 1, 1, Response((part,), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
     )
-    state = told(say(), _reuse_decided(), said)
-    records, _ = decided(_taken_over(state), Recover(), epoch=2)
+    state = state_after(say(), _reuse_decided(), said)
+    records, _ = apply_command(_taken_over(state), Recover(), epoch=2)
     assert records == (*cut, AttemptStarted(1, 2, attempt=1, at=AT))
 
-    records, after_failure = decided(state, fails())
+    records, after_failure = apply_command(state, fails())
     assert records[1:3] == cut
     assert isinstance(records[3], AttemptStarted)
     assert (records[3].response, records[3].attempt) == (2, 1)
@@ -554,21 +558,21 @@ def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_req
 @spec("TURN-83")
 def test_an_agent_that_only_thought_or_a_plain_model_gets_the_same_request_again() -> None:
     thought = ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "hm"),))
-    for state in (told(say(), _reuse_decided(), thought), told(say(), heard("hel"))):
-        records, _ = decided(_taken_over(state), Recover(), epoch=2)
+    for state in (state_after(say(), _reuse_decided(), thought), state_after(say(), streams("hel"))):
+        records, _ = apply_command(_taken_over(state), Recover(), epoch=2)
         assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
 
 
 @spec("TURN-83")
 def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_model() -> None:
-    state = told(say())
+    state = state_after(say())
     for response in range(1, MODEL_ATTEMPTS_MAX + 1):
         for command in (
             _reuse_decided(response=response),
             _upstream_call_ended(Outcome.OK, response=response),
             fails(response=response),
         ):
-            records, state = decided(state, command)
+            records, state = apply_command(state, command)
     assert isinstance(records[-1], TurnEnded)
     assert records[-1].status is TurnStatus.FAILED
 
@@ -576,11 +580,11 @@ def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_mode
 @spec("TURN-18")
 def test_a_turn_left_for_too_long_is_ended() -> None:
     late = AT + LOOK_BACK_S + 1
-    records, state = decided(_taken_over(told(say())), Recover(), epoch=2, at=late)
+    records, state = apply_command(_taken_over(state_after(say())), Recover(), epoch=2, at=late)
     assert records == (TurnEnded(1, TurnStatus.INTERRUPTED, late),)
 
-    state = told(say(), asks(reads("a"), reads("b"), writes("c")), ended("a", "found"))
-    records, state = decided(_taken_over(state), Recover(), epoch=2, at=late)
+    state = state_after(say(), asks(reads("a"), reads("b"), writes("c")), ended("a", "found"))
+    records, state = apply_command(_taken_over(state), Recover(), epoch=2, at=late)
     assert records == (
         CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), late),
         CallEnded(1, 1, ToolResult("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), late),
@@ -592,8 +596,8 @@ def test_a_turn_left_for_too_long_is_ended() -> None:
 
 @spec("TURN-13")
 def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
-    state = _taken_over(told(say(), asks(writes("a"), writes("b"))))
-    records, state = decided(state, Recover(), epoch=2)
+    state = _taken_over(state_after(say(), asks(writes("a"), writes("b"))))
+    records, state = apply_command(state, Recover(), epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
         CallStarted(1, 1, "b", 1, AT),
@@ -604,13 +608,13 @@ def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
 @spec("TURN-13")
 @pytest.mark.parametrize("on_doubt", [OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY])
 def test_a_tool_with_a_rerun_policy_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> None:
-    state = told(say(), asks(writes("a", on_doubt)))
+    state = state_after(say(), asks(writes("a", on_doubt)))
     for epoch, run in ((2, 2), (3, 3)):
-        records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
+        records, state = apply_command(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
         assert records == (CallStarted(1, 1, "a", run, AT),)
         assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), run),)
 
-    records, state = decided(_taken_over(state, epoch=4), Recover(), epoch=4)
+    records, state = apply_command(_taken_over(state, epoch=4), Recover(), epoch=4)
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
         StepCommitted(1, 1),
@@ -620,25 +624,25 @@ def test_a_tool_with_a_rerun_policy_is_run_again_twice_and_no_more(on_doubt: OnD
 
 @spec("TURN-13", "TURN-12")
 def test_a_call_with_an_outcome_is_not_in_doubt() -> None:
-    state = _taken_over(told(say(), asks(reads("a"), reads("b")), ended("a", "found")))
-    records, _ = decided(state, Recover(), epoch=2)
+    state = _taken_over(state_after(say(), asks(reads("a"), reads("b")), ended("a", "found")))
+    records, _ = apply_command(state, Recover(), epoch=2)
     assert records == (CallStarted(1, 1, "b", 2, AT, has_effects=False),)
 
 
 @spec("TURN-14")
 def test_a_call_at_a_client_survives_its_server() -> None:
-    state = _taken_over(told(say(), asks(at_client("a"))))
+    state = _taken_over(state_after(say(), asks(at_client("a"))))
     assert decide(state, Recover(), epoch=2, at=AT + 60) == ()
     assert pending_work(state) == (AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),)
 
-    records, _ = decided(state, ended("a", "yes"), epoch=2)
+    records, _ = apply_command(state, ended("a", "yes"), epoch=2)
     assert records[0] == CallEnded(1, 1, ToolResult("a", "yes"), AT)
 
 
 @spec("TURN-8", "TURN-13")
 def test_a_cancel_is_finished_by_the_next_node() -> None:
-    state = _taken_over(told(say(), asks(writes("a"), writes("b")), Cancel()))
-    records, state = decided(state, Recover(), epoch=2)
+    state = _taken_over(state_after(say(), asks(writes("a"), writes("b")), Cancel()))
+    records, state = apply_command(state, Recover(), epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
         CallEnded(1, 1, ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
@@ -653,22 +657,22 @@ def test_a_cancel_is_finished_by_the_next_node() -> None:
     "state",
     [
         Idle(),
-        told(say(), heard("x")),
-        told(say(), asks(reads("a"), reads("b"), writes("c"))),
-        told(say(), asks(writes("a"), reads("b"))),
-        told(say(), asks(at_client("a"))),
-        told(say(), asks(writes("a")), Cancel()),
+        state_after(say(), streams("x")),
+        state_after(say(), asks(reads("a"), reads("b"), writes("c"))),
+        state_after(say(), asks(writes("a"), reads("b"))),
+        state_after(say(), asks(at_client("a"))),
+        state_after(say(), asks(writes("a")), Cancel()),
     ],
     ids=["idle", "model", "reads", "write", "client", "cancelling"],
 )
 def test_recovering_twice_is_recovering_once(state: TurnState) -> None:
-    _, once = decided(_taken_over(state), Recover(), epoch=2)
+    _, once = apply_command(_taken_over(state), Recover(), epoch=2)
     assert decide(once, Recover(), epoch=2, at=AT) == ()
 
 
 def test_the_client_tools_are_kept_for_the_whole_turn() -> None:
     tools = (ClientTool(ToolSpec("ask")),)
-    state = told(say(tools=tools), asks(reads("a")), ended("a"))
+    state = state_after(say(tools=tools), asks(reads("a")), ended("a"))
     assert isinstance(state, AwaitingModel)
     assert state.terms.tools == tools
 
@@ -678,21 +682,21 @@ def test_the_client_tools_are_kept_for_the_whole_turn() -> None:
 
 STATES: dict[str, TurnState] = {
     "idle": Idle(),
-    "asked": told(say()),
-    "speaking": told(say(), heard("x")),
-    "failed once": told(say(), fails()),
-    "reading": told(say(), asks(reads("a"), reads("b"), writes("c"))),
-    "writing": told(say(), asks(writes("a"), reads("b"))),
-    "half done": told(say(), asks(reads("a"), reads("b")), ended("a")),
-    "at a client": told(say(), asks(at_client("a"))),
-    "second response": told(say(), asks(reads("a")), ended("a"), heard("y", response=2)),
-    "cancelling": told(say(), asks(writes("a"), writes("b")), Cancel()),
-    "cancelling two": told(say(), asks(reads("a"), reads("b")), Cancel()),
+    "asked": state_after(say()),
+    "speaking": state_after(say(), streams("x")),
+    "failed once": state_after(say(), fails()),
+    "reading": state_after(say(), asks(reads("a"), reads("b"), writes("c"))),
+    "writing": state_after(say(), asks(writes("a"), reads("b"))),
+    "half done": state_after(say(), asks(reads("a"), reads("b")), ended("a")),
+    "at a client": state_after(say(), asks(at_client("a"))),
+    "second response": state_after(say(), asks(reads("a")), ended("a"), streams("y", response=2)),
+    "cancelling": state_after(say(), asks(writes("a"), writes("b")), Cancel()),
+    "cancelling two": state_after(say(), asks(reads("a"), reads("b")), Cancel()),
 }
 COMMANDS = (
     say("more"),
-    heard("x"),
-    heard("y", response=2),
+    streams("x"),
+    streams("y", response=2),
     answers(),
     answers(response=2),
     asks(writes("a"), reads("b")),
@@ -724,16 +728,16 @@ def test_every_state_decides_every_command_and_keeps_pending_work(command: Comma
             with pytest.raises(Refused, match="still running"):
                 decide(state, command, epoch=epoch, at=AT)
             continue
-        records, then = decided(state, command, epoch=epoch)
+        records, then = apply_command(state, command, epoch=epoch)
         assert (pending_work(then) == ()) == isinstance(then, Idle), (name, records)
         assert records or then == state, name
 
 
 @spec("TURN-87")
 def test_a_sub_agent_that_killed_its_servers_ends_the_turn_of_its_parent() -> None:
-    running = told(say(), asks(reads("a"), reads("b")))
+    running = state_after(say(), asks(reads("a"), reads("b")))
     result = ToolResult("a", "The sub-agent failed: it killed its server.", Outcome.ERROR)
-    records, ended_state = decided(running, CallFinished(1, 1, result, is_suspect=True))
+    records, ended_state = apply_command(running, CallFinished(1, 1, result, is_suspect=True))
     assert records == (
         CallEnded(1, 1, result, AT),
         CallEnded(1, 1, unknown("b", STOPPED_CONTENT), AT),
@@ -741,4 +745,4 @@ def test_a_sub_agent_that_killed_its_servers_ends_the_turn_of_its_parent() -> No
         TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
     late = CallFinished(1, 1, result, is_suspect=True)
-    assert decided(ended_state, late)[0] == (), "of no open call"
+    assert apply_command(ended_state, late)[0] == (), "of no open call"

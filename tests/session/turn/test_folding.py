@@ -34,15 +34,15 @@ from tests.session.stories import (
     AT,
     after,
     answers,
+    apply_command,
     asks,
-    decided,
     ended,
     fails,
-    heard,
     needs_approval,
     responses,
     say,
-    told,
+    state_after,
+    streams,
     writes,
 )
 from tests.spec import spec
@@ -55,8 +55,8 @@ def _limited() -> SendMessage:
 
 
 def _interrupted(*commands: Command) -> TurnState:
-    state = after(told(*commands), EpochStarted(2, "next", AT), epoch=2)
-    return decided(state, Recover(), epoch=2, at=AT + LOOK_BACK_S + 1)[1]
+    state = after(state_after(*commands), EpochStarted(2, "next", AT), epoch=2)
+    return apply_command(state, Recover(), epoch=2, at=AT + LOOK_BACK_S + 1)[1]
 
 
 # --- time -------------------------------------------------------------------------------------------------------
@@ -64,17 +64,17 @@ def _interrupted(*commands: Command) -> TurnState:
 
 @spec("TURN-39")
 def test_a_turn_with_a_limit_has_its_deadline_as_pending_work() -> None:
-    state = told(_limited())
+    state = state_after(_limited())
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1)), AwaitEnd(1, AT + LIMIT_S))
-    state = told(_limited(), asks(writes("a")))
+    state = state_after(_limited(), asks(writes("a")))
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1), AwaitEnd(1, AT + LIMIT_S))
-    state = told(_limited(), asks(writes("a")), ended("a"))
+    state = state_after(_limited(), asks(writes("a")), ended("a"))
     assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)), AwaitEnd(1, AT + LIMIT_S))
 
 
 @spec("TURN-39")
 def test_a_turn_beyond_its_limit_fails_and_keeps_its_text() -> None:
-    records, state = decided(told(_limited(), heard("so far")), TurnExpired(1))
+    records, state = apply_command(state_after(_limited(), streams("so far")), TurnExpired(1))
     end = records[-1]
     assert isinstance(end, TurnEnded)
     assert (end.status, end.code) == (TurnStatus.FAILED, "turn_timeout")
@@ -84,10 +84,10 @@ def test_a_turn_beyond_its_limit_fails_and_keeps_its_text() -> None:
 
 @spec("TURN-39", "TURN-7")
 def test_tools_of_a_turn_beyond_its_limit_have_the_grace_of_a_cancel() -> None:
-    records, state = decided(told(_limited(), asks(writes("a"), writes("b"))), TurnExpired(1))
+    records, state = apply_command(state_after(_limited(), asks(writes("a"), writes("b"))), TurnExpired(1))
     assert records == (CancelRequested(1, AT, AT + 5.0, TurnStatus.FAILED),)
     assert pending_work(state) == (AwaitCancelled(1, AT + 5.0),)
-    records, state = decided(state, ended("a", "made it"))
+    records, state = apply_command(state, ended("a", "made it"))
     outcomes = [record.result.outcome for record in records if isinstance(record, CallEnded)]
     assert outcomes == [Outcome.OK, Outcome.CANCELLED]
     end = records[-1]
@@ -99,26 +99,26 @@ def test_tools_of_a_turn_beyond_its_limit_have_the_grace_of_a_cancel() -> None:
 @pytest.mark.parametrize("responses_max", [0, 2])
 def test_cancelling_a_turn_that_its_limit_is_stopping_cancels_it(responses_max: int) -> None:
     limited = SendMessage(UserMessage.of("hi"), timeout_s=LIMIT_S, responses_max=responses_max)
-    stopping = told(limited, asks(writes("a")), TurnExpired(1))
-    records, state = decided(stopping, Cancel(1), at=AT + 1.0)
+    stopping = state_after(limited, asks(writes("a")), TurnExpired(1))
+    records, state = apply_command(stopping, Cancel(1), at=AT + 1.0)
     assert records == (CancelRequested(1, AT + 1.0, AT + 5.0),)
     assert decide(state, Cancel(), epoch=1, at=AT + 2.0) == ()
-    records, state = decided(state, ended("a"))
+    records, state = apply_command(state, ended("a"))
     assert records[-1] == TurnEnded(1, TurnStatus.CANCELLED, AT)
     assert state == Idle()
 
 
 @spec("TURN-39")
 def test_the_time_limit_is_paused_while_a_person_decides() -> None:
-    state = told(_limited(), asks(needs_approval("a")))
+    state = state_after(_limited(), asks(needs_approval("a")))
     assert pending_work(state) == ()
-    _, state = decided(state, responses("a", Choice.ALLOW), at=AT + 1000.0)
+    _, state = apply_command(state, responses("a", Choice.ALLOW), at=AT + 1000.0)
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1), AwaitEnd(1, AT + 1000.0 + LIMIT_S))
 
 
 @spec("TURN-39", "TURN-9")
 def test_the_limit_of_another_turn_changes_nothing() -> None:
-    for state in (told(_limited()), told(_limited(), asks(writes("a"))), Idle()):
+    for state in (state_after(_limited()), state_after(_limited(), asks(writes("a"))), Idle()):
         assert decide(state, TurnExpired(7), epoch=1, at=AT) == ()
 
 
@@ -130,23 +130,23 @@ def test_the_limit_of_another_turn_changes_nothing() -> None:
     ("state", "response_no"),
     [
         (_interrupted(say()), 1),
-        (_interrupted(say(), heard("half")), 2),
+        (_interrupted(say(), streams("half")), 2),
         (_interrupted(say(), asks(writes("a"))), 2),
-        (told(say(), fails(retriable=False)), 1),
-        (told(_limited(), TurnExpired(1)), 1),
+        (state_after(say(), fails(retriable=False)), 1),
+        (state_after(_limited(), TurnExpired(1)), 1),
     ],
     ids=["silent", "half said", "in a tool", "failed", "too long"],
 )
 def test_an_unfinished_turn_resumes_where_it_stopped(state: TurnState, response_no: int) -> None:
-    records, resumed = decided(state, Resume(), at=AT + 5.0)
+    records, resumed = apply_command(state, Resume(), at=AT + 5.0)
     assert records == (TurnResumed(1, response_no, AT + 5.0), AttemptStarted(1, response_no, 1, AT + 5.0))
     assert CallModel(AttemptRef(1, response_no, 1)) in pending_work(resumed)
 
 
 @spec("TURN-30", "TURN-39")
 def test_a_resumed_turn_has_its_whole_time_again() -> None:
-    state = told(_limited(), TurnExpired(1))
-    _, state = decided(state, Resume(1), at=AT + 100.0)
+    state = state_after(_limited(), TurnExpired(1))
+    _, state = apply_command(state, Resume(1), at=AT + 100.0)
     assert AwaitEnd(1, AT + 100.0 + LIMIT_S) in pending_work(state)
 
 
@@ -155,8 +155,8 @@ def test_a_resumed_turn_has_its_whole_time_again() -> None:
     ("state", "command"),
     [
         (Idle(), Resume()),
-        (told(say(), answers()), Resume()),
-        (told(say(), Cancel()), Resume()),
+        (state_after(say(), answers()), Resume()),
+        (state_after(say(), Cancel()), Resume()),
         (_interrupted(say()), Resume(7)),
     ],
     ids=["new", "completed", "cancelled", "another"],
@@ -168,7 +168,9 @@ def test_a_finished_or_cancelled_turn_cannot_be_resumed(state: TurnState, comman
 
 
 @spec("TURN-30", "TURN-9")
-@pytest.mark.parametrize("state", [told(say()), told(say(), asks(writes("a")))], ids=["model", "tool"])
+@pytest.mark.parametrize(
+    "state", [state_after(say()), state_after(say(), asks(writes("a")))], ids=["model", "tool"]
+)
 def test_resuming_a_running_turn_changes_nothing(state: TurnState) -> None:
     assert decide(state, Resume(), epoch=1, at=AT) == ()
 

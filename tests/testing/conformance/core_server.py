@@ -14,7 +14,7 @@ from midstream.protocol.server_stream import Admit, ServerStream, Submit, waitin
 from midstream.session.turn.commands import Refused
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.stream_link import MemoryHost
-from tests.session.stories import answers, heard
+from tests.session.stories import answers, streams
 
 HEARTBEAT_S = 0.01
 """Heartbeat of its welcomes: a trial waits three times as long for a missing one."""
@@ -53,7 +53,7 @@ class CoreServer:
         if not isinstance(turn, AwaitingModel) or not turn.attempt:
             return False
         host = self.host(session)
-        host.do(heard("ready", turn=turn.turn, response=turn.response_no, attempt=turn.attempt), at=0.0)
+        host.do(streams("ready", turn=turn.turn, response=turn.response_no, attempt=turn.attempt), at=0.0)
         host.do(answers("ready", turn=turn.turn, response=turn.response_no, attempt=turn.attempt), at=0.0)
         return True
 
