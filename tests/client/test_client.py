@@ -364,7 +364,7 @@ async def test_zero_is_the_beginning(dial: Dial, server: Served, way: TransportK
     assert json.loads(lines[0])["id"] == "1-1"
     if way is TransportKind.WEBSOCKET:
         async with Socket(server.socket("s1", query=f"?after={beginning}")) as socket:
-            await socket.hear_until("epoch_started")
+            await socket.receive_until("epoch_started")
     else:
         shown = {**KEYS, "accept": "text/event-stream", "last-event-id": beginning}
         path = "events" if way is TransportKind.SSE else "poll?n=0"

@@ -25,31 +25,31 @@ async def test_a_newer_connection_to_another_process_ends_the_older_one_before_i
 ) -> None:
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
         async with socket_of(node) as first, socket_of(other) as second, socket_of(node) as third:
-            await first.say(opening(connection=1))
-            await first.say(command(words="work"))
-            await first.hear_until("call_started")
+            await first.send(opening(connection=1))
+            await first.send(command(words="work"))
+            await first.receive_until("call_started")
             await until(lambda: len(lines(tmp_path)) == 1)
 
-            await second.say(opening(connection=2, next_seqno=1))
-            assert (await second.hear())["type"] == "welcome"
-            assert (await first.hear_until("error"))[-1]["code"] == "stream_fenced"
-            assert await first.hear_close() == (1008, "stream_fenced")
+            await second.send(opening(connection=2, next_seqno=1))
+            assert (await second.receive())["type"] == "welcome"
+            assert (await first.receive_until("error"))[-1]["code"] == "stream_fenced"
+            assert await first.receive_close() == (1008, "stream_fenced")
 
             for worker in (node, other):  # what an older one still says goes to whichever process it likes
                 answer = await worker.post("s", abort(1), connection=1)
                 assert (answer.status_code, answer.json()["code"]) == (409, "stream_fenced")
                 async with socket_of(worker) as late:
-                    await late.say(opening(connection=1, next_seqno=1))
-                    assert (await late.hear())["code"] == "stream_fenced"
+                    await late.send(opening(connection=1, next_seqno=1))
+                    assert (await late.receive())["code"] == "stream_fenced"
 
-            await third.say(opening(connection=3, next_seqno=1))
-            assert (await third.hear())["type"] == "welcome"
-            assert (await second.hear_until("error"))[-1]["code"] == "stream_fenced"
+            await third.send(opening(connection=3, next_seqno=1))
+            assert (await third.receive())["type"] == "welcome"
+            assert (await second.receive_until("error"))[-1]["code"] == "stream_fenced"
 
             answer = await other.post("s", abort(1), connection=3)
             assert answer.json() == {"type": "ack", "seqno": 1}
             (tmp_path / "go").touch()
-            await third.hear_until("turn_ended")
+            await third.receive_until("turn_ended")
         found = await until_there(tmp_path, "s", TurnEnded)
     assert [each.connection for each in found if isinstance(each, StreamTaken)] == [2, 3]
     assert [each.seqno for each in found if isinstance(each, CommandAccepted)] == [0, 1]
@@ -63,18 +63,18 @@ async def test_the_process_that_takes_a_session_over_knows_which_connection_was_
 ) -> None:
     async with Worker(tmp_path) as node, Worker(tmp_path) as heir:
         async with socket_of(node) as newer:
-            await newer.say(opening(connection=2))
-            await newer.say(command(words="work"))
-            await newer.hear_until("call_started")
+            await newer.send(opening(connection=2))
+            await newer.send(command(words="work"))
+            await newer.receive_until("call_started")
             await until(lambda: len(lines(tmp_path)) == 1)
             await node.kill()
         answer = await heir.post("s", abort(1), connection=1)
         assert (answer.status_code, answer.json()["code"]) == (409, "stream_fenced")
         async with socket_of(heir) as late, socket_of(heir) as next_one:
-            await late.say(opening(connection=1, next_seqno=1))
-            assert (await late.hear())["code"] == "stream_fenced"
-            await next_one.say(opening(connection=3, next_seqno=1))
-            await next_one.hear_until("turn_ended")
+            await late.send(opening(connection=1, next_seqno=1))
+            assert (await late.receive())["code"] == "stream_fenced"
+            await next_one.send(opening(connection=3, next_seqno=1))
+            await next_one.receive_until("turn_ended")
     assert problems(tmp_path, ["s"]) == []
 
 

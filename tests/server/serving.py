@@ -134,23 +134,23 @@ class Socket:
     ) -> None:
         await self._connecting.__aexit__(kind, error, trace)
 
-    async def say(self, frame: Json | str) -> None:
+    async def send(self, frame: Json | str) -> None:
         await self._socket.send(frame if isinstance(frame, str) else json.dumps(frame))
 
-    async def hear(self) -> Json:
+    async def receive(self) -> Json:
         frame: Json = json.loads(await asyncio.wait_for(self._socket.recv(), WAIT_S))
         return frame
 
-    async def hear_until(self, kind: str) -> list[Json]:
+    async def receive_until(self, kind: str) -> list[Json]:
         """Receive frames up to and with the first one that is a `kind`, or that carries a record of this kind."""
         heard: list[Json] = []
         while True:
-            frame = await self.hear()
+            frame = await self.receive()
             heard.append(frame)
             if kind in {frame["type"], *(event["record"]["type"] for event in frame.get("events", ()))}:
                 return heard
 
-    async def hear_close(self) -> tuple[int, str]:
+    async def receive_close(self) -> tuple[int, str]:
         """Receive the close, and fail on any other frame."""
         await asyncio.wait_for(self._socket.wait_closed(), WAIT_S)
         return self._socket.close_code or 0, self._socket.close_reason or ""

@@ -87,8 +87,8 @@ async def test_our_endpoint_survives_the_suite(caplog: pytest.LogCaptureFixture)
         address = f"{server.url.removeprefix('http://')}/v1/sessions/s1/stream"
         unlike_an_echo = await failures(address)
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            assert (await socket.hear())["type"] == "welcome"
+            await socket.send(opening())
+            assert (await socket.receive())["type"] == "welcome"
     # Broken framing is refused as the suite expects, before our endpoint receives a message.
     assert [case for case in unlike_an_echo if case.startswith(FRAMING) and case not in WANTS_AN_ECHO] == []
     assert server.app.open_streams == 0

@@ -145,9 +145,9 @@ async def test_rule_12_no_content_and_no_credential_is_in_a_log_an_error_or_a_re
         ]
         assert [answer.status_code for answer in answers] == [401, 401, 401, 400, 400, 401]
         async with Socket(server.socket(headers={**who, "x-a": canaries["header"]})) as peer:
-            await peer.say(canaries["frame"])
-            heard = [await peer.hear()]
-            await peer.hear_close()
+            await peer.send(canaries["frame"])
+            heard = [await peer.receive()]
+            await peer.receive_close()
         raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
         await asyncio.to_thread(raw.request, "GET", f"/{canaries['query']}?{canaries['query']}")
         answers_raw = (await asyncio.to_thread(raw.getresponse)).read()

@@ -68,8 +68,8 @@ async def test_readers_over_each_transport_receive_the_deletion() -> None:
         await _run_turn(server)
         newest = (await server.http.get("/v1/sessions/s1")).json()["event_id"]
         async with Socket(server.socket()) as socket, _events(server, {}) as heard:
-            await socket.say({"type": "open"})
-            assert (await socket.hear())["type"] == "welcome"
+            await socket.send({"type": "open"})
+            assert (await socket.receive())["type"] == "welcome"
             name = {"x-midstream-connection": "c1"}
             opened = await server.http.get(f"/v1/sessions/s1/poll?n=0&after={newest}", headers=name)
             assert [frame["type"] for frame in opened.json()["frames"]] == ["welcome"]
@@ -80,9 +80,9 @@ async def test_readers_over_each_transport_receive_the_deletion() -> None:
                 while len(server.app.connections) < 3:  # noqa: ASYNC110 - nothing tells that one has come
                     await asyncio.sleep(0)
             assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
-            last = await socket.hear()
+            last = await socket.receive()
             assert (last["type"], last["code"], last.get("retry", "never")) == ("error", GONE, "never")
-            assert await socket.hear_close() == (1008, GONE)
+            assert await socket.receive_close() == (1008, GONE)
             answer = await asyncio.wait_for(poll, WAIT_S)
             polled = answer.json()
             # A poll that was not admitted yet is refused; a waiting one is answered.
@@ -104,11 +104,11 @@ async def test_a_reader_at_another_process_receives_the_deletion() -> None:
             served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as other,
             Socket(other.socket()) as reader,
         ):
-            await reader.say({"type": "open"})
-            assert (await reader.hear())["type"] == "welcome"
+            await reader.send({"type": "open"})
+            assert (await reader.receive())["type"] == "welcome"
             assert (await owner.http.delete("/v1/sessions/s1")).status_code == 204
-            assert (await reader.hear())["code"] == GONE
-            assert await reader.hear_close() == (1008, GONE)
+            assert (await reader.receive())["code"] == GONE
+            assert await reader.receive_close() == (1008, GONE)
 
 
 @spec("STREAM-68")
@@ -117,16 +117,16 @@ async def test_a_deletion_during_a_turn_is_refused_without_effect() -> None:
         assert (await post_message(server.http, "s1", ADA)).status_code == 200
         assert (await server.http.put("/v1/sessions/s1/readers/bob", headers=ADA)).status_code == 200
         async with Socket(server.socket(headers=BOB)) as reader:
-            await reader.say({"type": "open"})
-            assert (await reader.hear())["type"] == "welcome"
+            await reader.send({"type": "open"})
+            assert (await reader.receive())["type"] == "welcome"
             refused = await server.http.delete("/v1/sessions/s1", headers=ADA)
             assert (refused.status_code, refused.json()["code"]) == (409, "session_busy")
             assert "cancel" in refused.json()["next"]
             stopped = await server.http.post("/v1/sessions/s1/cancel", headers=ADA)
             assert stopped.status_code == 202
-            await reader.hear_until("turn_ended")
+            await reader.receive_until("turn_ended")
             assert (await server.http.delete("/v1/sessions/s1", headers=ADA)).status_code == 204
-            assert (await reader.hear())["code"] == GONE
+            assert (await reader.receive())["code"] == GONE
         # Its name is free, and nothing of it is left: no transcript, no reader, no owner.
         assert (await post_message(server.http, "s1", BOB)).status_code == 200
         owner = (await server.http.get("/v1/sessions/s1/owner", headers=BOB)).json()
@@ -140,8 +140,8 @@ async def test_a_client_of_a_deleted_session_does_not_reconnect() -> None:
         await _run_turn(server)
         assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
         async with Socket(server.socket()) as late:
-            await late.say(opening(event_id="1-3", next_seqno=1))
-            told = await late.hear()
+            await late.send(opening(event_id="1-3", next_seqno=1))
+            told = await late.receive()
         assert (told["type"], told["code"], told.get("retry", "never")) == ("error", GONE, "never")
 
 
@@ -151,8 +151,8 @@ async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -
     async with served(make_app([text("hello")] * 2, store=store)) as server:
         await _run_turn(server)
         async with Socket(server.socket()) as reader:
-            await reader.say({"type": "open"})
-            assert (await reader.hear())["type"] == "welcome"
+            await reader.send({"type": "open"})
+            assert (await reader.receive())["type"] == "welcome"
             store.is_busy = True
             deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
             async with asyncio.timeout(WAIT_S):
@@ -167,10 +167,10 @@ async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -
             store.is_busy = False
             taken = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert taken.status_code == 200
-            heard = await reader.hear_until("turn_ended")
+            heard = await reader.receive_until("turn_ended")
             assert all(frame["type"] != "error" for frame in heard)
             assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
-            assert (await reader.hear())["code"] == GONE
+            assert (await reader.receive())["code"] == GONE
 
 
 @spec("STREAM-68")
@@ -201,18 +201,18 @@ async def test_readers_at_the_running_node_receive_the_deletion_by_another_proce
     ):
         await _run_turn(owner)
         async with Socket(owner.socket()) as reader:
-            await reader.say({"type": "open"})
-            assert (await reader.hear())["type"] == "welcome"
+            await reader.send({"type": "open"})
+            assert (await reader.receive())["type"] == "welcome"
             refused = await other.http.delete("/v1/sessions/s1")
             assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
             taken = await owner.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert taken.status_code == 200
-            heard = await reader.hear_until("turn_ended")
+            heard = await reader.receive_until("turn_ended")
             assert all(frame["type"] != "error" for frame in heard)
             store.is_over = True
             assert (await other.http.delete("/v1/sessions/s1")).status_code == 204
-            assert (await reader.hear())["code"] == GONE
-            assert await reader.hear_close() == (1008, GONE)
+            assert (await reader.receive())["code"] == GONE
+            assert await reader.receive_close() == (1008, GONE)
         assert (await owner.http.get("/v1/sessions/s1")).status_code == 404
 
 

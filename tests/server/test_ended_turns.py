@@ -62,19 +62,19 @@ async def test_an_outcome_before_the_start_of_its_call_is_refused_and_accepted_a
     command: Json = {"type": "command", "seqno": 1, "payload": early}
     app = make_app([calls(("c1", "look", "{}")), text("done")])
     async with served(app) as server, Socket(server.socket()) as peer:
-        await peer.say(opening(next_seqno=1))
-        await peer.say({"type": "command", "seqno": 0, "payload": {**SEND, "tools": [tool]}})
-        asked = (await peer.hear_until("question_asked"))[-1]["events"][-1]["record"]
-        await peer.say(command)
-        (refused,) = [each for each in await peer.hear_until("error") if each["type"] == "error"]
+        await peer.send(opening(next_seqno=1))
+        await peer.send({"type": "command", "seqno": 0, "payload": {**SEND, "tools": [tool]}})
+        asked = (await peer.receive_until("question_asked"))[-1]["events"][-1]["record"]
+        await peer.send(command)
+        (refused,) = [each for each in await peer.receive_until("error") if each["type"] == "error"]
         assert (refused["code"], refused["retry"], refused["seqno"]) == ("call_not_started", "later", 1)
         place = {name: asked[name] for name in ("turn", "response", "call_id", "digest")}
-        await peer.say(
+        await peer.send(
             {"type": "command", "seqno": 1, "payload": {"type": "answer", **place, "choice": "allow"}}
         )
-        await peer.hear_until("call_started")
-        await peer.say({**command, "seqno": 2})
-        heard = await peer.hear_until("turn_ended")
+        await peer.receive_until("call_started")
+        await peer.send({**command, "seqno": 2})
+        heard = await peer.receive_until("turn_ended")
     ended = [event["record"] for frame in heard for event in frame.get("events", ())]
     assert [each["result"]["content"] for each in ended if each["type"] == "call_ended"] == ["seen"]
     assert ended[-1]["status"] == "completed"

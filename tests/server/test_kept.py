@@ -86,8 +86,8 @@ async def serve_pruned(script: Script = ANSWER, *, turns: int = 2) -> AsyncItera
 
 async def _begin(server: Served, **fields: object) -> list[Json]:
     async with Socket(server.socket()) as peer:
-        await peer.say({"type": "open", **fields})
-        return await peer.hear_until("turn_ended")
+        await peer.send({"type": "open", **fields})
+        return await peer.receive_until("turn_ended")
 
 
 @spec("STREAM-62", "STREAM-63", "STREAM-64")
@@ -139,16 +139,16 @@ async def test_a_late_reader_gets_the_running_turn_so_far_and_then_the_rest() ->
         Socket(server.socket()) as speaker,
         Socket(server.socket()) as late,
     ):
-        await speaker.say(opening())
-        await speaker.say(command())
-        await speaker.hear_until("delta")
-        await late.say({"type": "open", "snapshots": "begin"})
-        welcome, snapshot = await late.hear(), await late.hear()
+        await speaker.send(opening())
+        await speaker.send(command())
+        await speaker.receive_until("delta")
+        await late.send({"type": "open", "snapshots": "begin"})
+        welcome, snapshot = await late.receive(), await late.receive()
         running = snapshot["session"]["running"]
         assert running["said"]["parts"] == [{"type": "text", "text": "so far, "}]
         assert EventId.parse(snapshot["event_id"]) >= EventId.parse(welcome["event_id"])
         go.set()
-        heard = await late.hear_until("turn_ended")
+        heard = await late.receive_until("turn_ended")
         assert words_of(records_of(heard)) == "so good"
 
 
@@ -323,12 +323,12 @@ async def test_events_that_arrive_during_batching_come_in_one_frame() -> None:
     async with served(make_app(ANSWER, world=world)) as server:
         await run_turn(server.app.host, "s1", "the first one")
         async with Socket(server.socket()) as reader, asyncio.timeout(WAIT_S):
-            await reader.say({"type": "open", "coalesce_s": HELD_S})
-            await reader.hear_until("welcome")
+            await reader.send({"type": "open", "coalesce_s": HELD_S})
+            await reader.receive_until("welcome")
             records = await run_turn(server.app.host, "s1", "the second one")
             await world.is_held.wait()
             world.may_go_on.set()
-            [frame] = await reader.hear_until("turn_ended")
+            [frame] = await reader.receive_until("turn_ended")
             assert len(frame["events"]) == len(records)
 
 

@@ -46,11 +46,11 @@ async def test_no_content_of_people_or_models_is_logged_at_any_level(
         caplog.set_level(logging.DEBUG, logger=name)  # Whatever another test has configured.
     async with served(make_app([text("canary of the model")])) as server:
         async with Socket(server.socket("s1/stream?ticket=canary&rest=")) as socket:
-            await socket.say(opening())
-            await socket.say(command(words="canary of the user"))
-            await socket.hear_until("turn_ended")
-            await socket.say('{"canary": ')
-            await socket.hear_until("error")
+            await socket.send(opening())
+            await socket.send(command(words="canary of the user"))
+            await socket.receive_until("turn_ended")
+            await socket.send('{"canary": ')
+            await socket.receive_until("error")
         with pytest.raises(websockets.InvalidStatus):
             await server.socket("s1/nowhere?ticket=canary&rest=", origin="http://canary.example")
         await server.http.post("/v1/sessions/s1/commands?canary", content=b"canary", headers=KEYS)

@@ -113,18 +113,18 @@ async def test_a_damaged_store_ends_the_start_and_frees_the_port() -> None:
 
 async def test_a_draining_server_instructs_both_kinds_of_streams_to_reconnect_and_ends_soon() -> None:
     async with served(make_app([[Stall()]])) as server, Socket(server.socket()) as speaker:
-        await speaker.say(opening())
-        await speaker.say(command())
-        await speaker.hear_until("attempt_started")
+        await speaker.send(opening())
+        await speaker.send(command())
+        await speaker.receive_until("attempt_started")
         heard = bytearray()
         async with asyncio.timeout(WAIT_S), server.http.stream("GET", "/v1/sessions/s1/events") as response:
             body = response.aiter_raw()
             heard += await anext(body)
             async with asyncio.timeout(60):
                 server.stop.set()
-                goodbye = (await speaker.hear_until("error"))[-1]
+                goodbye = (await speaker.receive_until("error"))[-1]
                 heard += await read_until_cut(body)
-                close = await speaker.hear_close()
+                close = await speaker.receive_close()
                 await server.serving
 
     assert (goodbye["code"], goodbye["retry"], goodbye["retry_after_s"]) == ("draining", "later", 1.0)
@@ -149,8 +149,8 @@ async def test_a_hung_tool_and_a_stalled_client_cannot_block_the_shutdown() -> N
         answer = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         assert answer.status_code == 200
         async with asyncio.timeout(WAIT_S), Socket(server.socket()) as reader:
-            await reader.say(opening(stream="", secret="", event_id="0-0"))
-            await reader.hear_until("call_started")
+            await reader.send(opening(stream="", secret="", event_id="0-0"))
+            await reader.receive_until("call_started")
         assert len(server.app.connections) == 1, "the one that does not read is still there"
 
         async with asyncio.timeout(WAIT_S):  # Without a limit it would never end.

@@ -532,14 +532,14 @@ async def test_listing_transcript_and_welcome_agree_on_the_status_of_a_session(
     asking = replace(double, needs_approval=status == "waiting")
     async with served(make_app(script, tools=[asking])) as server:
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            await socket.say(command())
-            frames = await socket.hear_until(until)
+            await socket.send(opening())
+            await socket.send(command())
+            frames = await socket.receive_until(until)
             [line] = (await server.http.get("/v1/sessions")).json()["sessions"]
             transcript = (await server.http.get("/v1/sessions/s1")).json()
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            [welcome] = await socket.hear_until("welcome")
+            await socket.send(opening())
+            [welcome] = await socket.receive_until("welcome")
     assert frames[0]["status"] == ""
     assert [line["status"], transcript["status"], welcome["status"]] == [status] * 3
 

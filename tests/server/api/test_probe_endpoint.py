@@ -26,8 +26,8 @@ async def test_chunks_are_numbered_over_every_transport() -> None:
         polled = [(await server.http.get(f"/v1/probe/poll?n={n}&{FAST}")).json() for n in range(5)]
         assert polled == CHUNKS
         async with Socket(_socket(server.url, FAST)) as socket:
-            assert [await socket.hear() for _ in CHUNKS] == CHUNKS
-            assert await socket.hear_close() == (1000, "")
+            assert [await socket.receive() for _ in CHUNKS] == CHUNKS
+            assert await socket.receive_close() == (1000, "")
         echoed = await server.http.post("/v1/probe/chunks", content=b"anything")
         assert (echoed.status_code, echoed.content) == (200, b"anything")
 

@@ -246,11 +246,11 @@ async def test_a_reader_can_read_and_change_nothing_on_any_endpoint() -> None:
                     operation.name
                 )
         async with Socket(server.socket(headers=BOB)) as reader:
-            await reader.say({"type": "open"})
-            assert (await reader.hear())["type"] == "welcome"
+            await reader.send({"type": "open"})
+            assert (await reader.receive())["type"] == "welcome"
         async with Socket(server.socket(headers=BOB)) as speaker:
-            await speaker.say(opening())
-            assert (await speaker.hear())["code"] == "access"
+            await speaker.send(opening())
+            assert (await speaker.receive())["code"] == "access"
         assert await _state_of(server) == before
 
 

@@ -97,8 +97,8 @@ async def test_rule_1_neither_a_resume_nor_a_replay_of_a_foreign_stream_reveals_
                 pass
         assert refused.value.response.status_code == 404
         async with Socket(server.socket(headers=ADA)) as owner:
-            await owner.say(opening(event_id="0-0", next_seqno=1))
-            assert (await owner.hear())["type"] == "welcome"
+            await owner.send(opening(event_id="0-0", next_seqno=1))
+            assert (await owner.receive())["type"] == "welcome"
 
 
 @pytest.mark.parametrize("end", ["%0A", "%0a%0a", "%00", "%0D", "/", "//", "%2F", "%20", "%E2%80%A8"])
@@ -186,8 +186,8 @@ async def test_rule_2_no_hook_grants_access_across_tenants() -> None:
 
 
 async def _until_closed(socket: Socket) -> tuple[str, int]:
-    heard = await socket.hear_until("error")
-    return heard[-1]["code"], (await socket.hear_close())[0]
+    heard = await socket.receive_until("error")
+    return heard[-1]["code"], (await socket.receive_close())[0]
 
 
 @spec("STREAM-70")
@@ -204,8 +204,8 @@ async def test_rule_3_a_stream_ends_when_its_permission_does(end: str) -> None:
         if end == "expired":
             known["the-token-of-ada"] = Principal("ada", expires_at=world.now() + 1000.0)
         async with Socket(server.socket(headers=ADA)) as reader:
-            await reader.say({"type": "open"})
-            assert (await reader.hear())["type"] == "welcome"
+            await reader.send({"type": "open"})
+            assert (await reader.receive())["type"] == "welcome"
             if end == "locked out":
                 await app.auth.lock_out(Principal("ada"))
             elif end == "expired":
@@ -319,8 +319,8 @@ async def test_rule_4_a_ticket_of_a_cookie_ends_with_the_cookie() -> None:
         url = f"{server.url.replace('http', 'ws')}/v1/sessions/s1/stream?ticket={asked.json()['word']}"
         origin = websockets.Origin(server.url)
         async with Socket(websockets.connect(url, origin=origin)) as reader:
-            await reader.say({"type": "open"})
-            assert (await reader.hear())["type"] == "welcome"
+            await reader.send({"type": "open"})
+            assert (await reader.receive())["type"] == "welcome"
             out = await server.http.post("/v1/logout", headers={**browser, "x-midstream": "page"})
             assert out.status_code == 204
             assert await _until_closed(reader) == ("unauthorized", 1008)
@@ -390,8 +390,8 @@ async def test_rule_3_revoking_a_viewers_pass_revokes_all_that_was_issued_for_it
             Socket(server.socket(query=f"?ticket={tickets.pop()}")) as ticketed,
         ):
             for socket in (reader, ticketed):
-                await socket.say({"type": "open"})
-                assert (await socket.hear())["type"] == "welcome"
+                await socket.send({"type": "open"})
+                assert (await socket.receive())["type"] == "welcome"
             assert (await server.http.delete("/v1/sessions/s1/viewers", headers=ADA)).status_code == 204
             assert await _until_closed(reader) == await _until_closed(ticketed) == ("unauthorized", 1008)
         for shown in (viewer, by_cookie):
@@ -673,20 +673,20 @@ async def test_rule_9_frames_over_a_websocket_are_counted_like_requests() -> Non
     app = guarded_app(limits=Limits(requests_per_minute=8))
     async with served(app) as server:
         async with Socket(server.socket(headers=ADA)) as socket:
-            await socket.say(opening())
-            assert (await socket.hear())["type"] == "welcome"
+            await socket.send(opening())
+            assert (await socket.receive())["type"] == "welcome"
             for _ in range(20):
-                await socket.say({"type": "ping"})
-            last = (await socket.hear_until("error"))[-1]
+                await socket.send({"type": "ping"})
+            last = (await socket.receive_until("error"))[-1]
             assert (last["code"], last["retry"], last["retry_after_s"] > 0) == (
                 "limit_reached",
                 "later",
                 True,
             )
-            assert (await socket.hear_close())[0] == 1013
+            assert (await socket.receive_close())[0] == 1013
         async with Socket(server.socket("s2", headers=BOB)) as other:  # The budget of another principal.
-            await other.say(opening())
-            assert (await other.hear())["type"] == "welcome"
+            await other.send(opening())
+            assert (await other.receive())["type"] == "welcome"
         assert status_and_code(await server.http.get("/v1/sessions", headers=ADA)) == (429, "limit_reached")
 
 

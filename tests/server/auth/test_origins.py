@@ -112,8 +112,8 @@ async def test_a_foreign_page_cannot_open_a_websocket_and_an_allowed_one_can() -
                 pass
         for origin in ("https://app.example", server.url):
             async with Socket(server.socket(origin=origin)) as socket:
-                await socket.say(opening())
-                assert (await socket.hear())["type"] == "welcome"
+                await socket.send(opening())
+                assert (await socket.receive())["type"] == "welcome"
     assert refused.value.response.status_code == 403
 
 

@@ -133,8 +133,8 @@ async def test_a_refused_stream_does_not_reveal_whether_a_session_exists(tmp_pat
 
 async def _refused(server: Served, session: str, **fields: object) -> tuple[list[object], tuple[int, str]]:
     async with Socket(server.socket(session)) as socket:
-        await socket.say({"type": "open", **fields})
-        return [await socket.hear()], await socket.hear_close()
+        await socket.send({"type": "open", **fields})
+        return [await socket.receive()], await socket.receive_close()
 
 
 @spec("STREAM-85")
@@ -287,10 +287,10 @@ async def test_a_viewer_follows_until_its_token_is_revoked(tmp_path: Path) -> No
         issued = await server.http.post("/v1/sessions/s1/viewers", json=wish, headers=SHOWN)
         word = issued.json()["word"]
         async with Socket(server.socket()) as socket:
-            await socket.say({"type": "open", "secret": word, "event_id": "0-0"})
-            assert (await socket.hear())["type"] == "welcome"
+            await socket.send({"type": "open", "secret": word, "event_id": "0-0"})
+            assert (await socket.receive())["type"] == "welcome"
             assert (await server.http.delete("/v1/sessions/s1/viewers", headers=SHOWN)).status_code == 204
-            heard = await socket.hear_until("error")
+            heard = await socket.receive_until("error")
             assert heard[-1]["code"] == "unauthorized"
         bearer = {"authorization": f"Bearer {word}"}
         assert (await server.http.get("/v1/sessions/s1", headers=bearer)).status_code == 403

@@ -123,13 +123,13 @@ async def test_an_encrypted_session_is_no_exception(tmp_path: Path) -> None:
         Socket(one.socket()) as first,
         Socket(other.socket()) as second,
     ):
-        await first.say(opening(connection=1))
-        await first.say(command())
-        await first.hear_until("attempt_started")
-        await second.say(opening(connection=2, next_seqno=1))
-        assert (await first.hear_until("error"))[-1]["code"] == "stream_fenced"
-        await second.say(abort(1))
-        await second.hear_until("turn_ended")
+        await first.send(opening(connection=1))
+        await first.send(command())
+        await first.receive_until("attempt_started")
+        await second.send(opening(connection=2, next_seqno=1))
+        assert (await first.receive_until("error"))[-1]["code"] == "stream_fenced"
+        await second.send(abort(1))
+        await second.receive_until("turn_ended")
 
 
 @spec("STREAM-102")

@@ -44,10 +44,10 @@ from tests.spec import spec
 
 async def test_a_message_is_acknowledged_and_its_turn_delivered_to_the_end() -> None:
     async with served(make_app([text("hello brave world")])) as server, Socket(server.socket()) as socket:
-        await socket.say(opening())
-        await socket.say(command())
+        await socket.send(opening())
+        await socket.send(command())
 
-        welcome, *frames = await socket.hear_until("turn_ended")
+        welcome, *frames = await socket.receive_until("turn_ended")
 
     assert (welcome["type"], welcome["acked"], welcome["resume_from"]) == ("welcome", 0, "0-0")
     assert {"type": "ack", "seqno": 0} in frames
@@ -61,13 +61,13 @@ async def test_a_reconnecting_client_receives_exactly_the_missing_events() -> No
     script = [[*text("one two")[:2], Gate(gate), *text(" three four")]]
     async with served(make_app(script)) as server:
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            await socket.say(command())
-            before = records_of(await socket.hear_until("delta"))
+            await socket.send(opening())
+            await socket.send(command())
+            before = records_of(await socket.receive_until("delta"))
         gate.set()
         async with Socket(server.socket()) as socket:
-            await socket.say(opening(event_id=before[-1]["id"], next_seqno=1))
-            welcome, *frames = await socket.hear_until("turn_ended")
+            await socket.send(opening(event_id=before[-1]["id"], next_seqno=1))
+            welcome, *frames = await socket.receive_until("turn_ended")
 
     after = records_of(frames)
     assert (welcome["acked"], welcome["turn"], welcome["resume_from"]) == (1, 1, before[-1]["id"])
@@ -78,11 +78,11 @@ async def test_a_reconnecting_client_receives_exactly_the_missing_events() -> No
 
 async def test_a_repeated_command_is_acknowledged_again_and_changes_nothing() -> None:
     async with served(make_app([text("once")])) as server, Socket(server.socket()) as socket:
-        await socket.say(opening())
-        await socket.say(command())
-        await socket.hear_until("turn_ended")
-        await socket.say(command())
-        assert await socket.hear() == {"type": "ack", "seqno": 0}
+        await socket.send(opening())
+        await socket.send(command())
+        await socket.receive_until("turn_ended")
+        await socket.send(command())
+        assert await socket.receive() == {"type": "ack", "seqno": 0}
         turns = (await server.http.get("/v1/sessions/s1")).json()["turns"]
     assert turns == 1
 
@@ -90,14 +90,14 @@ async def test_a_repeated_command_is_acknowledged_again_and_changes_nothing() ->
 async def test_an_abort_stops_the_turn_and_a_disconnect_does_not() -> None:
     async with served(make_app([[Stall()]])) as server:
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            await socket.say(command())
-            await socket.hear_until("attempt_started")
+            await socket.send(opening())
+            await socket.send(command())
+            await socket.receive_until("attempt_started")
         assert (await server.http.get("/v1/sessions/s1")).json()["status"] == "running"
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            await socket.say(abort(1))
-            frames = await socket.hear_until("turn_ended")
+            await socket.send(opening())
+            await socket.send(abort(1))
+            frames = await socket.receive_until("turn_ended")
     assert records_of(frames)[-1]["record"]["status"] == "cancelled"
 
 
@@ -107,15 +107,15 @@ async def test_a_newer_connection_of_a_stream_fences_the_older_one() -> None:
         Socket(server.socket()) as older,
         Socket(server.socket()) as newer,
     ):
-        await older.say(opening())
-        await older.hear_until("welcome")
-        await newer.say(opening())
-        await newer.hear_until("welcome")
+        await older.send(opening())
+        await older.receive_until("welcome")
+        await newer.send(opening())
+        await newer.receive_until("welcome")
 
-        assert (await older.hear())["code"] == "stream_fenced"
-        assert await older.hear_close() == (1008, "stream_fenced")
-        await newer.say(command())
-        await newer.hear_until("ack")
+        assert (await older.receive())["code"] == "stream_fenced"
+        assert await older.receive_close() == (1008, "stream_fenced")
+        await newer.send(command())
+        await newer.receive_until("ack")
 
 
 async def test_a_connection_with_the_wrong_secret_fences_no_other() -> None:
@@ -124,15 +124,15 @@ async def test_a_connection_with_the_wrong_secret_fences_no_other() -> None:
         Socket(server.socket()) as owner,
         Socket(server.socket()) as thief,
     ):
-        await owner.say(opening())
-        await owner.say(command())
-        await owner.hear_until("ack")
-        await thief.say(opening(secret="t" * 43))
-        assert [frame["code"] for frame in await thief.hear_until("error")] == ["wrong_secret"]
-        assert await thief.hear_close() == (1008, "wrong_secret")
+        await owner.send(opening())
+        await owner.send(command())
+        await owner.receive_until("ack")
+        await thief.send(opening(secret="t" * 43))
+        assert [frame["code"] for frame in await thief.receive_until("error")] == ["wrong_secret"]
+        assert await thief.receive_close() == (1008, "wrong_secret")
 
-        await owner.say(abort(1))
-        await owner.hear_until("turn_ended")
+        await owner.send(abort(1))
+        await owner.receive_until("turn_ended")
 
 
 REFUSED_AT_THE_DOOR = [
@@ -154,47 +154,47 @@ async def test_an_invalid_first_frame_gets_one_error_and_the_close(
     frame: Json | str, code: str, close: int
 ) -> None:
     async with served(make_app()) as server, Socket(server.socket()) as socket:
-        await socket.say(frame)
-        answer = await socket.hear()
+        await socket.send(frame)
+        answer = await socket.receive()
         assert (answer["type"], answer["code"]) == ("error", code)
-        assert await socket.hear_close() == (close, code)
+        assert await socket.receive_close() == (close, code)
 
 
 async def test_a_message_far_above_the_limit_is_cut_off_by_the_websocket_layer() -> None:
     async with served(make_app()) as server, Socket(server.socket()) as socket:
-        await socket.say("x" * (WS_FRAME_BYTES_MAX + 1))
-        assert (await socket.hear_close())[0] == 1009
+        await socket.send("x" * (WS_FRAME_BYTES_MAX + 1))
+        assert (await socket.receive_close())[0] == 1009
 
 
 async def test_a_malformed_session_id_is_refused() -> None:
     async with served(make_app()) as server, Socket(server.socket("no%20spaces")) as socket:
-        await socket.say(opening())
-        assert (await socket.hear())["code"] == "usage"
-        assert await socket.hear_close() == (1008, "usage")
+        await socket.send(opening())
+        assert (await socket.receive())["code"] == "usage"
+        assert await socket.receive_close() == (1008, "usage")
 
 
 async def test_an_unknown_stream_is_reported() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as first:
-        await first.say(opening())
-        await first.say(command())
-        await first.hear_until("turn_ended")
+        await first.send(opening())
+        await first.send(command())
+        await first.receive_until("turn_ended")
         async with Socket(server.socket()) as second:
-            await second.say(opening(stream="k2", event_id="1-3", next_seqno=1))
-            assert (await second.hear())["code"] == "stream_not_found"
-            assert await second.hear_close() == (1008, "stream_not_found")
+            await second.send(opening(stream="k2", event_id="1-3", next_seqno=1))
+            assert (await second.receive())["code"] == "stream_not_found"
+            assert await second.receive_close() == (1008, "stream_not_found")
 
 
 async def test_refused_commands_are_named_and_the_connection_continues() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as socket:
-        await socket.say(opening())
-        await socket.say(abort(2))
-        gap = (await socket.hear_until("error"))[-1]
-        await socket.say(command(words="first"))
-        await socket.hear_until("ack")
-        await socket.say(command(words="another"))
-        reused = (await socket.hear_until("error"))[-1]
-        await socket.say(abort(1))
-        assert (await socket.hear_until("ack"))[-1] == {"type": "ack", "seqno": 1}
+        await socket.send(opening())
+        await socket.send(abort(2))
+        gap = (await socket.receive_until("error"))[-1]
+        await socket.send(command(words="first"))
+        await socket.receive_until("ack")
+        await socket.send(command(words="another"))
+        reused = (await socket.receive_until("error"))[-1]
+        await socket.send(abort(1))
+        assert (await socket.receive_until("ack"))[-1] == {"type": "ack", "seqno": 1}
 
     assert (gap["code"], gap["seqno"], gap["expected"]) == ("seqno_gap", 2, 0)
     assert (reused["code"], reused["seqno"], reused.get("retry")) == ("stream_reused", 0, None)
@@ -206,12 +206,12 @@ async def test_a_second_message_during_a_turn_is_refused_where_the_client_reques
         Socket(server.socket()) as first,
         Socket(server.socket()) as second,
     ):
-        await first.say(opening())
-        await first.say(command())
-        await first.hear_until("ack")
-        await second.say(opening(stream="k2"))
-        await second.say(command(when_busy="refuse"))
-        refusal = (await second.hear_until("error"))[-1]
+        await first.send(opening())
+        await first.send(command())
+        await first.receive_until("ack")
+        await second.send(opening(stream="k2"))
+        await second.send(command(when_busy="refuse"))
+        refusal = (await second.receive_until("error"))[-1]
     assert (refusal["code"], refusal["seqno"], refusal["retry"]) == ("session_busy", 0, "later")
 
 
@@ -221,16 +221,16 @@ async def test_a_command_that_the_store_refuses_for_now_is_accepted_later(
 ) -> None:
     store = FailingStore(MemoryStore())
     async with served(make_app([text("hi")], store=store)) as server, Socket(server.socket()) as socket:
-        await socket.say(opening())
-        await socket.hear_until("welcome")
+        await socket.send(opening())
+        await socket.receive_until("welcome")
         store.outage = error
-        await socket.say(command())
-        refusal = await socket.hear()
+        await socket.send(command())
+        refusal = await socket.receive()
         assert (refusal["code"], refusal["retry"], refusal["seqno"]) == (error.code, "later", 0)
 
         store.outage = None
-        await socket.say(command())
-        frames = await socket.hear_until("turn_ended")
+        await socket.send(command())
+        frames = await socket.receive_until("turn_ended")
     assert {"type": "ack", "seqno": 0} in frames
 
 
@@ -242,43 +242,43 @@ async def test_a_reader_without_a_stream_key_follows_from_the_end() -> None:
         Socket(server.socket()) as speaker,
         Socket(server.socket()) as reader,
     ):
-        await speaker.say(opening())
-        await speaker.say(command())
-        await speaker.hear_until("delta")
-        await reader.say(opening(stream="", secret=""))
-        (welcome,) = await reader.hear_until("welcome")
+        await speaker.send(opening())
+        await speaker.send(command())
+        await speaker.receive_until("delta")
+        await reader.send(opening(stream="", secret=""))
+        (welcome,) = await reader.receive_until("welcome")
         gate.set()
-        frames = await reader.hear_until("turn_ended")
+        frames = await reader.receive_until("turn_ended")
     assert welcome["resume_from"] == welcome["event_id"]
     assert words_of(records_of(frames)) == " new"
 
 
 async def test_an_event_id_of_another_epoch_is_reported_and_replay_starts_at_the_beginning() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as first:
-        await first.say(opening())
-        await first.say(command())
-        everything = records_of(await first.hear_until("turn_ended"))
+        await first.send(opening())
+        await first.send(command())
+        everything = records_of(await first.receive_until("turn_ended"))
         async with Socket(server.socket()) as second:
-            await second.say(opening(stream="", secret="", event_id="7-3"))
-            welcome, gone, *frames = await second.hear_until("turn_ended")
+            await second.send(opening(stream="", secret="", event_id="7-3"))
+            welcome, gone, *frames = await second.receive_until("turn_ended")
     assert (welcome["resume_from"], gone["type"], gone["resume_from"]) == ("0-0", "gone", "0-0")
     assert records_of(frames) == everything
 
 
 async def test_a_ping_is_answered_at_once() -> None:
     async with served(make_app()) as server, Socket(server.socket()) as socket:
-        await socket.say(opening())
-        await socket.hear_until("welcome")
-        await socket.say({"type": "ping"})
-        assert await socket.hear() == {"type": "heartbeat", "event_id": "0-0", "waiting_on": "nothing"}
+        await socket.send(opening())
+        await socket.receive_until("welcome")
+        await socket.send({"type": "ping"})
+        assert await socket.receive() == {"type": "heartbeat", "event_id": "0-0", "waiting_on": "nothing"}
 
 
 async def test_a_close_frame_is_answered_by_a_close_without_error() -> None:
     async with served(make_app()) as server, Socket(server.socket()) as socket:
-        await socket.say(opening())
-        await socket.hear_until("welcome")
-        await socket.say({"type": "close"})
-        assert await socket.hear_close() == (1000, "")
+        await socket.send(opening())
+        await socket.receive_until("welcome")
+        await socket.send({"type": "close"})
+        assert await socket.receive_close() == (1000, "")
 
 
 @spec("STREAM-111")
@@ -293,8 +293,8 @@ async def test_a_full_server_refuses_the_handshake_with_a_retry_delay() -> None:
         served(make_app(connections_max=1)) as server,
         Socket(server.socket()) as first,
     ):
-        await first.say(opening())
-        await first.hear_until("welcome")
+        await first.send(opening())
+        await first.receive_until("welcome")
         with pytest.raises(websockets.InvalidStatus) as refused:
             async with server.socket():
                 pass
@@ -332,12 +332,12 @@ async def test_settings_can_change_while_the_server_runs() -> None:
     app = make_app([text("hi")])
     async with served(app) as server:
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            before = await socket.hear()
+            await socket.send(opening())
+            before = await socket.receive()
         app.settings = StreamSettings(is_recovery_on=False, look_back_s=60.0, heartbeat_s=3.0)
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            after = await socket.hear()
+            await socket.send(opening())
+            after = await socket.receive()
     assert (before["is_degraded"], before["retention_s"], before["heartbeat_s"]) == (False, 7200.0, 10.0)
     assert (after["is_degraded"], after["retention_s"], after["heartbeat_s"]) == (True, 60.0, 3.0)
     assert after["reason"] == app.settings.degraded_reason
@@ -354,9 +354,9 @@ async def test_a_handshake_with_a_stream_key_opens_the_stream() -> None:
     }
     async with served(make_app([text("hi")])) as server:
         async with Socket(server.socket(headers=headers)) as socket:
-            assert (await socket.hear())["type"] == "welcome"
-            await socket.say(command())
-            await socket.hear_until("turn_ended")
+            assert (await socket.receive())["type"] == "welcome"
+            await socket.send(command())
+            await socket.receive_until("turn_ended")
         wrong = {**headers, "x-idempotent-encryption-key": "t" * 43}
         with pytest.raises(websockets.InvalidStatus) as refused:
             async with Socket(server.socket(headers=wrong)):
@@ -373,13 +373,13 @@ async def test_values_in_the_handshake_may_be_missing_in_the_open_and_must_not_c
     shown = {"x-idempotent-encryption-key": SECRET}
     async with served(make_app([text("hi")])) as server:
         async with Socket(server.socket(headers=shown)) as socket:
-            await socket.say({"type": "open", "stream": "k1"})
-            assert (await socket.hear())["type"] == "welcome"
-            await socket.say(command())
-            await socket.hear_until("turn_ended")
+            await socket.send({"type": "open", "stream": "k1"})
+            assert (await socket.receive())["type"] == "welcome"
+            await socket.send(command())
+            await socket.receive_until("turn_ended")
         async with Socket(server.socket(headers=shown)) as socket:
-            await socket.say(opening(secret="t" * 43))
-            failure = await socket.hear()
+            await socket.send(opening(secret="t" * 43))
+            failure = await socket.receive()
     assert (failure["type"], failure["code"]) == ("error", "malformed_frame")
 
 
@@ -393,13 +393,13 @@ async def test_a_handshake_with_an_event_id_opens_for_a_reader(shown: str) -> No
 
     async with served(make_app([text("one two")])) as server:
         async with Socket(server.socket()) as socket:
-            await socket.say(opening())
-            await socket.say(command())
-            told = records_of(await socket.hear_until("turn_ended"))
+            await socket.send(opening())
+            await socket.send(command())
+            told = records_of(await socket.receive_until("turn_ended"))
         async with reader(server, told[0]["id"]) as socket:
-            welcome, *frames = await socket.hear_until("turn_ended")
-            await socket.say(opening())
-            failure = await socket.hear()
+            welcome, *frames = await socket.receive_until("turn_ended")
+            await socket.send(opening())
+            failure = await socket.receive()
         with pytest.raises(websockets.InvalidStatus) as malformed:
             async with reader(server, "x"):
                 pass
