@@ -32,7 +32,7 @@ from midstream.store.contract import Batch, Store
 from midstream.store.store_registry import open_store
 from tests.nats_engine import running_cluster
 from tests.postgres_engine import running_engine
-from tests.session.stories import answers, asks, ended, say, writes
+from tests.session.turn_stories import answers, asks, ended, say, writes
 
 SIZES = (1_000, 10_000, 100_000)
 IDLE_SIZE = 10_000

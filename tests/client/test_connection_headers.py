@@ -15,7 +15,7 @@ from midstream.client.transport_selection import TransportName
 from midstream.errors import ConnectionLostError, UnauthorizedError, UsageError
 from midstream.local_keys import prove_server, read_or_make_key
 from tests.cli.processes import Serving
-from tests.server.people import ADA, guarded_app
+from tests.server.known_people import ADA, guarded_app
 from tests.server.serving import served
 from tests.spec import spec
 from tests.test_local_keys import proving

@@ -24,8 +24,8 @@ from typing import Any
 from midstream.version import __version__
 from tests.compliance.compliance_model import ComplianceModel
 from tests.house.source import ROOT
+from tests.programs.agent_programs import Place, Program
 from tests.programs.gateway_process import TOKEN, GatewayProcess
-from tests.programs.programs import Place, Program
 
 SUITE = ROOT / ".venv" / "responses"
 RESOLVE = ROOT / "tests" / "compliance" / "node" / "resolve.mjs"

@@ -32,7 +32,7 @@ from midstream.store.memory import MemoryStore
 from tests.dialects import a2a_kills, ag_ui_cuts, ui_stream
 from tests.dialects.asking_sub_agents import agent
 from tests.dialects.chat_agent import LEDGER_VARIABLE
-from tests.server.people import ADA, BOB, KNOWN
+from tests.server.known_people import ADA, BOB, KNOWN
 from tests.server.serving import WAIT_S, Served, served
 
 Json = dict[str, Any]

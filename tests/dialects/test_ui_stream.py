@@ -27,7 +27,7 @@ from tests.dialects.ui_stream import (
     running,
     text_of,
 )
-from tests.guides.programs import URL
+from tests.guides.guide_programs import URL
 from tests.server.serving import make_app, served
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]

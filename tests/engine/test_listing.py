@@ -9,7 +9,7 @@ from midstream.session.records import EpochStarted, MessageAccepted, Record
 from midstream.session.session import Session, decide, fold
 from midstream.session.turn.commands import Cancel, Command, SendMessage, WhenBusy
 from midstream.store.contract import SessionListing
-from tests.session.stories import AT, answers, asks, ended, needs_approval, reads, responses, say
+from tests.session.turn_stories import AT, answers, asks, ended, needs_approval, reads, responses, say
 
 
 def _told(*commands: Command) -> tuple[list[SessionListing | None], Session]:

@@ -61,7 +61,7 @@ from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_un
 from midstream.testing.history_checker import Evidence, check
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import tool
-from tests.session.stories import AT, answers, asks, at_child, say, streams
+from tests.session.turn_stories import AT, answers, asks, at_child, say, streams
 from tests.spec import spec
 
 CHILD = "s::1.1.0"

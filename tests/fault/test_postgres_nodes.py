@@ -43,7 +43,7 @@ from tests.fault.workers import (
 )
 from tests.postgres_engine import NOBODY, PURPOSES, Engine, read_sql, running_engine, terminate
 from tests.spec import spec
-from tests.store.postgres.relay import PostgresRelay
+from tests.store.postgres.postgres_relay import PostgresRelay
 
 pytestmark = pytest.mark.fault
 

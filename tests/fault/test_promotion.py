@@ -31,7 +31,7 @@ from tests.fault.workers import (
 )
 from tests.postgres_engine import Engine, is_installed, read_sql
 from tests.spec import spec
-from tests.store.postgres.relay import PostgresRelay
+from tests.store.postgres.postgres_relay import PostgresRelay
 
 pytestmark = [
     pytest.mark.fault,

@@ -70,7 +70,7 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.states import LOOK_BACK_S
 from midstream.timing import StalledOn
 from tests.golden.journal_adapter import read
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     answers,
     asks,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tests.guides.blocks import ROOT, all_blocks
-from tests.guides.programs import SERVED
+from tests.guides.guide_programs import SERVED
 
 BLOCKS = {block.key: block for block in all_blocks()}
 

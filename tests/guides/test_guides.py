@@ -28,9 +28,18 @@ from midstream.session.records import Delta, TurnEnded
 from tests.fault.workers import until_there
 from tests.forked import AsyncForked
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN
+from tests.guides.guide_programs import (
+    ANYTHING,
+    IN_A_BROWSER,
+    POOLED,
+    SERVED,
+    SERVED_JS,
+    TABLE,
+    URL,
+    GuideProgram,
+)
 from tests.guides.line import line_to
 from tests.guides.program_process import Request, Result
-from tests.guides.programs import ANYTHING, IN_A_BROWSER, POOLED, SERVED, SERVED_JS, TABLE, URL, GuideProgram
 from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.models.strict_provider import strict_provider
 from tests.ports import held_port
@@ -104,7 +113,7 @@ def test_every_block_is_executed() -> None:
     served = {(agent.page, "python", agent.block) for agent in agents}
     programs = {key for key in BLOCKS if key[1] in PROGRAMS and key[:2] not in IN_A_BROWSER}
     assert [path for path in IN_A_BROWSER.values() if not (ROOT / path).exists()] == []
-    assert programs - named - served == set(), "a block that no row of tests/guides/programs.py runs"
+    assert programs - named - served == set(), "a block that no row of tests/guides/guide_programs.py runs"
     assert named - programs == set(), "a row whose block is gone"
 
 

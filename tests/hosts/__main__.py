@@ -25,9 +25,9 @@ from midstream.version import __version__
 from tests.hosts.host_programs import PROGRAMS, HostProgram
 from tests.hosts.host_situations import SITUATIONS, HostRun, place_in
 from tests.hosts.line_cuts import CuttingRelay
+from tests.programs.agent_programs import Place, Program
 from tests.programs.gateway_process import TOKEN, GatewayProcess
 from tests.programs.model_server import ModelServer
-from tests.programs.programs import Place, Program
 
 LIMIT_S = 900.0
 

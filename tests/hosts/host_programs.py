@@ -16,8 +16,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from tests.house.source import ROOT
+from tests.programs.agent_programs import Place
 from tests.programs.gateway_process import OFFLINE, TOKEN
-from tests.programs.programs import Place
 
 CODEX_KEY = "MIDSTREAM_KEY"
 """The variable of the key, as the guide has it."""

@@ -17,9 +17,9 @@ from msgspec import Struct, field
 from midstream.environment import World
 from tests.hosts.host_programs import HostProgram, environment
 from tests.hosts.line_cuts import CuttingRelay, LineCut, Way
+from tests.programs.agent_programs import Place
 from tests.programs.gateway_process import GatewayProcess
 from tests.programs.model_server import ModelServer, effects_of
-from tests.programs.programs import Place
 from tests.programs.situations import SituationVerdict
 
 TURN_S = 180.0

@@ -27,9 +27,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from midstream.environment import World
+from tests.programs.agent_programs import PROGRAMS, Place, Program, processes_of
 from tests.programs.gateway_process import GatewayProcess
 from tests.programs.model_server import ModelServer
-from tests.programs.programs import PROGRAMS, Place, Program, processes_of
 from tests.programs.random_kills import random_kills
 from tests.programs.situations import ASKING, POLL_S, SITUATIONS, Run, Situation, SituationVerdict
 

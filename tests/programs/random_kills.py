@@ -7,9 +7,9 @@ import random
 from contextlib import suppress
 
 from midstream.environment import World
+from tests.programs.agent_programs import processes_of
 from tests.programs.gateway_process import ReadAnswer, assistant, user
 from tests.programs.model_server import effects_of
-from tests.programs.programs import processes_of
 from tests.programs.situations import Run
 
 TRIES_MAX = 4

@@ -14,9 +14,9 @@ from msgspec import Struct, field
 
 from midstream.client import connect
 from midstream.environment import World
+from tests.programs.agent_programs import Place, Program, processes_of
 from tests.programs.gateway_process import GatewayProcess, PeopleServer, ReadAnswer, assistant, user
 from tests.programs.model_server import ModelServer, effects_of
-from tests.programs.programs import Place, Program, processes_of
 
 WAIT_S = 60.0
 POLL_S = 0.05

@@ -8,7 +8,7 @@ import pytest
 
 from tests.house.source import ROOT
 from tests.programs.__main__ import play
-from tests.programs.programs import PROGRAMS
+from tests.programs.agent_programs import PROGRAMS
 
 INSTALLED = ROOT / ".venv" / "agents"
 pytestmark = [

@@ -23,7 +23,7 @@ from midstream.session.session import (
     restore_session,
 )
 from midstream.session.turn.commands import Cancel, Command, Refused
-from tests.session.stories import AT, answers, say
+from tests.session.turn_stories import AT, answers, say
 from tests.spec import spec
 
 SECRET = "s" * 43

@@ -23,7 +23,7 @@ from midstream.session.turn.commands import ModelResponded, ModelStreamed, WhenB
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.stream_link import Link, MemoryCheckpoint, MemoryHost
 from tests.search import tried
-from tests.session.stories import answers, streams
+from tests.session.turn_stories import answers, streams
 from tests.spec import spec
 
 SECRET = "s" * 43

@@ -32,7 +32,7 @@ from midstream.session.turn.commands import Command, ModelResponded, ModelStream
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.simulated_client import AT, ClientDisk, ClientProcess
 from tests.protocol.values import copied, distinguishing_parts, shallow
-from tests.session.stories import streams
+from tests.session.turn_stories import streams
 
 SECRET = "s" * 43
 ZOMBIES_MAX = 1

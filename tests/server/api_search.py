@@ -24,7 +24,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
 from tests.house.source import ROOT
-from tests.server.people import KNOWN, OPERATOR, post_message
+from tests.server.known_people import KNOWN, OPERATOR, post_message
 from tests.server.serving import Served, served
 
 EXAMPLES = 4

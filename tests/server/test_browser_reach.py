@@ -16,7 +16,7 @@ from midstream.testing import text
 from tests.cli.processes import Serving
 from tests.ports import held_port
 from tests.server.devtools import CHROMIUM
-from tests.server.people import guarded_app
+from tests.server.known_people import guarded_app
 from tests.server.serving import make_app, served
 from tests.server.test_browser_client import CLIENT, ROOT, RUN_S, run_program
 from tests.server.test_browser_guide import A_FRAME

@@ -47,7 +47,7 @@ from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
 from tests.house.source import nodes
-from tests.server.people import ADA, BOB, guarded_app, post_message, status_and_code
+from tests.server.known_people import ADA, BOB, guarded_app, post_message, status_and_code
 from tests.server.serving import KEYS, Socket, asgi_client, command, make_app, served
 
 SRC = Path(__file__).parents[2] / "src" / "midstream"

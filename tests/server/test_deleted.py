@@ -17,7 +17,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Stall, text
 from midstream.testing.store_fakes import StoreInFront
-from tests.server.people import ADA, BOB, guarded_app, post_message
+from tests.server.known_people import ADA, BOB, guarded_app, post_message
 from tests.server.serving import KEYS, WAIT_S, Served, Socket, command, make_app, opening, served
 from tests.spec import spec
 

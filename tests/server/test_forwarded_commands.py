@@ -22,7 +22,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Script, ScriptedStep, Stall, text
 from midstream.testing.store_fakes import StoreInFront
-from tests.server.people import ADA, BOB, OPERATOR, guarded_app, post_message
+from tests.server.known_people import ADA, BOB, OPERATOR, guarded_app, post_message
 from tests.server.serving import KEYS, WAIT_S, Json, abort, asgi_client, command, make_app, post
 from tests.spec import spec
 

@@ -12,7 +12,7 @@ import pytest
 
 from midstream.session.records import Delta, EpochStarted, TurnEnded
 from tests.fault.workers import WAIT_S, Worker, ends, problems, until_there
-from tests.server.people import status_and_code
+from tests.server.known_people import status_and_code
 
 pytestmark = pytest.mark.fault
 

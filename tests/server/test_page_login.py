@@ -16,7 +16,7 @@ from midstream.server.auth.access import Access, this_user
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.server.devtools import CHROMIUM
-from tests.server.people import ADA, BOB, guarded_app
+from tests.server.known_people import ADA, BOB, guarded_app
 from tests.server.serving import served
 from tests.server.test_page import WAIT_MS, open_chat
 from tests.spec import spec

@@ -14,7 +14,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.server.devtools import CHROMIUM
-from tests.server.people import ADA, guarded_app
+from tests.server.known_people import ADA, guarded_app
 from tests.server.serving import make_app, served
 from tests.server.test_page import HALF, WAIT_MS, WORDS, Chat, open_chat, two_halves
 from tests.server.test_page_people import PAY, purse

@@ -11,7 +11,7 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.server.raw_connections import PROCESS_DESCRIPTORS, RawConnections, RawLimits
-from tests.server.people import guarded_app
+from tests.server.known_people import guarded_app
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 

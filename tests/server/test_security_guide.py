@@ -14,7 +14,7 @@ from msgspec.structs import fields
 from midstream.engine.agent import Agent
 from midstream.server.limits import Limits
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.server.people import post_message, status_and_code
+from tests.server.known_people import post_message, status_and_code
 from tests.server.serving import asgi_client
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_text(encoding="utf-8")

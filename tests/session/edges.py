@@ -57,7 +57,7 @@ from midstream.session.turn.states import (
     RunningCalls,
 )
 from midstream.timing import StalledOn
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     answers,
     asks,

@@ -50,7 +50,7 @@ from midstream.session.turn.commands import (
 )
 from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Cancelling, Idle, RunningCalls
 from midstream.timing import StalledOn
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     asks,
     at_child,

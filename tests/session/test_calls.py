@@ -17,7 +17,7 @@ from midstream.session.calls import (
     digest_of,
     startable,
 )
-from tests.session.stories import at_client, reads, writes
+from tests.session.turn_stories import at_client, reads, writes
 from tests.spec import spec
 
 DONE = ToolResult("a", "done")

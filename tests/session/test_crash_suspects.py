@@ -11,7 +11,7 @@ from midstream.session.records import Delta, EpochStarted
 from midstream.session.session import Session, decide, evolve
 from midstream.session.turn.commands import Command, ModelStreamed, Recover
 from midstream.session.turn.states import SUSPECTED_MAX
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     answers,
     asks,

@@ -26,7 +26,7 @@ from midstream.session.turn.states import Cancelling, Idle, TurnState
 from tests.search import tried
 from tests.session.edges import MachineEdge, edge_of, explored, steps_of, strays
 from tests.session.session_lives import SessionLife, lives
-from tests.session.stories import AT
+from tests.session.turn_stories import AT
 from tests.spec import spec
 from tools import docs
 

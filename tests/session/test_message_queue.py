@@ -34,7 +34,8 @@ from midstream.session.turn.commands import (
     WhenBusy,
 )
 from midstream.session.turn.states import AwaitingModel
-from tests.session.stories import (
+from tests.session.test_session import _fold, _live, _queued, _with_result
+from tests.session.turn_stories import (
     AT,
     answers,
     asks,
@@ -43,7 +44,6 @@ from tests.session.stories import (
     say,
     writes,
 )
-from tests.session.test_session import _fold, _live, _queued, _with_result
 from tests.spec import spec
 
 

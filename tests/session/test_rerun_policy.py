@@ -9,8 +9,8 @@ from midstream.session.calls import (
     OnDoubt,
 )
 from midstream.session.rerun_policy import RERUNS_MAX, CallVerdict, judge
-from tests.session.stories import at_client, reads, writes
 from tests.session.test_calls import DONE, _call
+from tests.session.turn_stories import at_client, reads, writes
 from tests.spec import spec
 
 

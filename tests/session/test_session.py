@@ -98,7 +98,7 @@ from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, Runni
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import Evidence, Execution, Rule, check
 from tests.session.session_lives import SessionLife, batches, lives
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     answers,
     asks,

@@ -42,7 +42,7 @@ from midstream.store.node_reports import REPORT_S
 from midstream.store.postgres.node_locks import BEATS_PER_LEASE, GRACE_S, REJOIN_BACKOFF, REJOIN_S
 from midstream.store.postgres.node_watcher import BACKSTOP_S
 from midstream.store.postgres.postgres_store import LEASE_S
-from tests.session.stories import answers, asks, reads, writes
+from tests.session.turn_stories import answers, asks, reads, writes
 from tests.simulation.crowd_store import LATENCY_S, LOST_S, Judge, Rules, SharedStore, VirtualClock
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from midstream.retries import HEARTBEATS_MISSED_MAX, RECONNECT_BACKOFF
 from midstream.session import session as sessions
 from midstream.session.records import decode
 from midstream.session.session import Received
-from tests.session.stories import say
+from tests.session.turn_stories import say
 from tests.simulation.crowd import GREEDY_MOST, FleetNode, SimulatedFleet
 from tests.simulation.crowd_store import LATENCY_S, STORE_CORES, Rules
 

@@ -17,7 +17,7 @@ from midstream.server.app import App
 from midstream.session.turn.states import RunningCalls
 from midstream.testing.scripted_model import Gate, Response, ScriptedModel, calls, text
 from midstream.tools.function_tools import question, tool
-from tests.server.people import ADA, BOB, EVE, TENANTS, Later, guarded_app
+from tests.server.known_people import ADA, BOB, EVE, TENANTS, Later, guarded_app
 from tests.server.serving import WAIT_S, asgi_client, make_app, served
 from tests.server.test_kept import _until as until
 

@@ -14,7 +14,7 @@ from midstream.server.api.event_body import PACE_S, QUIET_S
 from midstream.server.limits import Limits
 from midstream.testing.fake_worlds import FakeWorld
 from midstream.testing.scripted_model import Gate, text
-from tests.server.people import ADA, KNOWN, guarded_app
+from tests.server.known_people import ADA, KNOWN, guarded_app
 from tests.server.serving import WAIT_S, asgi_client, make_app, served
 from tests.server.test_kept import _until as until
 from tests.server.test_kept import prune

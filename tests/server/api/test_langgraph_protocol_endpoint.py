@@ -13,7 +13,7 @@ import pytest
 from midstream.dialects.langgraph_protocol import CHANNELS
 from midstream.server.app import App
 from tests.server.api.test_langgraph_runs_endpoint import answer, burn, graph, user_input
-from tests.server.people import ADA, guarded_app
+from tests.server.known_people import ADA, guarded_app
 from tests.server.serving import WAIT_S, make_app, served
 
 Json = dict[str, Any]

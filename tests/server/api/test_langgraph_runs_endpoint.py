@@ -20,7 +20,7 @@ from midstream.server.app import App
 from midstream.testing.scripted_model import Gate, Response, calls, steps_since_user, text
 from midstream.tools.function_tools import question, tool
 from tests.dialects.langgraph_stream import lacking, run_client
-from tests.server.people import ADA, guarded_app
+from tests.server.known_people import ADA, guarded_app
 from tests.server.serving import WAIT_S, make_app, served
 
 Json = dict[str, Any]

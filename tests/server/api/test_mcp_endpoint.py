@@ -24,7 +24,7 @@ from midstream.server.app import asgi
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import Gate, Response, ScriptedModel, calls, steps_since_user, text
 from midstream.tools.function_tools import question, tool
-from tests.server.people import ADA, guarded_app
+from tests.server.known_people import ADA, guarded_app
 from tests.server.serving import WAIT_S, Served, served
 
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ from midstream.server.api.mcp_sessions import CALLS, KEPT_S, SESSIONS, TOUCH_S, 
 from midstream.server.auth.caller import UnauthenticatedCaller
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
-from tests.server.people import Later
+from tests.server.known_people import Later
 
 WHO = UnauthenticatedCaller()
 

@@ -8,7 +8,7 @@ from midstream.server.app import asgi
 from midstream.server.auth.access import Access, bearer
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.server.people import ADA, KNOWN, OPERATOR, post_message, status_and_code
+from tests.server.known_people import ADA, KNOWN, OPERATOR, post_message, status_and_code
 from tests.server.serving import asgi_client, make_app
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from midstream.server.api.plain_streams import PlainStreams
 from midstream.server.api.stream_sweeping import BUCKET_S, PLACE, StreamSweeper
 from midstream.store.memory import MemoryStore
-from tests.server.people import Later
+from tests.server.known_people import Later
 from tests.server.serving import asgi_client, make_app
 
 TEXT = {"content-type": "text/plain"}

@@ -24,7 +24,7 @@ from midstream.session.blobs import blob_of
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, calls, text
 from midstream.tools.function_tools import tool
-from tests.server.people import ADA, BOB, EVE, KNOWN, OPERATOR, post_message
+from tests.server.known_people import ADA, BOB, EVE, KNOWN, OPERATOR, post_message
 from tests.server.serving import KEYS, Served, Socket, command, opening, served
 
 LARGE = "large " * 20_000

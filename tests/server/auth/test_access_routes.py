@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.server.auth.ownership import READERS_MAX
 from midstream.server.auth.principals import Principal
-from tests.server.people import ADA, BOB, EVE, OPERATOR, guarded_app, post_message, status_and_code
+from tests.server.known_people import ADA, BOB, EVE, OPERATOR, guarded_app, post_message, status_and_code
 from tests.server.serving import KEYS, asgi_client, make_app
 from tests.spec import spec
 

@@ -29,7 +29,7 @@ from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Stall, calls, text
 from midstream.tools.function_tools import tool
-from tests.server.people import (
+from tests.server.known_people import (
     ADA,
     BOB,
     EVE,

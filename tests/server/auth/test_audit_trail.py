@@ -13,7 +13,7 @@ from midstream.server.api.route_table import OPERATIONS
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.audit_trail import event_of
 from midstream.store.memory import MemoryStore
-from tests.server.people import ADA, guarded_app, post_message, status_and_code
+from tests.server.known_people import ADA, guarded_app, post_message, status_and_code
 from tests.server.serving import asgi_client
 from tests.spec import spec
 

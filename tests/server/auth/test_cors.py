@@ -10,7 +10,7 @@ import pytest
 from midstream.server.auth.origins import DELIBERATE
 from midstream.server.limits import Limits
 from midstream.testing.scripted_model import text
-from tests.server.people import ADA, guarded_app, status_and_code
+from tests.server.known_people import ADA, guarded_app, status_and_code
 from tests.server.serving import KEYS, Json, asgi_client, command, make_app
 
 PAGE = {"origin": "https://app.example"}

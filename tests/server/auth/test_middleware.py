@@ -9,7 +9,7 @@ from starlette.routing import Mount
 
 from midstream.server.auth.middleware import action_of
 from midstream.server.auth.principals import Action
-from tests.server.people import ADA, BOB, guarded_app, post_message, status_and_code
+from tests.server.known_people import ADA, BOB, guarded_app, post_message, status_and_code
 from tests.server.serving import asgi_client
 
 

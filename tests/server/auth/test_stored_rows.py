@@ -18,7 +18,7 @@ from midstream.server.auth.tokens import NAMESPACE, key_of
 from midstream.store.contract import PRINCIPAL_OF, Store
 from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.sqlite import SQLiteStore
-from tests.server.people import ADA, BOB, OPERATOR, TENANTS, guarded_app, post_message, status_and_code
+from tests.server.known_people import ADA, BOB, OPERATOR, TENANTS, guarded_app, post_message, status_and_code
 from tests.server.serving import asgi_client
 from tests.spec import spec
 from tests.store.keys import keys_in

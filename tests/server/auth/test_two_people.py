@@ -22,7 +22,7 @@ from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import ScriptedModel, calls, text
 from midstream.tools.function_tools import Approval, tool
-from tests.server.people import ADA, BOB, EVE, OPERATOR, guarded_app, post_message, status_and_code
+from tests.server.known_people import ADA, BOB, EVE, OPERATOR, guarded_app, post_message, status_and_code
 from tests.server.serving import KEYS, Json, asgi_client, command, make_app
 from tests.spec import spec
 

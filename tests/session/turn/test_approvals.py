@@ -43,7 +43,7 @@ from midstream.session.turn.deciding import decide
 from midstream.session.turn.pending import AnswerAgent, AwaitEnd, AwaitPerson, CallModel, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Idle, TurnState
 from tests.session.session_lives import SessionLife, lives
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     after,
     answers,

@@ -54,7 +54,7 @@ from midstream.session.turn.deciding import decide
 from midstream.session.turn.folding import step_of
 from midstream.session.turn.pending import AwaitPerson, CallModel, ProbeCall, RunCall, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, Idle, RunningCalls, TurnState
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     after,
     apply_command,

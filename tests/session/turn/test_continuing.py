@@ -21,7 +21,7 @@ from midstream.session.turn.deciding import decide, partial_response, text_so_fa
 from midstream.session.turn.pending import CallModel, pending_work
 from midstream.session.turn.states import AwaitingModel, TurnState
 from midstream.timing import StalledOn
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     after,
     answers,

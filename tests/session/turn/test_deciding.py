@@ -72,7 +72,7 @@ from midstream.session.turn.states import (
     RunningCalls,
     TurnState,
 )
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     after,
     answers,

@@ -30,7 +30,7 @@ from midstream.session.turn.commands import (
 from midstream.session.turn.deciding import decide
 from midstream.session.turn.pending import AwaitCancelled, AwaitEnd, CallModel, RunCall, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, Idle, TurnState
-from tests.session.stories import (
+from tests.session.turn_stories import (
     AT,
     after,
     answers,

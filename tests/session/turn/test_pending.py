@@ -11,7 +11,7 @@ from midstream.session.turn.commands import Cancel, Command
 from midstream.session.turn.folding import evolve
 from midstream.session.turn.pending import RunCall, is_pending_for_client, pending_work
 from midstream.session.turn.states import AwaitingModel
-from tests.session.stories import (
+from tests.session.turn_stories import (
     asks,
     at_client,
     ended,

@@ -13,7 +13,7 @@ from midstream.store.contract import Batch, SessionListing
 from midstream.store.postgres import PostgresStore
 from midstream.store.postgres.grouped_appends import GroupedAppends
 from tests.store.postgres.postgres_places import PostgresPlace
-from tests.store.postgres.relay import PostgresRelay
+from tests.store.postgres.postgres_relay import PostgresRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()

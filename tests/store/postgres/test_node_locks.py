@@ -14,7 +14,7 @@ from midstream.store.postgres import PostgresStore, node_locks
 from midstream.store.postgres.node_signals import Kind
 from midstream.testing.store_fakes import open_store
 from tests.store.postgres.postgres_places import PostgresPlace
-from tests.store.postgres.relay import PostgresRelay
+from tests.store.postgres.postgres_relay import PostgresRelay
 from tests.store.stores import append, bodies
 
 WORLD = World()

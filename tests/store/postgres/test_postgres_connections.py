@@ -10,7 +10,7 @@ from midstream.store.postgres.postgres_address import PostgresAddress
 from midstream.store.postgres.postgres_connections import ConnectionPool, Postgres, ServerLink
 from tests.store.postgres.pooler import TransactionPooler
 from tests.store.postgres.postgres_places import PostgresPlace
-from tests.store.postgres.relay import PostgresRelay
+from tests.store.postgres.postgres_relay import PostgresRelay
 
 
 def _postgres(place: PostgresPlace, url: str = "") -> Postgres:

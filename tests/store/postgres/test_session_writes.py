@@ -7,7 +7,7 @@ import pytest
 from midstream.errors import EntryMovedError
 from midstream.store.postgres import PostgresStore
 from tests.store.postgres.postgres_places import PostgresPlace
-from tests.store.postgres.relay import PostgresRelay
+from tests.store.postgres.postgres_relay import PostgresRelay
 
 
 async def test_writes_with_a_lost_acknowledgement_are_executed_once(place: PostgresPlace) -> None:

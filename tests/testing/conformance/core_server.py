@@ -14,7 +14,7 @@ from midstream.protocol.server_stream import Admit, ServerStream, Submit, waitin
 from midstream.session.turn.commands import Refused
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.stream_link import MemoryHost
-from tests.session.stories import answers, streams
+from tests.session.turn_stories import answers, streams
 
 HEARTBEAT_S = 0.01
 """Heartbeat of its welcomes: a trial waits three times as long for a missing one."""
