@@ -24,7 +24,7 @@ from typing import Any
 from midstream.version import __version__
 from tests.compliance.compliance_model import ComplianceModel
 from tests.house.source import ROOT
-from tests.programs.agent_programs import Place, Program
+from tests.programs.agent_programs import AgentProgram, RunFolders
 from tests.programs.gateway_process import TOKEN, GatewayProcess
 
 SUITE = ROOT / ".venv" / "responses"
@@ -54,14 +54,14 @@ output.
 """
 
 
-def _upstream_options(place: Place) -> list[str]:
+def _upstream_options(place: RunFolders) -> list[str]:
     return [
         *("--upstream", f"openai-compatible:{place.model_url}/v1"),
         *("--model", MODEL, "--key-from", "SCRIPTED_PROVIDER_KEY"),
     ]
 
 
-UPSTREAM = Program(
+UPSTREAM = AgentProgram(
     name="a model",
     upstream=_upstream_options,
     env=lambda _: {"SCRIPTED_PROVIDER_KEY": "scripted"},
@@ -75,7 +75,7 @@ async def run_suite(suite: Path, folder: Path, *options: str) -> tuple[int, str,
     """Run the suite in `suite` against a gateway whose files stand in `folder`; return its exit code and output."""
     model = ComplianceModel()
     await model.start()
-    place = Place(folder, model.url)
+    place = RunFolders(folder, model.url)
     for each in (place.home, place.work):
         each.mkdir(parents=True, exist_ok=True)
     gateway = GatewayProcess(UPSTREAM, place)

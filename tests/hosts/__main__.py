@@ -24,26 +24,26 @@ from pathlib import Path
 from midstream.version import __version__
 from tests.hosts.host_programs import PROGRAMS, HostProgram
 from tests.hosts.host_situations import SITUATIONS, HostRun, place_in
-from tests.hosts.line_cuts import CuttingRelay
-from tests.programs.agent_programs import Place, Program
+from tests.hosts.line_cuts import ByteCountingRelay
+from tests.programs.agent_programs import AgentProgram, RunFolders
 from tests.programs.gateway_process import TOKEN, GatewayProcess
 from tests.programs.model_server import ModelServer
 
 LIMIT_S = 900.0
 
 
-def _upstream_options(place: Place) -> list[str]:
+def _upstream_options(place: RunFolders) -> list[str]:
     return [
         *("--upstream", f"openai-compatible:{place.model_url}/v1"),
         *("--model", "m", "--key-from", "SCRIPTED_PROVIDER_KEY"),
     ]
 
 
-def _prepare_nothing(place: Place) -> None:
+def _prepare_nothing(place: RunFolders) -> None:
     del place
 
 
-UPSTREAM = Program(
+UPSTREAM = AgentProgram(
     name="a model",
     upstream=_upstream_options,
     env=lambda place: {"SCRIPTED_PROVIDER_KEY": "scripted"},
@@ -59,7 +59,7 @@ async def play(program: HostProgram, name: str, folder: Path, chance: random.Ran
     await model.start()
     place = place_in(folder, model)
     gateway = GatewayProcess(UPSTREAM, place)
-    relay = CuttingRelay(0)
+    relay = ByteCountingRelay(0)
     run = HostRun(program, place, model, gateway, relay, chance)
     try:
         async with relay.listening():

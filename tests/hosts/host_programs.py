@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tests.house.source import ROOT
-from tests.programs.agent_programs import Place
+from tests.programs.agent_programs import RunFolders
 from tests.programs.gateway_process import OFFLINE, TOKEN
 
 CODEX_KEY = "MIDSTREAM_KEY"
@@ -47,10 +47,10 @@ class HostProgram(Struct, frozen=True):
     name: str
     path: Callable[[], Path]
     arguments: Callable[[str, bool], list[str]]
-    env: Callable[[Place, str], Mapping[str, str]]
-    prepare: Callable[[Place, str], None]
+    env: Callable[[RunFolders, str], Mapping[str, str]]
+    prepare: Callable[[RunFolders, str], None]
     has_sub_agents: bool = False
-    compacts: Callable[[Place], str] | None = None
+    compacts: Callable[[RunFolders], str] | None = None
     requests_titles: bool = False
     keeps_cut_words: bool = False
 
@@ -70,7 +70,7 @@ class HostProgram(Struct, frozen=True):
             return False
 
 
-def environment(program: HostProgram, place: Place, url: str) -> dict[str, str]:
+def environment(program: HostProgram, place: RunFolders, url: str) -> dict[str, str]:
     """Return all variables of a program that sends a message."""
     return {
         **os.environ,
@@ -93,7 +93,7 @@ def guide_block(heading: str, language: str, url: str) -> str:
     return block.replace("http://127.0.0.1:8100", url).replace("KEY", TOKEN)
 
 
-def _claude_env(_: Place, url: str) -> Mapping[str, str]:
+def _claude_env(_: RunFolders, url: str) -> Mapping[str, str]:
     return {
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": TOKEN,
@@ -111,7 +111,7 @@ def _codex_arguments(words: str, is_continued: bool) -> list[str]:  # noqa: FBT0
     return ["exec", *(["resume", "--last"] if is_continued else []), "--skip-git-repo-check", words]
 
 
-def _codex_settings(place: Place, url: str) -> None:
+def _codex_settings(place: RunFolders, url: str) -> None:
     folder = place.home / ".codex"
     folder.mkdir(parents=True, exist_ok=True)
     block = guide_block("Codex", "toml", url).replace(f"MIDSTREAM_{TOKEN}", CODEX_KEY)
@@ -121,13 +121,13 @@ def _codex_settings(place: Place, url: str) -> None:
     (folder / "config.toml").write_text("\n".join([*rights, block, "[mcp_servers.weather]", *lines, ""]))
 
 
-def _codex_compacts(place: Place) -> str:
+def _codex_compacts(place: RunFolders) -> str:
     file = place.home / ".codex" / "config.toml"
     file.write_text(f"model_auto_compact_token_limit = {FEW_TOKENS}\n{file.read_text()}")
     return ""
 
 
-def _codex_env(place: Place, _: str) -> Mapping[str, str]:
+def _codex_env(place: RunFolders, _: str) -> Mapping[str, str]:
     return {"CODEX_HOME": str(place.home / ".codex"), CODEX_KEY: TOKEN}
 
 
@@ -135,7 +135,7 @@ def _opencode_arguments(words: str, is_continued: bool) -> list[str]:  # noqa: F
     return ["run", "-m", "midstream/agent", *(["-c"] if is_continued else []), words]
 
 
-def _opencode_settings(place: Place, url: str) -> None:
+def _opencode_settings(place: RunFolders, url: str) -> None:
     folder = place.home / ".config" / "opencode"
     folder.mkdir(parents=True, exist_ok=True)
     block = json.loads(guide_block("opencode", "json", url))
@@ -146,7 +146,7 @@ def _continue_arguments(words: str, is_continued: bool) -> list[str]:  # noqa: F
     return ["-p", "--auto", *(["--resume"] if is_continued else []), words]
 
 
-def _continue_settings(place: Place, url: str) -> None:
+def _continue_settings(place: RunFolders, url: str) -> None:
     folder = place.home / ".continue"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(guide_block("Continue", "yaml", url))

@@ -16,8 +16,8 @@ from msgspec import Struct, field
 
 from midstream.environment import World
 from tests.hosts.host_programs import HostProgram, environment
-from tests.hosts.line_cuts import CuttingRelay, LineCut, Way
-from tests.programs.agent_programs import Place
+from tests.hosts.line_cuts import ByteCountingRelay, LineCut, Way
+from tests.programs.agent_programs import RunFolders
 from tests.programs.gateway_process import GatewayProcess
 from tests.programs.model_server import ModelServer, effects_of
 from tests.programs.situations import SituationVerdict
@@ -34,15 +34,15 @@ class HostRun(Struct):
     """One situation in progress."""
 
     program: HostProgram
-    place: Place
+    place: RunFolders
     model: ModelServer
     gateway: GatewayProcess
-    relay: CuttingRelay
+    relay: ByteCountingRelay
     chance: random.Random
     verdict: SituationVerdict = field(default_factory=SituationVerdict)
     is_played: bool = True
 
-    async def send(self, words: str, *, is_continued: bool = False, place: Place | None = None) -> str:
+    async def send(self, words: str, *, is_continued: bool = False, place: RunFolders | None = None) -> str:
         """Send a message with the program, at another place where one is given; return its standard output."""
         place = place or self.place
         process = await asyncio.create_subprocess_exec(
@@ -265,9 +265,9 @@ def _shorten(words: list[str]) -> str:
     )
 
 
-def place_in(folder: Path, model: ModelServer) -> Place:
+def place_in(folder: Path, model: ModelServer) -> RunFolders:
     """Create the folders of a run, and return their place."""
-    place = Place(folder, model.url)
+    place = RunFolders(folder, model.url)
     for each in (place.home, place.work):
         each.mkdir(parents=True, exist_ok=True)
     return place

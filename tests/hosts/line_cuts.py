@@ -31,7 +31,7 @@ class LineCut(Struct):
     is_done: bool = False
 
 
-class CuttingRelay:
+class ByteCountingRelay:
     """Relay connections of loopback; `port` is the server's, and may change during the run."""
 
     def __init__(self, port: int) -> None:

