@@ -504,7 +504,7 @@ def test_a_command_unacknowledged_after_three_heartbeats_is_resent() -> None:
     assert stream.frames_to_send()[1:] == [_command(0, HI)]
 
 
-def test_heartbeats_are_sufficient_while_nothing_is_unacknowledged() -> None:
+def test_repeated_heartbeats_keep_a_connection_without_unacknowledged_commands() -> None:
     stream = stream_in_turn()
     receive(stream, *[HeartbeatFrame("1-3")] * 9)
     assert stream.is_connection_wanted

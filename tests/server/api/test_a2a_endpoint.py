@@ -350,7 +350,7 @@ async def test_messages_with_one_id_are_distinct_where_ids_are_not_unique() -> N
         assert known == ["c~1", "c~1"]
 
 
-async def test_the_agent_card_is_public_and_names_the_security_schemes() -> None:
+async def test_the_agent_card_is_public_and_tasks_are_visible_to_their_principal_and_readers() -> None:
     people = {"ada": Principal("ada"), "eve": Principal("eve")}
     app = make(access=Access(authenticate=bearer(people.get)))
     async with served(app) as server:

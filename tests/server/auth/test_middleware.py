@@ -29,7 +29,9 @@ from tests.server.serving import asgi_client
         ("GET", "/blobs/a/b", Action.OWN),
     ],
 )
-def test_an_unknown_operation_is_for_the_owner_alone(method: str, what: str, action: Action) -> None:
+def test_each_operation_has_its_action_and_unknown_ones_are_the_owners(
+    method: str, what: str, action: Action
+) -> None:
     assert action_of(method, what) is action
 
 
