@@ -463,7 +463,7 @@ def jetstream() -> Iterator[Server]:
             return (await stored(name))[0]
 
         async def traffic() -> tuple[float, float]:
-            shown = await asyncio.to_thread(server.ask, "varz")
+            shown = await asyncio.to_thread(server.read_monitor, "varz")
             return float(shown["in_msgs"]), float(shown["out_msgs"])
 
         yield Server("JetStream", cluster.url, [server.pid], stored, written, traffic)

@@ -126,7 +126,7 @@ class NatsServer:
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
-    def ask(self, path: str) -> Any:  # noqa: ANN401 - JSON
+    def read_monitor(self, path: str) -> Any:  # noqa: ANN401 - JSON
         """Return the content of its monitoring page."""
         with urllib.request.urlopen(f"{self.monitor}/{path}", timeout=5) as answer:
             return json.loads(answer.read())
@@ -136,7 +136,7 @@ class NatsServer:
 
     def _is_healthy(self) -> bool:
         with contextlib.suppress(OSError, ValueError):
-            return bool(self.ask("healthz")["status"] == "ok")
+            return bool(self.read_monitor("healthz")["status"] == "ok")
         return False
 
 
@@ -203,7 +203,9 @@ class NatsCluster:
         while time.monotonic() < until:
             for server in self.servers:
                 with contextlib.suppress(OSError, ValueError):
-                    for account in server.ask("jsz?streams=true&accounts=true").get("account_details", []):
+                    for account in server.read_monitor("jsz?streams=true&accounts=true").get(
+                        "account_details", []
+                    ):
                         for detail in account.get("stream_detail", []):
                             leader = detail.get("cluster", {}).get("leader")
                             if detail["name"] == stream and leader:

@@ -88,7 +88,7 @@ class HostRun(Struct):
             words = words[before:]
         self.check(words == expected, f"the screen has {_shorten(words)}, not {_shorten(expected)}")
 
-    def asked(self, directive_id: str, *before: str, times: int = 1) -> None:
+    def check_requests(self, directive_id: str, *before: str, times: int = 1) -> None:
         """Check the number of requests to the model for a message, and that it had each message of the user once."""
         requests = self.model.main(directive_id)
         self.check(len(requests) == times, f"Q{directive_id} was sent to the model {len(requests)} times")
@@ -128,8 +128,8 @@ async def two_turns(run: HostRun) -> None:
     assert "R2.done" in await run.send("Q2 {tool}", is_continued=True)
     run.check(effects_of(run.place.folder / "ledger") == {"2": 1}, "the tool did not run once")
     run.shown_once(await run.send("Q3 {say 2}", is_continued=True), "3", 2)
-    run.asked("1")
-    run.asked("3", "1", "2")
+    run.check_requests("1")
+    run.check_requests("3", "1", "2")
 
 
 async def two_conversations(run: HostRun) -> None:
@@ -143,10 +143,10 @@ async def two_conversations(run: HostRun) -> None:
         run.send("Q3 {say 2}", is_continued=True),
         run.send("Q4 {say 2}", is_continued=True, place=other),
     )
-    run.asked("1")
-    run.asked("2")
-    run.asked("3", "1")
-    run.asked("4", "2")
+    run.check_requests("1")
+    run.check_requests("2")
+    run.check_requests("3", "1")
+    run.check_requests("4", "2")
 
 
 async def _cut(run: HostRun, way: Way) -> None:
@@ -156,9 +156,9 @@ async def _cut(run: HostRun, way: Way) -> None:
     run.verdict.facts.append(f"after {after} bytes")
     run.check(run.relay.cut.is_done, "the line was not cut")
     run.shown_once(screen, "1", LONG, is_cut=True)
-    run.asked("1")
+    run.check_requests("1")
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
-    run.asked("2", "1")
+    run.check_requests("2", "1")
 
 
 async def cut_by_reset(run: HostRun) -> None:
@@ -180,7 +180,7 @@ async def killed_in_answer(run: HostRun) -> None:
     await run.restart()
     run.shown_once(await sending, "1", LONG, is_cut=True)
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
-    run.asked("2", "1")
+    run.check_requests("2", "1")
 
 
 async def killed_between_turns(run: HostRun) -> None:
@@ -189,8 +189,8 @@ async def killed_between_turns(run: HostRun) -> None:
     await run.gateway.kill()
     await run.restart()
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
-    run.asked("1")
-    run.asked("2", "1")
+    run.check_requests("1")
+    run.check_requests("2", "1")
 
 
 async def sub_agent(run: HostRun) -> None:
@@ -199,9 +199,9 @@ async def sub_agent(run: HostRun) -> None:
         run.not_played("starts none by this tool")
         return
     run.check("R1.done" in await run.send("Q1 {agent}"), "the main agent did not end")
-    run.asked("1s")
+    run.check_requests("1s")
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
-    run.asked("2", "1", "1s")
+    run.check_requests("2", "1", "1s")
 
 
 async def mcp_tool(run: HostRun) -> None:
@@ -211,7 +211,7 @@ async def mcp_tool(run: HostRun) -> None:
         return
     run.check("R1.done" in await run.send("Q1 {look}"), "the tool was not called")
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
-    run.asked("2", "1")
+    run.check_requests("2", "1")
 
 
 async def compaction(run: HostRun) -> None:
@@ -239,8 +239,8 @@ async def title(run: HostRun) -> None:
     run.shown_once(await run.send("Q1 {say 3}"), "1", 3)
     run.check(any(not each.is_main for each in run.model.requests), "no title was requested")
     run.shown_once(await run.send("Q2 {say 2}", is_continued=True), "2", 2)
-    run.asked("1")
-    run.asked("2", "1")
+    run.check_requests("1")
+    run.check_requests("2", "1")
 
 
 SITUATIONS: dict[str, HostSituation] = {

@@ -99,7 +99,7 @@ class GatewayProcess:
                 self.process.send_signal(means)
             await asyncio.wait_for(self.process.wait(), STOP_S)
 
-    async def ask(
+    async def send_transcript(
         self,
         messages: list[Mapping[str, Any]],
         *,

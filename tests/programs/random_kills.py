@@ -31,7 +31,7 @@ async def random_kills(run: Run, kills: int, seed: int) -> None:
         words = f"Q{name} {{{'tool 1' if is_tool else 'say 40'}}}"
         run.messages.append(user(words))
         cut = ReadAnswer()
-        asking = asyncio.create_task(run.gateway.ask(run.messages, answer=cut))
+        asking = asyncio.create_task(run.gateway.send_transcript(run.messages, answer=cut))
         await World().sleep(chance.uniform(0.0, 2.5))
         await run.gateway.kill()
         await asking
@@ -39,7 +39,7 @@ async def random_kills(run: Run, kills: int, seed: int) -> None:
         await run.gateway.start()
         answer = ReadAnswer()
         for _ in range(TRIES_MAX):
-            answer = await run.gateway.ask(run.messages)
+            answer = await run.gateway.send_transcript(run.messages)
             if not answer.error:
                 break
         errors += bool(answer.error)

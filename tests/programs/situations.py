@@ -52,14 +52,14 @@ class Run(Struct):
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     verdict: SituationVerdict = field(default_factory=SituationVerdict)
 
-    async def ask(self, words: str, **options: Any) -> ReadAnswer:  # noqa: ANN401 - those of `GatewayProcess.ask`
+    async def send_next(self, words: str, **options: Any) -> ReadAnswer:  # noqa: ANN401 - those of `GatewayProcess.ask`
         """Send the next message of the conversation, and add its answer to the transcript."""
         self.messages.append(user(words))
-        return await self.again(**options)
+        return await self.send_transcript(**options)
 
-    async def again(self, **options: Any) -> ReadAnswer:  # noqa: ANN401 - those of `GatewayProcess.ask`
+    async def send_transcript(self, **options: Any) -> ReadAnswer:  # noqa: ANN401 - those of `GatewayProcess.ask`
         """Send the transcript unchanged."""
-        answer = await self.gateway.ask(self.messages, **options)
+        answer = await self.gateway.send_transcript(self.messages, **options)
         if answer.text and not answer.error:
             self.messages.append(assistant(answer.text))
         return answer
@@ -114,32 +114,32 @@ Situation = Callable[[Run], Awaitable[None]]
 
 
 async def two_turns(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
 async def a_tool(run: Run) -> None:
-    run.whole(await run.ask("Q1 {tool}"), "R1.done")
+    run.whole(await run.send_next("Q1 {tool}"), "R1.done")
     run.check(effects_of(run.place.folder / "ledger")["1"] == 1, "the tool had no effect")
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
 async def gateway_killed_between(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    run.whole(await run.send_next("Q1 {say 3}"), "R1.0 R1.1 R1.2")
     await run.gateway.kill()
     await run.gateway.start()
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
 async def gateway_killed_and_a_minute_passes(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    run.whole(await run.send_next("Q1 {say 3}"), "R1.0 R1.1 R1.2")
     await run.gateway.kill()
     await World().sleep(MINUTE_S - World().now() % MINUTE_S + 1.0)
     await run.gateway.start()
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
@@ -152,32 +152,32 @@ async def another_version(run: Run) -> None:
         run.gateway.options = tuple(options)
         await run.gateway.stop()
         await run.gateway.start()
-        run.whole(await run.ask(f"Q{number} {{say 2}}"), f"R{number}.0 R{number}.1")
+        run.whole(await run.send_next(f"Q{number} {{say 2}}"), f"R{number}.0 R{number}.1")
         run.resumed(f"{number}", *map(str, range(1, number)))
 
 
 async def gateway_killed_in_answer(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
     cut = ReadAnswer()
-    asking = asyncio.create_task(run.ask("Q2 {hang 3 1}", answer=cut))
+    asking = asyncio.create_task(run.send_next("Q2 {hang 3 1}", answer=cut))
     await run.until(lambda: "R2." in cut.text, "a word of the model")
     await run.gateway.kill()
     await asking
     await run.gateway.start()
-    again = await run.again()
+    again = await run.send_transcript()
     run.check(again.is_ended and not again.error, f"no complete answer: {again.error[:200]}")
     run.check(again.text.split()[-3:] == ["R2.0", "R2.1", "R2.2"], f"{again.text!r}")
     run.resumed("2", "1")
 
 
 async def gateway_killed_in_tool(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-    asking = asyncio.create_task(run.ask("Q2 {tool 3}"))
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
+    asking = asyncio.create_task(run.send_next("Q2 {tool 3}"))
     await run.until(lambda: _sleeps(run), "the tool")
     await run.gateway.kill()
     await asking
     await run.gateway.start()
-    again = await run.again()
+    again = await run.send_transcript()
     run.check(again.is_ended, "no end")
     await World().sleep(4)  # Acts of a survivor would happen now.
     count = effects_of(run.place.folder / "ledger")["2"]
@@ -186,24 +186,24 @@ async def gateway_killed_in_tool(run: Run) -> None:
 
 
 async def agent_killed_between(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    run.whole(await run.send_next("Q1 {say 3}"), "R1.0 R1.1 R1.2")
     run.kill_agents()
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
 async def agent_killed_before_a_word(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
-    asking = asyncio.create_task(run.ask("Q2 {hang 0 1}"))
+    run.whole(await run.send_next("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    asking = asyncio.create_task(run.send_next("Q2 {hang 0 1}"))
     await run.until(lambda: bool(run.model.main("2")), "the request")
     run.kill_agents()
     run.check((await asking).is_ended, "no end")
 
 
 async def agent_killed_in_answer(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
     cut = ReadAnswer()
-    asking = asyncio.create_task(run.ask("Q2 {hang 2 1}", answer=cut))
+    asking = asyncio.create_task(run.send_next("Q2 {hang 2 1}", answer=cut))
     await run.until(lambda: len(cut.pieces) > 0, "a word")
     run.kill_agents()
     answer = await asking
@@ -212,7 +212,7 @@ async def agent_killed_in_answer(run: Run) -> None:
 
 
 async def agent_killed_in_tool(run: Run) -> None:
-    asking = asyncio.create_task(run.ask("Q1 {tool 3}"))
+    asking = asyncio.create_task(run.send_next("Q1 {tool 3}"))
     await run.until(lambda: _sleeps(run), "the tool")
     run.kill_agents()
     answer = await asking
@@ -224,36 +224,36 @@ async def agent_killed_in_tool(run: Run) -> None:
 
 
 async def memory_deleted(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 3}"), "R1.0 R1.1 R1.2")
+    run.whole(await run.send_next("Q1 {say 3}"), "R1.0 R1.1 R1.2")
     await run.gateway.stop()
     for folder in run.program.sessions:
         shutil.rmtree(run.place.home / folder, ignore_errors=True)
     await run.gateway.start()
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
 async def disconnection(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-    left = await run.gateway.ask([*run.messages, user("Q2 {say 40}")], leave_after=2)
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
+    left = await run.gateway.send_transcript([*run.messages, user("Q2 {say 40}")], leave_after=2)
     run.check(bool(left.pieces), "nothing before the disconnection")
-    run.whole(await run.ask("Q2 {say 40}"), " ".join(f"R2.{n}" for n in range(40)))
+    run.whole(await run.send_next("Q2 {say 40}"), " ".join(f"R2.{n}" for n in range(40)))
     run.check(len(run.model.main("2")) == 1, f"{len(run.model.main('2'))} requests for one message")
 
 
 async def stop(run: Run) -> None:
-    await run.gateway.ask([user("Q1 {hang 2}")], leave_after=1)
-    await run.gateway.ask([user("Q9 {say 1}")], session="other")
+    await run.gateway.send_transcript([user("Q1 {hang 2}")], leave_after=1)
+    await run.gateway.send_transcript([user("Q9 {say 1}")], session="other")
     await World().sleep(3)  # Beyond `--grace`.
     run.messages += [user("Q1 {hang 2}"), assistant("R1.0 ")]
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
 async def stop_in_a_tool(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
     run.messages.append(user("Q2 {tool 5}"))
-    asking = asyncio.create_task(run.gateway.ask(run.messages))
+    asking = asyncio.create_task(run.gateway.send_transcript(run.messages))
     await run.until(lambda: _sleeps(run), "the tool")
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -261,7 +261,7 @@ async def stop_in_a_tool(run: Run) -> None:
     count = effects_of(run.place.folder / "ledger")["2"]
     run.check(count == 0, "the tool ran on to its end")
     run.messages.append(user("Q3 {say 2}"))
-    run.whole(await run.again(), "R3.0 R3.1")
+    run.whole(await run.send_transcript(), "R3.0 R3.1")
     run.resumed("3", "1", "2")
 
 
@@ -269,7 +269,7 @@ def permission(effects: int) -> Situation:
     """Return a situation in which the program requests a permission for a command, and receives a decision."""
 
     async def situation(run: Run) -> None:
-        answer = await run.ask("Q1 {ask}")
+        answer = await run.send_next("Q1 {ask}")
         run.check(answer.is_ended, "no end")
         count = effects_of(run.place.folder / "ledger")["1"]
         run.check(count == effects, f"{count} effects, not {effects}")
@@ -303,32 +303,32 @@ def person(choice: Literal["allow", "deny"], effects: int) -> Situation:
 
 
 async def hang(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-    answer = await run.ask("Q2 {hang 1}", limit_s=60.0)
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
+    answer = await run.send_next("Q2 {hang 1}", limit_s=60.0)
     run.check(answer.is_ended, f"no end: {answer.error}")
 
 
 async def edited(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.messages[2:] = []
-    run.whole(await run.ask("Q3 {say 2}"), "R3.0 R3.1")
+    run.whole(await run.send_next("Q3 {say 2}"), "R3.0 R3.1")
     run.resumed("3", "1")
 
 
 async def regenerate(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.messages.pop()
-    run.whole(await run.again(), "R2.0 R2.1")
+    run.whole(await run.send_transcript(), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
 async def new_instructions(run: Run) -> None:
     run.messages.append({"role": "system", "content": "Be brief."})
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
     run.messages[0] = {"role": "system", "content": "Be long."}
-    run.whole(await run.ask("Q2 {say 2}"), "R2.0 R2.1")
+    run.whole(await run.send_next("Q2 {say 2}"), "R2.0 R2.1")
     run.resumed("2", "1")
 
 
@@ -338,13 +338,13 @@ async def image(run: Run) -> None:
         {"type": "image_url", "image_url": {"url": PIXEL}},
     ]
     run.messages.append({"role": "user", "content": parts})
-    run.whole(await run.again(), "R1.0 R1.1")
+    run.whole(await run.send_transcript(), "R1.0 R1.1")
     requests = run.model.main("1")
     run.verdict.facts.append("image" if requests and requests[-1].images else "no image")
 
 
 async def forwarded_server(run: Run) -> None:
-    run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
+    run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
     requests = run.model.main("1")
     run.check(requests and requests[-1].has_server, "the model was not offered the tool of the MCP server")
 
@@ -353,27 +353,27 @@ def provider(directive: str, *, is_answered: bool) -> Situation:
     """Return a situation in which the provider fails in the second turn."""
 
     async def situation(run: Run) -> None:
-        run.whole(await run.ask("Q1 {say 2}"), "R1.0 R1.1")
-        answer = await run.ask(f"Q2 {{{directive}}}", limit_s=400.0)
+        run.whole(await run.send_next("Q1 {say 2}"), "R1.0 R1.1")
+        answer = await run.send_next(f"Q2 {{{directive}}}", limit_s=400.0)
         run.check(answer.is_ended, f"no end: {answer.status} {answer.error}")
         tries = run.model.tries["2"]
         run.verdict.facts.append(f"{answer.status}, {tries} requests, {answer.seconds:.0f} s")
         run.check(tries <= REQUESTS_MAX, f"{tries} requests of one message")
         if is_answered:
             if answer.status == TRY_AGAIN:  # The program does not retry by itself, and a client does.
-                answer = await run.again()
+                answer = await run.send_transcript()
             if (
                 answer.text and answer.error
             ):  # It does not retry after the first word, and then neither may a client.
                 run.verdict.facts.append("error")
                 run.messages.append(assistant(answer.text))
-                answer = await run.ask("Q3 {say 2}")
+                answer = await run.send_next("Q3 {say 2}")
                 run.whole(answer, "R3.0 R3.1")
             else:
                 run.whole(answer, "R2.0 R2.1")
         else:
             run.check(bool(answer.error), "an error that is an answer")
-            run.whole(await run.ask("Q3 {say 2}"), "R3.0 R3.1")
+            run.whole(await run.send_next("Q3 {say 2}"), "R3.0 R3.1")
             run.resumed("3", "1", "2")
 
     return situation

@@ -177,7 +177,7 @@ class ClientProcess:
     # --- acts of the application
     # -----------------------------------------------------------------------------------
 
-    def say(self, payload: frames.Payload) -> None:
+    def send(self, payload: frames.Payload) -> None:
         """Send a payload on the stream."""
         self.stream.submit(payload)
 

@@ -63,7 +63,7 @@ class Application:
     def forget_after(self, position: int) -> None:
         self.log = [event for event in self.log if event.event_id.position <= position]
 
-    def say(self, link: Link, payload: frames.Payload) -> None:
+    def send(self, link: Link, payload: frames.Payload) -> None:
         body = frames.encode(payload)
         if link.client.submit(payload) == len(self.submitted):
             self.submitted.append(body)
@@ -72,7 +72,7 @@ class Application:
     def answer(self, link: Link) -> None:
         if self.to_answer and not link.client.is_ended:
             call = self.to_answer.pop()
-            self.say(link, ResultPayload(call.turn, call.response, ToolResult(call.call_id, "done")))
+            self.send(link, ResultPayload(call.turn, call.response, ToolResult(call.call_id, "done")))
 
     def abort(self, link: Link) -> None:
         link.client.abort()
@@ -143,7 +143,7 @@ STEPS = ["up", "down", "up", "down", "time", "word", "call", "end", "read", "ans
 @given(st.lists(st.sampled_from([*STEPS, *STEPS, *FAULTS, "cancel"]), max_size=60))
 def test_delivery_is_exactly_once_both_ways_under_cuts_kills_and_losses(script: list[str]) -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     for what in script:
         act(what, link, application)
         _check_commands(link, application)
@@ -156,7 +156,7 @@ def test_delivery_is_exactly_once_both_ways_under_cuts_kills_and_losses(script: 
 
 def test_a_turn_without_faults_needs_one_connection() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     _finish(link, application)
     assert (link.connections, len(application.submitted)) == (1, 1)
     assert _sent_by(application.log) == _lines_of_stream(link.host)
@@ -169,7 +169,7 @@ def test_one_fault_after_each_step_of_a_turn_with_a_tool_loses_nothing(fault: st
     script += ["answer", "up", "down", "word", "down", "end", "down", "read"]
     for place in range(len(script) + 1):
         link, application = _linked()
-        application.say(link, SendPayload((Text("hi"),)))
+        application.send(link, SendPayload((Text("hi"),)))
         for what in [*script[:place], fault, *script[place:]]:
             act(what, link, application)
         _finish(link, application)
@@ -179,7 +179,7 @@ def test_one_fault_after_each_step_of_a_turn_with_a_tool_loses_nothing(fault: st
 
 def test_an_abort_without_a_connection_stops_the_turn_once() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     link.run()
     link.cut()
     application.abort(link)
@@ -193,7 +193,7 @@ def test_an_abort_without_a_connection_stops_the_turn_once() -> None:
 @spec("STREAM-15")
 def test_an_abort_never_stops_the_turn_of_another_client() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     for _ in range(2):
         link.wait()
         link.send_up()  # The open and the message arrive, no response comes back.
@@ -201,7 +201,7 @@ def test_an_abort_never_stops_the_turn_of_another_client() -> None:
     application.abort(link)  # Its turn is not known to this client, and ends meanwhile.
     advance_model(link.host, calls=False, ends=True)
     other, another = _linked(link.host, key="b")
-    another.say(other, SendPayload((Text("me too"),)))
+    another.send(other, SendPayload((Text("me too"),)))
     other.run()
     link.run()
     assert [turn for turn, status in _ends(link.host) if status is TurnStatus.CANCELLED] == []
@@ -210,10 +210,10 @@ def test_an_abort_never_stops_the_turn_of_another_client() -> None:
 
 def test_a_second_message_during_a_turn_is_refused_with_its_type() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     link.run()
     other, another = _linked(link.host, key="b")
-    another.say(other, SendPayload((Text("me too"),), when_busy=WhenBusy.REFUSE))
+    another.send(other, SendPayload((Text("me too"),), when_busy=WhenBusy.REFUSE))
     other.run()
     assert isinstance(other.client.error, SessionBusyError)
 
@@ -226,10 +226,10 @@ def _drain(application: Application, link: Link) -> None:
 @spec("STREAM-35")
 def test_a_queued_message_receives_its_own_turn_and_no_other() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     link.run()
     other, another = _linked(link.host, key="b")
-    another.say(other, SendPayload((Text("me too"),)))
+    another.send(other, SendPayload((Text("me too"),)))
     other.run()
     for turn in (1, 2):
         link.host.do(streams(f"for turn {turn}", turn=turn), at=0.0)
@@ -245,10 +245,10 @@ def test_a_queued_message_receives_its_own_turn_and_no_other() -> None:
 @spec("STREAM-35")
 def test_a_withdrawn_message_ends_its_stream() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     link.run()
     other, another = _linked(link.host, key="b")
-    another.say(other, SendPayload((Text("me too"),)))
+    another.send(other, SendPayload((Text("me too"),)))
     other.run()
     other.client.abort()
     other.settle()
@@ -261,7 +261,7 @@ def test_a_withdrawn_message_ends_its_stream() -> None:
 
 def test_a_server_that_lost_the_stream_is_distinguished_from_one_that_never_had_it() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     link.run()
     link.cut()
     link.host = MemoryHost()
@@ -271,7 +271,7 @@ def test_a_server_that_lost_the_stream_is_distinguished_from_one_that_never_had_
 
 def test_an_abort_from_any_client_is_a_stream_of_its_own() -> None:
     link, application = _linked()
-    application.say(link, SendPayload((Text("hi"),)))
+    application.send(link, SendPayload((Text("hi"),)))
     link.run()
     other, _ = _linked(link.host, key="b")
     other.client.submit(CancelPayload())

@@ -134,7 +134,7 @@ class SmallWorld:
         self.start_epoch()
         disk = ClientDisk("a", SECRET)
         first = self.process(disk)
-        first.say(SendPayload((Text("hi"),)))
+        first.send(SendPayload((Text("hi"),)))
         first.settle()
         self.processes = (first, *(self.process(disk.copied()) for _ in range(scenario.clients - 1)))
 

@@ -203,7 +203,7 @@ class ClientLife:
             if self.problems:
                 return
         for _ in range(2):  # After any disturbance, a continued conversation soon needs no replay again.
-            await ClientLife._say(self)
+            await ClientLife._send_message(self)
 
     # --- means of the application
     # -----------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class ClientLife:
     def _pick(self) -> PoolProcess:
         return self.chance.choice(self.servers)
 
-    async def ask(
+    async def request(
         self,
         server: PoolProcess,
         history: History,
@@ -328,18 +328,18 @@ class ClientLife:
             self.turns[-1].steps.append(Step(response, results))
         return asked.is_whole
 
-    async def _go_on(self, server: PoolProcess, **how: int | None) -> RequestResult:
+    async def _continue(self, server: PoolProcess, **how: int | None) -> RequestResult:
         """Request answers to the history until no more tools are called."""
         for _ in range(4):
             is_excused = self.is_excused or any(one.upstream.troubles for one in self.servers)
-            asked = await self.ask(server, self._history(), **how)  # type: ignore[arg-type]
-            self._judge(asked, is_excused=is_excused or any(each is not None for each in how.values()))
+            asked = await self.request(server, self._history(), **how)  # type: ignore[arg-type]
+            self._check_answer(asked, is_excused=is_excused or any(each is not None for each in how.values()))
             if not self._accept(asked) or not asked.calls:
                 return asked
             server = self._pick() if server not in self.servers else server
         return asked
 
-    def _judge(self, asked: RequestResult, *, is_excused: bool) -> None:
+    def _check_answer(self, asked: RequestResult, *, is_excused: bool) -> None:
         report = asked.report
         if not asked.is_whole or report is None:
             self.is_excused = True
@@ -360,22 +360,22 @@ class ClientLife:
     # --- acts of an application
     # ---------------------------------------------------------------------------------
 
-    async def _say(self) -> None:
+    async def _send_message(self) -> None:
         self.turns.append(ClientTurn([self._token()]))
-        await self._go_on(self._pick())
+        await self._continue(self._pick())
 
     async def _queue(self) -> None:
         self.turns.append(ClientTurn([self._token() for _ in range(self.chance.randint(2, 3))]))
         if self.abilities.takes_tools:  # A call in an earlier answer permits only a replay.
             self.is_excused = True
-        await self._go_on(self._pick())
+        await self._continue(self._pick())
 
     async def _edit(self) -> None:
         if self.turns:
             at = self.chance.randrange(len(self.turns))
             del self.turns[at:]
         self.is_excused = True
-        await ClientLife._say(self)
+        await ClientLife._send_message(self)
 
     async def _revert(self) -> None:
         if self.turns:
@@ -387,18 +387,18 @@ class ClientLife:
             count = self.chance.randint(1, len(self.turns) - 1)
             self.turns[:count] = [ClientTurn([self._token()])]
         self.is_excused = True
-        await ClientLife._say(self)
+        await ClientLife._send_message(self)
 
     async def _regenerate(self) -> None:
         if self.turns:
             self.turns[-1].steps.clear()
             self.is_excused = True
-            await self._go_on(self._pick())
+            await self._continue(self._pick())
 
     async def _change_system(self) -> None:
         self.system = f"you help, rule {self._tokens}"
         self.is_excused = True
-        await ClientLife._say(self)
+        await ClientLife._send_message(self)
 
     async def _ask_aside(self) -> None:
         await self._aside(is_ephemeral=True, is_first=False)
@@ -411,7 +411,7 @@ class ClientLife:
 
     async def _aside(self, *, is_ephemeral: bool, is_first: bool) -> None:
         turn = ClientTurn([self._token()])
-        await self.ask(self._pick(), self._history([turn]), system="title", is_ephemeral=is_ephemeral)
+        await self.request(self._pick(), self._history([turn]), system="title", is_ephemeral=is_ephemeral)
         if is_first and not is_ephemeral:
             self.is_excused = True
 
@@ -424,8 +424,8 @@ class ClientLife:
             else [ClientTurn([self._token()])]
         )
         self.is_excused = True
-        title = self.ask(self._pick(), self._history(about), system="title")
-        answer = self.ask(self._pick(), self._history())
+        title = self.request(self._pick(), self._history(about), system="title")
+        answer = self.request(self._pick(), self._history())
         both = [title, answer] if self.chance.random() < 0.5 else [answer, title]
         results = await asyncio.gather(*both)
         self._accept_raced(results[both.index(answer)])
@@ -435,7 +435,9 @@ class ClientLife:
         self.turns.append(ClientTurn([self._token()]))
         self.is_excused = True
         history = self._history()
-        first, second = await asyncio.gather(self.ask(self._pick(), history), self.ask(self._pick(), history))
+        first, second = await asyncio.gather(
+            self.request(self._pick(), history), self.request(self._pick(), history)
+        )
         self._accept_raced(first if first.is_whole else second)
 
     async def _race_two_tabs(self) -> None:
@@ -443,7 +445,7 @@ class ClientLife:
         mine, theirs = ClientTurn([self._token()]), ClientTurn([self._token()])
         self.is_excused = True
         histories = [self._history([*self.turns, turn]) for turn in (mine, theirs)]
-        answers = await asyncio.gather(*(self.ask(self._pick(), history) for history in histories))
+        answers = await asyncio.gather(*(self.request(self._pick(), history) for history in histories))
         self.turns.append(mine)
         self._accept_raced(answers[0])
 
@@ -454,17 +456,19 @@ class ClientLife:
     async def _stop(self) -> None:
         """Stop the answer; the user's message stays in the history or not, with or without the partial answer."""
         self.turns.append(ClientTurn([self._token()]))
-        asked = await self.ask(self._pick(), self._history(), stops_after=self.chance.randint(0, 3))
+        asked = await self.request(self._pick(), self._history(), stops_after=self.chance.randint(0, 3))
         self._part_ways(asked)
 
     async def _kill(self) -> None:
         """Kill the process between any two of its steps; the application repeats the request, or continues."""
         self.turns.append(ClientTurn([self._token()]))
-        asked = await self.ask(self._pick(), self._history(), dies_in=self.chance.randint(0, KILL_STEPS_MAX))
+        asked = await self.request(
+            self._pick(), self._history(), dies_in=self.chance.randint(0, KILL_STEPS_MAX)
+        )
         self._part_ways(asked)
         if not self.turns or self.turns[-1].steps or self.chance.random() < 0.5:
             return
-        await self._go_on(self._pick())
+        await self._continue(self._pick())
 
     def _part_ways(self, asked: RequestResult) -> None:
         self.is_excused = True
@@ -489,14 +493,14 @@ class ClientLife:
         server.upstream.troubles.extend(troubles)
         self.trace.append(f"  {troubles}")
         self.is_excused = True
-        await ClientLife._say(self)
+        await ClientLife._send_message(self)
 
     async def _refuse_key(self) -> None:
         server = self._pick()
         server.upstream.is_key_good = False
         server.upstream.troubles.append(Trouble.UNAUTHENTICATED)
         self.is_excused = True
-        await ClientLife._say(self)
+        await ClientLife._send_message(self)
         server.upstream.is_key_good = True
 
     async def _expire(self) -> None:
@@ -525,7 +529,7 @@ class ClientLife:
 Action = Callable[[ClientLife], Awaitable[None]]
 
 ACTIONS: list[tuple[Action, int]] = [
-    (ClientLife._say, 12),
+    (ClientLife._send_message, 12),
     (ClientLife._queue, 4),
     (ClientLife._edit, 3),
     (ClientLife._revert, 2),

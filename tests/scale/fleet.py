@@ -152,7 +152,7 @@ class Fleet:
             self._expected.discard(server)
         return seconds
 
-    def look(self) -> None:
+    def note_exits(self) -> None:
         """Record servers that ended by themselves."""
         for server in self.servers:
             if not server.is_alive and server not in self._expected:

@@ -113,7 +113,7 @@ class ScaleScene:
                 self.report.kills += kind in COUNTED
                 if kind in COUNTED and self.report.kills % 20 == 0:
                     self.tell(f"{self.report.kills} of {kills} kills: {self.report.harms}")
-            self.fleet.look()
+            self.fleet.note_exits()
             for task in [each for each in self._tasks if each.done()]:
                 self._tasks.discard(task)
                 task.result()
@@ -122,7 +122,7 @@ class ScaleScene:
     async def calm(self) -> None:
         """Wait until every frozen server continues, and every killed one is started again."""
         await asyncio.gather(*self._tasks)
-        self.fleet.look()
+        self.fleet.note_exits()
 
     async def end(self) -> None:
         """Start no further processes, also after a failed run."""

@@ -103,7 +103,7 @@ class ApplicationLife:
         self.take(ModelResponded(self.place, response, plans))
         return response
 
-    def say(self, words: str) -> None:
+    def stream_text(self, words: str) -> None:
         place = self.place
         self.take(
             ModelStreamed(place, (Delta(place.turn, place.response_no, place.attempt, 0, "text", words),))
@@ -141,12 +141,12 @@ def test_the_latest_transcript_of_an_application_is_the_history_and_all_open_wor
             case 0:
                 pass  # It sends another transcript before there is a response.
             case 1:
-                life.say("half")
+                life.stream_text("half")
                 life.node()  # The process dies.
                 if chance.random() < 0.5:
                     view.append(resent(Response((Text("half" + life.response(" and half").text),))))
             case 2:
-                life.say("half")
+                life.stream_text("half")
                 life.take(ModelFailed(life.place, "model_unavailable", "gone", is_retriable=True))
             case 3:
                 response = life.response("I look.", "a", "b")
@@ -191,7 +191,7 @@ def test_the_results_of_all_calls_continue_their_turn_and_any_other_transcript_c
 def test_a_partial_response_is_kept_when_the_process_dies_and_the_next_attempt_continues_after_it() -> None:
     life = ApplicationLife()
     life.send(HI)
-    life.say("one ")
+    life.stream_text("one ")
     life.node()
     assert [entry.response.text for entry in life.session.history.entries if isinstance(entry, Step)] == [
         "one "

@@ -369,7 +369,7 @@ class JournalAndEffects(Struct):
         state = fold([(self.epoch, begun[0])], node.session)
         self.append(node, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
 
-    def tell(self, node: StaleNode, command: Command) -> None:
+    def decide_at(self, node: StaleNode, command: Command) -> None:
         """Let a node decide a command on its own state, as its runner would."""
         try:
             records = decide(node.session, command, epoch=node.epoch, at=self.at)
@@ -401,7 +401,7 @@ def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_permit_it(dat
             outside.take_over()
             continue
         node = data.draw(st.sampled_from(outside.nodes))
-        outside.tell(node, _deed(data, node))
+        outside.decide_at(node, _deed(data, node))
 
     assert max(Counter(outside.executions).values(), default=1) == 1
     ledger = [

@@ -209,11 +209,11 @@ class Meddler:
             return
         if body.startswith(b'{"type":"turn_ended"') and (b'"failed"' in body or b'"interrupted"' in body):
             if self._chance.random() < 0.5:
-                self._lab.spawn(self._say(Resume()))
+                self._lab.spawn(self._send(Resume()))
         elif body.startswith(b'{"type":"message_queued"') and self._chance.random() < 0.3:
-            self._lab.spawn(self._say(Withdraw()))
+            self._lab.spawn(self._send(Withdraw()))
 
-    async def _say(self, command: Command) -> None:
+    async def _send(self, command: Command) -> None:
         await pass_time(self._chance.expovariate(1.0))
         self._lab.note("meddler", "says", self._session, type(command).__name__)
         await submit(self._lab, self._chance, self._session, command)
@@ -223,7 +223,7 @@ class Meddler:
             await pass_time(self._chance.expovariate(0.1))
             if self._lab.is_over:
                 return
-            await self._say(self._command(number))
+            await self._send(self._command(number))
 
     def _command(self, number: int) -> Command:
         match self._chance.randrange(6):

@@ -107,7 +107,7 @@ class OutsideWorld(Struct):
         await pass_time(self._seconds() / 10)
         return f"{name} did it"
 
-    async def look(self) -> Probed:
+    async def probe(self) -> Probed:
         """Act as a probe: return whether the call took effect, as far as it can be found."""
         key = current_call().effect_key
         await pass_time(self._seconds())
@@ -159,7 +159,7 @@ def _tool(outside: OutsideWorld, name: str) -> Tool:
         return await outside.work(name)
 
     async def look(word: str) -> Probed:
-        return await outside.look()
+        return await outside.probe()
 
     policy = _POLICIES[name]
     probe = {"probe": look} if policy.get("on_doubt") is OnDoubt.PROBE else {}

@@ -140,7 +140,7 @@ class FleetNode:
 
     def start(self) -> None:
         self.join()
-        for seconds, do in ((BACKSTOP_S, self.look), (BEAT_S, self.beat), (REPORT_S, self.report)):
+        for seconds, do in ((BACKSTOP_S, self.check_nodes), (BEAT_S, self.beat), (REPORT_S, self.report)):
             self.later(seconds * self.chance.random(), partial(self._repeat, seconds, do))
 
     def _repeat(self, seconds: float, do: Callable[[], None]) -> None:
@@ -163,7 +163,7 @@ class FleetNode:
             self.is_joined = True
             self.fleet.notify()
 
-        self.fleet.store.ask(self, "join", enter, then)
+        self.fleet.store.request(self, "join", enter, then)
 
     @property
     def store_memory(self) -> Memory:
@@ -177,7 +177,7 @@ class FleetNode:
                 store.beats[self.name] = self.fleet.clock.now
 
         if self.is_joined:
-            store.ask(self, "beat", write, _ignore)
+            store.request(self, "beat", write, _ignore)
 
     def report(self) -> None:
         store = self.fleet.store
@@ -195,9 +195,9 @@ class FleetNode:
             if not isinstance(others, MidstreamError) and self.fleet.rules.counts_others:
                 self.rate.set_other_counts({digest_of_caller(GREEDY): others})
 
-        store.ask(self, "report", exchange, then)
+        store.request(self, "report", exchange, then)
 
-    def look(self) -> None:
+    def check_nodes(self) -> None:
         """Check the other nodes, and the turns without a node."""
         if self._is_looking:
             return
@@ -223,7 +223,7 @@ class FleetNode:
             others = {name: at for name, at in store.beats.items() if name != self.name}
             return others, store.orphans(self)
 
-        store.ask(self, "look", find, then)
+        store.request(self, "look", find, then)
 
     def _watch_next(self) -> None:
         self.watched = next_node(self.name, self.silences.known)
@@ -247,7 +247,7 @@ class FleetNode:
                 self.silences.drop(name)
                 fleet.notify()
 
-        store.ask(self, "claim", remove, then)
+        store.request(self, "claim", remove, then)
 
     # --- turns of dead nodes
 
@@ -257,7 +257,7 @@ class FleetNode:
             if name in self.held:
                 continue
             self._taken_up_now += 1
-            self.fleet.store.ask(
+            self.fleet.store.request(
                 self, "read", partial(self._is_orphan, name), partial(self._take_up_one, name)
             )
 
@@ -299,7 +299,7 @@ class FleetNode:
     def _open(self, held: HeldSession) -> None:
         held.is_busy = True
         store = self.fleet.store
-        store.ask(self, "claim", partial(store.claim, self, held.name), partial(self._opened, held))
+        store.request(self, "claim", partial(store.claim, self, held.name), partial(self._opened, held))
 
     def _opened(
         self, held: HeldSession, answer: tuple[int, bool, list[tuple[int, Record]]] | MidstreamError
@@ -331,7 +331,7 @@ class FleetNode:
                 answer(StoreBusyError("its node is gone", retry_after_s=1.0))
                 continue
             submit = partial(holder.submit, held.name, command, answer)
-            store.ask(self, "forward", _nothing, partial(_send, holder, submit))
+            store.request(self, "forward", _nothing, partial(_send, holder, submit))
 
     def _fold(self, held: HeldSession, state: Session, records: Sequence[Record]) -> Session:
         for record in records:
@@ -364,7 +364,7 @@ class FleetNode:
         failures = 0
 
         def send() -> None:
-            store.ask(self, "append", partial(store.append, self, held.name, batch), receive)
+            store.request(self, "append", partial(store.append, self, held.name, batch), receive)
 
         def receive(answer: object) -> None:
             nonlocal failures
@@ -378,7 +378,7 @@ class FleetNode:
                 done()
 
         def settle() -> None:
-            store.ask(self, "read", partial(store.has, held.name, batch), find)
+            store.request(self, "read", partial(store.has_happened, held.name, batch), find)
 
         def find(has_happened: object) -> None:
             if has_happened is True:
@@ -432,7 +432,7 @@ class FleetNode:
                 self.fleet.notify()
 
         store = self.fleet.store
-        store.ask(self, "release", partial(store.release, self, held.name, held.epoch), then)
+        store.request(self, "release", partial(store.release, self, held.name, held.epoch), then)
 
     # --- pending work
 
@@ -482,7 +482,7 @@ class FleetNode:
                 held.held_at = asked_at
                 self._confirm(held, work)
 
-        store.ask(self, "confirm", partial(store.epoch_of, held.name), then)
+        store.request(self, "confirm", partial(store.epoch_of, held.name), then)
 
     def _begin(self, held: HeldSession, work: RunCall) -> None:
         if held.is_lost or work not in held.doing:
@@ -530,7 +530,7 @@ class FleetNode:
             self.fleet.mark_dead(self)
             self.fleet.notify()
 
-        store.ask(self, "release", leave, then)
+        store.request(self, "release", leave, then)
 
 
 class SimulatedFleet:
@@ -568,7 +568,7 @@ class SimulatedFleet:
         """Make all nodes check soon that the store reaches."""
         self.notifications += len(self.nodes)
         for node in self.nodes.values():
-            node.later(LATENCY_S, node.look)
+            node.later(LATENCY_S, node.check_nodes)
 
     def end_turn(self, session: str) -> None:
         self.on_end(session)

@@ -132,10 +132,10 @@ class Crowd:
         nodes = [*self._fleet.nodes.values()]
         for number in range(self._plan.readers):
             nodes[number % len(nodes)].readers += 1
-        self._speak()
+        self._send_messages()
         self._be_greedy()
 
-    def _speak(self) -> None:
+    def _send_messages(self) -> None:
         if not self.is_speaking:
             return
         session = f"s{self._chance.randrange(self._plan.sessions)}"
@@ -144,7 +144,7 @@ class Crowd:
             client = self.waiting[session] = Client(session, f"t{self._streams}", self._clock.now)
             self.spoken[session] += 1
             self._connect(client)
-        self._clock.later(self._chance.expovariate(self._plan.turns_per_s), self._speak)
+        self._clock.later(self._chance.expovariate(self._plan.turns_per_s), self._send_messages)
 
     def _be_greedy(self) -> None:
         if self.is_speaking and (node := self._pick()) is not None:
@@ -186,12 +186,12 @@ class Crowd:
 
     def _arrive(self, client: Client, tries: int, node: FleetNode) -> None:
         if client.has_ack:
-            self._fleet.store.ask(
+            self._fleet.store.request(
                 node, "read", lambda: client.is_over, partial(self._look_again, client, tries)
             )
             return
         received = Received(client.stream, client.stream, 0, client.stream, say(stream=client.stream))
-        node.submit(client.session, received, partial(self._answered, client, tries))
+        node.submit(client.session, received, partial(self._on_answer, client, tries))
 
     def _look_again(self, client: Client, tries: int, is_over: object) -> None:
         if client.tries == tries:
@@ -200,7 +200,7 @@ class Crowd:
             elif is_over:
                 self._finish(client)
 
-    def _answered(self, client: Client, tries: int, error: MidstreamError | None) -> None:
+    def _on_answer(self, client: Client, tries: int, error: MidstreamError | None) -> None:
         if client.tries != tries:
             return
         if error is not None:
@@ -266,7 +266,7 @@ class Crowd:
             node = self._pick()
             self._clock.later(CONNECT_S, partial(settle, None))
             if node is not None:
-                self._fleet.store.ask(node, "read", lambda: None, partial(settle, node))
+                self._fleet.store.request(node, "read", lambda: None, partial(settle, node))
 
         def settle(node: FleetNode | None, error: MidstreamError | None = None) -> None:
             nonlocal is_settled

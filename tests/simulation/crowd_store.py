@@ -151,7 +151,7 @@ class SharedStore:
         """Sessions with an open turn, by their nodes."""
         self._places: dict[str, str] = {}
 
-    def ask(
+    def request(
         self, node: FleetNode, kind: str, work: Callable[[], T], then: Callable[[T | MidstreamError], None]
     ) -> None:
         """Send a request, and pass its answer on; an error where there is none, executed or not."""
@@ -228,7 +228,7 @@ class SharedStore:
         self._place(session)
         return end
 
-    def has(self, session: str, batch: Batch) -> bool:
+    def has_happened(self, session: str, batch: Batch) -> bool:
         """Return whether an append with a lost answer has happened."""
         found = self.memory.sessions[session]
         last = found.records[batch.end - found.oldest : batch.end - found.oldest + 1]

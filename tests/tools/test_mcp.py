@@ -88,7 +88,7 @@ class ServerLedger:
     def pids(self) -> list[int]:
         return [int(line.split()[1]) for line in self.lines if line.startswith("started ")]
 
-    async def has(self, line: str) -> None:
+    async def wait_for_line(self, line: str) -> None:
         """Wait for a line."""
         await _until(lambda: line in self.lines)
 
@@ -365,7 +365,7 @@ async def test_a_hanging_call_is_abandoned_and_cancelled_also_at_a_server_of_the
     assert await _call(old, "quick") == ToolResult("c1", "done")
     hung = await _call(old, "slow")
     assert (hung.outcome, "no answer within 2 s" in hung.content) == (Outcome.UNKNOWN, True)
-    await ledger.has("notifications/cancelled")
+    await ledger.wait_for_line("notifications/cancelled")
     assert await _call(old, "quick") == ToolResult("c1", "done")
     assert len(ledger.pids) == 1  # The server was not restarted for it.
 
@@ -421,7 +421,7 @@ async def test_a_server_that_is_busy_with_a_call_keeps_its_known_tools(
 ) -> None:
     had = await _tools(old)
     hanging = asyncio.ensure_future(_call(old, "slow"))
-    await ledger.has("tools/call")
+    await ledger.wait_for_line("tools/call")
     monkeypatch.setattr(mcp, "LIST_S", 0.2)
     os.kill(ledger.pids[0], signal.SIGSTOP)
     assert await _tools(old) == had
@@ -479,12 +479,12 @@ async def test_a_cancelled_turn_cancels_the_call_at_the_server(
     async with _host(ScriptedModel([calls(("files__hang", "{}"))]), stdio) as host:
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("go")))
-        await ledger.has("hang")
+        await ledger.wait_for_line("hang")
         before = runner.newest.position
         await runner.submit(Cancel())
         records = await records_until_end(runner, after=before)
         assert [each.outcome for each in _results(records)] == [Outcome.UNKNOWN]
-        await ledger.has("hang was cancelled")
+        await ledger.wait_for_line("hang was cancelled")
 
 
 # --- after the end

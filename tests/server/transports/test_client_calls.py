@@ -34,7 +34,7 @@ def records(wire: MemoryWire) -> dict[str, list[Json]]:
 async def _start_call(on: ConnectionBench) -> tuple[MemoryWire, asyncio.Task[Any]]:
     """Return the connection of a client whose call has started."""
     wire = MemoryWire()
-    wire.say(opening(), command(tools=[TOOL]))
+    wire.client_sends(opening(), command(tools=[TOOL]))
     connected = on.connect(wire)
     await on.world.settle()
     assert "call_started" in records(wire)
@@ -51,10 +51,10 @@ async def test_an_outcome_is_accepted_from_a_client_that_was_away_for_longer_tha
         again = MemoryWire()
         result = {"call_id": "c1", "content": "pushed", "outcome": "ok"}
         said = {"type": "result", "turn": 1, "response": 1, "result": result}
-        again.say(opening(next_seqno=1), {"type": "command", "seqno": 1, "payload": said})
+        again.client_sends(opening(next_seqno=1), {"type": "command", "seqno": 1, "payload": said})
         on.connect(again)
         await on.world.settle()
-        assert again.heard("error") == []
+        assert again.sent_frames("error") == []
         assert records(again)["call_ended"][0]["result"]["content"] == "pushed"
         assert "turn_ended" in records(again)
 

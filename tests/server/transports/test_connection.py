@@ -43,7 +43,7 @@ class MemoryWire:
         self.error: OSError | None = None
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    def say(self, *frames: Json) -> None:
+    def client_sends(self, *frames: Json) -> None:
         for frame in frames:
             self._said.put_nowait(json.dumps(frame).encode())
 
@@ -60,7 +60,7 @@ class MemoryWire:
             raise self.error
         self.sent += [json.loads(frame) for frame in frames]
 
-    def heard(self, kind: str) -> list[Json]:
+    def sent_frames(self, kind: str) -> list[Json]:
         return [frame for frame in self.sent if frame["type"] == kind]
 
 
@@ -116,19 +116,19 @@ async def test_the_ack_follows_the_append_and_is_not_sent_if_the_process_dies_be
     world.crash_at(Fault.BEFORE_ACK)
     async with bench([Stall()], world=world, memory=memory) as on:
         wire = MemoryWire()
-        wire.say(opening(), command())
+        wire.client_sends(opening(), command())
         with pytest.raises(ExceptionGroup, match="unhandled"):
             await ended(on.connect(wire))
-        assert wire.heard("ack") == []
+        assert wire.sent_frames("ack") == []
         memory.kill(on.store.node)
 
     async with bench([Stall()], memory=memory) as on:
         again = MemoryWire()
-        again.say(opening(), command())
+        again.client_sends(opening(), command())
         on.connect(again)
         await on.world.settle()
-        assert again.heard("welcome")[0]["acked"] == 1
-        assert again.heard("ack") == [{"type": "ack", "seqno": 0}]
+        assert again.sent_frames("welcome")[0]["acked"] == 1
+        assert again.sent_frames("ack") == [{"type": "ack", "seqno": 0}]
         assert (await on.host.session("s1")).state.turns == 1
 
 
@@ -137,9 +137,9 @@ async def test_a_slow_reader_holds_one_write_and_its_position() -> None:
     words = [step for number in range(3000) for step in text(f"{number} ")[:-1]]
     async with bench([Gate(gate), *words, Stall()]) as on:
         slow, quick = MemoryWire(), MemoryWire()
-        slow.say(opening(), command())
+        slow.client_sends(opening(), command())
         on.connect(slow)
-        quick.say(opening(stream="", secret="", event_id="0-0"))
+        quick.client_sends(opening(stream="", secret="", event_id="0-0"))
         await on.world.settle()
         on.connect(quick)
         await on.world.settle()
@@ -163,11 +163,11 @@ async def test_a_slow_reader_holds_one_write_and_its_position() -> None:
 async def test_a_client_that_stops_reading_is_finally_dropped() -> None:
     async with bench([Stall()]) as on:
         wire = MemoryWire()
-        wire.say(opening())
+        wire.client_sends(opening())
         task = on.connect(wire)
         await on.world.settle()
         wire.is_open.clear()
-        wire.say(command())
+        wire.client_sends(command())
         await on.world.settle()
         await on.world.advance(SEND_S - 1)
         assert not task.done()
@@ -182,7 +182,7 @@ async def test_available_events_are_sent_with_the_welcome(is_stuck: bool) -> Non
     """No turn of the loop passes in between; a client that does not read even this is dropped like any other."""
     async with bench([Stall()]) as on:
         first, wire = MemoryWire(), MemoryWire()
-        first.say(opening(), command())
+        first.client_sends(opening(), command())
         on.connect(first)
         await on.world.settle()
         if is_stuck:
@@ -208,13 +208,14 @@ async def test_available_events_are_sent_with_the_welcome(is_stuck: bool) -> Non
 async def test_heartbeats_fill_the_silence() -> None:
     async with bench([Stall()]) as on:
         wire = MemoryWire()
-        wire.say(opening(), command())
+        wire.client_sends(opening(), command())
         on.connect(wire)
         await on.world.settle()
         newest = records_of(wire.sent)[-1]["id"]
         await on.world.advance(2 * HEARTBEAT_S + 1)
         assert (
-            wire.heard("heartbeat") == [{"type": "heartbeat", "event_id": newest, "waiting_on": "model"}] * 2
+            wire.sent_frames("heartbeat")
+            == [{"type": "heartbeat", "event_id": newest, "waiting_on": "model"}] * 2
         )
         await on.world.advance(HEARTBEAT_S)  # The silence of the model has an event of its own.
         assert records_of(wire.sent)[-1]["record"]["type"] == "stall_noticed"
@@ -223,13 +224,13 @@ async def test_heartbeats_fill_the_silence() -> None:
 async def test_the_first_heartbeat_is_not_later_than_the_others() -> None:
     async with bench() as on:
         wire = MemoryWire()
-        wire.say(opening())
+        wire.client_sends(opening())
         on.connect(wire, heartbeat_s=0.5)
         await on.world.settle()
         await on.world.advance(0.6)
-        assert len(wire.heard("heartbeat")) == 1
+        assert len(wire.sent_frames("heartbeat")) == 1
         await on.world.advance(1.0)
-        assert len(wire.heard("heartbeat")) == 3
+        assert len(wire.sent_frames("heartbeat")) == 3
 
 
 async def test_a_connection_without_an_open_frame_in_time_is_closed() -> None:
@@ -244,7 +245,7 @@ async def test_a_connection_without_an_open_frame_in_time_is_closed() -> None:
 async def test_a_disconnecting_client_cancels_nothing() -> None:
     async with bench([Stall()]) as on:
         wire = MemoryWire()
-        wire.say(opening(), command())
+        wire.client_sends(opening(), command())
         task = on.connect(wire)
         await on.world.settle()
         wire.hang_up()
@@ -256,11 +257,11 @@ async def test_a_disconnecting_client_cancels_nothing() -> None:
 async def test_a_connection_that_breaks_during_a_write_ends_without_an_error() -> None:
     async with bench([Stall()]) as on:
         wire = MemoryWire()
-        wire.say(opening())
+        wire.client_sends(opening())
         task = on.connect(wire)
         await on.world.settle()
         wire.error = ConnectionResetError("peer reset")
-        wire.say(command())
+        wire.client_sends(command())
         assert await ended(task) == ""
         assert (await on.host.session("s1")).state.is_live
 
@@ -268,17 +269,17 @@ async def test_a_connection_that_breaks_during_a_write_ends_without_an_error() -
 async def test_one_connection_sends_for_a_stream_and_others_continue_to_read() -> None:
     async with bench([Stall()]) as on:
         first, second, reader = MemoryWire(), MemoryWire(), MemoryWire()
-        first.say(opening())
+        first.client_sends(opening())
         older = on.connect(first)
         await on.world.settle()
-        reader.say(opening(stream="k2"))
+        reader.client_sends(opening(stream="k2"))
         on.connect(reader)
-        second.say(opening(), command())
+        second.client_sends(opening(), command())
         on.connect(second)
         assert await ended(older) == "stream_fenced"
         await on.world.settle()
         assert first.sent[-1]["code"] == "stream_fenced"
-        assert second.heard("ack")
+        assert second.sent_frames("ack")
         assert records_of(reader.sent)
 
 
@@ -288,11 +289,11 @@ async def test_a_client_ahead_of_the_journal_is_logged_and_counted(
 ) -> None:
     async with bench([Stall()]) as on:
         speaking, ahead = MemoryWire(), MemoryWire()
-        speaking.say(opening(), command())
+        speaking.client_sends(opening(), command())
         on.connect(speaking)
         await on.world.settle()
         assert on.among.ahead == 0
-        ahead.say(opening(event_id="1-99", next_seqno=1, connection=2))
+        ahead.client_sends(opening(event_id="1-99", next_seqno=1, connection=2))
         on.connect(ahead)
         await on.world.settle()
         assert [frame["type"] for frame in ahead.sent[:2]] == ["welcome", "gone"]
@@ -304,14 +305,14 @@ async def test_a_client_ahead_of_the_journal_is_logged_and_counted(
 async def test_a_late_older_connection_is_ended_and_the_newer_one_continues() -> None:
     async with bench([Stall()]) as on:
         newer, late = MemoryWire(), MemoryWire()
-        newer.say(opening(connection=2))
+        newer.client_sends(opening(connection=2))
         speaking = on.connect(newer)
         await on.world.settle()
-        late.say(opening(connection=1))
+        late.client_sends(opening(connection=1))
         assert await ended(on.connect(late)) == "stream_fenced"
-        newer.say(command())
+        newer.client_sends(command())
         await on.world.settle()
-        assert newer.heard("ack")
+        assert newer.sent_frames("ack")
         assert not speaking.done()
 
 
@@ -319,12 +320,12 @@ async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pyte
     monkeypatch.setattr("midstream.server.transports.connection.LAST_FRAME_S", 0.01)
     async with bench([Stall()]) as on:
         stuck, newer = MemoryWire(), MemoryWire()
-        stuck.say(opening())
+        stuck.client_sends(opening())
         older = on.connect(stuck)
         await on.world.settle()
         stuck.is_open.clear()
-        stuck.say(command())
-        newer.say(opening())
+        stuck.client_sends(command())
+        newer.client_sends(opening())
         await on.world.settle()
         on.connect(newer)
         assert await ended(older) == "stream_fenced"
@@ -333,12 +334,12 @@ async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pyte
 async def test_a_transport_that_ends_with_the_turn_is_closed_after_it() -> None:
     async with bench(text("hi"), text("more")) as on:
         wire = MemoryWire(ends_with_turn=True)
-        wire.say(opening(), command())
+        wire.client_sends(opening(), command())
         assert await ended(on.connect(wire)) == ""
         assert records_of(wire.sent)[-1]["record"]["type"] == "turn_ended"
 
         late = MemoryWire(ends_with_turn=True)
-        late.say(opening(event_id=records_of(wire.sent)[-1]["id"]))
+        late.client_sends(opening(event_id=records_of(wire.sent)[-1]["id"]))
         assert await ended(on.connect(late)) == ""
         assert [frame["type"] for frame in late.sent] == ["welcome"]
 
@@ -346,13 +347,13 @@ async def test_a_transport_that_ends_with_the_turn_is_closed_after_it() -> None:
 async def test_every_reader_receives_an_abort_and_the_end_of_its_turn() -> None:
     async with bench([Stall()]) as on:
         speaker, reader = MemoryWire(), MemoryWire()
-        speaker.say(opening(), command())
+        speaker.client_sends(opening(), command())
         on.connect(speaker)
         await on.world.settle()
-        reader.say(opening(stream="", secret=""))
+        reader.client_sends(opening(stream="", secret=""))
         on.connect(reader)
         await on.world.settle()
-        speaker.say(abort(1))
+        speaker.client_sends(abort(1))
         await on.world.settle()
         assert [records_of(each.sent)[-1]["record"]["status"] for each in (speaker, reader)] == [
             "cancelled"
@@ -362,7 +363,7 @@ async def test_every_reader_receives_an_abort_and_the_end_of_its_turn() -> None:
 async def test_draining_sends_an_error_to_all_connections() -> None:
     async with bench([Stall()]) as on:
         silent, idle = MemoryWire(), MemoryWire()
-        idle.say(opening())
+        idle.client_sends(opening())
         tasks = [on.connect(silent), on.connect(idle)]
         await on.world.settle()
         on.among.drain(DrainingError("bye", retry_after_s=1.0))
@@ -383,7 +384,7 @@ async def test_draining_sends_an_error_to_all_connections() -> None:
 async def test_a_host_that_drains_by_itself_ends_its_readers() -> None:
     async with bench([Stall()]) as on:
         wire = MemoryWire()
-        wire.say(opening(), command())
+        wire.client_sends(opening(), command())
         task = on.connect(wire)
         await on.world.settle()
         on.host.drain()
@@ -449,19 +450,19 @@ def uncollected() -> Iterator[None]:
 async def test_an_ended_connection_leaves_nothing_in_memory(ending: str) -> None:
     async with bench(text("ok")) as on:
         wire = MemoryWire()
-        wire.say(opening(connection=1), command())
+        wire.client_sends(opening(connection=1), command())
         serving = on.connect(wire)
         await on.world.settle()
-        assert records_of(wire.heard("events"))[-1]["record"]["type"] == "turn_ended"
+        assert records_of(wire.sent_frames("events"))[-1]["record"]["type"] == "turn_ended"
         (kept,) = [weakref.ref(each) for each in on.among._open]
         match ending:
             case "hung up":
                 wire.hang_up()
             case "broke the protocol":
-                wire.say({"type": "nonsense"})
+                wire.client_sends({"type": "nonsense"})
             case "fenced":
                 newer = MemoryWire()
-                newer.say(opening(connection=2))
+                newer.client_sends(opening(connection=2))
                 on.connect(newer)
             case "fell silent":
                 wire.is_open.clear()

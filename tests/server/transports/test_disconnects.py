@@ -25,9 +25,9 @@ async def begin_turn(
     on: ConnectionBench, *, seqno: int = 0, connection: int = 1, **wish: float | None
 ) -> tuple[MemoryWire, asyncio.Task[object]]:
     wire = MemoryWire()
-    wire.say(opening(connection=connection, **(wish or {"cancel_after_s": GRACE_S})))
+    wire.client_sends(opening(connection=connection, **(wish or {"cancel_after_s": GRACE_S})))
     if not seqno:
-        wire.say(command())
+        wire.client_sends(command())
     task = on.connect(wire)
     await on.world.settle()
     return wire, task
@@ -46,7 +46,7 @@ async def is_live(host: Host) -> bool:
 async def test_the_turn_of_an_absent_client_is_stopped_and_all_readers_receive_it() -> None:
     async with bench([Stall()]) as on:
         reader = MemoryWire()
-        reader.say(opening(stream="", secret="", event_id="0-0"))
+        reader.client_sends(opening(stream="", secret="", event_id="0-0"))
         wire, task = await begin_turn(on)
         on.connect(reader)
         await lose(wire, task)
@@ -59,7 +59,7 @@ async def test_the_turn_of_an_absent_client_is_stopped_and_all_readers_receive_i
         assert last.status == "cancelled"
         assert any(
             event["record"]["type"] == "turn_ended"
-            for frame in reader.heard("events")
+            for frame in reader.sent_frames("events")
             for event in frame["events"]
         )
         assert await on.store.kv_list(NAMESPACE) == []
@@ -111,7 +111,7 @@ async def test_the_next_connection_lifts_a_policy_that_only_its_predecessor_had(
         await begin_turn(on, seqno=1, connection=3, cancel_after_s=None)
         await on.world.advance(GRACE_S * 2)
         assert await is_live(on.host)
-        assert (wire.heard("error")[0]["code"], task.done()) == ("stream_fenced", True)
+        assert (wire.sent_frames("error")[0]["code"], task.done()) == ("stream_fenced", True)
 
 
 @spec("STREAM-55")
@@ -136,7 +136,7 @@ async def test_a_client_that_reconnects_to_another_process_keeps_its_turn() -> N
 async def test_a_client_that_closes_its_connection_leaves_its_turn_running_and_no_entry() -> None:
     async with bench([Stall()]) as on:
         wire, task = await begin_turn(on)
-        wire.say({"type": "close"})
+        wire.client_sends({"type": "close"})
         assert await ended(on.running[0]) == ""
         await on.world.settle()
         assert (task.done(), await on.store.kv_list(NAMESPACE)) == (True, [])

@@ -53,7 +53,7 @@ async def two_servers() -> AsyncIterator[tuple[ConnectionBench, ConnectionBench]
 
 async def connected(on: ConnectionBench, number: int, *said: dict[str, object]) -> MemoryWire:
     wire = MemoryWire()
-    wire.say(opening(connection=number), *said)
+    wire.client_sends(opening(connection=number), *said)
     on.connect(wire)
     await on.world.settle()
     return wire
@@ -66,23 +66,23 @@ async def takings(on: ConnectionBench) -> list[int]:
 
 
 def code(wire: MemoryWire) -> str:
-    return "".join(each["code"] for each in wire.heard("error"))
+    return "".join(each["code"] for each in wire.sent_frames("error"))
 
 
 @spec("STREAM-8", "STREAM-102")
 async def test_a_newer_connection_ends_the_older_one_at_another_server_before_any_command() -> None:
     async with two_servers() as (one, other):
         first = await connected(one, 1, command())
-        assert first.heard("ack")
+        assert first.sent_frames("ack")
         second = await connected(other, 2)
         assert (code(first), await ended(one.running[0])) == ("stream_fenced", "stream_fenced")
         third = await connected(one, 3)
         assert (code(second), await ended(other.running[0])) == ("stream_fenced", "stream_fenced")
         assert code(third) == ""
         assert await takings(one) == [2, 3]
-        third.say(abort(1))
+        third.client_sends(abort(1))
         await one.world.settle()
-        assert third.heard("ack") == [{"type": "ack", "seqno": 1}]
+        assert third.sent_frames("ack") == [{"type": "ack", "seqno": 1}]
 
 
 @spec("STREAM-101")
@@ -90,7 +90,7 @@ async def test_the_older_connection_receives_no_event_after_the_takeover_record(
     async with two_servers() as (one, other):
         first = await connected(one, 1, command())
         await connected(other, 2)
-        told = [each["record"]["type"] for frame in first.heard("events") for each in frame["events"]]
+        told = [each["record"]["type"] for frame in first.sent_frames("events") for each in frame["events"]]
         assert told[-1] == "attempt_started"
 
 
@@ -100,16 +100,16 @@ async def test_a_delayed_connection_finds_the_newer_one_in_the_journal() -> None
         await connected(other, 2, command())
         late = await connected(one, 1)
         assert code(late) == "stream_fenced"
-        assert late.heard("welcome") == []
+        assert late.sent_frames("welcome") == []
 
 
 @spec("STREAM-101")
 async def test_the_first_command_of_a_newer_connection_ends_one_that_came_before_any_command() -> None:
     async with two_servers() as (one, other):
         older = await connected(other, 1)
-        assert (await connected(one, 2, command())).heard("ack")
+        assert (await connected(one, 2, command())).sent_frames("ack")
         assert (code(older), await ended(other.running[0])) == ("stream_fenced", "stream_fenced")
-        assert older.heard("events") == []
+        assert older.sent_frames("events") == []
         assert await takings(one) == [], "the record that opens the stream says it"
 
 
@@ -139,7 +139,7 @@ async def test_a_single_server_writes_nothing_for_a_connection_that_sends_nothin
         await connected(on, 2)
         assert await on.world.live_through(takings(on)) == []
         wire = await connected(on, 3, abort(1))
-        assert wire.heard("ack") == [{"type": "ack", "seqno": 1}]
+        assert wire.sent_frames("ack") == [{"type": "ack", "seqno": 1}]
         assert await takings(on) == [3], "a command says it by itself"
 
 

@@ -150,7 +150,7 @@ class TwoNodes:
         elif isinstance(store, MemoryStore):
             self.memory.kill(store.node)
 
-    async def look(self) -> object:
+    async def read_all(self) -> object:
         store = self.stores[0]
         return [
             [line async for line in store.list()],
@@ -168,7 +168,7 @@ def test_sqlite_returns_the_same_results_as_memory(folders: Path, story: list[tu
         for store in world.stores:
             await store.open()
         try:
-            return [(await world.do(*step), await world.look()) for step in story]
+            return [(await world.do(*step), await world.read_all()) for step in story]
         finally:
             for store in world.stores:
                 await store.close()

@@ -50,14 +50,14 @@ class Tables:
         return list(found[query])
 
     @contextlib.contextmanager
-    def seen(self) -> Iterator[WatcherView]:
+    def view(self) -> Iterator[WatcherView]:
         yield WatcherView(self.rows)
 
 
 @contextlib.asynccontextmanager
 async def _watching(folder: Path, tables: Tables):  # type: ignore[no-untyped-def] # noqa: ANN202 - contextlib's
     lock = NodeLock(folder, "us")
-    watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.seen, World())
+    watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.view, World())
     watcher.start()
     try:
         async with asyncio.timeout(WAIT_S):

@@ -79,15 +79,15 @@ class ToyFile:
         beside = self.path.with_suffix(".new")
         beside.write_bytes(msgspec.msgpack.encode(self.content))
         beside.replace(self.path)
-        self.tell()
+        self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
     def kill(self, node: str) -> None:
         self.living.discard(node)
-        self.tell()
+        self.notify()
 
     def number(self) -> int:
         self.content.numbers += 1
@@ -170,7 +170,7 @@ class ToyStore(ToyReader, Store):
     async def open(self) -> None:
         self.node = self.node or self._world.new_id("node")
         self.place.living.add(self.node)
-        self.place.tell()
+        self.place.notify()
 
     async def close(self) -> None:
         self.place.kill(self.node)
@@ -278,7 +278,7 @@ class ToyStore(ToyReader, Store):
         command = self.place.commands[number] = Command(
             ForwardedCommand(number, session, body, self.node), self.node
         )
-        self.place.tell()
+        self.place.notify()
         try:
             return await command.answer
         finally:
