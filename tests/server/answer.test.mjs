@@ -28,7 +28,7 @@ function told(...records) {
 
 const lastOf = (...records) => told(...records).at(-1);
 
-test("words gather, and thinking is none of them", () => {
+test("text deltas are concatenated, and thinking is not part of the answer", () => {
   const thought = delta("hm", { kind: "thinking" });
   assert.deepEqual(told(begun, attempt(1), thought, delta("a"), delta("b"), whole(words("ab")), ended()).slice(2), [
     ["", false, ""],
@@ -39,7 +39,7 @@ test("words gather, and thinking is none of them", () => {
   ]);
 });
 
-test("words that a new attempt repeats add nothing, and it goes on behind them", () => {
+test("text that a new attempt repeats is not added again, and the rest follows it", () => {
   assert.deepEqual(
     told(begun, attempt(1), delta("one "), delta("two "), attempt(2), delta("one two "), delta("three")).slice(4),
     [
@@ -51,20 +51,20 @@ test("words that a new attempt repeats add nothing, and it goes on behind them",
   assert.deepEqual(lastOf(begun, attempt(1), delta("ab"), attempt(2), delta("a"), delta("bc")), ["c", false, "abc"]);
 });
 
-test("the first word that differs replaces the void ones", () => {
+test("the first different word replaces the text of the failed attempt", () => {
   const cut = [begun, attempt(1), delta("one "), delta("two "), attempt(2), delta("one ")];
   assert.deepEqual(lastOf(...cut, delta("more")), ["one more", true, "one more"]);
   assert.deepEqual(lastOf(...cut, attempt(3), delta("zero")), ["zero", true, "zero"]);
 });
 
-test("a new attempt that is shorter leaves nothing of the void one", () => {
+test("a shorter new attempt leaves nothing of the failed one", () => {
   const cut = [begun, attempt(1), delta("one "), delta("two"), attempt(2), delta("one ")];
   assert.deepEqual(lastOf(...cut, whole(words("one "))), ["one ", true, "one "]);
   assert.deepEqual(lastOf(...cut, ended("cancelled")), ["one ", true, "one "]);
   assert.deepEqual(lastOf(begun, attempt(1), delta("a"), attempt(2), ended("failed")), ["", true, ""]);
 });
 
-test("an attempt that is continued keeps its words", () => {
+test("a continued attempt keeps its text", () => {
   const continued = { type: "attempt_continued", turn: 1, response: 1, attempt: 1, number: 1 };
   assert.deepEqual(lastOf(begun, attempt(1), delta("a"), continued, delta("b")), ["b", false, "ab"]);
 });
@@ -83,17 +83,17 @@ test("two responses are two paragraphs, and a cut second one leaves the first", 
   ]);
 });
 
-test("a tool of the upstream's parts what stands around it, live and whole", () => {
+test("an upstream call separates the texts around it, live and complete", () => {
   const call = { type: "upstream_call", id: "u", name: "grep" };
   const live = [begun, attempt(1), delta("a"), delta("", { call, kind: "thinking" }), delta("b")];
   assert.deepEqual(lastOf(...live, whole(words("a"), call, words("b"))), ["", false, "a\n\nb"]);
 });
 
-test("who joins in the middle has the whole response when it is whole", () => {
+test("a reader that joins in the middle has the whole response when it is complete", () => {
   assert.deepEqual(lastOf(delta("two"), whole(words("one two"))), ["one two", true, "one two"]);
 });
 
-test("a snapshot in which another turn is the newest one has no text of the answer", () => {
+test("a snapshot whose newest turn is another one has no text of the answer", () => {
   const reader = new AnswerText();
   const session = { turns: 2, history: [{ type: "step", response: { parts: [{ type: "text", text: "of another" }] } }] };
   const of = (turn) => reader.take({ type: "snapshot", id: "1-9", session, turn });
@@ -101,7 +101,7 @@ test("a snapshot in which another turn is the newest one has no text of the answ
   assert.deepEqual([of(2).transcript, of(null).transcript], ["of another", "of another"]);
 });
 
-test("a snapshot stands for the answer so far, and the next turn begins anew", () => {
+test("a snapshot has the answer so far, and the next turn starts empty", () => {
   const user = (text) => ({ type: "user", parts: [words(text)] });
   const step = { type: "step", response: { parts: [words("first")] } };
   const session = { history: [user("hi"), step], running: { said: { parts: [words("sec")] } } };
@@ -114,7 +114,7 @@ test("a snapshot stands for the answer so far, and the next turn begins anew", (
   assert.deepEqual(lastOf({ ...shown, session: { history: [user("hi"), step, user("more")] } }).slice(1), [true, ""]);
 });
 
-test("only a turn that completed has an answer; every other end throws its reason", () => {
+test("only a completed turn has an answer; every other end throws its reason", () => {
   const last = (record) => ({ ...event(record), transcript: "so far" });
   assert.equal(completedText("s", last(ended())), "so far");
   const failed = last(ended("failed", { code: "model_rejected", message: "no such model" }));

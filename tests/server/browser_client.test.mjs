@@ -57,7 +57,7 @@ function textsOf(taken) {
   return taken.events.map((event) => event.record?.text);
 }
 
-test("a command is asked to be written before any frame carries it", () => {
+test("a command is stored before any frame carries it", () => {
   const { stream, written, opening } = saying();
   assert.deepEqual(written[0], { op: "secret", value: { key: "k", secret: "x" } });
   const command = written.find((write) => write.op === "command");
@@ -70,7 +70,7 @@ test("a command is asked to be written before any frame carries it", () => {
   assert.equal(JSON.stringify(stream.record()).includes("secret"), false);
 });
 
-test("playback after a reconnect sends the very same string, and only what is not acknowledged", () => {
+test("playback after a reconnect sends exactly the same strings, and only the unacknowledged ones", () => {
   const { stream } = saying();
   stream.abort(0, NOW);
   const [abort] = stream.take().frames;
@@ -82,7 +82,7 @@ test("playback after a reconnect sends the very same string, and only what is no
   assert.deepEqual(stream.take().frames, []);
 });
 
-test("asking twice to stop is asking once, also in the next life", () => {
+test("stopping twice is stopping once, also in the next life", () => {
   const { stream, written } = saying();
   stream.abort(0, NOW);
   stream.abort(0, NOW);
@@ -93,7 +93,7 @@ test("asking twice to stop is asking once, also in the next life", () => {
   assert.equal(next.nextSeqno, 2);
 });
 
-test("a command whose ack was lost is dropped when the welcome counts it", () => {
+test("a command with a lost ack is dropped when the welcome counts it", () => {
   const { stream } = saying({}, welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }));
   const taken = stream.take();
   assert.deepEqual(taken.frames, []);
@@ -113,7 +113,7 @@ function knowing() {
   return stream;
 }
 
-test("when the newest epoch began is kept, and one that began another time shows a server that was set back", () => {
+test("the start of the newest epoch is stored, and another start reveals a rolled-back server", () => {
   const kept = knowing().record();
   assert.deepEqual(kept.known, { epoch: 1, beganAt: 10.5 });
   for (const [began_at, code] of [
@@ -129,7 +129,7 @@ test("when the newest epoch began is kept, and one that began another time shows
   }
 });
 
-test("an epoch that begins another time among the events shows it too, and a server that says nothing is believed", () => {
+test("another start of an epoch among the events reveals it too, and a server without a start time is trusted", () => {
   const epoch = (number, at) => ({ type: "epoch_started", epoch: number, owner: "x", at });
   const first = knowing();
   first.receive(events(["2-5", epoch(2, 20)]), NOW);
@@ -171,7 +171,7 @@ test("acks of single commands make room for the next ones, and hide no command w
   assert.deepEqual([isBroken(), isBroken(), isBroken()], [false, false, true]);
 });
 
-test("a new stream claims no commands, so that a server which never heard of it lets it in", () => {
+test("a new stream claims no commands, so that a server without it accepts it", () => {
   const { opening } = saying({ cursor: "1-7" });
   assert.deepEqual(JSON.parse(opening[0]), {
     type: "open",
@@ -185,7 +185,7 @@ test("a new stream claims no commands, so that a server which never heard of it 
   });
 });
 
-test("events are applied once, by id, however often they come", () => {
+test("events are applied once, by id, however often they arrive", () => {
   const { stream } = saying();
   stream.take();
   stream.receive(events(["1-2", accepted()], ["1-3", delta("a")]), NOW);
@@ -194,7 +194,7 @@ test("events are applied once, by id, however often they come", () => {
   assert.equal(stream.cursor, "1-4");
 });
 
-test("a hole in the positions means reconnect, and nothing after the hole is applied", () => {
+test("a gap in the positions causes a reconnect, and nothing after the gap is applied", () => {
   const { stream } = saying();
   stream.take();
   assert.equal(stream.receive(events(["1-2", accepted()], ["1-4", delta("b")]), NOW), true);
@@ -202,13 +202,13 @@ test("a hole in the positions means reconnect, and nothing after the hole is app
   assert.equal(stream.cursor, "1-2");
 });
 
-test("an old position under a new epoch is no duplicate but another line", () => {
+test("an old position under a new epoch is no duplicate but another timeline", () => {
   const { stream } = saying();
   stream.receive(events(["1-2", accepted()]), NOW);
   assert.equal(stream.receive(events(["2-2", delta("x")]), NOW), true);
 });
 
-test("gone moves the cursor back, says so, and what follows is applied from there", () => {
+test("gone moves the cursor back with an event, and later events are applied from there", () => {
   const { stream } = saying(
     { cursor: "1-9" },
     welcome({ resume_from: "0-0", event_id: "2-2", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
@@ -221,7 +221,7 @@ test("gone moves the cursor back, says so, and what follows is applied from ther
   assert.equal(first.id, "2-1");
 });
 
-test("a snapshot takes the place of what came before, and what follows is applied behind it", () => {
+test("a snapshot replaces all earlier events, and later ones are applied after it", () => {
   const { stream } = saying({ cursor: "1-2" }, welcome({ resume_from: "1-7", event_id: "1-9", acked: 1 }));
   stream.receive('{"type":"gone","resume_from":"1-7","reason":"not kept","oldest":8,"has_snapshot":true}', NOW);
   stream.receive('{"type":"snapshot","event_id":"1-7","session":{"turns":1}}', NOW);
@@ -233,7 +233,7 @@ test("a snapshot takes the place of what came before, and what follows is applie
   assert.equal(stream.phase, "live");
 });
 
-test("a stream whose turn had ended where the snapshot stands ends with it, and not before", () => {
+test("a stream whose turn had ended at the snapshot ends with it, and not before", () => {
   const { stream } = saying(
     { cursor: "1-2" },
     welcome({ resume_from: "1-9", event_id: "1-9", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
@@ -246,7 +246,7 @@ test("a stream whose turn had ended where the snapshot stands ends with it, and 
   assert.deepEqual(stream.take().writes.at(-1), { op: "delete", key: "k" });
 });
 
-test("the end of its own turn ends the stream, which is forgotten when it was handled", () => {
+test("the end of its own turn ends the stream, which is deleted when it was handled", () => {
   const { stream } = saying();
   stream.receive('{"type":"ack","seqno":0}', NOW);
   stream.take();
@@ -267,7 +267,7 @@ test("the end of its own turn ends the stream, which is forgotten when it was ha
   assert.deepEqual(stream.take().writes, [{ op: "delete", key: "k" }]);
 });
 
-test("a stream taken up after its turn had ended ends at once", () => {
+test("a stream resumed after the end of its turn ends at once", () => {
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
   const stream = new Stream(kept, NOW);
   open(stream);
@@ -276,7 +276,7 @@ test("a stream taken up after its turn had ended ends at once", () => {
   assert.equal(stream.error, null);
 });
 
-test("a stream whose turn was over when it was taken up ends with what was there then, whatever runs now", () => {
+test("a stream whose turn was over when it was resumed ends with the events of that moment, whatever runs now", () => {
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
   const stream = new Stream(kept, NOW);
   open(stream);
@@ -293,7 +293,7 @@ test("another client's turn on the same session does not end the stream", () => 
   assert.equal(stream.phase, "live");
 });
 
-test("refusals that will not change end the stream with their code", () => {
+test("permanent refusals end the stream with their code", () => {
   for (const code of ["session_busy", "unauthorized", "stream_fenced", "malformed_frame"]) {
     const { stream } = saying();
     stream.receive(
@@ -312,7 +312,7 @@ test("refusals that will not change end the stream with their code", () => {
   }
 });
 
-test("a secret that was refused is not shown again, and another one is", () => {
+test("a refused secret is not presented again, and another one is", () => {
   const refusal = { type: "error", code: "wrong_secret", message: "no", retry: "never" };
   const onALine = (stream) => stream.receive(JSON.stringify(refusal), NOW) && stream.endConnection(0, NOW);
   const overHttp = (stream) => stream.endConnection(0, NOW, { error: new MidstreamError("wrong_secret", "no") });
@@ -347,7 +347,7 @@ test("a changed secret that is refused, too, ends the stream; a welcome in betwe
   }
 });
 
-test("a server that drains is tried again, not before it says", () => {
+test("a draining server is retried, and not before its delay", () => {
   const { stream } = saying();
   const refusal = { type: "error", code: "draining", message: "bye", retry: "later", retry_after_s: 3 };
   assert.equal(stream.receive(JSON.stringify(refusal), NOW), true);
@@ -356,7 +356,7 @@ test("a server that drains is tried again, not before it says", () => {
   assert.equal(stream.deadlineAt, NOW + 3000);
 });
 
-test("what was stopped is not tried for longer than half a minute, once the server has the stop", () => {
+test("a stopped turn is followed for no longer than half a minute, once the server has the stop", () => {
   const { stream } = saying();
   stream.abort(0, NOW);
   const failAt = (now) => {
@@ -374,7 +374,7 @@ test("what was stopped is not tried for longer than half a minute, once the serv
   assert.deepEqual([stream.phase, stream.error.code, stream.isStored], ["ended", "connection_lost", true]);
 });
 
-test("a stop waits for the next try only as long as the server asked", () => {
+test("a stop waits for the next attempt only for the delay that the server requested", () => {
   for (const [askedMs, dueMs] of [
     [0, 0],
     [5000, 5000],
@@ -393,7 +393,7 @@ test("a stop waits for the next try only as long as the server asked", () => {
   }
 });
 
-test("a degraded server is told once and never tried again", () => {
+test("a degraded server is reported once and never retried", () => {
   const { stream } = saying({}, welcome({ is_degraded: true, reason: "memory only" }));
   assert.equal(
     stream.take().writes.some((write) => write.op === "delete"),
@@ -405,7 +405,7 @@ test("a degraded server is told once and never tried again", () => {
   assert.equal(stream.error.code, "connection_lost");
 });
 
-test("a server that forgot acknowledged commands is a lost stream, not a silent new one", () => {
+test("a server that lost acknowledged commands is a lost stream, not a silent new one", () => {
   const stream = new Stream(
     { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 },
     NOW,
@@ -432,7 +432,7 @@ test("a heartbeat that is ahead twice means a lost event", () => {
   assert.equal(stream.receive('{"type":"heartbeat","event_id":"1-2"}', NOW), true);
 });
 
-test("the first reconnect is at once, later ones wait up to 1, 2, 4 .. 30 s, progress starts over", () => {
+test("the first reconnect is immediate, later ones wait up to 1, 2, 4 .. 30 s, progress starts over", () => {
   assert.deepEqual(
     [0, 1, 2, 3, 6, 99].map((failures) => backoffMs(failures, 0)),
     [0, 1000, 2000, 4000, 30000, 30000],
@@ -453,7 +453,7 @@ test("the first reconnect is at once, later ones wait up to 1, 2, 4 .. 30 s, pro
   assert.equal(stream.deadlineAt, NOW);
 });
 
-test("no pause is longer than the server was away, also after short ones by chance", () => {
+test("no pause is longer than the outage, also after short random ones", () => {
   const { stream } = saying();
   let now = NOW;
   for (let failures = 0; failures < 6; failures += 1) {
@@ -466,7 +466,7 @@ test("no pause is longer than the server was away, also after short ones by chan
   assert.equal(stream.deadlineAt, now + 1000);
 });
 
-test("whatever comes off the wire, receive does not throw", () => {
+test("receive does not throw for any input", () => {
   const noise = [
     "",
     "{",
@@ -486,14 +486,14 @@ test("whatever comes off the wire, receive does not throw", () => {
   assert.deepEqual(parseEventId("0"), parseEventId("0-0"));
 });
 
-test("a message larger than a frame is refused with nothing changed", () => {
+test("a message larger than a frame is refused without any change", () => {
   const stream = new Stream({ session: "s", key: "k" }, NOW);
   assert.throws(() => stream.send("é".repeat(600_000), NOW), { code: "frame_too_large" });
   assert.equal(stream.isAcknowledged, true);
   assert.deepEqual(stream.take().writes, []);
 });
 
-test("what is past the look-back, or half of something, is forgotten", () => {
+test("a stream beyond the look-back, or an incomplete one, is deleted", () => {
   const fresh = { key: "a", acked: 1, nextSeqno: 1, touchedAt: NOW };
   const old = { ...fresh, key: "b", touchedAt: NOW - LOOK_BACK_MS - 1 };
   const empty = { ...fresh, key: "c", acked: 0, nextSeqno: 0 };
@@ -613,7 +613,7 @@ function seeded(seed) {
   return () => (state = (state * 1103515245 + 12345) % 2147483648) / 2147483648;
 }
 
-test("a turn arrives whole and once, wherever the connection is cut", async () => {
+test("a turn arrives complete and once, wherever the connection is cut", async () => {
   for (let seed = 1; seed <= 60; seed += 1) {
     const chance = seeded(seed);
     const server = new SmallServer();
@@ -630,7 +630,7 @@ test("a turn arrives whole and once, wherever the connection is cut", async () =
   }
 });
 
-test("nothing is sent before it is written down", async () => {
+test("nothing is sent before it is stored", async () => {
   const server = new SmallServer();
   const storage = new MemoryStorage();
   const order = [];
@@ -652,7 +652,7 @@ test("nothing is sent before it is written down", async () => {
   client.close();
 });
 
-test("a message that was written but never sent is sent by the next page", async () => {
+test("a message that was stored but never sent is sent by the next page", async () => {
   const storage = new MemoryStorage();
   const dead = { makeSocket: () => ({ close() {}, send() {} }) };
   const first = await connect({ url: "http://x", storage, ...dead });
@@ -675,7 +675,7 @@ test("a message that was written but never sent is sent by the next page", async
   assert.equal(await second.findUnsent("s"), null);
 });
 
-test("the page after a reload goes on after the last event it had shown", async () => {
+test("the page after a reload continues after the last event it had shown", async () => {
   const server = new SmallServer();
   const storage = new MemoryStorage();
   const first = await clientOf(server, { storage });
@@ -702,7 +702,7 @@ test("the page after a reload goes on after the last event it had shown", async 
   assert.deepEqual(next, all.slice(9));
 });
 
-test("leaving the loop detaches: the message still arrives and nothing is kept", async () => {
+test("leaving the loop detaches: the message still arrives and nothing is stored", async () => {
   const server = new SmallServer();
   const storage = new MemoryStorage();
   const client = await clientOf(server, { storage });
@@ -714,7 +714,7 @@ test("leaving the loop detaches: the message still arrives and nothing is kept",
   assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });
 });
 
-test("a storage that refuses ends the stream before anything is sent", async () => {
+test("a failing storage ends the stream before anything is sent", async () => {
   const server = new SmallServer();
   const storage = {
     isDurable: true,
@@ -727,7 +727,7 @@ test("a storage that refuses ends the stream before anything is sent", async () 
   assert.deepEqual(server.received, []);
 });
 
-test("a cut is reported, waits as long as asked, and goes on", async () => {
+test("a cut is reported, waits for the requested delay, and the stream continues", async () => {
   const server = new SmallServer();
   const phases = [];
   const client = await clientOf(server, {
@@ -742,7 +742,7 @@ test("a cut is reported, waits as long as asked, and goes on", async () => {
   assert.deepEqual(phases, ["connecting", "live", "waiting", "connecting", "live", "ended"]);
 });
 
-test("a follower sees what others cause, and stops when its loop is left", async () => {
+test("a follower receives the events of other clients, and stops when its loop is left", async () => {
   const server = new SmallServer();
   const client = await clientOf(server);
   const follower = client.follow("s", "1-1");
@@ -757,7 +757,7 @@ test("a follower sees what others cause, and stops when its loop is left", async
   speaker.detach();
 });
 
-test("a reader that does not keep up costs its place and no memory: the rest is asked for later", async () => {
+test("a slow reader holds its position and no memory: the rest is requested later", async () => {
   const server = new SmallServer();
   for (let number = 0; number < 20_000; number += 1) server.journal.push(delta(`${number} `));
   server.tell = (socket, frame) => setImmediate(() => socket.onmessage?.({ data: JSON.stringify(frame) }));
@@ -780,7 +780,7 @@ test("a reader that does not keep up costs its place and no memory: the rest is 
   assert.equal(sockets > 1, true);
 });
 
-test("a server has one address, and what is none is refused at once", async () => {
+test("a server has one address, and an invalid one is refused at once", async () => {
   const addressed = { "https://host/agents/": "wss://host/agents", "ws://host:1": "ws://host:1", "HTTP://host/?x#y": "ws://host" };
   for (const [url, base] of Object.entries(addressed)) {
     const made = [];
@@ -794,7 +794,7 @@ test("a server has one address, and what is none is refused at once", async () =
     await assert.rejects(connect({ url, storage: new MemoryStorage() }), { code: "usage" });
 });
 
-test("keys and secrets are random and as long as they should be", () => {
+test("keys and secrets are random and long enough", () => {
   assert.equal(Buffer.from(randomText(32), "base64url").length, 32);
   assert.notEqual(randomText(16), randomText(16));
 });
@@ -807,7 +807,7 @@ function payloadOf(first) {
   return JSON.parse(stream.take().writes.find(({ op }) => op === "command").value.frame).payload;
 }
 
-test("what a person says beside messages has its form on the wire", () => {
+test("answers, resumes and withdrawals have their form on the wire", () => {
   const answer = { turn: 1, response: 2, call_id: "c", digest: "d", choice: "allow", arguments: "{}" };
   assert.deepEqual(payloadOf((stream) => stream.answer(answer, NOW)), { type: "answer", ...answer });
   assert.deepEqual(payloadOf((stream) => stream.resume(0, NOW)), { type: "resume" });
@@ -817,7 +817,7 @@ test("what a person says beside messages has its form on the wire", () => {
   assert.equal(payloadOf((stream) => stream.send("hi", NOW, "refuse")).when_busy, "refuse");
 });
 
-test("an answer names what the question named, and nothing else of it", async () => {
+test("an answer names the call of its question, and no other", async () => {
   const server = new SmallServer();
   const client = await clientOf(server);
   const question = { type: "question_asked", turn: 1, response: 1, call_id: "c", digest: "d", kind: "approval", at: 1 };
@@ -853,7 +853,7 @@ test("the stream of a queued message lives until its own turn has ended", () => 
   assert.deepEqual([stream.phase, stream.error], ["ended", null]);
 });
 
-test("a stop reaches somebody else's turn past a message of one's own that waits for it", async () => {
+test("a stop reaches the turn of another client past a queued message of one's own", async () => {
   class Queueing extends SmallServer {
     said = [];
     accept(socket, { seqno, payload }) {
@@ -876,7 +876,7 @@ test("a stop reaches somebody else's turn past a message of one's own that waits
   client.close();
 });
 
-test("a message that was withdrawn ends its stream, and another one does not", () => {
+test("a withdrawn message ends its stream, and another one does not", () => {
   const { stream } = saying();
   const withdrawn = { type: "message_withdrawn", number: 1, at: 1 };
   stream.receive(events(["1-2", { ...withdrawn, stream: "other" }]), NOW);
@@ -885,7 +885,7 @@ test("a message that was withdrawn ends its stream, and another one does not", (
   assert.deepEqual([stream.phase, stream.error], ["ended", null]);
 });
 
-test("a stream that resumes has the turn that goes on", () => {
+test("a stream that resumes a turn follows that turn", () => {
   const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: "1-1" }, NOW);
   stream.resume(0, NOW);
   open(stream);
@@ -896,7 +896,7 @@ test("a stream that resumes has the turn that goes on", () => {
   assert.equal(stream.phase, "ended");
 });
 
-test("a tab that is owed a snapshot keeps its own connection until the snapshot has come", async () => {
+test("a tab that is due a snapshot keeps its own connection until the snapshot has arrived", async () => {
   const held = Object.getOwnPropertyDescriptor(globalThis, "navigator");
   const locks = { request: () => new Promise(() => {}) }; // another tab leads
   Object.defineProperty(globalThis, "navigator", { value: { locks }, configurable: true });
@@ -923,7 +923,7 @@ test("a tab that is owed a snapshot keeps its own connection until the snapshot 
   }
 });
 
-test("what somebody else answers is judged by its status, and a server's own words by what they say", async () => {
+test("a response of a foreign program is judged by its status, and a server's own by its code", async () => {
   const ours = (code, more) => JSON.stringify({ type: `urn:midstream:error:${code}`, code, ...more });
   const foreign = '{"code":"UNAVAILABLE","detail":"no healthy upstream"}';
   const cases = [
@@ -940,7 +940,7 @@ test("what somebody else answers is judged by its status, and a server's own wor
   }
 });
 
-test("who answers where the server was will go again, and who never met it is told", async () => {
+test("an error page in the place of a known server is retried, and for an unknown server it is reported", async () => {
   const missing = await refusalOf(new Response("404 page not found", { status: 404 }));
   const stranger = new Stream({ session: "s", key: "k", secret: "x", cursor: null }, NOW);
   open(stranger);
@@ -972,7 +972,7 @@ test("a bug of the server ends the stream at once, over each transport, and the 
   }
 });
 
-test("a stall budget below the interval of heartbeats is kept: what the turn waits for is requested", () => {
+test("a stall budget below the heartbeat interval is kept: the reason of the wait is requested", () => {
   for (const [waiting_on, isStalled] of [["tool", true], ["person", false]]) {
     const kept = { session: "s", key: "k", secret: "x", cursor: null };
     const stream = new Stream(kept, NOW, { stallAfterMs: 3000 });
@@ -990,7 +990,7 @@ test("a stall budget below the interval of heartbeats is kept: what the turn wai
   }
 });
 
-test("a lost command costs what stood in it: an outcome of no call has its number, unless the server has the command", () => {
+test("a lost command costs only its content: an outcome of no call takes its number, unless the server has the command", () => {
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-3", life: 0, turn: 1, acked: 1, nextSeqno: 3 };
   const abort = { seqno: 2, frame: '{"type":"command","seqno":2,"payload":{"type":"cancel"}}' };
   for (const lost of [[], [{ seqno: 1, frame: "{" }]]) {

@@ -46,7 +46,7 @@ async function afterHarm(harm, lost = {}) {
   return { client: await connect({ url: "http://x", storage, makeSocket }), storage, said };
 }
 
-test("commands that cannot be read any more are never skipped: that is told, with the session as it is", async () => {
+test("unreadable commands are never skipped: that is reported, with the current session", async () => {
   for (const frame of [undefined, "{", '{"type":"command","seqno":7}']) {
     const harm = ({ commands: [command] }) =>
       frame ? [{ op: "command", value: { ...command, frame } }] : [{ op: "acked", key: command.key, accepted: 1 }];
@@ -63,7 +63,7 @@ test("commands that cannot be read any more are never skipped: that is told, wit
   }
 });
 
-test("a stream whose secret is gone, and its session's, is shown in the same way", async () => {
+test("a stream with a lost secret, its own and its session's, is shown in the same way", async () => {
   const { client } = await afterHarm(
     ({ streams: [stream], commands: [command] }) => [
       { op: "delete", key: stream.key },
@@ -79,7 +79,7 @@ test("a stream whose secret is gone, and its session's, is shown in the same way
   assert.deepEqual(told, ["lost", "snapshot", "record"]);
 });
 
-test("numbers of connections go on above those of the page before, and are written down first", async () => {
+test("numbers of connections continue above those of the page before, and are stored first", async () => {
   const first = new Stream({ session: "s", key: "k", secret: "x" }, NOW);
   first.send("hi", NOW);
   open(first);
@@ -133,7 +133,7 @@ async function until(isSo) {
 const keptOf = (storage, session) => storage.updateSecret("http://x", session, (kept) => kept);
 const WELCOME = { type: "welcome", event_id: "1-9", resume_from: "1-9", acked: 0, status: "completed" };
 
-test("a session has one secret, whichever tab asks first, for its streams, readers and sub-agents", async (t) => {
+test("a session has one secret, whichever tab needs it first, for its streams, readers and sub-agents", async (t) => {
   const storage = new MemoryStorage();
   const [one, other] = [await silent(t, storage), await silent(t, storage)];
   const [secret, same] = await Promise.all([one.client.secret("s"), other.client.secret("s")]);
@@ -147,7 +147,7 @@ test("a session has one secret, whichever tab asks first, for its streams, reade
   for (const { opened } of [one, other]) assert.equal((await opened).secret, secret);
 });
 
-test("a reader shows what is known, or a word in its place, and draws nothing", async (t) => {
+test("a reader presents the stored secret, or a viewer token in its place, and creates none", async (t) => {
   const storage = new MemoryStorage();
   const [one, other] = [await silent(t, storage), await silent(t, storage)];
   one.client.follow("s");
@@ -167,7 +167,7 @@ async function leftBehind(writes) {
   return storage;
 }
 
-test("a stream that began with a secret of its own keeps it, and shows the session's beside it", async (t) => {
+test("a stream that began with its own secret keeps it, and presents the session's beside it", async (t) => {
   const storage = await leftBehind([{ op: "secret", value: { key: "k", secret: "own" } }]);
   const first = await silent(t, storage);
   await first.client.resumeInterrupted();
@@ -181,7 +181,7 @@ test("a stream that began with a secret of its own keeps it, and shows the sessi
   assert.deepEqual([opened.secret, opened.old_secret], ["told", "own"]);
 });
 
-test("a page that died before it kept its stream's secret goes on by the session's", async (t) => {
+test("a stream whose page died before it stored the secret continues with the session's", async (t) => {
   const storage = await leftBehind([]);
   const { client, opened } = await silent(t, storage);
   await client.keepSecret("s", "told");
@@ -190,7 +190,7 @@ test("a page that died before it kept its stream's secret goes on by the session
   assert.equal((await opened).secret, "told");
 });
 
-test("a session's secret is kept where the server encrypts the session under it, and nowhere else", async (t) => {
+test("a session's secret is stored where the server encrypts the session under it, and nowhere else", async (t) => {
   for (const is_encrypted of [true, false]) {
     const storage = new MemoryStorage();
     const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted }] });
@@ -212,7 +212,7 @@ test("a session's secret is kept where the server encrypts the session under it,
   }
 });
 
-test("a session that needed no secret, and is begun anew where it needs one, is not lost", async (t) => {
+test("a session that needed no secret, and begins again where it needs one, is not lost", async (t) => {
   const storage = new MemoryStorage();
   let is_encrypted = false;
   const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted }] });
@@ -227,7 +227,7 @@ test("a session that needed no secret, and is begun anew where it needs one, is 
   assert.equal(await client.secret("s"), secret);
 });
 
-test("a secret that another tab has changed is shown with the next connection, by all who are there", async (t) => {
+test("a secret changed by another tab is presented with the next connection of every tab", async (t) => {
   const storage = new MemoryStorage();
   const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted: true }] });
   const live = [client.send("s", "hello"), client.follow("s", "1-1")];
@@ -241,7 +241,7 @@ test("a secret that another tab has changed is shown with the next connection, b
   assert.deepEqual(shown.map(({ secret, old_secret }) => [secret, old_secret]), [["changed", before], ["changed", undefined]]);
 });
 
-test("a stream whose secret was changed while it was shown goes on, and one that has no other ends", async (t) => {
+test("a stream whose secret was changed while it was presented continues, and one without another secret ends", async (t) => {
   const storage = new MemoryStorage();
   const refusal = { type: "error", code: "wrong_secret", message: "no", retry: "never" };
   let isChanged = false;
@@ -264,7 +264,7 @@ test("a stream whose secret was changed while it was shown goes on, and one that
 
 // --- what an application decides -----------------------------------------------------------------------------------
 
-test("while recovery is off nothing of a stream is kept, and it is switched while the client runs", async (t) => {
+test("while recovery is off nothing of a stream is stored, and it can be switched while the client runs", async (t) => {
   const storage = new MemoryStorage();
   const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted: true }] });
   const kept = client.send("kept", "hi");
@@ -286,7 +286,7 @@ test("while recovery is off nothing of a stream is kept, and it is switched whil
   assert.deepEqual((await next.client.resumeInterrupted()).map(({ session }) => session), ["kept"]);
 });
 
-test("what is older than the look-back is cleared, and orphans are", async (t) => {
+test("streams older than the look-back are cleared, and orphans are", async (t) => {
   const storage = await leftBehind([{ op: "secret", value: { key: "k", secret: "own" } }]);
   await storage.apply([{ op: "command", value: { key: "orphan", seqno: 0, frame: "{}" } }]);
   const left = async (options) => {
@@ -314,7 +314,7 @@ test("settings out of their bounds are refused, and change nothing", async (t) =
   assert.equal(client.settings, before);
 });
 
-test("patience and the stall budget hold for streams that begin after the change", async () => {
+test("patience and the stall budget apply to streams that begin after the change", async () => {
   const clock = { ms: 0, now: () => clock.ms, set: () => null, clear() {} };
   const settings = { patienceS: 1, stallAfterS: 5 };
   const lines = [];
@@ -336,7 +336,7 @@ test("patience and the stall budget hold for streams that begin after the change
   client.close();
 });
 
-test("what an earlier page left is taken up at the start, all at the same time, and a failure stops no other", async (t) => {
+test("streams of an earlier page are resumed at the start, all at the same time, and a failure stops no other", async (t) => {
   const storage = new MemoryStorage();
   const { client } = await silent(t, storage);
   for (const session of ["s1", "s2", "s3"]) await client.send(session, `hi, ${session}`).settled;
@@ -364,7 +364,7 @@ test("what an earlier page left is taken up at the start, all at the same time, 
   off.close();
 });
 
-test("while another tab holds what is kept nobody waits for it but who must, and then it is taken up", async (t) => {
+test("while another tab holds the stored streams only resumption waits, and then they are resumed", async (t) => {
   const storage = new MemoryStorage();
   const { client } = await silent(t, storage);
   await client.send("s", "hello").settled;
@@ -405,7 +405,7 @@ function declaredOf(name) {
   return new Set(names);
 }
 
-test("what is declared is there, and what is there is declared", async () => {
+test("every declared name exists, and every existing name is declared", async () => {
   const exported = await import("../../src/midstream/server/static/client/midstream.js");
   const values = [...declared.matchAll(/^export (?:class|function|const) (\w+)/gm)].map(([, name]) => name);
   assert.deepEqual(values.sort(), Object.keys(exported).sort());

@@ -98,7 +98,7 @@ test("an hour in the background, with timers once a minute, is no stall and cost
   assert.equal(page.stream.connection.phase, "live");
 });
 
-test("a server that dies meanwhile is found out, and asked for at most once with each timer", async () => {
+test("a server that dies meanwhile is noticed, and requested at most once with each timer", async () => {
   const page = await new Page().open();
   page.isServerUp = false;
   for (let minute = 1; minute <= 30; minute += 1) {
@@ -114,7 +114,7 @@ test("a server that dies meanwhile is found out, and asked for at most once with
   assert.equal(page.stream.connection.phase, "live");
 });
 
-test("after sleep the line is asked whether it lives, before its silence is judged", async () => {
+test("after sleep the connection gets a ping before its silence is judged", async () => {
   const page = await new Page().open();
   page.clock.ms += 8 * 60 * MINUTE;
   page.clock.fire(); // the timer is there before what came meanwhile
@@ -125,7 +125,7 @@ test("after sleep the line is asked whether it lives, before its silence is judg
   assert.deepEqual([page.lines.length, page.stream.connection.phase], [1, "live"]);
 });
 
-test("a line that died in the sleep is given up when nothing answers, and made anew at once", async () => {
+test("a connection that died during sleep is dropped when nothing answers, and replaced at once", async () => {
   const page = await new Page().open();
   page.clock.ms += 8 * 60 * MINUTE;
   page.clock.fire();
@@ -140,7 +140,7 @@ test("a line that died in the sleep is given up when nothing answers, and made a
   assert.equal(page.stream.connection.phase, "live");
 });
 
-test("everything that wakes a page at once is one ping, or one try", async () => {
+test("all events that wake a page at the same time cause one ping, or one attempt", async () => {
   const page = await new Page().open();
   for (let times = 0; times < 10; times += 1) page.client.wake();
   await page.settle();
@@ -157,7 +157,7 @@ test("everything that wakes a page at once is one ping, or one try", async () =>
   assert.equal(page.lines.length - tried, 1);
 });
 
-test("a page that rests has no line and no timer, and goes on once", async () => {
+test("a suspended page has no connection and no timer, and continues once", async () => {
   const page = await new Page().open();
   page.client.disconnect();
   page.client.disconnect();
@@ -174,7 +174,7 @@ test("a page that rests has no line and no timer, and goes on once", async () =>
   assert.deepEqual([page.lines.length, page.stream.connection.phase], [2, "live"]);
 });
 
-test("sleep is told by clocks that differ, lateness of a page that is looked at, and nothing else", () => {
+test("sleep is detected by differing clocks or the lateness of a visible page, and nothing else", () => {
   const now = { wall: 0, own: 0 };
   let isHidden = false;
   const slept = createSleepDetector({ wall: () => now.wall, own: () => now.own, isHidden: () => isHidden });
@@ -193,7 +193,7 @@ test("sleep is told by clocks that differ, lateness of a page that is looked at,
   assert.equal(after(3_600_000, 5000), true);
 });
 
-test("a turn that says nothing for a minute has stalled, once, and never because the page slept", async () => {
+test("a turn without output for a minute has stalled, once, and never because the page slept", async () => {
   const page = await new Page().open();
   page.stream.detach();
   page.stream = page.client.send("s", "hi");
@@ -245,7 +245,7 @@ test("the server's reports of a silence do not end it", async () => {
   assert.equal(stalled(), true);
 });
 
-test("what goes up over plain HTTP shows the number of its connection, and a reader's shows none", async (context) => {
+test("a command over plain HTTP carries the number of its connection, and a reader's carries none", async (context) => {
   for (const [opening, number] of [
     [{ type: "open", stream: "k", secret: "s", next_seqno: 0, connection: 16777218 }, "16777218"],
     [{ type: "open", event_id: "1-1" }, undefined],

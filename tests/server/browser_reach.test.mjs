@@ -26,7 +26,7 @@ function failing(stream, from, to) {
   return null;
 }
 
-test("a server that was never reached is given up after the limit, and the message stays stored", () => {
+test("a server that was never reached is abandoned after the limit, and the message stays stored", () => {
   const stream = saying();
   assert.equal(failing(stream, 0, 60_000), 20_000);
   assert.equal(stream.error.code, "connection_lost");
@@ -34,7 +34,7 @@ test("a server that was never reached is given up after the limit, and the messa
   assert.equal(stream.take().writes.some(({ op }) => op === "delete"), false);
 });
 
-test("a connection that nobody answers is given up after the limit too", () => {
+test("a connection without any answer is abandoned after the limit too", () => {
   const stream = saying();
   stream.tick(0);
   assert.equal(stream.phase, "connecting");
@@ -44,7 +44,7 @@ test("a connection that nobody answers is given up after the limit too", () => {
   assert.equal(stream.error.code, "connection_lost");
 });
 
-test("a server that was reached once is tried again for as long as patience lasts", () => {
+test("a server that was reached once is retried for as long as the patience lasts", () => {
   const stream = saying();
   stream.tick(0);
   stream.beginConnection(0);
@@ -67,7 +67,7 @@ test("time in which the page slept does not count", () => {
   assert.equal(failing(stream, 50_000, 100_000), 70_000);
 });
 
-test("a text with half a character, and what is no text, is refused before anything is stored or sent", async () => {
+test("a text with a lone surrogate, and a value that is no text, is refused before anything is stored or sent", async () => {
   const storage = new MemoryStorage();
   let sockets = 0;
   const makeSocket = () => {

@@ -30,10 +30,10 @@ function pauses(chances) {
   return asked;
 }
 
-test("the first reconnect comes at once, later ones after at most 30 s", () => {
+test("the first reconnect is immediate, later ones follow after at most 30 s", () => {
   assert.deepEqual(pauses([1, 1, 1, 1, 1, 1, 1]), [0, 1000, 1000, 2000, 4000, 8000, 16_000, 30_000]);
 });
 
-test("no pause is longer than the server was away, also after short ones by chance", () => {
+test("no pause is longer than the outage, also after short random ones", () => {
   assert.equal(pauses([0.05, 0.05, 0.05, 0.05, 0.05, 1]).at(-1), 1000);
 });

@@ -39,7 +39,7 @@ const textOf = (transcript) =>
     .parts.map((part) => part.text)
     .join("");
 
-test("words gather in their parts", () => {
+test("text deltas are collected in their parts", () => {
   const transcript = told(
     said,
     asked(1),
@@ -54,7 +54,7 @@ test("words gather in their parts", () => {
   assert.equal(transcript.running.number, 1);
 });
 
-test("a tool that the upstream runs stands among the words and ends where it began", () => {
+test("an upstream call is shown within the text and ends where it started", () => {
   const ran = { type: "upstream_call", id: "u", name: "grep", arguments: "{}", content: "line 1", outcome: "ok" };
   const begun = { ...delta("", 1, "thinking", 1), call: { type: "upstream_call", id: "u", name: "grep" } };
   const words = [delta("so"), begun, delta("found", 1, "text", 2)];
@@ -78,7 +78,7 @@ test("an event that was applied before changes nothing", () => {
   assert.equal(textOf(transcript), "a");
 });
 
-test("another attempt voids what the earlier one said, and says that it did", () => {
+test("a new attempt voids the output of the earlier one, and reports it", () => {
   const transcript = told(said, asked(1), delta("half of a sen"), asked(2), delta("The whole", 2));
   assert.equal(textOf(transcript), "The whole");
   assert.equal(responseOf(transcript).voided, 1);
@@ -88,7 +88,7 @@ test("another attempt voids what the earlier one said, and says that it did", ()
   );
 });
 
-test("an attempt that goes on keeps its words and is asked for again", () => {
+test("a continued attempt keeps its text and is requested again", () => {
   const failed = { type: "attempt_failed", turn: 1, response: 1, attempt: 1, code: "model_cut", message: "cut", at: 2 };
   const goesOn = { type: "attempt_continued", turn: 1, response: 1, attempt: 1, number: 1, at: 3, not_before: 4 };
   const silence = { type: "stall_noticed", turn: 1, response: 1, waiting_for: "between_tokens", silent_s: 15, at: 3 };
@@ -98,17 +98,17 @@ test("an attempt that goes on keeps its words and is asked for again", () => {
   assert.deepEqual([response.failure, response.voided, response.notBefore], [null, 0, 4]);
 });
 
-test("a late word of a void attempt is not shown", () => {
+test("a late delta of a void attempt is not shown", () => {
   assert.equal(textOf(told(said, asked(1), asked(2), delta("late", 1), delta("new", 2))), "new");
 });
 
-test("a whole response replaces what was streamed, and its calls are planned", () => {
+test("a complete response replaces the streamed one, and its calls are planned", () => {
   const transcript = told(said, asked(1), delta("Loo"), responded({ type: "text", text: "Look:" }, call));
   assert.equal(textOf(transcript), "Look:");
   assert.equal(responseOf(transcript).calls.get("c1").state, "planned");
 });
 
-test("a call goes planned, running, and ends as its result says", () => {
+test("a call is planned, running, and ends with the outcome of its result", () => {
   for (const outcome of [undefined, "error", "unknown", "cancelled"]) {
     const transcript = told(said, asked(1), responded(call), {
       type: "call_started",
@@ -126,7 +126,7 @@ test("a call goes planned, running, and ends as its result says", () => {
   }
 });
 
-test("the end of a turn has its status, and a new owner in the middle leaves a mark", () => {
+test("the end of a turn has its status, and a new node in the middle leaves a mark", () => {
   const transcript = told(said, asked(1), { type: "epoch_started", epoch: 2, at: 3 }, asked(2));
   assert.deepEqual(
     transcript.turns.get(1).marks.map((mark) => mark.kind),
@@ -147,7 +147,7 @@ test("the end of a turn has its status, and a new owner in the middle leaves a m
   );
 });
 
-test("a record of a kind this page does not know is passed over", () => {
+test("a record of an unknown kind is skipped", () => {
   assert.equal(told(said, { type: "moon_rose", turn: 1 }, { type: "tide" }).cursor, "1-4");
 });
 
@@ -168,7 +168,7 @@ const started = (more = {}) => ({ type: "call_started", turn: 1, response: 1, ca
 const ended = (status, code) => ({ type: "turn_ended", turn: 1, status, code, at: 9 });
 const callIn = (transcript) => responseOf(transcript).calls.get("c1");
 
-test("a question is open from its record to its answer, and an allowed call runs with what the person wrote", () => {
+test("a question is open from its record to its answer, and an allowed call runs with the arguments of the person", () => {
   const transcript = told(said, asked(1), responded(call), asks("approval", { text: "Sure?", expires_at: 60 }));
   assert.equal(callIn(transcript).state, "asking");
   assert.deepEqual(callIn(transcript).question, {
@@ -194,7 +194,7 @@ test("a question is open from its record to its answer, and an allowed call runs
   assert.deepEqual(transcript.asking, []);
 });
 
-test("a question that nobody answered in time closes with its call", () => {
+test("a question without an answer in time closes with its call", () => {
   const result = { call_id: "c1", content: "nobody", outcome: "cancelled" };
   const transcript = told(said, asked(1), responded(call), asks(), {
     type: "call_ended",
@@ -206,7 +206,7 @@ test("a question that nobody answered in time closes with its call", () => {
   assert.deepEqual([callIn(transcript).state, callIn(transcript).question], ["cancelled", null]);
 });
 
-test("a call in doubt asks what happened, and what came late is kept beside what was told", () => {
+test("a call in doubt asks a person, and a late result is kept beside the reported one", () => {
   const doubted = { type: "call_in_doubt", turn: 1, response: 1, call_id: "c1", at: 8 };
   const transcript = told(said, asked(1), responded(call), started(), doubted, asks("doubt"));
   assert.deepEqual(callIn(transcript).question.choices, ["happened", "rerun", "skip"]);
@@ -219,13 +219,13 @@ test("a call in doubt asks what happened, and what came late is kept beside what
   assert.deepEqual([callIn(transcript).content, callIn(transcript).late.content], ["?", "it flies"]);
 });
 
-test("progress is the last word of a running call", () => {
+test("progress is the newest report of a running call", () => {
   const progressed = (text) => ({ type: "call_progressed", turn: 1, response: 1, call_id: "c1", run: 1, text, at: 8 });
   const transcript = told(said, asked(1), responded(call), started(), progressed("10 %"), progressed("90 %"));
   assert.equal(callIn(transcript).progress, "90 %");
 });
 
-test("messages wait in order until their turn or until they are taken back", () => {
+test("messages wait in order until their turn or until they are withdrawn", () => {
   const queued = (number) => ({ type: "message_queued", number, message: { parts: [] }, at: 3, stream: `k${number}` });
   const transcript = told(said, asked(1), queued(1), queued(2));
   assert.deepEqual([...transcript.queue.keys()], [1, 2]);
@@ -238,7 +238,7 @@ test("messages wait in order until their turn or until they are taken back", () 
   assert.deepEqual([transcript.hasStream("k1"), transcript.hasStream("k2")], [false, true]);
 });
 
-test("the last turn can go on where it was interrupted or failed, and then it runs", () => {
+test("the last turn can resume where it was interrupted or failed, and then it runs", () => {
   for (const [status, code, isLeft] of [
     ["interrupted", "", true],
     ["failed", "model_rejected", true],
@@ -256,7 +256,7 @@ test("the last turn can go on where it was interrupted or failed, and then it ru
   assert.deepEqual([transcript.running.code, transcript.hasStream("k")], ["", true]);
 });
 
-test("what a sub-agent does is folded below its call, and its question is answered in its session", () => {
+test("records of a sub-agent are folded below its call, and its question is answered in its session", () => {
   const child = (record, name = "s::1.1.0") => ({
     type: "child_delta",
     turn: 1,
@@ -288,7 +288,7 @@ test("what a sub-agent does is folded below its call, and its question is answer
   );
 });
 
-test("a reader is told which tools came and went, and that the older part is no longer shown", () => {
+test("a reader sees the added and removed tools, and that the older part is no longer shown to the model", () => {
   const changed = (more) => ({ type: "tools_changed", turn: 1, at: 3, ...more });
   const transcript = told(
     said,
@@ -309,7 +309,7 @@ const wants = (more = {}) =>
   asks("approval", { call_id: "leave-1", attempt: 1, name: "Bash", arguments: '{"a":1}', is_fixed: true, ...more });
 const leaveIn = (transcript) => responseOf(transcript).calls.get("leave-1");
 
-test("what an upstream's agent wants leave for asks in the middle of the response, until it is answered or closed", () => {
+test("a permission of an upstream agent is a question within the response, until it is answered or closed", () => {
   const transcript = told(said, asked(1), wants());
   const { name, arguments: shown, state, question } = leaveIn(transcript);
   assert.deepEqual([name, shown, state, question.isFixed], ["Bash", '{"a":1}', "asking", true]);
@@ -326,7 +326,7 @@ test("what an upstream's agent wants leave for asks in the middle of the respons
   }
 });
 
-test("a snapshot in the middle of a response has what its agent wants leave for", () => {
+test("a snapshot in the middle of a response has the permission that its agent requests", () => {
   const transcript = Transcript.fromSnapshot({
     event_id: "1-9",
     turns: 1,
@@ -361,13 +361,13 @@ test("a snapshot has its open questions and its queue", () => {
   assert.equal(transcript.isPartial, true);
 });
 
-test("arguments are set on lines of their own only where nothing of them is lost by that", () => {
+test("arguments are set on separate lines only where that loses nothing", () => {
   assert.equal(indented('{"a": [1, "b c"]}'), '{\n  "a": [\n    1,\n    "b c"\n  ]\n}');
   for (const exact of ['{"sum":12345678901234567890}', '{"to":"ann","to":"eve"}', '{"a":1.50}', "no json", "7"])
     assert.equal(indented(exact), exact);
 });
 
-test("a pruned journal begins with the whole conversation, and the next turn goes on behind it", () => {
+test("a pruned journal starts with the whole conversation, and the next turn follows it", () => {
   const user = (text) => ({ type: "user", parts: [{ type: "text", text }] });
   const answer = (text) => ({ type: "step", response: { parts: [{ type: "text", text }] } });
   const goOn = user("[The turn was interrupted here. Go on where you stopped.]");
