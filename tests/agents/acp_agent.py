@@ -1,7 +1,8 @@
 """A scripted agent on the agent side of the `agent-client-protocol` package, over stdio.
 
-What it remembers, what it is to do and what it was told lies in the folder that is its first argument; the others are
-what it can do: `load`, `resume`, `http`, `image`. Started by a test's command, or by `--serve` as often as needed.
+The folder in its first argument holds its conversations, its orders and the messages that it received. The
+other arguments are its abilities: `load`, `resume`, `http`, `image`. A test's command starts it, or `--serve`
+starts as many as needed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from acp.schema import (
 from tests.agents.scripted_peer import SEPARATOR, Orders
 
 Anything = Any
-"""What the protocol hands over."""
+"""The types of the protocol's arguments."""
 
 
 class ScriptedAgent:
@@ -117,7 +118,7 @@ class ScriptedAgent:
         texts = self.remembered(session_id)
         if self.orders.take("wrong"):
             return LoadSessionResponse()
-        if "late" in self.can:  # as Gemini CLI does it
+        if "late" in self.can:  # as Gemini CLI does
             loop = asyncio.get_running_loop()
             loop.call_later(0.05, lambda: loop.create_task(self.replay(session_id, texts)))
         else:
@@ -213,7 +214,7 @@ class ScriptedAgent:
         return PromptResponse(stop_reason="end_turn", usage=counted)
 
     async def outlive(self, ledger: str) -> None:
-        """Run a tool that nobody is informed of, which takes effect a second after the end of the gateway."""
+        """Run a tool that is not reported and takes effect one second after the end of the gateway."""
         program = (
             "import pathlib, sys, time\n"
             "while pathlib.Path('/proc', sys.argv[1]).exists(): time.sleep(0.01)\n"
@@ -301,7 +302,7 @@ async def main(folder: str, *can: str) -> None:
 
 
 def serve(address: str) -> None:
-    """Be an agent in a copy of this process for each `acp_launcher` that comes, for as long as stdin is open."""
+    """Run an agent in a copy of this process for each `acp_launcher` that connects, as long as stdin is open."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(address)
@@ -320,7 +321,7 @@ def serve(address: str) -> None:
 
 
 def stand_in(link: socket.socket) -> None:
-    """Live as the process at the other end of `link`, and no longer than it."""
+    """Run as the process at the other end of `link`, and end with it."""
     size, files, _, _ = socket.recv_fds(link, 4, 3)
     about = json.loads(link.makefile("rb").read(int.from_bytes(size, "big")))
     for standard, file in enumerate(files):

@@ -1,6 +1,6 @@
-"""Stands in for a scripted agent's process: hands its stdio to a copy of one that has its imports done.
+"""Replaces a scripted agent's process: passes its stdio to a copy of a process with all imports done.
 
-Importing the protocol's package takes most of a second, and the contract starts some fifty agents.
+The import of the protocol's package takes most of a second, and the contract starts about fifty agents.
 """
 
 from __future__ import annotations

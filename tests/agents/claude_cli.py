@@ -1,8 +1,8 @@
-"""A scripted Claude Code: the CLI's side of its stream-json protocol over stdio, as the SDK speaks it.
+"""A scripted Claude Code: the CLI's side of its stream-json protocol over stdio, as the SDK uses it.
 
-Transcripts lie where the CLI keeps them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl`, or below `$HOME/.claude`. What
-it is to do and what it was told goes through the folder `$SCRIPTED_CLAUDE`. Started by the SDK; imports nothing of ours
-but `scripted_peer`.
+Transcripts are where the CLI stores them, `$CLAUDE_CONFIG_DIR/projects/FOLDER/ID.jsonl`, or below
+`$HOME/.claude`. Orders and received messages are in the folder `$SCRIPTED_CLAUDE`. The SDK starts it; of this
+repository it imports only `scripted_peer`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Program:
         words = f"No conversation found with session ID: {session_id}"
         if self.session.entries:
             words = f"No message found with message.uuid of: {self.options.resume_session_at}"
-        if self.orders.holds("prose"):  # older versions say it on stderr only
+        if self.orders.holds("prose"):  # older versions report it on stderr only
             sys.stderr.write(words + "\n")
         else:
             self.result(subtype="error_during_execution", is_error=True, errors=[words])
@@ -238,7 +238,7 @@ class Program:
         self.assistant(message_id, {"type": "text", "text": answer})
         self.event({"type": "message_delta", "usage": {"output_tokens": 7}})
         self.event({"type": "message_stop"})
-        for told in self.orders.take("other") or []:  # a turn that the CLI takes by itself
+        for told in self.orders.take("other") or []:  # a turn that the CLI starts by itself
             self.result(**told)
         self.result(
             subtype="success",

@@ -1,6 +1,6 @@
-"""Codex's app server, scripted: a program that speaks its JSON-RPC, and remembers threads in a folder.
+"""Codex's app server, scripted: a program with its JSON-RPC protocol that stores threads in a folder.
 
-Each program is one process of the package's; what they share, and what the test tells them, lies in the folder.
+Each program is one process of the package. The folder holds what the processes share and the test's orders.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AppServer:
         self._decisions: dict[str, queue.Queue[str]] = {}
 
     def serve(self) -> None:
-        """Answer until the other end goes."""
+        """Answer until the other end closes."""
         for line in sys.stdin:
             message = json.loads(line)
             if "id" not in message:
@@ -154,7 +154,7 @@ class AppServer:
         self._end(name, turn, "completed")
 
     def _ask(self, ids: Json, kind: str, about: Json, **shown: object) -> None:
-        """Ask leave for something, and do it where it is given."""
+        """Request permission for an action, and run it if it is allowed."""
         item: Json = {"type": kind, "id": "w", **about, "status": "inProgress"}
         if kind == "commandExecution":
             item["commandActions"] = []

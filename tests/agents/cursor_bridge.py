@@ -1,4 +1,4 @@
-"""The bridge of cursor-sdk on this machine, scripted: its Connect protocol, and agents that remember."""
+"""The bridge of cursor-sdk on this machine, scripted: its Connect protocol and agents with a memory."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ print("cursor-sdk-bridge ready", sys.argv[1], file=sys.stderr, flush=True)
 import threading
 threading.Event().wait()
 """
-"""The program the package starts: it says where the bridge is, and lives until it is told to end."""
+"""The program that the package starts: it prints the bridge's address, and runs until it is ended."""
 
 
 class CursorBridge(RememberingServer):
-    """Takes what the package sends, and answers as the real bridge does; the controls are those of `Peer`."""
+    """Receives the package's calls and answers as the real bridge does; the controls are those of `Peer`."""
 
     lacks = frozenset[Trait]()
 
@@ -42,11 +42,11 @@ class CursorBridge(RememberingServer):
         self.requests: list[tuple[str, Json]] = []
         """Method and message of each call."""
         self.end: Json | None = None
-        """How the next run ends, instead of well."""
+        """How the next run ends, if not successfully."""
         self.is_live = True
-        """Whether words come as they are said, not only when a step is over."""
+        """Whether text is streamed as deltas, or only sent when a step has ended."""
         self.is_full = False
-        """Whether messages are refused for now."""
+        """Whether messages are refused at present."""
         self._started = folder / "bridges"
         """The process ids of the bridges."""
         self._agents: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ class CursorBridge(RememberingServer):
         return Cursor("composer-2", cwd=self.folder, api_key="key-1", bridge=self.command())
 
     def command(self) -> list[str]:
-        """Return what starts a bridge that leads here."""
+        """Return the command that starts a bridge to this server."""
         ready = {
             "schemaVersion": 1,
             "transport": "tcp",
@@ -218,7 +218,7 @@ async def cursor_bridge(folder: Path) -> AsyncIterator[CursorBridge]:
     """Serve the bridge on a free port until the end of the block."""
     bridge = CursorBridge(folder)
     with pytest.MonkeyPatch.context() as patch:
-        # The package joins the thread of a server of its own, which looks twice a second whether it is to end.
+        # The package joins the thread of its own server, which checks twice a second whether to end.
         patch.setattr(BaseServer.serve_forever, "__defaults__", (0.005,))
         async with serve_app(bridge) as bridge.url:
             yield bridge

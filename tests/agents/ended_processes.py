@@ -1,4 +1,4 @@
-"""The end of the agents' processes from outside, as the system ends them where memory is short."""
+"""Kills agents' processes from outside, as the system does when memory is short."""
 
 from __future__ import annotations
 

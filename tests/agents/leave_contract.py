@@ -1,6 +1,6 @@
-"""What a session does with an upstream's agent that asks leave in the middle of its answer, whichever upstream it is.
+"""Sessions with an upstream agent that requests permission in the middle of its answer, for each upstream.
 
-The agent is the scripted peer of its own test; people are clients of a server in this process.
+The agent is the scripted peer of the upstream's own test; people are clients of a server in this process.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ EDITED = '{"a":2}'
 
 
 class LeavePeer(Protocol):
-    """The scripted peer of an upstream whose agents ask leave."""
+    """The scripted peer of an upstream whose agents request permission."""
 
     is_fixed: bool
-    """Whether its agents run what they asked about, or nothing."""
+    """Whether its agents run the approved action, or nothing."""
 
-    def asking(self, rules: Rules) -> Upstream:
-        """Return the upstream, with these rules."""
+    def with_permissions(self, rules: Rules) -> Upstream:
+        """Return the upstream with these rules."""
 
-    def want(self) -> None:
-        """Let the next answer begin with a tool that changes something, `{"a":1}`, for which leave is asked."""
+    def request_change(self) -> None:
+        """Let the next answer begin with a tool that changes something, `{"a":1}`, and needs permission."""
 
     def ran(self) -> list[object]:
-        """Return the arguments with which its tools really ran, in order."""
+        """Return the arguments with which its tools ran, in order."""
 
 
 class Room:
-    """A process with a session, as far as that can be had within a test."""
+    """A process with a session, as close as a test can have it."""
 
     def __init__(self, upstream: Upstream, memory: Memory) -> None:
         self.store = MemoryStore(memory)
@@ -73,14 +73,14 @@ class Room:
         await self.host.wait_for_recovery()
         return self
 
-    async def asked(self, words: str = "one") -> tuple[Runner, Question]:
-        """Say something and return what is asked about it."""
+    async def question_for(self, words: str = "one") -> tuple[Runner, Question]:
+        """Send a message and return the question that follows."""
         runner = await self.host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of(words)))
         return runner, await self.question(runner)
 
     async def question(self, runner: Runner, *, after: Question | None = None) -> Question:
-        """Wait for a question, another one than `after`."""
+        """Wait for a question other than `after`."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 found = [
@@ -93,7 +93,7 @@ class Room:
                 await runner.wait(runner.newest.position)
 
     async def die(self) -> None:
-        """Let go of everything at once, as a killed process does; the store keeps what it has."""
+        """Release everything at once, as a killed process does; the store keeps its contents."""
         await self.host._caretaker.stop()
         for runner in [await self.host.session("s")]:
             await runner.stop(StopMode.CLOSE, DrainingError("killed"))
@@ -111,13 +111,13 @@ def answer(question: Question, choice: Choice, *, text: str = "", arguments: str
 
 
 def tools_of(records: tuple[Record, ...]) -> list[UpstreamCall]:
-    """Return the tools that the agent ran, or did not, as the whole response has them."""
+    """Return the tool calls of the upstream agent in the whole response, with their outcomes."""
     responses = [each.body for each in records if isinstance(each, ResponseCompleted)]
     return [part for part in responses[-1].parts if isinstance(part, UpstreamCall)]
 
 
 class LeaveContract:
-    """Subclass it with a fixture `leave_peer`."""
+    """The contract: subclass it with a fixture `leave_peer`."""
 
     @pytest.fixture
     def leave_peer(self) -> LeavePeer:
@@ -129,8 +129,8 @@ class LeaveContract:
         rooms: list[Room] = []
 
         def made(rules: Rules) -> Room:
-            memory.living.clear()  # whoever was there before is dead
-            rooms.append(Room(leave_peer.asking(rules), memory))
+            memory.living.clear()  # the earlier process is dead
+            rooms.append(Room(leave_peer.with_permissions(rules), memory))
             return rooms[-1]
 
         yield made
@@ -138,18 +138,18 @@ class LeaveContract:
             await each.close()
 
     @spec("TURN-77", "TURN-81")
-    async def test_it_is_answered_by_a_client_that_comes_after_others_were_cut_off(
+    async def test_a_later_client_answers_the_question_after_other_clients_lost_their_connections(
         self, leave_peer: LeavePeer, tmp_path: Path
     ) -> None:
-        leave_peer.want()
+        leave_peer.request_change()
         store = MemoryStore()
-        pool = Pooled(leave_peer.asking(Rules(others=Ask("It changes something."))), store)
+        pool = Pooled(leave_peer.with_permissions(Rules(others=Ask("It changes something."))), store)
         async with served(asgi(Agent(pool), store=store)) as server, asyncio.timeout(LIMIT_S):
 
             def client(name: str) -> Client:
                 return connect(server.url, state=tmp_path / f"{name}.db")
 
-            for name in ("first", "second"):  # each sees the question, and is gone
+            for name in ("first", "second"):  # each client receives the question, then disconnects
                 async with client(name) as reader:
                     events = reader.send("s", "one") if name == "first" else reader.follow("s", "0-0")
                     async for event in events:
@@ -181,8 +181,8 @@ class LeaveContract:
         self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
     ) -> None:
         here = await room(Rules(others=Ask())).open()
-        leave_peer.want()
-        runner, question = await here.asked()
+        leave_peer.request_change()
+        runner, question = await here.question_for()
         await runner.submit(answer(question, Choice.DENY, text="not on a Sunday"))
         (denied,) = tools_of(await records_until_end(runner, after=0))
         assert denied.outcome is not Outcome.OK
@@ -190,11 +190,11 @@ class LeaveContract:
         assert leave_peer.ran() == []
 
     @spec("TURN-77", "TURN-80")
-    async def test_the_end_of_the_time_reaches_the_agent(
+    async def test_the_end_of_the_time_limit_reaches_the_agent(
         self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
     ) -> None:
         here = await room(Rules(others=Ask(answer_s=0.3))).open()
-        leave_peer.want()
+        leave_peer.request_change()
         runner = await here.host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("one")))
         (late,) = tools_of(await records_until_end(runner, after=0))
@@ -203,12 +203,12 @@ class LeaveContract:
         assert leave_peer.ran() == []
 
     @spec("TURN-80")
-    async def test_a_stop_ends_the_wait_and_the_next_message_is_answered(
+    async def test_a_cancel_ends_the_wait_and_the_next_message_gets_an_answer(
         self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
     ) -> None:
         here = await room(Rules(others=Ask())).open()
-        leave_peer.want()
-        runner, _ = await here.asked()
+        leave_peer.request_change()
+        runner, _ = await here.question_for()
         await runner.submit(Cancel())
         stopped = await records_until_end(runner, after=0)
         assert isinstance(stopped[-1], TurnEnded)
@@ -224,14 +224,14 @@ class LeaveContract:
         assert leave_peer.ran() == []
 
     @spec("TURN-79", "TURN-80")
-    async def test_killed_while_it_waits_the_agent_asks_again_and_the_old_question_is_closed(
+    async def test_after_a_kill_during_the_wait_the_agent_requests_again_and_the_old_question_is_closed(
         self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
     ) -> None:
         first = await room(Rules(others=Ask())).open()
-        leave_peer.want()
-        _, old = await first.asked()
+        leave_peer.request_change()
+        _, old = await first.question_for()
         await first.die()
-        leave_peer.want()
+        leave_peer.request_change()
         second = await room(Rules(others=Ask())).open()
         runner = await second.host.session("s")
         question = await second.question(runner, after=old)

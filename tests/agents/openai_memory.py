@@ -1,4 +1,4 @@
-"""OpenAI's Responses API on this machine, scripted: stored responses and conversations that it really remembers."""
+"""OpenAI's Responses API on this machine, scripted, with stored responses and conversations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ USED = {
 class OpenAIMemory(RememberingServer):
     """The server, with the controls of `Peer`.
 
-    It answers each input with all user texts of the chain or of the conversation. `cuts` connections in a row break off
-    after an event, each one event later than the one before.
+    It answers each input with all user texts of the chain or of the conversation. `cuts` connections in a row
+    break off after an event, each one event later than the one before.
     """
 
     def __init__(self, memory: Memory, *, is_background: bool = False) -> None:
@@ -42,22 +42,22 @@ class OpenAIMemory(RememberingServer):
         self.requests: list[tuple[str, str, Json]] = []
         """Method, path and body of each request."""
         self.fails_with = 0
-        """The status that all messages are answered with, or 0."""
+        """The status of the response to every message, or 0."""
         self.locked = 0
-        """Requests that are refused because another response is being made in the conversation."""
+        """Requests to refuse because another response of the conversation is running."""
         self.is_nameless = False
-        """Whether a conversation is made without saying its name."""
+        """Whether a conversation is created without an id in the answer."""
         self.is_silent = False
-        """Whether responses do not have the name of what they continue."""
+        """Whether responses omit the id of the response that they continue."""
         self.ignores_names = False
-        """Whether a name is ignored: each response begins anew."""
+        """Whether the id is ignored, so that each response starts a new conversation."""
         self.cuts = 0
         self.asks: Json | None = None
-        """A call of a function that the next answer asks the host for."""
+        """A function call that the next answer requests from the client application."""
         self.outputs: list[Json] = []
-        """Answers to calls that arrived."""
+        """Results of calls that arrived."""
         self._texts: dict[str, list[str]] = {}
-        """What was said up to each response, or in each conversation."""
+        """The texts up to each response, or in each conversation."""
         self._responses: dict[str, list[Json]] = {}
         self._running: dict[str, asyncio.Event] = {}
 
@@ -221,7 +221,7 @@ class OpenAIMemory(RememberingServer):
             self._dies = False
             if is_whole:
                 await send({"type": "http.response.body", "body": b""})
-            # otherwise the connection is closed without the end of the body
+            # otherwise the connection closes without the end of the body
         finally:
             del self._running[name]
 

@@ -1,6 +1,7 @@
 """A part of the pool's contract, for upstreams whose cases start processes.
 
-The whole is played by the scripted upstream and by chained responses; with `MIDSTREAM_FAULT_FULL=1` by all.
+The scripted upstream and chained responses run the whole contract; with `MIDSTREAM_FAULT_FULL=1` all upstreams
+do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from midstream.testing.pool_contract import MATRIX, Case, PoolContract, PoolPeer
 from tests.fault.extent import IS_FULL
 
 
-def chosen() -> tuple[Case, ...]:
+def choose_cases() -> tuple[Case, ...]:
     """Return each fault once, and each situation at least once."""
     cases: list[Case] = []
     for fault in UpstreamFault:
@@ -23,11 +24,11 @@ def chosen() -> tuple[Case, ...]:
     return tuple(cases)
 
 
-PART: Final = MATRIX if IS_FULL else chosen()
+PART: Final = MATRIX if IS_FULL else choose_cases()
 
 
 class PartOfPoolContract(PoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
     @pytest.mark.parametrize("case", PART, ids=lambda case: f"{case.situation}-{case.fault}")
     async def test_each_message_arrives_once_whatever_goes_wrong(self, peer: PoolPeer, case: Case) -> None:

@@ -1,4 +1,4 @@
-"""A host in front of a pool on a scripted upstream, with a clock that stands still."""
+"""A client application in front of a pool with a scripted upstream, under a clock that stands still."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble, words
 
 
 class Host:
-    """Keeps a history and has it answered.
+    """Keeps a history and requests answers to it.
+
 
     Args:
-        session: Under which it asks.
+        session: The session of its requests.
     """
 
     def __init__(self, pool: Pooled, world: FakeWorld, *, session: str = "s") -> None:
@@ -48,18 +49,18 @@ class Host:
         self.system = ""
         self.history = History()
         self.events: list[ModelEvent] = []
-        """What the last answer was made of."""
+        """The events of the last answer."""
         self.judged: list[ReuseDecision] = []
-        """What the pool said of it."""
+        """The pool's reuse decisions."""
 
     async def say(self, *texts: str) -> TurnReport:
-        """Say something, have it answered, take the answer into the history."""
+        """Send a message, get its answer and append both to the history."""
         for text in texts:
             self.history = self.history.then(UserMessage.of(text))
         return await self.ask()
 
     async def ask(self) -> TurnReport:
-        """Have the history answered as it is."""
+        """Request an answer to the history as it is."""
         request = ModelRequest(self.system, self.history, session=self.session)
         self.events, self.judged = [], []
 
@@ -83,7 +84,7 @@ class Host:
         return self.report
 
     async def fail(self, *texts: str) -> ModelError:
-        """Say something that fails; the message stays in the history."""
+        """Send a message that fails; the message stays in the history."""
         try:
             await self.say(*texts)
         except ModelError as error:
@@ -92,12 +93,12 @@ class Host:
 
     @property
     def text(self) -> str:
-        """The words of the last answer."""
+        """The text of the last answer."""
         return "".join(event.text for event in self.events if isinstance(event, TextDelta))
 
     @property
     def report(self) -> TurnReport:
-        """What became of the last turn."""
+        """The pool's report of the last turn."""
         report = self.pool.last(self.session)
         assert report is not None
         return report
@@ -119,7 +120,7 @@ class Bench:
         limits: PoolLimits = PoolLimits(),  # noqa: B008 - frozen
         servers: Servers | None = None,
     ) -> Pooled:
-        """Return another pool, as another process would have it."""
+        """Return another pool, as another process has it."""
         await self.store.open()
         return Pooled(
             self.upstream,
@@ -131,7 +132,7 @@ class Bench:
         )
 
     async def host(self, *, session: str = "s") -> Host:
-        """Return a host with a pool of its own."""
+        """Return a client application with its own pool."""
         return Host(await self.pool(), self.world, session=session)
 
     async def record(self, session: str = "s") -> PoolRecord | None:
@@ -140,21 +141,21 @@ class Bench:
         return decode(kept.body) if kept else None
 
     def trouble(self, *troubles: Trouble | None) -> None:
-        """Let this go wrong with the next messages."""
+        """Let the next messages fail in this way."""
         self.upstream.troubles.extend(troubles)
 
-    def told(self) -> Sequence[str]:
-        """Return the words of every message that was sent, tries included."""
+    def sent_texts(self) -> Sequence[str]:
+        """Return the text of every message that was sent, including attempts."""
         return [words_of(heard.said) for heard in self.upstream.sends]
 
 
-def is_whole(events: Sequence[ModelEvent]) -> bool:
-    """Whether an answer came to its end."""
+def is_complete(events: Sequence[ModelEvent]) -> bool:
+    """Return whether an answer came to its end."""
     return bool(events) and isinstance(events[-1], Finished)
 
 
-def assert_told_once(bench: Bench, host: Host) -> None:
-    """See that the agent of the last turn got each message once, in order."""
+def assert_sent_once(bench: Bench, host: Host) -> None:
+    """Assert that the agent of the last turn received each message once, in order."""
     wanted = [
         part.text
         for entry in host.history.entries

@@ -1,4 +1,4 @@
-"""What scripted servers of agents that remember share: the controls of `Peer`, and the plain parts of HTTP."""
+"""Shared parts of scripted servers for agents with a memory: the controls of `Peer`, and plain HTTP."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.models.chat_server import Json
 
 
 class RememberingServer:
-    """The controls of `Peer` that only say what the server does next; what they do is written by who inherits them."""
+    """The controls of `Peer` that only set what the server does next; subclasses implement the behaviour."""
 
     def __init__(self) -> None:
         self.url = ""
         self.retry_after = ""
-        """The pause that a server without room asks for."""
+        """The pause that a server without capacity requests."""
         self._messages: list[PeerMessage] = []
         self._tools: list[tuple[str, str, str]] = []
         """Name, arguments and result of each tool that the next answer runs."""
@@ -63,7 +63,7 @@ async def body_of(receive: Receive) -> bytes:
 
 
 async def until_gone(receive: Receive, stopped: asyncio.Event) -> None:
-    """Wait until the client has gone, or has stopped what it asked for."""
+    """Wait until the client disconnects or stops its request."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -1,4 +1,7 @@
-"""How a test tells a program what to do, and what that program did: files in a folder. Imports nothing of ours."""
+"""Exchanges between a test and a program, as files in a folder: orders to it, records of what it did.
+
+Imports nothing of this repository.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 SEPARATOR = " | "
-"""That of `midstream.testing.upstream_contract`."""
+"""The separator of `midstream.testing.upstream_contract`."""
 
 
 class Orders:
-    """Both sides of the folder: the test gives orders, the programs (there may be several) take them."""
+    """Both sides of the folder: the test writes orders, and one or more programs take them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -22,11 +25,11 @@ class Orders:
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def order(self, what: str, value: object = 1) -> None:
-        """Something for whoever comes first."""
+        """Write an order for the first program that takes it."""
         self._write(self.folder / "next" / what, value)
 
     def take(self, what: str) -> Any:  # noqa: ANN401 - any JSON
-        """Return what was ordered, once; None where nothing was."""
+        """Take an order, once; None if there is none."""
         order = self.folder / "next" / what
         mine = order.with_suffix(f".{os.getpid()}")
         try:
@@ -38,32 +41,32 @@ class Orders:
         return value
 
     def declare(self, what: str, value: object = 1) -> None:
-        """Something that holds from now on."""
+        """Set a value that holds from now on."""
         self._write(self.folder / "always" / what, value)
 
     def holds(self, what: str) -> Any:  # noqa: ANN401 - any JSON
-        """Return what holds, or None."""
+        """Return the value that holds, or None."""
         with contextlib.suppress(FileNotFoundError):
             return json.loads((self.folder / "always" / what).read_text())
         return None
 
     def _write(self, path: Path, value: object) -> None:
-        """Write it whole before anybody can read it."""
+        """Write the whole file before it becomes visible."""
         draft = self.folder / f"{path.name}.{os.getpid()}"
         draft.write_text(json.dumps(value))
         draft.replace(path)
 
     def lift(self, what: str) -> None:
-        """Let something hold no longer."""
+        """Remove a value that holds."""
         (self.folder / "always" / what).unlink(missing_ok=True)
 
     def record(self, what: str, **fields: object) -> None:
-        """Write down what happened."""
+        """Append a record of an occurrence."""
         with (self.folder / f"{what}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(fields) + "\n")
 
     def recorded(self, what: str) -> list[dict[str, Any]]:
-        """Return what happened, in its order."""
+        """Return the recorded occurrences in order."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self.folder / f"{what}.jsonl").read_text(encoding="utf-8").split("\n")
             return [json.loads(line) for line in lines if line]
@@ -71,7 +74,7 @@ class Orders:
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
-        """While an answer of this process is under way."""
+        """Mark an answer of this process as running."""
         mine = self.folder / "runs" / str(os.getpid())
         mine.touch()
         try:
@@ -80,7 +83,7 @@ class Orders:
             mine.unlink(missing_ok=True)
 
     def runs(self) -> int:
-        """Return how many answers are under way in processes that live."""
+        """Return how many answers are running in living processes."""
         return sum(_lives(int(run.name)) for run in (self.folder / "runs").iterdir())
 
 

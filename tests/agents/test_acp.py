@@ -70,7 +70,7 @@ ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Where scripted agents can be had quickly."""
+    """Serve scripted agents that start quickly, and give the address."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"{folder}/agents"
         command = [sys.executable, "-m", "tests.agents.acp_agent", "--serve", address]
@@ -85,7 +85,7 @@ def address() -> Iterator[str]:
 
 
 class Program:
-    """The scripted agent as a peer of the contract, in a folder of its own."""
+    """The scripted agent as a peer of the contract, in its own folder."""
 
     lacks: frozenset[Trait] = frozenset()
 
@@ -103,10 +103,10 @@ class Program:
 
     is_fixed = True
 
-    def asking(self, rules: Rules) -> Upstream:
+    def with_permissions(self, rules: Rules) -> Upstream:
         return self.agent(permissions=rules)
 
-    def want(self) -> None:
+    def request_change(self) -> None:
         tool = {"name": "edit", "arguments": '{"a":1}', "content": "done", "is_asked": True}
         self.orders.order("tool", tool)
 
@@ -169,7 +169,7 @@ class TestAcpThatLoads(UpstreamContract):
 
 @pytest.mark.slow
 class TestAcpThatResumesPooled(PartOfPoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, tmp_path: Path, address: str) -> Program:
@@ -178,14 +178,14 @@ class TestAcpThatResumesPooled(PartOfPoolContract):
 
 @pytest.mark.slow
 class TestAcpThatLoadsPooled(PartOfPoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, tmp_path: Path, address: str) -> Program:
         return Program(tmp_path, address, "load")
 
 
-# --- what the contract does not see
+# --- beyond the contract
 
 PLAIN = Setup()
 
@@ -195,22 +195,24 @@ def program(tmp_path: Path, address: str) -> Program:
     return Program(tmp_path, address, "resume")
 
 
-async def answered(agent: UpstreamAgent, *parts: UserPart | str) -> list[UpstreamEvent]:
+async def answer_of(agent: UpstreamAgent, *parts: UserPart | str) -> list[UpstreamEvent]:
     message = UserMessage(tuple(Text(part) if isinstance(part, str) else part for part in parts))
     async with asyncio.timeout(LIMIT_S):
         return [event async for event in agent.send(UpstreamMessage(message), key="key")]
 
 
-async def asked(upstream: AcpAgent, *parts: UserPart | str, setup: Setup = PLAIN) -> list[UpstreamEvent]:
+async def open_and_send(
+    upstream: AcpAgent, *parts: UserPart | str, setup: Setup = PLAIN
+) -> list[UpstreamEvent]:
     try:
-        return await answered(await upstream.open(setup), *parts)
+        return await answer_of(await upstream.open(setup), *parts)
     finally:
         await upstream.aclose()
 
 
-async def resumed(upstream: AcpAgent, name: str, text: str) -> list[UpstreamEvent]:
+async def resume_and_send(upstream: AcpAgent, name: str, text: str) -> list[UpstreamEvent]:
     try:
-        return await answered(await upstream.open(PLAIN, resume=name), text)
+        return await answer_of(await upstream.open(PLAIN, resume=name), text)
     finally:
         await upstream.aclose()
 
@@ -224,13 +226,13 @@ def text_of(events: list[UpstreamEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-async def test_an_agent_is_given_few_variables_and_nothing_of_ours_to_work_with(
+async def test_an_agent_receives_few_environment_variables_and_none_of_ours(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_SECRET", "hidden")
     command = [sys.executable, "-m", "tests.agents.acp_agent", str(program.orders.folder)]
     upstream = AcpAgent(command, cwd=program.cwd, env={"PYTHONPATH": str(ROOT), "ITS_KEY": "s3cr3t"})
-    assert text_of(await asked(upstream, "one")) == "one"
+    assert text_of(await open_and_send(upstream, "one")) == "one"
     (told,) = program.orders.recorded("initialized")
     assert told["env"]["ITS_KEY"] == "s3cr3t"
     assert "SOME_SECRET" not in told["env"]
@@ -255,11 +257,11 @@ async def test_an_agent_is_given_few_variables_and_nothing_of_ours_to_work_with(
         (Rules(refused=frozenset({"read it"})), "read", False),
     ],
 )
-async def test_rules_decide_for_each_single_time(
+async def test_rules_decide_about_each_single_action(
     program: Program, permissions: Rules, kind: str, *, is_allowed: bool
 ) -> None:
     program.orders.order("tool", {"name": kind, "arguments": '{"a":1}', "content": "done", "is_asked": True})
-    events = await asked(program.agent(permissions=permissions), "one")
+    events = await open_and_send(program.agent(permissions=permissions), "one")
     (told,) = program.orders.recorded("permission")
     assert (told["outcome"], told["option_id"]) == ("selected", "yes" if is_allowed else "no")
     (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
@@ -271,23 +273,23 @@ async def test_rules_decide_for_each_single_time(
     assert text_of(events) == "one"
 
 
-async def test_a_replay_that_comes_after_the_answer_to_the_load_is_no_output(
-    tmp_path: Path, address: str
-) -> None:
+async def test_a_replay_after_the_answer_to_the_load_is_not_output(tmp_path: Path, address: str) -> None:
     program = Program(tmp_path, address, "load", "late")
-    name = name_in(await asked(program.agent(), "one"))
-    assert text_of(await resumed(program.agent(), name, "two")) == SEPARATOR.join(["one", "two"])
+    name = name_in(await open_and_send(program.agent(), "one"))
+    assert text_of(await resume_and_send(program.agent(), name, "two")) == SEPARATOR.join(["one", "two"])
 
 
-async def test_a_process_that_ends_while_its_child_keeps_the_pipes_open_is_noticed(program: Program) -> None:
+async def test_the_end_of_a_process_is_detected_while_its_child_keeps_the_pipes_open(
+    program: Program,
+) -> None:
     command = [sys.executable, "-m", "tests.agents.acp_agent", str(program.orders.folder)]
     upstream = AcpAgent(command, cwd=program.cwd, env={"PYTHONPATH": str(ROOT)})
     program.orders.order("leave a child")
     with pytest.raises(UpstreamFailedError, match="ended before its answer"):
-        await asked(upstream, "one")
+        await open_and_send(upstream, "one")
 
 
-async def test_somebody_may_be_asked(program: Program) -> None:
+async def test_a_callback_can_decide_about_permissions(program: Program) -> None:
     seen: list[Permission] = []
 
     async def ask(permission: Permission) -> Verdict:
@@ -297,7 +299,7 @@ async def test_somebody_may_be_asked(program: Program) -> None:
     program.orders.order(
         "tool", {"name": "edit", "arguments": '{"a":1}', "content": "done", "is_asked": True}
     )
-    events = await asked(program.agent(permissions=ask), "one")
+    events = await open_and_send(program.agent(permissions=ask), "one")
     assert seen == [Permission(name_in(events), "edit it", "edit", '{"a":1}', is_fixed=True)]
     shown = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
     assert shown == [
@@ -307,14 +309,14 @@ async def test_somebody_may_be_asked(program: Program) -> None:
 
 
 class TestAcpLeave(LeaveContract):
-    """What its agents ask leave for is asked of people."""
+    """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
     def leave_peer(self, program: Program) -> Program:
         return program
 
 
-async def test_who_stops_waits_for_nobody_who_was_asked(program: Program) -> None:
+async def test_a_cancel_does_not_wait_for_a_pending_permission_callback(program: Program) -> None:
     is_asked = asyncio.Event()
 
     async def ask(_: Permission) -> Verdict:
@@ -325,7 +327,7 @@ async def test_who_stops_waits_for_nobody_who_was_asked(program: Program) -> Non
     asking: Asking = ask
     program.orders.order("tool", {"name": "edit", "arguments": "{}", "content": "done", "is_asked": True})
     upstream = program.agent(permissions=asking)
-    reader = asyncio.get_running_loop().create_task(asked(upstream, "one"))
+    reader = asyncio.get_running_loop().create_task(open_and_send(upstream, "one"))
     async with asyncio.timeout(LIMIT_S):
         await is_asked.wait()
     reader.cancel()
@@ -335,20 +337,24 @@ async def test_who_stops_waits_for_nobody_who_was_asked(program: Program) -> Non
     assert program.runs() == 0
 
 
-async def test_an_agent_without_a_memory_is_asked_nothing(tmp_path: Path, address: str) -> None:
+async def test_an_agent_that_cannot_load_sessions_receives_no_message_on_resume(
+    tmp_path: Path, address: str
+) -> None:
     forgetful = Program(tmp_path, address)
-    name = name_in(await asked(forgetful.agent(), "one"))
+    name = name_in(await open_and_send(forgetful.agent(), "one"))
     with pytest.raises(UpstreamGoneError, match="cannot resume earlier"):
-        await resumed(forgetful.agent(), name, "two")
+        await resume_and_send(forgetful.agent(), name, "two")
     assert [told.text for told in forgetful.messages()] == ["one"]
 
 
 @pytest.mark.parametrize("code", [-32001, -32002, -32601, -32602])
-async def test_a_refusal_to_open_a_known_session_says_that_it_is_gone(program: Program, code: int) -> None:
-    name = name_in(await asked(program.agent(), "one"))
+async def test_a_refusal_to_open_a_known_session_is_an_upstream_gone_error(
+    program: Program, code: int
+) -> None:
+    name = name_in(await open_and_send(program.agent(), "one"))
     program.orders.order("opening", [code, "some words", None])
     with pytest.raises(UpstreamGoneError, match="some words"):
-        await resumed(program.agent(), name, "two")
+        await resume_and_send(program.agent(), name, "two")
 
 
 @pytest.mark.parametrize(
@@ -366,16 +372,16 @@ async def test_a_refusal_to_open_a_known_session_says_that_it_is_gone(program: P
         ([-32002, "Resource not found", {"uri": "file:///a.txt"}], UpstreamFailedError),
     ],
 )
-async def test_a_refused_message_is_the_error_that_says_what_helps_and_the_process_stays(
+async def test_a_refused_message_raises_the_matching_error_and_the_process_stays(
     program: Program, failure: list[object], kind: type[ModelError]
 ) -> None:
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
     program.orders.order("failure", failure)
     with pytest.raises(ModelError) as raised:
-        await answered(agent, "one")
+        await answer_of(agent, "one")
     assert type(raised.value) is kind
-    assert text_of(await answered(agent, "two")) == "two"
+    assert text_of(await answer_of(agent, "two")) == "two"
     assert len(program.orders.recorded("initialized")) == 1
     await upstream.aclose()
 
@@ -387,7 +393,7 @@ async def test_a_refused_message_is_the_error_that_says_what_helps_and_the_proce
         ("scripted", [MessageTaken]),
     ],
 )
-async def test_a_failure_of_the_provider_may_have_left_the_message_with_the_agent(
+async def test_after_a_provider_failure_the_agent_may_have_the_message(
     program: Program, name: str, taken: list[type[UpstreamEvent]]
 ) -> None:
     program.orders.declare("name", name)
@@ -404,30 +410,32 @@ async def test_a_failure_of_the_provider_may_have_left_the_message_with_the_agen
     await upstream.aclose()
 
 
-async def test_a_program_that_says_why_it_does_not_start_is_understood(program: Program) -> None:
+async def test_the_startup_error_of_a_program_is_classified(program: Program) -> None:
     program.orders.declare("silent", "You are not logged in, my friend")
     with pytest.raises(ModelAccessError, match="not logged in") as raised:
-        await asked(program.agent(), "one")
+        await open_and_send(program.agent(), "one")
     assert raised.value.__notes__ == ["You are not logged in, my friend"]
 
 
-async def test_no_program_no_folder_and_another_protocol_are_a_missing_model(program: Program) -> None:
+async def test_a_missing_program_a_missing_folder_and_another_protocol_are_a_missing_model(
+    program: Program,
+) -> None:
     with pytest.raises(ModelMissingError, match="does not start"):
-        await asked(AcpAgent(["no-such-program-anywhere"], cwd=program.cwd), "one")
+        await open_and_send(AcpAgent(["no-such-program-anywhere"], cwd=program.cwd), "one")
     with pytest.raises(ModelMissingError, match="does not start"):
-        await asked(program.agent(cwd=program.cwd / "gone"), "one")
+        await open_and_send(program.agent(cwd=program.cwd / "gone"), "one")
     program.orders.declare("version", 9)
     with pytest.raises(ModelMissingError, match="version 9"):
-        await asked(program.agent(), "one")
+        await open_and_send(program.agent(), "one")
     with pytest.raises(UsageError, match="names a program"):
         AcpAgent("")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-async def test_a_tool_that_goes_on_after_a_stop_is_ended(program: Program) -> None:
+async def test_a_tool_that_continues_after_a_cancel_is_ended(program: Program) -> None:
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
-    await answered(agent, "one")
+    await answer_of(agent, "one")
     program.orders.order("detached")
     answer = agent.send(UpstreamMessage(UserMessage.of("two")), key="k")
     async with asyncio.timeout(LIMIT_S):
@@ -438,11 +446,11 @@ async def test_a_tool_that_goes_on_after_a_stop_is_ended(program: Program) -> No
         await answer.aclose()
     (tool,) = program.orders.recorded("detached")
     assert not lives(tool["pid"])
-    assert text_of(await answered(agent, "three")) == "one | two | three"
+    assert text_of(await answer_of(agent, "three")) == "one | two | three"
     await upstream.aclose()
 
 
-async def test_an_agent_that_heeds_no_cancel_is_ended_all_the_same(
+async def test_an_agent_that_ignores_a_cancel_is_ended(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acp_module, "CANCEL_S", 0.2)
@@ -456,12 +464,12 @@ async def test_an_agent_that_heeds_no_cancel_is_ended_all_the_same(
         await answer.aclose()
     assert program.runs() == 0
     assert isinstance(opened, MessageTaken)
-    assert text_of(await answered(agent, "two")) == "one | two"
+    assert text_of(await answer_of(agent, "two")) == "one | two"
     assert [told["how"] for told in program.orders.recorded("opened")] == ["new", "resume"]
     await upstream.aclose()
 
 
-async def test_one_message_at_a_time(program: Program) -> None:
+async def test_a_second_message_during_a_turn_is_refused(program: Program) -> None:
     program.hang()
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
@@ -472,24 +480,26 @@ async def test_one_message_at_a_time(program: Program) -> None:
     await first.aclose()
     await upstream.aclose()
     with pytest.raises(UpstreamFailedError, match="closed"):
-        await answered(agent, "three")
+        await answer_of(agent, "three")
 
 
-async def test_a_mode_and_a_sign_in_come_before_the_first_word(program: Program) -> None:
+async def test_the_mode_and_the_sign_in_are_set_before_the_first_message(program: Program) -> None:
     program.refuse_key()
-    await asked(program.agent(mode="plan", sign_in="browser"), "one")
+    await open_and_send(program.agent(mode="plan", sign_in="browser"), "one")
     assert [told["method"] for told in program.orders.recorded("signed in")] == ["browser"]
     assert [told["mode"] for told in program.orders.recorded("mode")] == ["plan"]
 
 
 @pytest.mark.parametrize("where", ["message", "meta", "none"])
-async def test_instructions_are_told_once_where_the_agent_takes_them(program: Program, where: str) -> None:
+async def test_instructions_are_sent_once_in_the_place_that_the_agent_supports(
+    program: Program, where: str
+) -> None:
     upstream = program.agent(instructions=where)
     agent = await upstream.open(Setup("be brief"))
-    name = name_in(await answered(agent, "one"))
-    await answered(agent, "two")
+    name = name_in(await answer_of(agent, "one"))
+    await answer_of(agent, "two")
     await upstream.aclose()
-    await asked_again(program, name, where)
+    await resume_and_send_in(program, name, where)
     (opened,) = [told for told in program.orders.recorded("opened") if told["how"] == "new"]
     said = [[block["text"] for block in told["blocks"]] for told in program.orders.recorded("told")]
     assert said[1:] == [["two"], ["three"]]
@@ -498,9 +508,9 @@ async def test_instructions_are_told_once_where_the_agent_takes_them(program: Pr
     assert opened["meta"] == ({"systemPrompt": {"append": "be brief"}} if where == "meta" else {})
 
 
-async def asked_again(program: Program, name: str, where: str) -> None:
+async def resume_and_send_in(program: Program, name: str, where: str) -> None:
     upstream = program.agent(instructions=where)
-    await answered(await upstream.open(Setup("be brief"), resume=name), "three")
+    await answer_of(await upstream.open(Setup("be brief"), resume=name), "three")
     await upstream.aclose()
 
 
@@ -511,21 +521,21 @@ FILES = (
 )
 
 
-async def test_attachments_go_in_the_form_that_the_agent_takes(tmp_path: Path, address: str) -> None:
+async def test_attachments_are_sent_in_the_form_that_the_agent_supports(tmp_path: Path, address: str) -> None:
     seeing = Program(tmp_path, address, "image")
-    await asked(seeing.agent(), "look", *FILES)
+    await open_and_send(seeing.agent(), "look", *FILES)
     (told,) = seeing.orders.recorded("told")
     assert [block["type"] for block in told["blocks"]] == ["text", "image", "resource", "resource_link"]
 
 
-async def test_attachments_that_the_agent_does_not_take_are_named(program: Program) -> None:
-    await asked(program.agent(), "look", *FILES)
+async def test_unsupported_attachments_are_replaced_by_a_text_with_their_names(program: Program) -> None:
+    await open_and_send(program.agent(), "look", *FILES)
     (told,) = program.orders.recorded("told")
     assert [block["type"] for block in told["blocks"]] == ["text", "text", "text", "resource_link"]
     assert told["blocks"][2]["text"] == "[An attachment that cannot be shown here: a.txt, text/plain]"
 
 
-async def test_the_host_servers_are_given_and_those_that_cannot_be_are_told_of_once(
+async def test_the_agent_receives_the_client_applications_servers_and_omitted_ones_are_logged_once(
     tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = Program(tmp_path, address, "http")
@@ -541,7 +551,7 @@ async def test_the_host_servers_are_given_and_those_that_cannot_be_are_told_of_o
         )
     )
     for _ in range(2):
-        await asked(upstream, "one", setup=setup)
+        await open_and_send(upstream, "one", setup=setup)
     files, mail = program.orders.recorded("opened")[-1]["servers"]
     assert files == {
         "name": "files",
@@ -558,26 +568,26 @@ async def test_the_host_servers_are_given_and_those_that_cannot_be_are_told_of_o
     assert [("'old'" in words, "'shop'" in words) for words in warnings] == [(True, False), (False, True)]
 
 
-async def test_the_end_of_a_turn_says_why(program: Program) -> None:
+async def test_the_finish_of_a_turn_follows_the_stop_reason(program: Program) -> None:
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
     program.orders.order("stop", "max_tokens")
-    assert (await answered(agent, "one"))[-1] == Finished(Finish.LENGTH)
+    assert (await answer_of(agent, "one"))[-1] == Finished(Finish.LENGTH)
     program.orders.order("stop", "refusal")
     with pytest.raises(UpstreamFailedError, match="refuses to continue"):
-        await answered(agent, "two")
+        await answer_of(agent, "two")
     program.orders.order("stop", "cancelled")
     with pytest.raises(UpstreamFailedError, match="was stopped by another client"):
-        await answered(agent, "three")
+        await answer_of(agent, "three")
     await upstream.aclose()
     program.orders.order("stop", "refusal")
     with pytest.raises(ModelFilteredError):
-        await asked(upstream, "four")
+        await open_and_send(upstream, "four")
 
 
-async def test_thoughts_and_plans_are_thinking(program: Program) -> None:
+async def test_thoughts_and_plans_are_thinking_deltas(program: Program) -> None:
     program.orders.order("plan", [["look", "completed"], ["act", "pending"]])
-    events = await asked(program.agent(), "one")
+    events = await open_and_send(program.agent(), "one")
     thought = "".join(event.text for event in events if isinstance(event, ThinkingDelta))
     assert thought == "hmm\nPlan:\n- [x] look\n- [ ] act\n"
     assert events[-1] == Finished(usage=Usage(100, 7, 60, 10))
@@ -592,5 +602,5 @@ async def test_thoughts_and_plans_are_thinking(program: Program) -> None:
         ("env A=b", "acp:env"),
     ],
 )
-def test_it_is_named_for_its_program(command: str, name: str) -> None:
+def test_the_upstream_has_the_name_of_its_program(command: str, name: str) -> None:
     assert AcpAgent(command).name == name

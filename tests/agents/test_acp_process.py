@@ -1,4 +1,4 @@
-"""Programs that are no good agents: they are ended, with all that they started, and what they do is said."""
+"""Programs that fail as agents: they are ended with all that they started, and the error describes the failure."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from midstream.agents.acp_process import AcpProcess
 WORLD = World()
 
 
-async def nobody(_: str, __: ToolCallUpdate) -> Decision:
+async def ignore_permission(_: str, __: ToolCallUpdate) -> Decision:
     return "nobody is there"
 
 
 def process(*command: str, cwd: Path | str = ".") -> AcpProcess:
-    return AcpProcess("agent", command, cwd=str(cwd), env={}, leave=nobody, world=WORLD)
+    return AcpProcess("agent", command, cwd=str(cwd), env={}, leave=ignore_permission, world=WORLD)
 
 
 async def lives(pid: int) -> bool:
-    """Whether a process is there, after it has had the time to go."""
+    """Return whether a process still runs after it has had time to end."""
     for _ in range(3000):
         try:
             os.kill(pid, 0)
@@ -52,7 +52,7 @@ async def lives(pid: int) -> bool:
     return True
 
 
-async def test_what_a_program_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_children_of_a_program_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acp_process, "EXIT_S", 0.3)
     script = "trap '' TERM; sleep 1000 & echo $! > child; cat > /dev/null"
     started = process("sh", "-c", script, cwd=tmp_path)
@@ -69,11 +69,11 @@ async def test_what_a_program_started_ends_with_it(tmp_path: Path, monkeypatch: 
     assert not await lives(int(child.read_text()))
 
 
-async def test_a_program_that_heeds_nothing_is_killed(
+async def test_a_program_that_ignores_signals_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acp_process, "EXIT_S", 0.1)
-    monkeypatch.setattr(acp_process, "GREETING_S", 2.0)  # in which the shell has started
+    monkeypatch.setattr(acp_process, "GREETING_S", 2.0)  # the time in which the shell starts
     started = process("sh", "-c", "trap '' TERM; echo $$ > own; while :; do sleep 0.05; done", cwd=tmp_path)
     with pytest.raises(ModelStalledError, match="did not answer"):
         await started.start()
@@ -82,21 +82,21 @@ async def test_a_program_that_heeds_nothing_is_killed(
     assert not await lives(int((tmp_path / "own").read_text()))
 
 
-async def test_a_program_that_speaks_something_else_is_no_agent() -> None:
+async def test_a_program_with_another_protocol_is_not_an_agent() -> None:
     started = process("sh", "-c", "echo hello there; echo usage: x >&2; exit 2")
     with pytest.raises(UpstreamFailedError, match="usage: x"):
         await started.start()
     await started.aclose()
 
 
-async def test_a_program_that_is_not_there_is_a_missing_model(tmp_path: Path) -> None:
+async def test_a_missing_program_is_a_missing_model(tmp_path: Path) -> None:
     started = process(str(tmp_path / "none"))
     with pytest.raises(ModelMissingError, match="does not start"):
         await started.start()
     await started.aclose()
 
 
-async def test_what_fails_in_the_middle_is_not_explained_by_old_words() -> None:
+async def test_a_failure_in_the_middle_is_not_explained_by_earlier_output() -> None:
     started = process("true")
 
     async def broken() -> None:
@@ -106,7 +106,7 @@ async def test_what_fails_in_the_middle_is_not_explained_by_old_words() -> None:
         await started.wait_for(broken(), limit_s=None)
 
 
-async def test_who_does_not_listen_is_told_no_more_than_it_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_updates_are_limited_and_more_fail_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acp_process, "UPDATES_MAX", 3)
     started = process("true")
     for _ in range(5):
@@ -117,14 +117,14 @@ async def test_who_does_not_listen_is_told_no_more_than_it_can_hold(monkeypatch:
     assert len(started.take_updates()) == 4
 
 
-async def test_leave_is_given_or_not_by_what_the_agent_offers() -> None:
+async def test_a_permission_request_without_options_is_cancelled() -> None:
     started = process("true")
     call = ToolCallUpdate(tool_call_id="1")
     answer = await started._listener.request_permission("s", call, [])
     assert answer.outcome.model_dump(exclude_none=True) == {"outcome": "cancelled"}
 
 
-def test_the_details_of_a_refusal_count() -> None:
+def test_the_details_of_a_refusal_decide_its_class() -> None:
     started = process("true")
     error = started.classify_error(
         RequestError(-32603, "Internal error", {"details": "Overloaded", "code": "x"})
@@ -145,7 +145,7 @@ def test_the_details_of_a_refusal_count() -> None:
         (-32000, "sign in", ModelAccessError),
     ],
 )
-def test_a_refusal_by_the_status_of_the_provider_is_what_the_status_means(
+def test_a_refusal_with_a_status_of_the_provider_is_classified_by_that_status(
     code: int, words: str, kind: type[ModelError]
 ) -> None:
     assert type(process("agent").classify_error(RequestError(code, words))) is kind

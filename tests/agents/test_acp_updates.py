@@ -1,4 +1,4 @@
-"""Updates of agents behind the Agent Client Protocol, one by one."""
+"""Single updates of agents with the Agent Client Protocol."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def events_of(reader: AcpReader, *updates: object) -> list[ModelEvent]:
     return [event for update in updates for event in reader.update(update)]
 
 
-def test_words_and_thoughts() -> None:
+def test_message_and_thought_chunks_become_deltas() -> None:
     reader = AcpReader()
     assert not reader.has_words
     picture = helpers.update_agent_message(helpers.image_block("aGk=", "image/png"))
@@ -54,13 +54,13 @@ def test_words_and_thoughts() -> None:
     assert reader.has_words
 
 
-def test_a_plan_is_told_when_it_changes() -> None:
+def test_a_plan_is_reported_when_it_changes() -> None:
     reader = AcpReader()
     plan = helpers.update_plan([helpers.plan_entry("look", status="in_progress")])
     assert events_of(reader, plan, plan) == [ThinkingDelta("\nPlan:\n- [>] look\n")]
 
 
-def test_a_tool_is_shown_when_its_arguments_are_known() -> None:
+def test_a_tool_call_is_reported_when_its_arguments_are_known() -> None:
     reader = AcpReader()
     assert events_of(
         reader,
@@ -79,7 +79,7 @@ def test_a_tool_is_shown_when_its_arguments_are_known() -> None:
     ]
 
 
-def test_a_tool_without_arguments_is_shown_by_its_title_and_its_places() -> None:
+def test_a_tool_call_without_arguments_is_described_by_its_title_and_locations() -> None:
     from acp.schema import ToolCallLocation
 
     reader = AcpReader()
@@ -92,7 +92,7 @@ def test_a_tool_without_arguments_is_shown_by_its_title_and_its_places() -> None
     ]
 
 
-def test_arguments_that_change_are_shown_again_a_few_times_and_at_the_end() -> None:
+def test_changing_arguments_are_reported_a_few_times_and_at_the_end() -> None:
     reader = AcpReader()
     begun = helpers.start_tool_call("1", "t", kind="execute", status="in_progress", raw_input={"n": 0})
     changes = [helpers.update_tool_call("1", raw_input={"n": n}) for n in range(1, 20)]
@@ -104,13 +104,13 @@ def test_arguments_that_change_are_shown_again_a_few_times_and_at_the_end() -> N
     assert events[-1] == UpstreamCallEnded("1", "")
 
 
-def test_a_request_that_names_only_a_folder_is_vague() -> None:
+def test_a_permission_request_with_only_a_folder_is_vague() -> None:
     given: dict[str, Any] = {"tool_call_id": "1", "title": "bash", "kind": "execute"}
     asked = AcpReader().describe_request(ToolCallUpdate(**given, raw_input={"cwd": "/work"}))
     assert asked == ("bash", "execute", '{"locations":[],"title":"bash"}', True)
 
 
-def test_what_a_tool_made_is_told_in_words() -> None:
+def test_the_result_of_a_tool_is_reported_as_text() -> None:
     made: list[Any] = [
         helpers.tool_content(helpers.text_block("words")),
         helpers.tool_content(helpers.image_block("aGk=", "image/png")),
@@ -126,7 +126,7 @@ def test_what_a_tool_made_is_told_in_words() -> None:
     )
 
 
-def test_a_tool_without_an_end_is_unknown() -> None:
+def test_a_tool_call_without_an_end_is_unknown() -> None:
     reader = AcpReader()
     events_of(reader, helpers.start_tool_call("1", "t", kind="edit", status="in_progress"))
     assert [*reader.end(ENDED)] == [
@@ -135,7 +135,7 @@ def test_a_tool_without_an_end_is_unknown() -> None:
     ]
 
 
-def test_a_tool_that_was_refused_is_denied_unless_it_ran_all_the_same() -> None:
+def test_a_refused_tool_call_is_denied_unless_it_ran_nevertheless() -> None:
     for status, outcome in (("failed", Outcome.DENIED), ("completed", Outcome.OK)):
         reader = AcpReader()
         given: dict[str, Any] = {"tool_call_id": "1", "title": "Edit a.txt", "kind": "edit"}
@@ -149,7 +149,7 @@ def test_a_tool_that_was_refused_is_denied_unless_it_ran_all_the_same() -> None:
         ]
 
 
-def test_what_is_told_of_a_tool_of_before_is_a_sign_of_life() -> None:
+def test_an_update_of_an_earlier_tool_call_is_a_keep_alive() -> None:
     assert events_of(AcpReader(), helpers.update_tool_call("old", status="completed")) == [KeepAlive()]
 
 
@@ -162,19 +162,19 @@ def test_what_is_told_of_a_tool_of_before_is_a_sign_of_life() -> None:
         ("refusal", Finish.FILTER),
     ],
 )
-def test_the_end_says_why(reason: Any, finish: Finish) -> None:  # noqa: ANN401 - a literal of the protocol
+def test_the_finish_follows_the_stop_reason(reason: Any, finish: Finish) -> None:  # noqa: ANN401 - a literal of the protocol
     assert [*AcpReader().end(PromptResponse(stop_reason=reason))] == [Finished(finish)]
 
 
 @pytest.mark.parametrize(
     ("total", "usage"),
     [
-        (117, Usage(100, 17, 60, 10)),  # everything is apart
+        (117, Usage(100, 17, 60, 10)),  # all numbers are separate
         (107, Usage(100, 7, 60, 10)),  # thoughts are part of the output
-        (37, Usage(30, 7, 60, 10)),  # the cached ones are part of the input
+        (37, Usage(30, 7, 60, 10)),  # cached tokens are part of the input
     ],
 )
-def test_the_total_says_what_is_part_of_what(total: int, usage: Usage) -> None:
+def test_the_total_shows_which_token_counts_include_others(total: int, usage: Usage) -> None:
     counted = CountedTokens(
         total_tokens=total,
         input_tokens=30,

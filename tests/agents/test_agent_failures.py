@@ -60,16 +60,16 @@ SITUATIONS = [
 ]
 
 
-def _every_kind(kind: type[ModelError]) -> list[type[ModelError]]:
-    return [kind, *(each for sub in kind.__subclasses__() for each in _every_kind(sub))]
+def _errors_of(kind: type[ModelError]) -> list[type[ModelError]]:
+    return [kind, *(each for sub in kind.__subclasses__() for each in _errors_of(sub))]
 
 
-def test_every_class_of_error_has_its_cause() -> None:
-    ours = {kind for kind in _every_kind(ModelError) if kind.__module__ == "midstream.errors"}
+def test_every_error_class_has_a_cause() -> None:
+    ours = {kind for kind in _errors_of(ModelError) if kind.__module__ == "midstream.errors"}
     assert {*CAUSES} == ours
 
 
-def test_an_error_of_an_unknown_class_has_the_cause_of_what_it_is_made_of() -> None:
+def test_a_subclass_has_the_cause_of_its_base_class() -> None:
     class OddError(UpstreamBusyError):
         pass
 
@@ -96,7 +96,7 @@ def test_an_error_of_an_unknown_class_has_the_cause_of_what_it_is_made_of() -> N
         (ModelMissingError, Fail(), Fail()),
     ],
 )
-def test_the_first_failure_before_anything_was_taken(
+def test_the_remedy_of_the_first_failure_before_the_message_was_taken(
     kind: type[ModelError], resumed: Remedy, fresh: Remedy
 ) -> None:
     assert remedy(kind("x"), RESUMED) == resumed
@@ -104,25 +104,25 @@ def test_the_first_failure_before_anything_was_taken(
 
 
 @pytest.mark.parametrize("kind", CAUSES)
-def test_after_the_first_shown_word_nothing_is_tried_again(kind: type[ModelError]) -> None:
+def test_nothing_is_retried_after_the_first_shown_text(kind: type[ModelError]) -> None:
     for situation in SITUATIONS:
         assert remedy(kind("x"), replace(situation, has_spoken=True)) == Fail()
 
 
 @pytest.mark.parametrize("kind", CAUSES)
-def test_a_fresh_agent_is_not_the_answer_twice_in_a_turn(kind: type[ModelError]) -> None:
+def test_a_second_fresh_agent_is_never_started_in_one_turn(kind: type[ModelError]) -> None:
     for situation in SITUATIONS:
         assert not isinstance(remedy(kind("x"), replace(situation, is_replacement=True)), StartFresh)
 
 
 @pytest.mark.parametrize("kind", CAUSES)
-def test_what_was_taken_is_never_said_again_to_the_same_agent(kind: type[ModelError]) -> None:
+def test_a_taken_message_is_never_sent_again_to_the_same_agent(kind: type[ModelError]) -> None:
     for situation in SITUATIONS:
         assert not isinstance(remedy(kind("x"), replace(situation, is_taken=True)), Repeat)
 
 
 @pytest.mark.parametrize("kind", CAUSES)
-def test_tries_come_to_an_end(kind: type[ModelError]) -> None:
+def test_retries_are_limited(kind: type[ModelError]) -> None:
     for start in (RESUMED, FRESH):
         situation = start
         for _ in range(10):
@@ -139,13 +139,13 @@ def test_tries_come_to_an_end(kind: type[ModelError]) -> None:
             pytest.fail("it is tried for ever")
 
 
-def test_a_refusal_behind_a_whole_answer_is_of_the_message_and_not_of_the_memory() -> None:
+def test_a_refusal_after_a_whole_answer_concerns_the_message_and_not_the_conversation() -> None:
     assert remedy(ModelRejectedError("x"), replace(RESUMED, was_whole=True)) == Fail()
     assert remedy(ModelRejectedError("x"), replace(RESUMED, is_taken=True)) == StartFresh()
     assert is_refusal(ModelRejectedError("x"), is_taken=False)
 
 
-def test_the_network_gets_two_more_tries_then_a_fresh_agent() -> None:
+def test_a_network_failure_is_retried_twice_then_a_fresh_agent_is_started() -> None:
     error = ModelUnavailableError("x")
     assert [remedy(error, replace(RESUMED, repeats=count)) for count in range(3)] == [
         Repeat(0.5),
@@ -155,7 +155,7 @@ def test_the_network_gets_two_more_tries_then_a_fresh_agent() -> None:
     assert remedy(error, replace(FRESH, repeats=2)) == Fail()
 
 
-def test_a_rate_limit_is_waited_for_and_never_answered_with_a_longer_request() -> None:
+def test_a_rate_limit_is_waited_for_and_never_causes_a_full_transcript() -> None:
     soon = ModelUnavailableError("x", retry_after_s=7.0)
     assert remedy(soon, RESUMED) == Repeat(7.0)
     assert remedy(soon, replace(RESUMED, repeats=len(AGENT_REPEAT_AFTER_S))) == Fail()
@@ -163,13 +163,13 @@ def test_a_rate_limit_is_waited_for_and_never_answered_with_a_longer_request() -
     assert remedy(ModelUnavailableError("x", retry_after_s=ATTEMPT_PAUSE_MAX_S + 1), RESUMED) == Fail()
 
 
-def test_a_busy_agent_is_forced_once_then_left() -> None:
+def test_a_busy_agent_is_forced_once_then_the_turn_fails() -> None:
     forced = replace(RESUMED, is_forced=True)
     assert remedy(UpstreamBusyError("x"), forced) == StartFresh()
     assert remedy(UpstreamBusyError("x"), replace(FRESH, is_forced=True)) == Fail()
 
 
-def test_the_second_stall_of_a_turn_is_its_end() -> None:
+def test_the_second_stall_of_a_turn_ends_it() -> None:
     stall = ModelStalledError("x")
     assert remedy(stall, replace(RESUMED, is_forced=True)) == StartFresh()
     assert remedy(stall, replace(RESUMED, is_taken=True)) == StartFresh()
@@ -177,14 +177,14 @@ def test_the_second_stall_of_a_turn_is_its_end() -> None:
     assert remedy(stall, replace(ANEW, is_taken=True)) == Fail()
 
 
-def test_only_an_agent_that_was_silent_for_long_is_doubted_when_it_calls_the_key_wrong() -> None:
+def test_an_access_error_is_verified_only_for_an_agent_that_was_idle_for_long() -> None:
     old = replace(RESUMED, idle_s=DOUBTFUL_AFTER_S)
     assert remedy(ModelAccessError("x"), old) == StartFresh(if_verified=True)
     assert remedy(ModelAccessError("x"), replace(RESUMED, idle_s=DOUBTFUL_AFTER_S - 1)) == Fail()
     assert remedy(ModelAccessError("x"), replace(FRESH, idle_s=DOUBTFUL_AFTER_S)) == Fail()
 
 
-def test_a_refusal_leaves_the_agent_as_it_was_and_a_lost_connection_may_not() -> None:
+def test_a_refusal_leaves_the_agent_unchanged_and_a_lost_connection_may_not() -> None:
     limit = ModelUnavailableError("x", retry_after_s=1.0)
     assert [is_refusal(error, is_taken=False) for error in (limit, UpstreamBusyError("x"))] == [True, True]
     assert is_refusal(ModelAccessError("x"), is_taken=False)

@@ -1,4 +1,4 @@
-"""The memory of all agents of this process is measured, with what they have started."""
+"""The measurement of the memory of all agents of this process, including their child processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
 
 MIB = 64
 BLOCK = f"block = bytearray({MIB} * 1024 * 1024); print('ready', flush=True); input()"
-# A shell keeps the variables for what it starts, as an agent does for its tools.
+# A shell passes the variables to its children, as an agent does to its tools.
 COMMAND = ["sh", "-c", 'exec 3<&0; "$0" -c "$1" <&3 & wait', sys.executable, BLOCK]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show it")
 
 
-def test_the_memory_of_agents_and_of_their_children_counts_and_no_other() -> None:
+def test_the_memory_of_agents_and_their_children_counts_and_no_other() -> None:
     before = measure_memory()
     assert before is not None
     for owner, is_counted in (("another", False), (owner_of_new_agents(), True)):

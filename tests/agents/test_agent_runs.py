@@ -35,54 +35,54 @@ def test_budgets_are_positive_and_finite() -> None:
             SilenceLimits(idle_s=wrong)
 
 
-async def test_events_come_as_they_are_said() -> None:
+async def test_events_arrive_as_they_are_sent() -> None:
     said = [MessageTaken("a"), TextDelta("x"), Finished()]
-    assert await _heard(said) == said
+    assert await _run_script(said) == said
 
 
 async def test_silence_before_the_first_event_is_a_stall() -> None:
     with pytest.raises(ModelStalledError, match="scripted sent nothing for 120 s"):
-        await _heard([120.5, TextDelta("x")])
+        await _run_script([120.5, TextDelta("x")])
 
 
-async def test_every_event_ends_a_silence_also_one_that_shows_nothing() -> None:
+async def test_every_event_ends_a_silence_even_without_output() -> None:
     said = [119.0, KeepAlive(), 119.0, Working(), 119.0, MessageTaken("a"), 119.0, Finished()]
-    assert (await _heard(said))[-1] == Finished()
+    assert (await _run_script(said))[-1] == Finished()
 
 
-async def test_a_tool_of_the_upstream_may_take_ten_minutes_and_gives_signs() -> None:
+async def test_a_tool_of_the_upstream_may_take_ten_minutes_with_keep_alives() -> None:
     call = UpstreamCallStarted("1", "build", "{}")
-    heard = await _heard([call, 599.0, UpstreamCallEnded("1", "ok"), Finished()])
+    heard = await _run_script([call, 599.0, UpstreamCallEnded("1", "ok"), Finished()])
     signs = [event for event in heard if isinstance(event, Working)]
     assert len(signs) in range(28, 31)
     assert {*signs} == {Working("build")}
 
 
-async def test_a_tool_that_never_ends_is_a_stall_that_names_it() -> None:
+async def test_a_tool_that_never_ends_is_a_stall_with_the_tools_name() -> None:
     with pytest.raises(ModelStalledError, match="for 600 s while its tools were open: build"):
-        await _heard([UpstreamCallStarted("1", "build", "{}"), 601.0])
+        await _run_script([UpstreamCallStarted("1", "build", "{}"), 601.0])
 
 
-async def test_after_a_tool_the_short_budget_holds_again() -> None:
+async def test_after_a_tool_the_short_budget_applies_again() -> None:
     call = [UpstreamCallStarted("1", "build", "{}"), UpstreamCallEnded("1", "ok")]
     with pytest.raises(ModelStalledError, match=r"for 120 s$"):
-        await _heard([*call, 121.0, Finished()])
+        await _run_script([*call, 121.0, Finished()])
 
 
-async def test_after_the_first_word_the_short_budget_holds_also_where_the_first_token_may_take_long() -> None:
+async def test_after_the_first_event_the_short_budget_applies_even_if_the_first_token_may_take_long() -> None:
     thinking = [MessageTaken("a"), 599.0, KeepAlive(), 599.0]
-    assert (await _heard([*thinking, TextDelta("x"), Finished()], first_token_s=600.0))[-1] == Finished()
+    assert (await _run_script([*thinking, TextDelta("x"), Finished()], first_token_s=600.0))[-1] == Finished()
     with pytest.raises(ModelStalledError, match=r"for 120 s$"):
-        await _heard([*thinking, TextDelta("x"), 121.0, Finished()], first_token_s=600.0)
+        await _run_script([*thinking, TextDelta("x"), 121.0, Finished()], first_token_s=600.0)
     with pytest.raises(ModelStalledError, match=r"for 600 s$"):
-        await _heard([MessageTaken("a"), 601.0, TextDelta("x")], first_token_s=600.0)
+        await _run_script([MessageTaken("a"), 601.0, TextDelta("x")], first_token_s=600.0)
     with pytest.raises(ModelStalledError, match=r"for 120 s$"):
-        await _heard([MessageTaken("a"), 121.0, TextDelta("x")], first_token_s=60.0)
+        await _run_script([MessageTaken("a"), 121.0, TextDelta("x")], first_token_s=60.0)
 
 
-async def test_a_slow_reader_is_no_silence() -> None:
+async def test_a_slow_reader_is_not_a_silence() -> None:
     world = FakeWorld()
-    run = AgentRun(_said(world, [TextDelta("x"), Finished()]), LIMITS, world, name="scripted")
+    run = AgentRun(_script_answer(world, [TextDelta("x"), Finished()]), LIMITS, world, name="scripted")
     async with run:
         await world.advance(1000.0)
         assert [await run.next(), await run.next()] == [TextDelta("x"), Finished()]
@@ -102,25 +102,25 @@ async def test_an_agent_waits_for_a_slow_reader() -> None:
         assert len(said) == EVENTS_MAX + 1
 
 
-async def test_an_error_comes_after_what_was_said() -> None:
+async def test_an_error_is_raised_after_the_events_before_it() -> None:
     heard: list[UpstreamEvent] = []
     with pytest.raises(UpstreamGoneError):
-        await _heard([MessageTaken("a"), UpstreamGoneError("gone")], heard)
+        await _run_script([MessageTaken("a"), UpstreamGoneError("gone")], heard)
     assert heard == [MessageTaken("a")]
 
 
-async def test_an_error_of_no_known_kind_is_a_failed_run_without_its_words() -> None:
+async def test_an_error_of_an_unknown_class_is_a_failed_run_without_its_message() -> None:
     with pytest.raises(UpstreamFailedError, match=r"^scripted failed with KeyError$") as raised:
-        await _heard([KeyError("what somebody wrote")])
+        await _run_script([KeyError("what somebody wrote")])
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-async def test_an_answer_that_just_ends_is_a_failed_run() -> None:
+async def test_an_answer_that_ends_without_a_finish_is_a_failed_run() -> None:
     with pytest.raises(UpstreamFailedError, match="stopped in the middle"):
-        await _heard([TextDelta("x")])
+        await _run_script([TextDelta("x")])
 
 
-async def test_software_that_cancels_itself_is_a_failed_run() -> None:
+async def test_an_upstream_that_cancels_itself_is_a_failed_run() -> None:
     async def talk() -> AsyncIterator[UpstreamEvent]:
         yield TextDelta("x")
         raise asyncio.CancelledError
@@ -131,7 +131,7 @@ async def test_software_that_cancels_itself_is_a_failed_run() -> None:
             await run.next()
 
 
-async def test_leaving_closes_the_answer_in_the_task_that_read_it() -> None:
+async def test_the_answer_is_closed_in_the_task_that_read_it() -> None:
     world, tasks = FakeWorld(), list[object]()
 
     async def talk() -> AsyncIterator[UpstreamEvent]:
@@ -148,7 +148,7 @@ async def test_leaving_closes_the_answer_in_the_task_that_read_it() -> None:
     assert tasks[0] is tasks[1]
 
 
-async def test_a_run_that_does_not_stop_is_left_and_reaches_nobody() -> None:
+async def test_a_run_that_does_not_stop_is_abandoned_and_its_events_are_dropped() -> None:
     async def talk() -> AsyncIterator[UpstreamEvent]:
         yield TextDelta("x")
         try:
@@ -167,7 +167,7 @@ async def test_a_run_that_does_not_stop_is_left_and_reaches_nobody() -> None:
 
 
 class Thinker(ScriptedUpstream):
-    """An upstream whose agents name themselves, and think for five minutes before the first word."""
+    """An upstream whose agents send their ids, then think for five minutes before the first text."""
 
     async def open(self, setup: Setup, *, resume: str = "") -> ThinkingAgent:
         return ThinkingAgent(self, setup, resume)
@@ -184,7 +184,7 @@ class ThinkingAgent(ScriptedAgent):
 
 
 @pytest.mark.parametrize(("first_token_max_s", "status"), [(600.0, "completed"), (120.0, "failed")])
-async def test_a_slow_first_token_is_cut_when_the_budget_of_the_agent_says_so(
+async def test_a_slow_first_token_is_cut_by_the_agents_own_budget(
     first_token_max_s: float, status: str
 ) -> None:
     world, store = FakeWorld(), MemoryStore()
@@ -204,25 +204,25 @@ async def test_a_slow_first_token_is_cut_when_the_budget_of_the_agent_says_so(
     await world.live_through(host.stop())
 
 
-async def _heard(
+async def _run_script(
     steps: Sequence[object], heard: list[UpstreamEvent] | None = None, *, first_token_s: float = 0.0
 ) -> list[UpstreamEvent]:
-    """Let an agent say this (events, seconds of silence, errors), and return what is heard of it."""
+    """Let an agent send these steps (events, seconds of silence, errors), and collect the received events."""
     world = FakeWorld()
     events: list[UpstreamEvent] = [] if heard is None else heard
 
-    async def hear() -> None:
-        said = _said(world, steps)
+    async def collect() -> None:
+        said = _script_answer(world, steps)
         async with AgentRun(said, LIMITS, world, name="scripted", first_token_s=first_token_s) as run:
             while not isinstance(event := await run.next(), Finished):
                 events.append(event)
             events.append(event)
 
-    await world.live_through(hear())
+    await world.live_through(collect())
     return events
 
 
-async def _said(world: FakeWorld, steps: Sequence[object]) -> AsyncIterator[UpstreamEvent]:
+async def _script_answer(world: FakeWorld, steps: Sequence[object]) -> AsyncIterator[UpstreamEvent]:
     for step in steps:
         if isinstance(step, Exception):
             raise step

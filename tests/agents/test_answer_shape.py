@@ -1,4 +1,4 @@
-"""An answer whose tools ran elsewhere, as hosts can take it."""
+"""The shape of an answer whose tools ran elsewhere, as client applications can read it."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ _events = st.lists(
 )
 
 
-def passed(shape: Paired | Folded, *events: ModelEvent) -> list[ModelEvent]:
+def pass_through(shape: Paired | Folded, *events: ModelEvent) -> list[ModelEvent]:
     return [each for event in events for each in shape.take(event)]
 
 
-def test_what_is_in_order_passes_as_it_is() -> None:
+def test_a_well_formed_answer_passes_unchanged() -> None:
     events: list[ModelEvent] = [TextDelta("I look"), START, END, TextDelta("done"), Finished()]
     shape = Paired()
 
-    assert passed(shape, *events) == events
+    assert pass_through(shape, *events) == events
     assert shape.cut() == ()
 
 
 @spec("REUSE-57")
-def test_a_call_still_open_at_the_end_gets_an_end_before_it() -> None:
-    assert passed(Paired(), START, Finished()) == [
+def test_a_call_open_at_the_end_gets_an_end_before_it() -> None:
+    assert pass_through(Paired(), START, Finished()) == [
         START,
         UpstreamCallEnded("a", UPSTREAM_CUT, Outcome.UNKNOWN),
         Finished(),
     ]
 
 
-def test_a_call_still_open_where_the_answer_broke_off_gets_one_end() -> None:
+def test_a_call_open_where_the_answer_broke_off_gets_one_end() -> None:
     shape = Paired()
-    passed(shape, START)
+    pass_through(shape, START)
 
     assert shape.cut() == (UpstreamCallEnded("a", UPSTREAM_CUT, Outcome.UNKNOWN),)
     assert shape.cut() == ()
@@ -68,7 +68,7 @@ def test_a_call_still_open_where_the_answer_broke_off_gets_one_end() -> None:
 @given(_events)
 def test_every_call_starts_once_and_ends_once(events: list[ModelEvent]) -> None:
     shape = Paired()
-    shown = [*passed(shape, *events), *shape.cut()]
+    shown = [*pass_through(shape, *events), *shape.cut()]
 
     places: dict[str, list[type]] = {}
     for event in shown:
@@ -82,19 +82,19 @@ def test_every_call_starts_once_and_ends_once(events: list[ModelEvent]) -> None:
 
 
 @spec("REUSE-57")
-def test_a_turn_without_tools_is_told_of_them_as_thoughts() -> None:
+def test_a_turn_without_tools_reports_calls_as_thoughts() -> None:
     shape = Folded()
-    events = passed(shape, TextDelta("I look"), START, END, TextDelta("done"), Finished(Finish.CALLS))
+    events = pass_through(shape, TextDelta("I look"), START, END, TextDelta("done"), Finished(Finish.CALLS))
 
     told = ThinkingDelta('[ran elsewhere: read {"path":"x"}; it ended well]\nwords of x\n', signature="")
     assert events == [TextDelta("I look"), told, TextDelta("done"), Finished(Finish.STOP)]
 
 
-def test_a_folded_call_is_told_shortly_and_truly() -> None:
+def test_a_folded_call_is_summarized_with_its_outcome() -> None:
     shape = Folded()
     long = "y" * (FOLDED_CHARS_MAX + 5)
-    (told,) = passed(shape, START, UpstreamCallEnded("a", long, Outcome.ERROR))
-    passed(shape, UpstreamCallStarted("b", "run", "{}"))
+    (told,) = pass_through(shape, START, UpstreamCallEnded("a", long, Outcome.ERROR))
+    pass_through(shape, UpstreamCallStarted("b", "run", "{}"))
 
     assert isinstance(told, ThinkingDelta)
     assert told.text.endswith("y\n[+5 characters]\n")
@@ -109,7 +109,7 @@ def test_a_folded_call_is_told_shortly_and_truly() -> None:
 def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
     shape = Folded()
     builder = ResponseBuilder(AttemptRef(1, 1, 1))
-    for event in [*passed(shape, *events, Finished(Finish.CALLS)), *shape.cut()]:
+    for event in [*pass_through(shape, *events, Finished(Finish.CALLS)), *shape.cut()]:
         builder.add(event)
 
     response = builder.response()
@@ -117,7 +117,7 @@ def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
 
 
 @spec("REUSE-54")
-def test_words_after_a_call_are_a_part_of_their_own() -> None:
+def test_text_after_a_call_is_a_separate_part() -> None:
     builder = ResponseBuilder(AttemptRef(1, 1, 1))
     for event in (TextDelta("I look"), START, TextDelta("while it runs"), END, TextDelta(", on"), Finished()):
         builder.add(event)

@@ -1,4 +1,4 @@
-"""Which addresses an agent on this machine is given, and which are named in words in their place."""
+"""Which attachment URLs an agent on this machine receives, and which are replaced by text."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tests.spec import spec
 PUBLIC = "93.184.215.14"
 
 
-def attached(url: str) -> UserMessage:
+def message_with(url: str) -> UserMessage:
     return UserMessage((Text("look"), File("image/png", url=url, name="a.png")))
 
 
-async def public(_: str) -> Sequence[str]:
+async def resolve_public(_: str) -> Sequence[str]:
     return (PUBLIC,)
 
 
-async def given_to(url: str, folder: Path, *addresses: str) -> str | None:
-    """Return the address that an agent is given; None where it is given words."""
+async def attach(url: str, folder: Path, *addresses: str) -> str | None:
+    """Return the URL that an agent receives; None if it receives text."""
 
-    async def found(_: str) -> Sequence[str]:
+    async def look_up(_: str) -> Sequence[str]:
         return addresses
 
-    message = await with_readable_files(attached(url), folder, found if addresses else resolve)
+    message = await with_readable_files(message_with(url), folder, look_up if addresses else resolve)
     file = message.parts[1]
     if isinstance(file, File):
         return file.url
@@ -86,28 +86,28 @@ async def given_to(url: str, folder: Path, *addresses: str) -> str | None:
         "javascript:alert(1)",
     ],
 )
-async def test_an_address_that_is_not_public_is_left_out(url: str, tmp_path: Path) -> None:
+async def test_an_address_that_is_not_public_is_omitted(url: str, tmp_path: Path) -> None:
     if url:
-        assert await given_to(url, tmp_path) is None
+        assert await attach(url, tmp_path) is None
 
 
 @spec("SEC-80")
-async def test_a_public_address_and_a_whole_content_are_given(tmp_path: Path) -> None:
+async def test_a_public_address_and_inline_content_are_passed(tmp_path: Path) -> None:
     for url in (f"https://{PUBLIC}/a.png?b=c", "data:image/png;base64,AAAA"):
-        assert await given_to(url, tmp_path) == url
-    assert await given_to("https://example.com/a", tmp_path, PUBLIC) == "https://example.com/a"
+        assert await attach(url, tmp_path) == url
+    assert await attach("https://example.com/a", tmp_path, PUBLIC) == "https://example.com/a"
     inline = UserMessage((File("image/png", data="AAAA"), Text("look")))
     assert await with_readable_files(inline, tmp_path) is inline
 
 
 @spec("SEC-80")
-async def test_a_name_with_one_private_address_is_left_out(tmp_path: Path) -> None:
-    assert await given_to("https://example.com/a", tmp_path, PUBLIC, "10.0.0.1") is None
-    assert await given_to("https://no-such-host.invalid/a", tmp_path) is None
+async def test_a_name_with_one_private_address_is_omitted(tmp_path: Path) -> None:
+    assert await attach("https://example.com/a", tmp_path, PUBLIC, "10.0.0.1") is None
+    assert await attach("https://no-such-host.invalid/a", tmp_path) is None
 
 
 @spec("SEC-81")
-async def test_a_file_is_given_by_its_real_path_below_the_folder_and_not_elsewhere(tmp_path: Path) -> None:
+async def test_a_file_is_passed_by_its_real_path_only_below_the_folder(tmp_path: Path) -> None:
     folder, outside = tmp_path / "work", tmp_path / "secret"
     (folder / "in").mkdir(parents=True)
     (folder / "in/a b.png").touch()
@@ -116,8 +116,8 @@ async def test_a_file_is_given_by_its_real_path_below_the_folder_and_not_elsewhe
     (folder / "ring").symlink_to(folder / "ring")
     (folder / "good").symlink_to(folder / "in")
     real = (folder / "in/a b.png").resolve().as_uri()
-    assert await given_to(f"{folder.as_uri()}/good/a%20b.png", folder) == real
-    assert await given_to(f"{real}#L10", folder) == f"{real}#L10"
+    assert await attach(f"{folder.as_uri()}/good/a%20b.png", folder) == real
+    assert await attach(f"{real}#L10", folder) == f"{real}#L10"
     for url in (
         "file:///etc/passwd",
         outside.as_uri(),
@@ -133,32 +133,32 @@ async def test_a_file_is_given_by_its_real_path_below_the_folder_and_not_elsewhe
         "file:///etc/pass\0wd",
         "file://[",
     ):
-        assert await given_to(url, folder) is None, url
+        assert await attach(url, folder) is None, url
 
 
 @spec("SEC-81")
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "FILE:x", "\tfile:x"])
-def test_a_file_of_this_machine_is_refused_from_another_sender(url: str) -> None:
+def test_a_file_url_of_this_machine_is_refused_from_another_sender(url: str) -> None:
     with pytest.raises(AccessError, match="send the content"):
-        refuse_local_files(attached(url))
-    refuse_local_files(attached("https://example.com/file:x"))
+        refuse_local_files(message_with(url))
+    refuse_local_files(message_with("https://example.com/file:x"))
     refuse_local_files(UserMessage((File("image/png", data="AAAA"),)))
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_of_the_older_protocol_counts_the_same_within_the_newer(address: object) -> None:
+def test_an_ipv4_address_is_judged_the_same_inside_ipv6(address: object) -> None:
     is_public = is_public_address(str(address))
     assert is_public_address(f"::ffff:{address}") == is_public_address(f"64:ff9b::{address}") == is_public
     assert not is_public_address(f"{address}.1")
 
 
 @spec("SEC-80")
-async def test_an_agent_of_a_pool_gets_no_address_that_is_not_public(tmp_path: Path) -> None:
+async def test_an_agent_of_a_pool_receives_no_address_that_is_not_public(tmp_path: Path) -> None:
     upstream = ScriptedUpstream(identity={"cwd": str(tmp_path)}, abilities=Abilities(takes_files=True))
     bench = Bench(upstream)
     host = await bench.host()
-    host.history = History((attached("http://169.254.169.254/latest/"),))
+    host.history = History((message_with("http://169.254.169.254/latest/"),))
     await host.ask()
     (heard,) = bench.upstream.sends
     assert not any(isinstance(part, File) for part in heard.said.message.parts)
-    assert "left out" in bench.told()[0]
+    assert "left out" in bench.sent_texts()[0]

@@ -1,4 +1,4 @@
-"""What the journal says of a session's model calls and the provider's cache."""
+"""The analysis of the provider's cache use by a session's model calls, from the journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.spec import spec
 HEAD = PromptHead("system", "tools")
 
 
-def responded(
+def response_record(
     number: int,
     cached: int = 0,
     *,
@@ -45,13 +45,15 @@ def model_calls(records: list[Record]) -> list[ModelCall]:
     return [call for turn in turn_costs(records) for call in turn.calls]
 
 
-def told(*records: Record) -> list[tuple[Prefix, str]]:
+def prefixes_of(*records: Record) -> list[tuple[Prefix, str]]:
     return [(call.kind, call.reason) for call in model_calls([*records])]
 
 
 @spec("REUSE-65")
-def test_each_call_has_its_kind_its_reason_and_its_tokens() -> None:
-    calls = model_calls([responded(1), Delta(1, 2, 1, 0, "text", "h"), responded(2, 4900, tokens=5100)])
+def test_each_call_has_its_kind_reason_and_tokens() -> None:
+    calls = model_calls(
+        [response_record(1), Delta(1, 2, 1, 0, "text", "h"), response_record(2, 4900, tokens=5100)]
+    )
 
     assert calls == [
         ModelCall(1, 1, 1.0, Prefix.NEW, "first request", "m-1", 5000, 0),
@@ -61,15 +63,15 @@ def test_each_call_has_its_kind_its_reason_and_its_tokens() -> None:
 
 
 @spec("REUSE-65")
-def test_what_was_another_in_the_beginning_is_named() -> None:
-    assert told(
-        responded(1),
-        responded(2, model="m-2"),
-        responded(3, model="m-2", prompt=PromptHead("system", "others")),
-        responded(4, model="m-2", prompt=PromptHead("another", "others")),
+def test_the_first_difference_of_the_prefix_is_named() -> None:
+    assert prefixes_of(
+        response_record(1),
+        response_record(2, model="m-2"),
+        response_record(3, model="m-2", prompt=PromptHead("system", "others")),
+        response_record(4, model="m-2", prompt=PromptHead("another", "others")),
         HistoryCompacted(1, 5, 2, 4.0),
-        responded(5, model="m-2", prompt=PromptHead("another", "others")),
-        responded(6, 4000, model="m-2", prompt=PromptHead("another", "others")),
+        response_record(5, model="m-2", prompt=PromptHead("another", "others")),
+        response_record(6, 4000, model="m-2", prompt=PromptHead("another", "others")),
     )[1:] == [
         (Prefix.DIVERGENCE, "another model"),
         (Prefix.DIVERGENCE, "the tools changed"),
@@ -80,12 +82,12 @@ def test_what_was_another_in_the_beginning_is_named() -> None:
 
 
 @spec("REUSE-65")
-def test_a_continuation_that_found_nothing_says_what_may_be_the_reason() -> None:
-    assert told(
-        responded(1),
-        responded(2, tokens=TOKENS_MIN - 1),
-        responded(3, at=2.0 + KEPT_S + 301.0),
-        responded(4, at=3.0 + KEPT_S + 302.0),
+def test_a_continuation_without_cached_tokens_has_possible_reasons() -> None:
+    assert prefixes_of(
+        response_record(1),
+        response_record(2, tokens=TOKENS_MIN - 1),
+        response_record(3, at=2.0 + KEPT_S + 301.0),
+        response_record(4, at=3.0 + KEPT_S + 302.0),
     )[1:] == [
         (Prefix.CONTINUATION, f"below {TOKENS_MIN} tokens"),
         (Prefix.CONTINUATION, "10 min idle: no longer kept"),
@@ -93,23 +95,25 @@ def test_a_continuation_that_found_nothing_says_what_may_be_the_reason() -> None
     ]
 
 
-def test_nobody_goes_on_from_the_request_to_hand_in() -> None:
-    assert told(
-        responded(1),
+def test_the_request_after_a_hand_in_does_not_continue_it() -> None:
+    assert prefixes_of(
+        response_record(1),
         AttemptStarted(1, 2, 1, 2.0, is_last=True),
-        responded(2, prompt=PromptHead("system", "none")),
+        response_record(2, prompt=PromptHead("system", "none")),
         AttemptStarted(2, 1, 1, 3.0),
-        responded(3, 4000),
+        response_record(3, 4000),
     )[1:] == [(Prefix.DIVERGENCE, "asked to hand in"), (Prefix.CONTINUATION, "")]
 
 
-def test_without_usage_and_digests_nothing_is_claimed() -> None:
+def test_without_usage_and_digests_there_is_no_verdict() -> None:
     silent = ResponseCompleted(1, 2, 1, Response((Text("hi"),)), 2.0)
-    (_, call) = model_calls([responded(1), silent])
+    (_, call) = model_calls([response_record(1), silent])
 
     assert (call.kind, call.reason) == (Prefix.CONTINUATION, "no usage was counted")
     assert (call.input_tokens, call.cached_tokens, call.uncached_tokens) == (-1, -1, -1)
-    assert told(responded(1), silent, responded(3, 10, prompt=PromptHead("new", "tools")))[2] == (
+    assert prefixes_of(response_record(1), silent, response_record(3, 10, prompt=PromptHead("new", "tools")))[
+        2
+    ] == (
         Prefix.DIVERGENCE,
         "the system prompt changed",
     )
@@ -119,16 +123,16 @@ NEW = ReuseDecision("new", "no record", "fresh", "record", new=1)
 KNOWN = ReuseDecision("continuation", "one user message is new", "resumed", "users", 1, 1, 1)
 
 
-def of_turn(response: ResponseCompleted, turn: int) -> ResponseCompleted:
+def in_turn(response: ResponseCompleted, turn: int) -> ResponseCompleted:
     return replace(response, turn=turn)
 
 
 @spec("REUSE-65")
 def test_a_turn_is_one_row_with_the_tokens_of_all_its_responses() -> None:
     first, second, third = (
-        of_turn(responded(1), 1),
-        of_turn(responded(2, 4900, at=9.0), 1),
-        of_turn(responded(1, 10), 2),
+        in_turn(response_record(1), 1),
+        in_turn(response_record(2, 4900, at=9.0), 1),
+        in_turn(response_record(1, 10), 2),
     )
     one, two = turn_costs([first, second, third])
     assert (one.turn, one.at, one.kind, one.reason) == (1, 9.0, "new", "first request")
@@ -138,19 +142,19 @@ def test_a_turn_is_one_row_with_the_tokens_of_all_its_responses() -> None:
 
 
 @spec("REUSE-65")
-def test_a_turn_in_which_the_prefix_ended_says_so_whichever_response_it_was() -> None:
-    changed = of_turn(responded(2, prompt=PromptHead("another", "tools")), 1)
-    (one,) = turn_costs([of_turn(responded(1), 1), changed])
+def test_a_turn_reports_the_end_of_its_prefix_whichever_response_had_it() -> None:
+    changed = in_turn(response_record(2, prompt=PromptHead("another", "tools")), 1)
+    (one,) = turn_costs([in_turn(response_record(1), 1), changed])
     assert (one.kind, one.reason) == ("divergence", "the system prompt changed")
 
 
 @spec("REUSE-65", "REUSE-78")
-def test_of_a_pools_turn_the_pools_judgement_stands() -> None:
+def test_a_pooled_turn_has_the_pools_decision() -> None:
     gone = replace(KNOWN, way="fresh", rebuilt="upstream_gone")
     costs = turn_costs(
         [
             ReuseDecided(1, 1, 1, NEW, 1.0),
-            of_turn(responded(1, tokens=9), 1),
+            in_turn(response_record(1, tokens=9), 1),
             ReuseDecided(2, 1, 1, KNOWN, 2.0),
             ReuseDecided(2, 1, 1, gone, 3.0),
         ]
@@ -167,4 +171,4 @@ def test_of_a_pools_turn_the_pools_judgement_stands() -> None:
         "fresh",
         judgements=(KNOWN, gone),
     )
-    assert costs[1].uncached_tokens == -1  # it has no response
+    assert costs[1].uncached_tokens == -1  # this turn has no response

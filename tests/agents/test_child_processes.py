@@ -1,4 +1,4 @@
-"""A child process that has ended, or is ending, is noticed at once."""
+"""The detection of child processes that have ended or are ending."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_killed_process_has_exited_from_the_moment_of_the_kill(child: subproce
     assert has_exited(child.pid)
 
 
-def test_nothing_is_reaped(child: subprocess.Popen[str]) -> None:
+def test_no_process_is_reaped(child: subprocess.Popen[str]) -> None:
     assert child.stdin is not None
     child.stdin.write("\n")
     child.stdin.close()

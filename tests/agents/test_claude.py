@@ -58,7 +58,7 @@ from midstream.agents.claude_sessions import KeyValueSessions
 
 
 class Cli:
-    """The scripted CLI as a peer of the contract, in a folder of its own."""
+    """The scripted CLI as a peer of the contract, in its own folder."""
 
     lacks = frozenset({Trait.KEYS})
 
@@ -82,10 +82,10 @@ class Cli:
 
     is_fixed = False
 
-    def asking(self, rules: Rules) -> Upstream:
+    def with_permissions(self, rules: Rules) -> Upstream:
         return Claude("opus", cwd=self.cwd, options=self.options(), permissions=rules)
 
-    def want(self) -> None:
+    def request_change(self) -> None:
         tool = {"name": "Bash", "arguments": '{"a":1}', "content": "done", "is_asked": True}
         self.orders.order("tool", tool)
 
@@ -146,28 +146,30 @@ class TestClaude(UpstreamContract):
 
 @pytest.mark.slow
 class TestClaudePooled(PartOfPoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, cli: Cli) -> Cli:
         return cli
 
 
-# --- what the contract does not see
+# --- beyond the contract
 
 
 PLAIN = Setup()
 
 
-async def answered(agent: UpstreamAgent, *parts: UserPart | str) -> list[UpstreamEvent]:
+async def answer_of(agent: UpstreamAgent, *parts: UserPart | str) -> list[UpstreamEvent]:
     message = UserMessage(tuple(Text(part) if isinstance(part, str) else part for part in parts))
     async with asyncio.timeout(LIMIT_S):
         return [event async for event in agent.send(UpstreamMessage(message), key="key")]
 
 
-async def asked(upstream: Claude, *parts: UserPart | str, setup: Setup = PLAIN) -> list[UpstreamEvent]:
+async def open_and_send(
+    upstream: Claude, *parts: UserPart | str, setup: Setup = PLAIN
+) -> list[UpstreamEvent]:
     try:
-        return await answered(await upstream.open(setup), *parts)
+        return await answer_of(await upstream.open(setup), *parts)
     finally:
         await upstream.aclose()
 
@@ -184,38 +186,38 @@ def flag(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-async def test_a_process_that_died_with_a_message_may_have_written_it_down(cli: Cli) -> None:
-    cli.die_unopened()  # with words that would mean a lost connection
+async def test_a_process_that_died_with_a_message_may_have_stored_it(cli: Cli) -> None:
+    cli.die_unopened()  # with a message that would otherwise mean a lost connection
     with pytest.raises(ModelError) as raised:
-        await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+        await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
     assert type(raised.value) is UpstreamFailedError
 
 
-async def test_a_conversation_goes_on_elsewhere_from_a_store_of_ours(cli: Cli, tmp_path: Path) -> None:
+async def test_a_conversation_continues_elsewhere_from_a_store_of_ours(cli: Cli, tmp_path: Path) -> None:
     store = MemoryStore(Memory())
     await store.open()
     first = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
-    opened = (await asked(first, "one"))[0]
+    opened = (await open_and_send(first, "one"))[0]
     assert isinstance(opened, MessageTaken)
     cli.home = tmp_path / "another machine"
     second = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
     agent = await second.open(Setup(), resume=opened.agent)
-    assert text_of(await answered(agent, "two")) == "one | two"
+    assert text_of(await answer_of(agent, "two")) == "one | two"
     await second.aclose()
     assert not [*cli.home.glob("projects/*/*")], "it was resumed from where it was not"
     await second.delete(opened.agent)
     with pytest.raises(UpstreamGoneError):
-        await answered(await second.open(Setup(), resume=opened.agent), "three")
+        await answer_of(await second.open(Setup(), resume=opened.agent), "three")
     await second.aclose()
     await store.close()
 
 
-async def test_what_older_versions_say_on_stderr_only_is_understood(cli: Cli) -> None:
+async def test_errors_that_older_versions_report_on_stderr_only_are_classified(cli: Cli) -> None:
     cli.orders.declare("prose")
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup(), resume="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
     with pytest.raises(UpstreamGoneError, match="No conversation found") as raised:
-        await answered(agent, "one")
+        await answer_of(agent, "one")
     assert raised.value.__notes__ == [
         "No conversation found with session ID: 979cab47-a5b0-45fa-9cfa-13a3a4678ae1"
     ]
@@ -223,45 +225,45 @@ async def test_what_older_versions_say_on_stderr_only_is_understood(cli: Cli) ->
     await upstream.aclose()
 
 
-async def test_a_fork_from_a_mark_that_is_no_more_is_gone(cli: Cli) -> None:
+async def test_a_fork_from_a_missing_mark_is_an_upstream_gone_error(cli: Cli) -> None:
     upstream = Claude(cwd=cli.cwd, options=cli.options())
-    opened = (await asked(upstream, "one"))[0]
+    opened = (await open_and_send(upstream, "one"))[0]
     assert isinstance(opened, MessageTaken)
     agent = await upstream.fork(Setup(), agent=opened.agent, mark="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
     with pytest.raises(UpstreamGoneError, match="lost a part"):
-        await answered(agent, "two")
+        await answer_of(agent, "two")
     await upstream.aclose()
 
 
-async def test_a_transcript_that_has_lost_its_beginning_is_not_gone_on_from(cli: Cli) -> None:
+async def test_a_transcript_without_its_beginning_is_not_continued(cli: Cli) -> None:
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup())
-    name = name_of(await answered(agent, "one"))
+    name = name_of(await answer_of(agent, "one"))
     cli.expire(name)
-    assert text_of(await answered(agent, "two")) == "one | two"  # the process has it, and makes a new file
+    assert (
+        text_of(await answer_of(agent, "two")) == "one | two"
+    )  # the process has the file open, and creates a new one
     cli.end_processes()
     for resumed in (agent, await upstream.open(Setup(), resume=name)):
         with pytest.raises(UpstreamGoneError, match="lost a part"):
-            await answered(resumed, "three")
+            await answer_of(resumed, "three")
     assert [told.text for told in cli.messages()] == ["one", "two"]
     await upstream.aclose()
 
 
-async def test_a_killed_process_that_had_not_written_its_last_answer_is_not_gone_on_from(cli: Cli) -> None:
+async def test_a_killed_process_that_had_not_stored_its_last_answer_is_not_continued(cli: Cli) -> None:
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup())
-    name = name_of(await answered(agent, "one"))
+    name = name_of(await answer_of(agent, "one"))
     (transcript,) = cli.home.glob(f"projects/*/{name}.jsonl")
     transcript.write_text(transcript.read_text().rsplit("\n", 2)[0] + "\n")
     cli.end_processes()
     with pytest.raises(UpstreamGoneError, match="lost a part"):
-        await answered(agent, "two")
+        await answer_of(agent, "two")
     await upstream.aclose()
 
 
-async def test_a_cli_that_heeds_no_interrupt_is_ended_all_the_same(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cli_that_ignores_interrupts_is_ended(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claude, "INTERRUPT_S", 0.2)
     cli.orders.declare("deaf")
     cli.hang()
@@ -276,12 +278,12 @@ async def test_a_cli_that_heeds_no_interrupt_is_ended_all_the_same(
     assert cli.orders.recorded("interrupted") == []
 
 
-async def test_no_cli_and_no_folder_are_a_missing_model(cli: Cli) -> None:
+async def test_a_missing_cli_and_a_missing_folder_are_a_missing_model(cli: Cli) -> None:
     nowhere = replace(cli.options(), cli_path=cli.cwd / "no such program")
     with pytest.raises(ModelMissingError, match="no such program"):
-        await asked(Claude(cwd=cli.cwd, options=nowhere), "one")
+        await open_and_send(Claude(cwd=cli.cwd, options=nowhere), "one")
     with pytest.raises(ModelMissingError, match="does not exist"):
-        await asked(Claude(cwd=cli.cwd / "gone", options=cli.options()), "one")
+        await open_and_send(Claude(cwd=cli.cwd / "gone", options=cli.options()), "one")
 
 
 @pytest.mark.parametrize(
@@ -298,20 +300,20 @@ async def test_no_cli_and_no_folder_are_a_missing_model(cli: Cli) -> None:
         ),
     ],
 )  # fmt: skip
-async def test_a_failed_result_is_the_error_that_says_what_helps(
+async def test_a_failed_result_raises_the_matching_error(
     cli: Cli, failure: dict[str, object], kind: type[ModelError]
 ) -> None:
     cli.orders.order("failure", {"is_error": True, **failure})
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup())
     with pytest.raises(ModelError) as raised:
-        await answered(agent, "one")
+        await answer_of(agent, "one")
     assert type(raised.value) is kind
-    assert text_of(await answered(agent, "two")).endswith("two")
+    assert text_of(await answer_of(agent, "two")).endswith("two")
     await upstream.aclose()
 
 
-async def test_the_end_of_a_turn_that_the_cli_took_by_itself_does_not_end_ours(cli: Cli) -> None:
+async def test_the_end_of_a_turn_that_the_cli_started_does_not_end_ours(cli: Cli) -> None:
     other = {
         "subtype": "success",
         "is_error": False,
@@ -320,34 +322,34 @@ async def test_the_end_of_a_turn_that_the_cli_took_by_itself_does_not_end_ours(c
         "origin": {"kind": "task-notification"},
     }
     cli.orders.order("other", [other])
-    events = await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+    events = await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
     assert text_of(events) == "one"
     assert [type(event) for event in events[-2:]] == [Marked, Finished]
 
 
-async def test_thinking_and_words_come_once(cli: Cli) -> None:
-    events = await asked(Claude("opus", cwd=cli.cwd, options=cli.options()), "one")
+async def test_thinking_and_text_arrive_once(cli: Cli) -> None:
+    events = await open_and_send(Claude("opus", cwd=cli.cwd, options=cli.options()), "one")
     assert "".join(event.text for event in events if isinstance(event, ThinkingDelta)) == "hmm"
     assert text_of(events) == "one"
     assert isinstance(events[-1], Finished)
     assert events[-1].model == "claude-test"
 
 
-async def test_a_response_that_the_cli_begins_again_is_marked(cli: Cli) -> None:
+async def test_a_response_that_the_cli_restarts_is_marked(cli: Cli) -> None:
     cli.orders.order("retry", 529)
-    events = await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+    events = await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
     at = events.index(ResponseRestarted())
     assert text_of(events[:at]) == "a cut text"
     assert text_of(events[at:]) == "one"
 
 
-async def test_a_refused_key_is_reported_at_the_first_try_of_the_cli(cli: Cli) -> None:
+async def test_a_refused_key_is_reported_at_the_first_attempt_of_the_cli(cli: Cli) -> None:
     cli.orders.order("retry", 401)
     with pytest.raises(ModelAccessError, match="its key is refused"):
-        await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+        await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
 
 
-async def test_one_message_at_a_time(cli: Cli) -> None:
+async def test_a_second_message_during_a_turn_is_refused(cli: Cli) -> None:
     cli.hang()
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup())
@@ -358,11 +360,11 @@ async def test_one_message_at_a_time(cli: Cli) -> None:
     await first.aclose()
     await upstream.aclose()
     with pytest.raises(UpstreamFailedError, match="closed"):
-        await answered(agent, "three")
+        await answer_of(agent, "three")
 
 
-async def test_attachments_are_shown_if_they_can_be_and_named_if_not(cli: Cli) -> None:
-    await asked(
+async def test_supported_attachments_are_sent_and_others_are_replaced_by_their_names(cli: Cli) -> None:
+    await open_and_send(
         Claude(cwd=cli.cwd, options=cli.options()),
         "look",
         File("image/png", data="aGk="),
@@ -378,7 +380,7 @@ async def test_attachments_are_shown_if_they_can_be_and_named_if_not(cli: Cli) -
     assert told["line"]["client_composed"] is True
 
 
-async def test_the_host_servers_are_added_to_those_of_the_options_and_told_of_if_left_out(
+async def test_the_client_applications_servers_are_added_to_the_options_and_omitted_ones_are_logged(
     cli: Cli, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = {"own": {"type": "stdio", "command": "own"}}
@@ -398,7 +400,7 @@ async def test_the_host_servers_are_added_to_those_of_the_options_and_told_of_if
         )
     )
     for _ in range(2):
-        await asked(upstream, "one", setup=setup)
+        await open_and_send(upstream, "one", setup=setup)
     started = cli.orders.recorded("started")[-1]["argv"]
     assert json.loads(flag(started, "--mcp-config"))["mcpServers"] == {
         **own,
@@ -425,22 +427,22 @@ async def test_the_host_servers_are_added_to_those_of_the_options_and_told_of_if
         ({"type": "custom", "prompt": "own"}, {"--system-prompt": "own\n\nbe brief"}),
     ],
 )  # fmt: skip
-async def test_instructions_stand_at_the_end_of_the_system_prompt(
+async def test_instructions_are_at_the_end_of_the_system_prompt(
     cli: Cli,
     prompt: Any,  # noqa: ANN401 - the SDK's union
     flags: dict[str, str],
 ) -> None:
     upstream = Claude(cwd=cli.cwd, options=cli.options(system_prompt=prompt))
-    await asked(upstream, "one", setup=Setup("be brief"))
+    await open_and_send(upstream, "one", setup=Setup("be brief"))
     argv = cli.orders.recorded("started")[-1]["argv"]
     assert {name: flag(argv, name) for name in flags} == flags
-    await asked(upstream, "one")
+    await open_and_send(upstream, "one")
     assert "be brief" not in " ".join(cli.orders.recorded("started")[-1]["argv"])
 
 
-async def test_it_starts_in_its_folder_with_its_model_and_its_mode(cli: Cli) -> None:
+async def test_the_cli_starts_in_its_folder_with_its_model_and_its_mode(cli: Cli) -> None:
     upstream = Claude("opus", cwd=cli.cwd, permission_mode="plan", options=cli.options())
-    await asked(upstream, "one")
+    await open_and_send(upstream, "one")
     (started,) = cli.orders.recorded("started")
     assert started["cwd"] == str(cli.cwd)
     assert flag(started["argv"], "--model") == "opus"
@@ -450,7 +452,7 @@ async def test_it_starts_in_its_folder_with_its_model_and_its_mode(cli: Cli) -> 
     assert upstream.identity["cwd"] == str(cli.cwd)
 
 
-async def test_conversations_belong_to_the_home_that_the_cli_uses(
+async def test_conversations_belong_to_the_home_folder_of_the_cli(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def upstream(**env: str) -> Claude:
@@ -463,7 +465,7 @@ async def test_conversations_belong_to_the_home_that_the_cli_uses(
     homes = [upstream(), upstream(HOME=str(own)), upstream(HOME=str(other)), upstream(CLAUDE_CONFIG_DIR="c")]
     assert [each.identity["home"] for each in homes] == ["", "", str(other / ".claude"), str(cli.cwd / "c")]
     for claude_of, home in ((upstream(), own), (upstream(HOME=str(other)), other)):
-        opened = (await asked(claude_of, "one"))[0]
+        opened = (await open_and_send(claude_of, "one"))[0]
         assert isinstance(opened, MessageTaken)
         (transcript,) = home.glob(f".claude/projects/*/{opened.agent}.jsonl")
         (transcript.with_suffix("") / "subagents").mkdir(parents=True)
@@ -477,10 +479,10 @@ async def test_conversations_belong_to_the_home_that_the_cli_uses(
     )
 
 
-async def test_rules_decide_what_the_mode_leaves_open(cli: Cli) -> None:
+async def test_rules_decide_where_the_mode_does_not(cli: Cli) -> None:
     for name, is_allowed in (("Read", True), ("Bash", False)):
         cli.orders.order("tool", {"name": name, "arguments": '{"a":1}', "content": "done", "is_asked": True})
-        events = await asked(Claude(cwd=cli.cwd, options=cli.options(), permissions=CAUTIOUS), "one")
+        events = await open_and_send(Claude(cwd=cli.cwd, options=cli.options(), permissions=CAUTIOUS), "one")
         (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
         assert (ended.outcome, ended.content == "done") == (
             Outcome.OK if is_allowed else Outcome.ERROR,
@@ -488,7 +490,7 @@ async def test_rules_decide_what_the_mode_leaves_open(cli: Cli) -> None:
         )
 
 
-async def test_somebody_may_be_asked(cli: Cli) -> None:
+async def test_a_callback_can_decide_about_permissions(cli: Cli) -> None:
     seen: list[Permission] = []
 
     async def ask(permission: Permission) -> Verdict:
@@ -496,7 +498,7 @@ async def test_somebody_may_be_asked(cli: Cli) -> None:
         return "not today"
 
     cli.orders.order("tool", {"name": "Bash", "arguments": '{"a":1}', "content": "done", "is_asked": True})
-    events = await asked(Claude(cwd=cli.cwd, options=cli.options(), permissions=ask), "one")
+    events = await open_and_send(Claude(cwd=cli.cwd, options=cli.options(), permissions=ask), "one")
     (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
     assert ended.content == "not today"
     assert isinstance(events[0], MessageTaken)
@@ -508,15 +510,15 @@ async def test_somebody_may_be_asked(cli: Cli) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
 class TestClaudeLeave(LeaveContract):
-    """What its agents ask leave for is asked of people."""
+    """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
     def leave_peer(self, cli: Cli) -> Iterator[Cli]:
         yield cli
-        gc.collect()  # the SDK leaves its streams open where a process is ended while it asks: not to the next test
+        gc.collect()  # the SDK leaves streams open if a process ends during a request: collect them in this test
 
 
-def test_what_cannot_be_combined_is_refused(tmp_path: Path) -> None:
+def test_options_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="as a dict"):
         Claude(options=ClaudeAgentOptions(mcp_servers="servers.json"))
 
@@ -527,7 +529,7 @@ def test_what_cannot_be_combined_is_refused(tmp_path: Path) -> None:
         Claude(options=ClaudeAgentOptions(can_use_tool=ask), permissions=CAUTIOUS)
 
 
-async def test_a_system_prompt_in_a_file_takes_no_instructions(cli: Cli) -> None:
+async def test_a_system_prompt_in_a_file_accepts_no_instructions(cli: Cli) -> None:
     upstream = Claude(options=cli.options(system_prompt={"type": "file", "path": "p.md"}))
     with pytest.raises(UsageError, match="in a file"):
         await upstream.open(Setup("be brief"))

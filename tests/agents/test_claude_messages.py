@@ -1,4 +1,4 @@
-"""Messages of Claude Code, one by one, in orders and forms that the scripted CLI does not send."""
+"""Single messages of Claude Code, in orders and forms that the scripted CLI does not send."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def reader_of(source: str = "", *, is_branch: bool = False) -> ClaudeReader:
     return ClaudeReader("claude", source, "mine", is_branch=is_branch)
 
 
-def assistant(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+def assistant_message(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
     message = {"id": "m", "model": "opus", "content": [*blocks]}
     return {"type": "assistant", "message": message, **more}
 
 
-def text(words: str) -> dict[str, Any]:
+def text_block(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def piece(**event: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+def stream_event(**event: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
     return {"type": "stream_event", "event": event}
 
 
@@ -79,12 +79,14 @@ def failure(reader: ClaudeReader, **result: Any) -> ModelError:  # noqa: ANN401 
         ("t", True, MessageTaken("s", "t")),
     ],
 )
-def test_it_is_opened_by_what_it_says_it_is(source: str, *, is_branch: bool, opened: MessageTaken) -> None:
+def test_the_init_message_opens_the_answer_with_its_identity(
+    source: str, *, is_branch: bool, opened: MessageTaken
+) -> None:
     init = {"type": "system", "subtype": "init", "model": "opus"}
     assert events_of(reader_of(source, is_branch=is_branch), init, init) == [opened]
 
 
-def test_a_failed_result_and_a_hook_open_nothing() -> None:
+def test_a_failed_result_and_a_hook_do_not_open_the_answer() -> None:
     reader = reader_of("t")
     hook = {"type": "system", "subtype": "hook_started", "hook_event": "SessionStart"}
     assert events_of(reader, hook) == [KeepAlive()]
@@ -94,19 +96,22 @@ def test_a_failed_result_and_a_hook_open_nothing() -> None:
     assert isinstance(error, UpstreamGoneError)
 
 
-def test_words_that_came_in_pieces_are_not_said_again_and_others_are() -> None:
+def test_streamed_text_is_not_repeated_by_the_whole_message() -> None:
     reader = reader_of()
     events = events_of(
         reader,
-        piece(type="message_start", message={"id": "m", "usage": COUNTED}),
-        piece(type="content_block_delta", delta={"type": "text_delta", "text": "one"}),
-        assistant(text("one")),
-        {**assistant(text("two")), "message": {"id": "n", "model": "opus", "content": [text("two")]}},
+        stream_event(type="message_start", message={"id": "m", "usage": COUNTED}),
+        stream_event(type="content_block_delta", delta={"type": "text_delta", "text": "one"}),
+        assistant_message(text_block("one")),
+        {
+            **assistant_message(text_block("two")),
+            "message": {"id": "n", "model": "opus", "content": [text_block("two")]},
+        },
     )
     assert [event for event in events if isinstance(event, TextDelta)] == [TextDelta("one"), TextDelta("two")]
 
 
-def test_a_result_is_said_if_nothing_was() -> None:
+def test_the_result_text_is_sent_if_no_text_was() -> None:
     reader = reader_of()
     events = events_of(reader, {**RESULT, "result": "all of it", "usage": COUNTED})
     assert events == [
@@ -117,17 +122,17 @@ def test_a_result_is_said_if_nothing_was() -> None:
     assert reader.is_ended
 
 
-def test_the_tokens_of_a_turn_are_those_of_each_of_its_requests() -> None:
+def test_the_tokens_of_a_turn_are_the_sum_of_its_requests() -> None:
     reader = reader_of()
     step = [
-        piece(type="message_start", message={"id": "m", "usage": COUNTED}),
-        piece(type="message_delta", usage={"output_tokens": 9}),
+        stream_event(type="message_start", message={"id": "m", "usage": COUNTED}),
+        stream_event(type="message_delta", usage={"output_tokens": 9}),
     ]
     events = events_of(reader, *step, *step, {**RESULT, "usage": {"input_tokens": 10**6}})
     assert events[-1] == Finished(Finish.STOP, "", Usage(30, 18, 14, 10))
 
 
-def test_its_own_tools_are_told_in_pairs_and_one_without_an_end_is_unknown() -> None:
+def test_own_tool_calls_are_reported_in_pairs_and_one_without_an_end_is_unknown() -> None:
     reader = reader_of()
     call = {"type": "tool_use", "id": "1", "name": "Bash", "input": {"command": "ls"}}
     other = {"type": "server_tool_use", "id": "2", "name": "web_search", "input": {"query": "q"}}
@@ -136,7 +141,9 @@ def test_its_own_tools_are_told_in_pairs_and_one_without_an_end_is_unknown() -> 
     stray = {"type": "tool_result", "tool_use_id": "9", "content": "?"}
     events = events_of(
         reader,
-        assistant({"type": "thinking", "thinking": "hm", "signature": "x"}, call, other, uuid="dangling"),
+        assistant_message(
+            {"type": "thinking", "thinking": "hm", "signature": "x"}, call, other, uuid="dangling"
+        ),
         {"type": "user", "message": {"content": [answer, stray]}},
         RESULT,
     )
@@ -152,16 +159,22 @@ def test_its_own_tools_are_told_in_pairs_and_one_without_an_end_is_unknown() -> 
 
 
 def test_the_mark_is_the_last_message_of_the_turn() -> None:
-    events = events_of(reader_of(), assistant(text("a"), uuid="1"), assistant(text("b"), uuid="2"), RESULT)
+    events = events_of(
+        reader_of(),
+        assistant_message(text_block("a"), uuid="1"),
+        assistant_message(text_block("b"), uuid="2"),
+        RESULT,
+    )
     assert [event for event in events if isinstance(event, Marked)] == [Marked("2")]
 
 
-def test_a_sub_agent_is_a_sign_of_life() -> None:
+def test_a_message_of_a_sub_agent_is_a_keep_alive() -> None:
     below = {"parent_tool_use_id": "1"}
-    said = assistant(text("a"), **below)
+    said = assistant_message(text_block("a"), **below)
     asked = {"type": "user", "message": {"content": "x"}, **below}
     assert (
-        events_of(reader_of(), said, asked, {**piece(type="ping"), **below}) == [Working("a sub-agent")] * 3
+        events_of(reader_of(), said, asked, {**stream_event(type="ping"), **below})
+        == [Working("a sub-agent")] * 3
     )
 
 
@@ -174,13 +187,13 @@ def test_a_sub_agent_is_a_sign_of_life() -> None:
         ({"subtype": "error_max_turns", "is_error": True}, Finish.LENGTH),
     ],
 )
-def test_the_end_says_why(result: dict[str, Any], finish: Finish) -> None:
+def test_the_finish_follows_the_stop_reason(result: dict[str, Any], finish: Finish) -> None:
     (last,) = events_of(reader_of(), {**RESULT, **result})[-1:]
     assert isinstance(last, Finished)
     assert last.finish is finish
 
 
-def test_results_of_other_turns_are_passed_over() -> None:
+def test_results_of_other_turns_are_ignored() -> None:
     reader = reader_of()
     by_itself = {**RESULT, "origin": {"kind": "task-notification"}}
     of_another = {**RESULT, "user_message_uuids": ["other"]}
@@ -190,35 +203,35 @@ def test_results_of_other_turns_are_passed_over() -> None:
     assert reader.is_ended
 
 
-def test_a_limit_says_when_it_ends() -> None:
+def test_a_rate_limit_reports_when_it_ends() -> None:
     reader = reader_of()
     limit = {"status": "rejected", "resetsAt": 160}
     words = "Claude AI usage limit reached"
-    said = assistant(text(words), error="rate_limit")
+    said = assistant_message(text_block(words), error="rate_limit")
     assert events_of(reader, {"type": "rate_limit_event", "rate_limit_info": limit}, said) == [KeepAlive()]
     error = failure(reader, result=words, api_error_status=429)
     assert type(error) is ModelRateLimitedError
     assert (error.retry_after_s, str(error).count(words)) == (60.0, 1)
 
 
-def test_a_conversation_that_was_put_aside_is_gone() -> None:
+def test_a_conversation_reset_is_an_upstream_gone_error() -> None:
     reader = reader_of("s")
     assert events_of(reader, {"type": "conversation_reset", "new_conversation_id": "n"}) == []
     assert isinstance(reader.failure, UpstreamGoneError)
 
 
-def test_a_turn_that_somebody_else_stopped_has_failed() -> None:
+def test_a_turn_that_another_party_stopped_has_failed() -> None:
     error = failure(reader_of(), terminal_reason="aborted_streaming")
     assert type(error) is UpstreamFailedError
 
 
-def test_arguments_that_are_being_written_are_progress() -> None:
+def test_partial_arguments_are_progress() -> None:
     delta = {"type": "input_json_delta", "partial_json": "{"}
-    assert events_of(reader_of("s"), piece(type="content_block_delta", delta=delta))[1:] == [
+    assert events_of(reader_of("s"), stream_event(type="content_block_delta", delta=delta))[1:] == [
         Working("arguments")
     ]
 
 
 @pytest.mark.parametrize("counted", [None, "many", {}, {"input_tokens": None}])
-def test_what_is_not_counted_is_nothing(counted: object) -> None:
+def test_missing_token_counts_are_none(counted: object) -> None:
     assert usage_of(counted) == Usage()

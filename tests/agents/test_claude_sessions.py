@@ -1,4 +1,4 @@
-"""Transcripts in our stores: the SDK's own conformance kit, and what it does not look at."""
+"""Transcripts in our stores: the SDK's own conformance kit, and what it does not check."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def memory() -> AsyncIterator[MemoryStore]:
     await store.close()
 
 
-async def test_the_sdk_own_conformance_kit_is_passed_in_memory() -> None:
+async def test_the_sdk_conformance_kit_passes_in_memory() -> None:
     async def fresh() -> KeyValueSessions:
         store = MemoryStore(Memory())
         await store.open()
@@ -45,7 +45,7 @@ async def test_the_sdk_own_conformance_kit_is_passed_in_memory() -> None:
     await run_session_store_conformance(fresh)
 
 
-async def test_the_sdk_own_conformance_kit_is_passed_in_a_file(tmp_path: Path) -> None:
+async def test_the_sdk_conformance_kit_passes_in_a_file(tmp_path: Path) -> None:
     opened: list[SQLiteStore] = []
 
     async def fresh() -> KeyValueSessions:
@@ -61,7 +61,7 @@ async def test_the_sdk_own_conformance_kit_is_passed_in_a_file(tmp_path: Path) -
             await store.close()
 
 
-async def test_what_comes_again_is_kept_once(memory: MemoryStore) -> None:
+async def test_a_repeated_entry_is_stored_once(memory: MemoryStore) -> None:
     sessions = KeyValueSessions(memory)
     await sessions.append(KEY, [entry("a"), entry("b"), entry("a")])
     await sessions.append(KEY, [entry("b"), entry("c")])
@@ -70,14 +70,14 @@ async def test_what_comes_again_is_kept_once(memory: MemoryStore) -> None:
     assert await sessions.load(KEY) == [entry("a"), entry("b"), entry("c"), entry("d")]
 
 
-async def test_what_has_no_id_is_kept_as_often_as_it_comes(memory: MemoryStore) -> None:
+async def test_entries_without_an_id_are_stored_each_time(memory: MemoryStore) -> None:
     sessions = KeyValueSessions(memory)
     await sessions.append(KEY, [entry(None, title="t")])
     await sessions.append(KEY, [entry(None, title="t"), entry(None, title="t")])
     assert await sessions.load(KEY) == [entry(None, title="t")] * 3
 
 
-async def test_two_processes_add_to_one_transcript_and_lose_nothing(memory: MemoryStore) -> None:
+async def test_two_processes_append_to_one_transcript_and_lose_nothing(memory: MemoryStore) -> None:
     first, second = KeyValueSessions(memory), KeyValueSessions(memory)
 
     async def add(sessions: KeyValueSessions, name: str) -> None:
@@ -94,7 +94,7 @@ async def test_two_processes_add_to_one_transcript_and_lose_nothing(memory: Memo
     assert len(ids) == 40
 
 
-async def test_who_is_never_fast_enough_gives_up(
+async def test_an_append_that_always_conflicts_fails_after_its_tries(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Taken(MemoryStore):
@@ -111,7 +111,7 @@ async def test_who_is_never_fast_enough_gives_up(
     await store.close()
 
 
-async def test_what_is_remembered_of_transcripts_has_a_limit(
+async def test_the_cache_of_transcripts_is_limited(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claude_sessions, "KNOWN_MAX", 2)
@@ -123,7 +123,7 @@ async def test_what_is_remembered_of_transcripts_has_a_limit(
     assert await sessions.load(SessionKey(project_key="p", session_id="0")) == [entry("a"), entry("b")]
 
 
-async def test_a_session_can_be_made_again_after_it_was_deleted(memory: MemoryStore) -> None:
+async def test_a_session_can_be_created_again_after_it_was_deleted(memory: MemoryStore) -> None:
     sessions = KeyValueSessions(memory)
     await sessions.append(KEY, [entry("a")])
     await sessions.append({**KEY, "subpath": "subagents/x"}, [entry("s")])

@@ -1,4 +1,4 @@
-"""Whether Claude Code's transcript of a conversation has all of it, as its processes will find it."""
+"""The check that Claude Code's transcript of a conversation is complete as its processes will read it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,14 @@ def leaf(name: str) -> dict[str, object]:
     [
         ([ONE, ANSWER, BEHIND, leaf("snapshot"), TWO, SECOND, leaf("r2")], "", True),
         ([ONE, ANSWER, BEHIND, leaf("snapshot"), SIDE], "r1", True),
-        ([ONE, ANSWER, BEHIND, leaf("snapshot"), TWO, SECOND], "r2", True),  # it goes on behind what is noted
+        (
+            [ONE, ANSWER, BEHIND, leaf("snapshot"), TWO, SECOND],
+            "r2",
+            True,
+        ),  # it continues after the noted message
         ([BEHIND, TWO, SECOND], "", False),
         ([ONE, ANSWER], "r2", False),
-        # Another version has answered "q2" without a note: the next process goes on behind "snapshot".
+        # Another version has answered "q2" without a note: the next process continues after "snapshot".
         ([ONE, ANSWER, BEHIND, leaf("snapshot"), entry("q2", "r1"), SECOND], "", False),
         ([{"type": "user"}, {"note": 1}], "", True),
         ([], "", True),

@@ -51,13 +51,13 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
-    """Collect them in the test that left them: another one would fail."""
+    """Collect them in the test that left them; otherwise another test fails."""
     yield
     gc.collect()
 
 
 class CodexPeer:
-    """The controls of the scripted app server: files in the folder it reads."""
+    """The controls of the scripted app server: files in the folder that it reads."""
 
     lacks = frozenset({Trait.BUSY, Trait.KEYS, Trait.CACHE_WRITES})
 
@@ -72,11 +72,11 @@ class CodexPeer:
 
     is_fixed = True
 
-    def asking(self, rules: Rules | Asking) -> Codex:
+    def with_permissions(self, rules: Rules | Asking) -> Codex:
         command = [sys.executable, codex_server.__file__, str(self._folder)]
         return Codex("gpt-5", cwd=self._folder, command=command, permissions=rules)
 
-    def want(self, what: str = "want") -> None:
+    def request_change(self, what: str = "want") -> None:
         (self._folder / what).touch()
 
     def ran(self) -> list[object]:
@@ -101,7 +101,7 @@ class CodexPeer:
         )
 
     def started(self) -> list[object]:
-        """Return the configuration of each thread that was started."""
+        """Return the configuration of each started thread."""
         lines = (self._folder / "started.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
@@ -151,7 +151,7 @@ def _is_alive(pid: int) -> bool:
 
 
 class TestCodexThreads(UpstreamContract):
-    """The suite that every upstream passes."""
+    """Runs the suite that every upstream passes."""
 
     @pytest.fixture
     def peer(self, tmp_path: Path) -> CodexPeer:
@@ -159,7 +159,7 @@ class TestCodexThreads(UpstreamContract):
 
 
 class TestCodexLeave(LeaveContract):
-    """What its agents ask leave for is asked of people."""
+    """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
     def leave_peer(self, tmp_path: Path) -> CodexPeer:
@@ -168,7 +168,7 @@ class TestCodexLeave(LeaveContract):
         return CodexPeer(folder)
 
 
-async def _asked(upstream: Codex, words: str = "one") -> list[object]:
+async def _open_and_send(upstream: Codex, words: str = "one") -> list[object]:
     agent = await upstream.open(Setup())
     return [event async for event in agent.send(UpstreamMessage(UserMessage.of(words)), key="k")]
 
@@ -179,23 +179,23 @@ async def test_a_lost_app_server_costs_one_start_and_resumes_each_thread(tmp_pat
     async with contextlib.aclosing(peer.upstream()) as upstream, asyncio.timeout(60):
         threads = [await upstream.open(Setup()) for _ in range(3)]
         for thread in threads:
-            await _said(thread, "one")
+            await _send(thread, "one")
         peer.end_processes()
-        texts = await asyncio.gather(*(_said(thread, "two") for thread in threads))
+        texts = await asyncio.gather(*(_send(thread, "two") for thread in threads))
     assert texts == ["one | two"] * 3
-    assert len(peer.started()) == 3  # threads; none was started again
+    assert len(peer.started()) == 3  # the threads; none was started again
     assert len(peer.messages()) == 6
 
 
-async def _said(thread: UpstreamAgent, words: str) -> str:
+async def _send(thread: UpstreamAgent, words: str) -> str:
     message = UpstreamMessage(UserMessage.of(words))
     events = [event async for event in thread.send(message, key=words)]
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-async def test_a_stopped_turn_ends_its_commands(tmp_path: Path) -> None:
+async def test_a_cancelled_turn_ends_its_commands(tmp_path: Path) -> None:
     peer = CodexPeer(tmp_path)
-    peer.want("run")
+    peer.request_change("run")
     async with contextlib.aclosing(peer.upstream()) as upstream:
         agent = await upstream.open(Setup())
         answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="k")
@@ -208,7 +208,7 @@ async def test_a_stopped_turn_ends_its_commands(tmp_path: Path) -> None:
     assert peer.terminated() == [[name, "7"]]
 
 
-async def test_rules_decide_about_commands_and_changes_and_read_all_of_them(tmp_path: Path) -> None:
+async def test_rules_decide_about_whole_commands_and_changes(tmp_path: Path) -> None:
     peer = CodexPeer(tmp_path)
     seen: list[Permission] = []
 
@@ -216,10 +216,10 @@ async def test_rules_decide_about_commands_and_changes_and_read_all_of_them(tmp_
         seen.append(permission)
         return True if permission.kind == "edit" else "not here"
 
-    async with contextlib.aclosing(peer.asking(decide)) as upstream:
-        peer.want()
-        peer.want("want-change")
-        events = await _asked(upstream)
+    async with contextlib.aclosing(peer.with_permissions(decide)) as upstream:
+        peer.request_change()
+        peer.request_change("want-change")
+        events = await _open_and_send(upstream)
     assert peer.decided() == [["commandExecution", "decline"], ["fileChange", "accept"]]
     assert [(each.tool, each.kind, each.arguments, each.is_fixed) for each in seen] == [
         ("shell", "execute", '{"command":"make"}', True),
@@ -230,7 +230,7 @@ async def test_rules_decide_about_commands_and_changes_and_read_all_of_them(tmp_
     assert ended[1].outcome is Outcome.OK
 
 
-async def test_while_one_thread_waits_for_a_decision_the_others_go_on(tmp_path: Path) -> None:
+async def test_other_threads_continue_while_one_waits_for_a_decision(tmp_path: Path) -> None:
     peer = CodexPeer(tmp_path)
     is_asked, is_decided = asyncio.Event(), asyncio.Event()
 
@@ -239,11 +239,11 @@ async def test_while_one_thread_waits_for_a_decision_the_others_go_on(tmp_path: 
         await is_decided.wait()
         return True
 
-    async with contextlib.aclosing(peer.asking(decide)) as upstream, asyncio.timeout(60):
-        peer.want()
-        waiting = asyncio.ensure_future(_asked(upstream))
+    async with contextlib.aclosing(peer.with_permissions(decide)) as upstream, asyncio.timeout(60):
+        peer.request_change()
+        waiting = asyncio.ensure_future(_open_and_send(upstream))
         await is_asked.wait()
-        other = await _asked(upstream, "two")
+        other = await _open_and_send(upstream, "two")
         assert "".join(event.text for event in other if isinstance(event, TextDelta)) == "two"
         assert not waiting.done()
         is_decided.set()
@@ -251,26 +251,28 @@ async def test_while_one_thread_waits_for_a_decision_the_others_go_on(tmp_path: 
     assert peer.decided() == [["commandExecution", "accept"]]
 
 
-async def test_a_decision_that_fails_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_decision_refuses_the_action(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     peer = CodexPeer(tmp_path)
 
     async def decide(_: Permission) -> Verdict:
         raise LookupError
 
-    async with contextlib.aclosing(peer.asking(decide)) as upstream:
-        peer.want()
-        await _asked(upstream)
+    async with contextlib.aclosing(peer.with_permissions(decide)) as upstream:
+        peer.request_change()
+        await _open_and_send(upstream)
     assert peer.decided() == [["commandExecution", "decline"]]
     assert "a decision failed" in caplog.text
 
 
-def test_two_cannot_decide(tmp_path: Path) -> None:
+def test_codex_review_and_permissions_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="either"):
         Codex(cwd=tmp_path, is_reviewing=True, permissions=CAUTIOUS)
 
 
 class _SoonGivenUp(CodexPeer):
-    """A turn whose start is never confirmed cannot be interrupted: how long that is tried for matters nowhere here."""
+    """Interrupts an unconfirmed turn for a short time only; no test here depends on that time."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(folder)
@@ -283,7 +285,7 @@ class _SoonGivenUp(CodexPeer):
 
 @pytest.mark.slow
 class TestCodexPooled(PartOfPoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
     @pytest.fixture
     def peer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodexPeer:
@@ -291,7 +293,7 @@ class TestCodexPooled(PartOfPoolContract):
 
 
 def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[UpstreamEvent], ModelError | None]:
-    """Read a turn as the app server tells it."""
+    """Read a turn as the app server reports it."""
     reading = CodexTurn()
     events: list[UpstreamEvent] = []
     for method, params in notifications:
@@ -300,18 +302,18 @@ def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[UpstreamE
     return events, reading.failure
 
 
-def _ended(status: str, error: dict[str, object] | None = None) -> tuple[str, dict[str, object]]:
+def _completed(status: str, error: dict[str, object] | None = None) -> tuple[str, dict[str, object]]:
     return "turn/completed", {"turn": {"id": "u", "items": [], "status": status, "error": error}}
 
 
-def test_what_codex_runs_itself_is_told_with_its_end() -> None:
+def test_items_that_codex_runs_itself_are_reported_with_their_end() -> None:
     command: dict[str, object] = {"type": "commandExecution", "id": "c", "command": "ls", "cwd": "/w"}
     command |= {"commandActions": [], "status": "inProgress"}
     done = {**command, "status": "failed", "aggregatedOutput": "no such folder", "exitCode": 2}
     events, failure = _read(
         ("item/started", {"startedAtMs": 1, "item": command}),
         ("item/completed", {"completedAtMs": 2, "item": done}),
-        _ended("completed"),
+        _completed("completed"),
     )
     assert events == [
         UpstreamCallStarted("c", "shell", '{"command":"ls","cwd":"/w"}'),
@@ -320,13 +322,13 @@ def test_what_codex_runs_itself_is_told_with_its_end() -> None:
     assert failure is None
 
 
-def test_a_message_that_came_whole_is_said_once() -> None:
+def test_a_message_that_arrived_whole_is_sent_once() -> None:
     item = {"type": "agentMessage", "id": "m", "text": "hello"}
     whole = ("item/completed", {"completedAtMs": 2, "item": item})
     said: dict[str, object] = {"itemId": "m", "delta": "hello"}
     delta = ("item/agentMessage/delta", said)
-    assert _read(whole, _ended("completed"))[0] == [TextDelta("hello")]
-    assert _read(delta, whole, _ended("completed"))[0] == [TextDelta("hello")]
+    assert _read(whole, _completed("completed"))[0] == [TextDelta("hello")]
+    assert _read(delta, whole, _completed("completed"))[0] == [TextDelta("hello")]
 
 
 @pytest.mark.parametrize(
@@ -342,14 +344,12 @@ def test_a_message_that_came_whole_is_said_once() -> None:
         (None, UpstreamFailedError),
     ],
 )
-def test_a_turn_that_failed_is_the_error_that_says_what_helps(
-    info: object, expected: type[ModelError]
-) -> None:
-    _, failure = _read(_ended("failed", {"message": "no", "codexErrorInfo": info}))
+def test_a_failed_turn_raises_the_matching_error(info: object, expected: type[ModelError]) -> None:
+    _, failure = _read(_completed("failed", {"message": "no", "codexErrorInfo": info}))
     assert type(failure) is expected
 
 
-async def test_a_turn_that_has_begun_has_taken_the_message(tmp_path: Path) -> None:
+async def test_a_started_turn_has_taken_the_message(tmp_path: Path) -> None:
     peer = CodexPeer(tmp_path)
     async with contextlib.aclosing(peer.upstream()) as upstream:
         agent = await upstream.open(Setup())
@@ -360,19 +360,19 @@ async def test_a_turn_that_has_begun_has_taken_the_message(tmp_path: Path) -> No
             await anext(answer)
 
 
-async def test_an_app_server_that_dies_with_a_message_may_have_written_it_down(tmp_path: Path) -> None:
+async def test_an_app_server_that_dies_with_a_message_may_have_stored_it(tmp_path: Path) -> None:
     peer = CodexPeer(tmp_path)
     async with contextlib.aclosing(peer.upstream()) as upstream:
         agent = await upstream.open(Setup())
         peer.die_unopened()
         with pytest.raises(UpstreamFailedError):
             await anext(agent.send(UpstreamMessage(UserMessage.of("one")), key="k"))
-        with pytest.raises(ModelUnavailableError) as raised:  # and now it is known to be gone
+        with pytest.raises(ModelUnavailableError) as raised:  # now its end is known
             await anext(agent.send(UpstreamMessage(UserMessage.of("one")), key="k"))
         assert type(raised.value) is ModelUnavailableError
 
 
-async def test_servers_go_with_the_thread_and_those_that_need_a_sign_in_are_left_out(
+async def test_each_thread_has_its_servers_without_those_that_need_a_sign_in(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers = (
@@ -413,7 +413,7 @@ def test_another_folder_model_or_sandbox_is_another_identity(tmp_path: Path) -> 
     assert len({tuple(sorted(identity.items())) for identity in identities}) == len(identities)
 
 
-def test_threads_belong_to_the_home_that_the_app_server_uses(
+def test_threads_belong_to_the_home_folder_of_the_app_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def home(**env: str) -> str:

@@ -1,4 +1,4 @@
-"""The client of Codex's app server that reads on while somebody decides: what a scripted app server cannot show."""
+"""The client of Codex's app server that reads on during a decision: cases that a scripted app server cannot show."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from midstream.environment import World
 from midstream.session.permissions import Allowed, Ask, Decision, Permission
 
 
-def leave(rules: Rules | Asking = EVERYTHING) -> CodexPermissions:
+def permissions_of(rules: Rules | Asking = EVERYTHING) -> CodexPermissions:
     return CodexPermissions(rules, "thread-1", None, World())
 
 
-async def test_changes_that_were_never_told_are_asked_about_as_what_they_are(
+async def test_changes_without_an_item_are_described_by_the_requests_own_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(codex_permissions, "ITEM_S", 0.01)
@@ -33,21 +33,21 @@ async def test_changes_that_were_never_told_are_asked_about_as_what_they_are(
         return True
 
     params = {"itemId": "w", "reason": "needs more", "grantRoot": "/srv"}
-    assert await leave(decide).decide(CHANGE, params) == "accept"
+    assert await permissions_of(decide).decide(CHANGE, params) == "accept"
     (asked,) = seen
     assert asked.is_vague
     assert asked.arguments == '{"changes":[],"grantRoot":"/srv","reason":"needs more"}'
 
 
-async def test_who_is_let_go_is_told_that_it_was_cancelled() -> None:
+async def test_cancelled_permission_requests_are_answered_as_cancelled() -> None:
     is_asked = asyncio.Event()
 
-    async def person(_: Permission, __: Ask) -> Decision:
+    async def wait_forever(_: Permission, __: Ask) -> Decision:
         is_asked.set()
         await asyncio.Event().wait()
         return Allowed()
 
-    waiting = CodexPermissions(ASK_FIRST, "thread-1", person, World())
+    waiting = CodexPermissions(ASK_FIRST, "thread-1", wait_forever, World())
     deciding = asyncio.ensure_future(waiting.decide(COMMAND, {"itemId": "w", "command": "make"}))
     async with asyncio.timeout(60):
         await is_asked.wait()
@@ -55,8 +55,8 @@ async def test_who_is_let_go_is_told_that_it_was_cancelled() -> None:
         assert await deciding == "cancel"
 
 
-async def test_where_nobody_is_there_leave_is_refused_with_the_reason() -> None:
-    alone = leave(ASK_FIRST)
+async def test_without_a_person_permission_is_refused_with_the_reason() -> None:
+    alone = permissions_of(ASK_FIRST)
     assert await alone.decide(COMMAND, {"itemId": "w", "command": "make"}) == "decline"
     assert "no person can be asked" in alone.refusals["w"]
 

@@ -1,4 +1,4 @@
-"""Notifications of Codex's app server, as they come on the wire, read as one turn."""
+"""Notifications of Codex's app server, in their wire format, read as one turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from midstream.agents.codex import CodexTurn
 IDS = {"threadId": "thread", "turnId": "turn"}
 
 
-def turn_that_failed(info: object) -> wire.TurnCompletedNotification:
+def failed_turn(info: object) -> wire.TurnCompletedNotification:
     error = {"message": "last status: 429 Too Many Requests", "codexErrorInfo": info}
     turn = {"id": "turn", "items": [], "status": "failed", "error": error}
     return wire.TurnCompletedNotification.model_validate({"threadId": "thread", "turn": turn})
@@ -41,11 +41,11 @@ def turn_that_failed(info: object) -> wire.TurnCompletedNotification:
         ("other", ModelRateLimitedError),
     ],
 )
-def test_the_status_of_the_provider_is_more_exact_than_the_fault(
+def test_the_status_of_the_provider_takes_precedence_over_the_kind_of_error(
     info: object, kind: type[ModelError]
 ) -> None:
     turn = CodexTurn()
-    turn.read(turn_that_failed(info), "turn/completed")
+    turn.read(failed_turn(info), "turn/completed")
     assert type(turn.failure) is kind
 
 
@@ -68,6 +68,6 @@ def test_the_tokens_of_all_model_calls_of_a_turn_are_counted() -> None:
     assert turn.finish().usage == Usage(30, 3)
 
 
-def test_a_retry_of_codex_begins_the_response_again() -> None:
+def test_a_retry_of_codex_restarts_the_response() -> None:
     body = {**IDS, "willRetry": True, "error": {"message": "stream disconnected"}}
     assert CodexTurn().read(wire.ErrorNotification.model_validate(body), "error") == [ResponseRestarted()]

@@ -51,19 +51,19 @@ async def peer(tmp_path: Path) -> AsyncIterator[CursorBridge]:
 
 
 class TestCursorAgents(UpstreamContract):
-    """The suite that every upstream passes."""
+    """Runs the suite that every upstream passes."""
 
 
 @pytest.mark.slow
 class TestCursorPooled(PartOfPoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
 
-async def _said(agent: UpstreamAgent, text: str) -> list[UpstreamEvent]:
+async def _send(agent: UpstreamAgent, text: str) -> list[UpstreamEvent]:
     return [event async for event in agent.send(UpstreamMessage(UserMessage.of(text)), key="k")]
 
 
-async def test_a_run_that_failed_without_a_word_may_be_a_dead_agent(tmp_path: Path) -> None:
+async def test_a_run_that_failed_without_output_may_be_a_dead_agent(tmp_path: Path) -> None:
     async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
         agent = await upstream.open(Setup())
         for status, code, expected in (
@@ -95,38 +95,38 @@ async def test_a_run_that_failed_for_a_known_reason_has_taken_the_message(
     assert type(raised.value) is expected
 
 
-async def test_only_a_message_that_never_left_is_said_again(tmp_path: Path) -> None:
+async def test_only_a_message_that_was_never_sent_is_sent_again(tmp_path: Path) -> None:
     async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
         agent = await upstream.open(Setup())
         bridge.die_unopened()
         with pytest.raises(UpstreamFailedError):
-            await _said(agent, "one")
+            await _send(agent, "one")
         bridge.is_full, bridge.retry_after = True, "Thu, 31 Dec 2099 23:59:59 GMT"
         with pytest.raises(ModelUnavailableError) as raised:
-            await _said(agent, "two")
+            await _send(agent, "two")
         assert type(raised.value) is ModelRateLimitedError
         assert (raised.value.retry_after_s or 0.0) > RETRY_AFTER_MAX_S
         assert [told.text for told in bridge.messages()] == ["one"]
 
 
-async def test_what_finds_no_bridge_never_left(tmp_path: Path) -> None:
+async def test_a_message_without_a_reachable_bridge_was_never_sent(tmp_path: Path) -> None:
     async with cursor_bridge(tmp_path) as bridge:
         upstream = bridge.upstream()
         agent = await upstream.open(Setup())
     with pytest.raises(ModelUnavailableError) as raised:
-        await _said(agent, "one")
+        await _send(agent, "one")
     assert type(raised.value) is ModelUnavailableError
     await upstream.aclose()
 
 
-async def test_a_bridge_that_shows_only_whole_steps_is_read_too(tmp_path: Path) -> None:
+async def test_a_bridge_that_sends_only_whole_steps_is_supported(tmp_path: Path) -> None:
     async with cursor_bridge(tmp_path) as bridge, contextlib.aclosing(bridge.upstream()) as upstream:
         bridge.is_live = False
-        events = await _said(await upstream.open(Setup()), "one")
+        events = await _send(await upstream.open(Setup()), "one")
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["one"]
 
 
-async def test_servers_are_handed_on_with_the_registration_for_their_login(tmp_path: Path) -> None:
+async def test_servers_are_passed_with_the_client_registration_for_their_login(tmp_path: Path) -> None:
     servers = (
         ForwardedMcpServer("files", command="files-server", args=("--root", "."), env={"A": "b"}),
         ForwardedMcpServer(
@@ -150,7 +150,7 @@ async def test_servers_are_handed_on_with_the_registration_for_their_login(tmp_p
     }
 
 
-async def test_instructions_are_left_in_a_file_of_ours_and_never_over_another(tmp_path: Path) -> None:
+async def test_instructions_are_written_to_our_own_file_and_never_over_another(tmp_path: Path) -> None:
     path = tmp_path / RULES_FILE
     async with cursor_bridge(tmp_path) as bridge:
         command = bridge.command()
@@ -167,7 +167,7 @@ async def test_instructions_are_left_in_a_file_of_ours_and_never_over_another(tm
             assert path.read_text() == "my own rules"
 
 
-def test_several_processes_may_leave_instructions_at_once(tmp_path: Path) -> None:
+def test_several_processes_may_write_instructions_at_once(tmp_path: Path) -> None:
     path = tmp_path / RULES_FILE
 
     def write(writer: str) -> None:
@@ -184,7 +184,7 @@ def test_several_processes_may_leave_instructions_at_once(tmp_path: Path) -> Non
 
 @spec("SEC-55", "SEC-56")
 @pytest.mark.parametrize("kind", ["a link", "a pipe", "a folder elsewhere"])
-def test_instructions_are_written_through_no_link_of_a_checkout(tmp_path: Path, kind: str) -> None:
+def test_instructions_are_not_written_through_a_link_of_a_checkout(tmp_path: Path, kind: str) -> None:
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     elsewhere.mkdir()
     theirs = elsewhere / RULES_FILE.name
@@ -211,18 +211,18 @@ async def test_a_bridge_that_does_not_start_is_missing_software(tmp_path: Path) 
         await upstream.open(Setup())
 
 
-async def test_the_package_joins_its_threads_where_nobody_waits_for_the_loop(
+async def test_the_package_joins_its_threads_outside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed_in: list[threading.Thread] = []
     close = TCPServer.server_close
 
-    def noted(server: TCPServer) -> None:
+    def record_thread(server: TCPServer) -> None:
         closed_in.append(threading.current_thread())  # it has joined the thread of that server before
         close(server)
 
     async with cursor_bridge(tmp_path) as bridge:
-        monkeypatch.setattr(TCPServer, "server_close", noted)
+        monkeypatch.setattr(TCPServer, "server_close", record_thread)
         upstream = bridge.upstream()
         await upstream.open(Setup())
         await upstream.aclose()
@@ -240,7 +240,7 @@ threading.Event().wait()
 """
 
 
-async def test_a_bridge_that_is_frozen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frozen_bridge_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor, "STOP_S", 0.05)
     running = await _launch([sys.executable, "-c", FROZEN], tmp_path, World())
     process = running.bridge.process
@@ -260,7 +260,7 @@ for _ in range(64):
 """
 
 
-async def test_what_a_bridge_says_does_not_stop_it(tmp_path: Path) -> None:
+async def test_the_output_of_a_bridge_does_not_block_it(tmp_path: Path) -> None:
     async with cursor_bridge(tmp_path) as bridge:
         running = await _launch([sys.executable, "-c", TALKATIVE, bridge.command()[3]], tmp_path, World())
         process = running.bridge.process
@@ -284,6 +284,6 @@ def test_another_folder_account_or_option_is_another_identity(tmp_path: Path) ->
     assert Cursor("m", cwd=tmp_path, api_key="k").identity == identities[0]
 
 
-def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         Cursor("m", cwd=tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Hosts that do anything, and agents that remember: whoever answers knows every message, once and in order."""
+"""Random requests of client applications, and agents with a memory: the agent has every message once, in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from midstream.agents.reuse_classification import (
 from midstream.agents.upstream_abilities import Abilities
 from midstream.history.messages import Entry, Step, Text, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline
-from tests.agents.sayings import responded, said, sent
+from tests.agents.reuse_examples import outline_of, step_of, user_message
 from tests.search import tried
 from tests.spec import spec
 
@@ -40,7 +40,7 @@ TURNS = 60
 
 
 class Mind(Struct):
-    """What an agent was told, by `view`, under which model; and the response whose results it waits for."""
+    """The view of what an agent received, under which model; and the response whose results it waits for."""
 
     told: list[str]
     model: str
@@ -48,7 +48,7 @@ class Mind(Struct):
 
 
 def view(entries: list[Entry]) -> list[str]:
-    """What of a conversation an agent must know: the users' words, and what others did and said in between."""
+    """Return the part of a conversation that an agent must have: user texts, and the steps of others between them."""
     told: list[str] = []
     for entry in entries:
         if isinstance(entry, UserMessage):
@@ -59,13 +59,13 @@ def view(entries: list[Entry]) -> list[str]:
 
 
 class Host:
-    """A host with a conversation that it rewrites as it likes, over one key of a pool and an upstream."""
+    """A client application with a conversation that it rewrites at random, over one key of a pool and an upstream."""
 
     def __init__(self, chance: random.Random, abilities: Abilities, ids: str) -> None:
         self.chance = chance
         self.abilities = abilities
         self.ids = ids
-        """`own`: each call has its own id; `again`: each response uses the same ones."""
+        """`own`: each call has its own id; `again`: each response uses the same ids."""
         self.entries: list[Entry] = []
         self.system = "s0"
         self.tools: tuple[ToolSpec, ...] = ()
@@ -78,10 +78,10 @@ class Host:
         self.kinds: list[RequestRelation] = []
 
     def turn(self) -> None:
-        """Rewrite the conversation somehow, and ask; answer what is asked for, as a rule."""
+        """Rewrite the conversation at random and request an answer; usually answer the tool calls."""
         self._rewrite()
         if self.chance.random() < 0.1:
-            title: list[Entry] = [said(f"title {self.chance.randrange(3)}")]
+            title: list[Entry] = [user_message(f"title {self.chance.randrange(3)}")]
             self._ask(title, "title")
         response = self._ask(self.entries, self.system)
         while response is not None:
@@ -119,8 +119,8 @@ class Host:
                 self.model = f"m{chance.randrange(2)}"
             case "tools":
                 self.tools = () if self.tools else (ToolSpec("read"),)
-            case "forget":  # what tools said before
-                entries[:] = [entry if view([entry]) else responded() for entry in entries]
+            case "forget":  # results of tools before this point
+                entries[:] = [entry if view([entry]) else step_of() for entry in entries]
             case "elsewhere":
                 entries += [self._said(), self._foreign(chance.randrange(2))]
             case "answered elsewhere" if users:
@@ -131,17 +131,17 @@ class Host:
         entries.append(self._said())
 
     def _foreign(self, calls: int) -> Step:
-        """What another model did. Its bare words in the place of ours are not seen: they may be ours, written anew."""
+        """Return a step of another model. Its bare text in place of ours may be ours, rewritten: it is not detected."""
         self.words += 1
-        return responded(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
+        return step_of(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
 
     def _said(self) -> UserMessage:
         self.words += 1
-        return said(f"word {self.words}")
+        return user_message(f"word {self.words}")
 
     def _ask(self, entries: list[Entry], system: str) -> Step | None:
         """Do what a pool does, with a process that may die anywhere; return the response of the agent, or None."""
-        outline = sent(*entries, system=system, tools=self.tools, identity={"model": self.model})
+        outline = outline_of(*entries, system=system, tools=self.tools, identity={"model": self.model})
         record = self.record if self.record is None else decode(encode(self.record))
         judged = classify(record, outline)
         self.kinds.append(judged.kind)
@@ -154,9 +154,9 @@ class Host:
             assert chosen.delivery.results == ()
         if isinstance(chosen, Fresh) and not chosen.is_pooled:
             self.record = None if record is None else with_side_call(record, outline)
-            return responded()
+            return step_of()
         self.record = pending
-        if self.chance.random() < 0.05:  # died before it was sent
+        if self.chance.random() < 0.05:  # died before the message was sent
             return None
         mind.waits = None
         mind.told += new
@@ -172,7 +172,7 @@ class Host:
     def _opened(
         self, chosen: Action, record: PoolRecord | None, outline: Outline, told: list[str]
     ) -> tuple[str, Mind, list[str], PoolRecord]:
-        """Return the agent, its mind, what it is told now, and the record before that."""
+        """Return the agent, its memory, the new messages, and the record before them."""
         fresh = f"agent-{len(self.minds)}"
         match chosen:
             case ResumeAgent(delivery):
@@ -198,7 +198,7 @@ class Host:
         self.calls += count
         first = self.calls if self.ids == "own" else 0
         calls = tuple(f"c{first + number}" for number in range(count))
-        response = responded(calls=calls)
+        response = step_of(calls=calls)
         mind.waits = response if calls else None
         mark = f"mark-{len(self.marks)}"
         self.marks[mark] = Mind(list(mind.told), mind.model)
@@ -222,7 +222,7 @@ REWRITES = {
     "elsewhere": 1,
     "answered elsewhere": 1,
 }
-"""What a host does before it asks, and how often."""
+"""What a client application does before its request, and how often."""
 ABLE = Abilities(takes_tools=True, can_reinstruct=True, can_retool=True, can_fork=True)
 
 
@@ -231,7 +231,7 @@ ABLE = Abilities(takes_tools=True, can_reinstruct=True, can_retool=True, can_for
 @pytest.mark.parametrize(
     "abilities", [Abilities(), ABLE, replace(ABLE, takes_tools=False), replace(ABLE, can_fork=False)]
 )
-def test_the_agent_that_answers_knows_every_message_once_and_in_order(abilities: Abilities, ids: str) -> None:
+def test_the_answering_agent_has_every_message_once_and_in_order(abilities: Abilities, ids: str) -> None:
     kinds: set[RequestRelation] = set()
     for seed in range(tried(20)):
         host = Host(random.Random(seed), abilities, ids)
@@ -244,11 +244,11 @@ def test_the_agent_that_answers_knows_every_message_once_and_in_order(abilities:
 
 
 @spec("REUSE-29")
-def test_a_clean_conversation_sends_each_user_message_once() -> None:
+def test_a_conversation_without_faults_sends_each_user_message_once() -> None:
     host = Host(random.Random(0), Abilities(), "own")
     for turn in range(50):
-        host.entries.append(said(f"question {turn}"))
-        outline = sent(*host.entries, identity={"model": "m0"})
+        host.entries.append(user_message(f"question {turn}"))
+        outline = outline_of(*host.entries, identity={"model": "m0"})
         chosen = action(classify(host.record, outline), outline, host.record, host.abilities)
         assert chosen == (ResumeAgent(Delivery(1)) if turn else Fresh(is_pooled=True))
         asked = (
@@ -257,4 +257,4 @@ def test_a_clean_conversation_sends_each_user_message_once() -> None:
             else create_resumed(host.record, outline, now=1.0)
         )
         host.record = confirm(asked, "agent-1", now=2.0)
-        host.entries.append(responded())
+        host.entries.append(step_of())

@@ -12,61 +12,61 @@ from tests.spec import spec
 SETUP = Setup("be brief")
 
 
-async def test_an_agent_at_rest_is_used_again_for_the_same_setup() -> None:
-    upstream, _, live = _made()
-    await _spoken(live, "agent-1")
-    await _taken(live, "agent-1")
+async def test_an_idle_agent_is_reused_for_the_same_setup() -> None:
+    upstream, _, live = _live_agents()
+    await _take_and_release(live, "agent-1")
+    await _take(live, "agent-1")
     assert upstream.opened == ["agent-1"]
 
 
-async def test_for_another_setup_it_is_closed_and_resumed() -> None:
-    upstream, _, live = _made()
-    await _spoken(live, "agent-1")
-    await _taken(live, "agent-1", Setup("be long"))
+async def test_an_agent_with_another_setup_is_closed_and_resumed() -> None:
+    upstream, _, live = _live_agents()
+    await _take_and_release(live, "agent-1")
+    await _take(live, "agent-1", Setup("be long"))
     assert upstream.opened == ["agent-1", "agent-1"]
     assert upstream.live_max == 1
 
 
-async def test_one_that_rested_too_long_is_closed_and_resumed() -> None:
-    upstream, world, live = _made()
-    await _spoken(live, "agent-1")
+async def test_an_agent_that_was_idle_for_too_long_is_closed_and_resumed() -> None:
+    upstream, world, live = _live_agents()
+    await _take_and_release(live, "agent-1")
     await world.advance(300.0)
-    await _taken(live, "agent-1")
+    await _take(live, "agent-1")
     assert upstream.opened == ["agent-1", "agent-1"]
     assert upstream.live == 1
 
 
-async def test_there_are_never_more_than_the_cap_but_for_those_in_a_turn() -> None:
-    upstream, world, live = _made(agents=6, live_max=3)
+async def test_only_agents_in_a_turn_exceed_the_cap() -> None:
+    upstream, world, live = _live_agents(agents=6, live_max=3)
     for number in range(1, 6):
-        await _spoken(live, f"agent-{number}")
+        await _take_and_release(live, f"agent-{number}")
         await world.settle()
     assert (upstream.live, live.resting) == (3, 3)
     for number in range(3, 7):
-        await _taken(live, f"agent-{number}")
+        await _take(live, f"agent-{number}")
     await world.settle()
     assert (upstream.live, live.resting) == (4, 0)
 
 
-async def test_what_is_forgotten_is_closed_first() -> None:
-    upstream, world, live = _made()
-    await _spoken(live, "agent-1")
+async def test_a_deleted_agent_is_closed_first() -> None:
+    upstream, world, live = _live_agents()
+    await _take_and_release(live, "agent-1")
     live.delete("agent-1")
     await world.settle()
     assert (upstream.live, upstream.memory.forgotten) == (0, ["agent-1"])
 
 
-async def test_closing_waits_for_all_of_them() -> None:
-    upstream, _, live = _made(agents=3)
+async def test_closing_waits_for_all_agents() -> None:
+    upstream, _, live = _live_agents(agents=3)
     for number in range(1, 4):
-        await _spoken(live, f"agent-{number}")
+        await _take_and_release(live, f"agent-{number}")
     agent = await live.open(SETUP)
     live.close(agent, deleted="agent-2")
     await live.aclose()
     assert (upstream.live, upstream.memory.forgotten) == (0, ["agent-2"])
 
 
-async def test_an_agent_that_cannot_be_closed_or_forgotten_hurts_nobody() -> None:
+async def test_an_agent_that_cannot_be_closed_or_deleted_does_not_affect_others() -> None:
     class Stubborn(ScriptedUpstream):
         async def delete(self, agent: str) -> None:
             raise OSError(agent)
@@ -78,7 +78,7 @@ async def test_an_agent_that_cannot_be_closed_or_forgotten_hurts_nobody() -> Non
     assert upstream.live == 0
 
 
-async def test_two_of_one_conversation_are_never_open_at_once() -> None:
+async def test_two_agents_of_one_conversation_are_never_open_at_once() -> None:
     class Slow(ScriptedAgent):
         async def aclose(self) -> None:
             await asyncio.sleep(0)
@@ -91,10 +91,10 @@ async def test_two_of_one_conversation_are_never_open_at_once() -> None:
     world = FakeWorld()
     upstream = SlowUpstream(_memory(2))
     live = LiveAgents(upstream, world, live_max=1, rest_s=300.0, close_s=5.0)
-    await _spoken(live, "agent-1")
-    await _spoken(live, "agent-2")  # agent-1 has to go
+    await _take_and_release(live, "agent-1")
+    await _take_and_release(live, "agent-2")  # agent-1 must be closed
     before = upstream.live
-    await _taken(live, "agent-1")
+    await _take(live, "agent-1")
     assert upstream.live <= before
 
 
@@ -106,7 +106,7 @@ def _memory(agents: int) -> UpstreamMemory:
 
 
 @spec("REUSE-46")
-async def test_beyond_the_limit_of_memory_the_longest_idle_are_closed_and_none_in_a_turn() -> None:
+async def test_beyond_the_memory_limit_the_longest_idle_agents_are_closed_and_none_in_a_turn() -> None:
     upstream, world = ScriptedUpstream(abilities=Abilities(has_process=True)), FakeWorld()
 
     def measure() -> float:
@@ -116,32 +116,32 @@ async def test_beyond_the_limit_of_memory_the_longest_idle_are_closed_and_none_i
     live = LiveAgents(upstream, world, **limits, memory_mib_max=250.0, measure=measure)  # type: ignore[arg-type]
     for _ in range(4):
         upstream.memory.begin()
-    await _spoken(live, "agent-1")
-    await _taken(live, "agent-1")
+    await _take_and_release(live, "agent-1")
+    await _take(live, "agent-1")
     for number in range(2, 5):
-        await _spoken(live, f"agent-{number}")
-        await _measured(world, upstream, 2)
+        await _take_and_release(live, f"agent-{number}")
+        await _await_open(world, upstream, 2)
     assert not live.has(SETUP, "agent-3")
     assert live.has(SETUP, "agent-4")
     await live.aclose()
 
 
-async def _measured(world: FakeWorld, upstream: ScriptedUpstream, live: int) -> None:
-    """Wait until so few agents are open: measuring takes a thread."""
+async def _await_open(world: FakeWorld, upstream: ScriptedUpstream, live: int) -> None:
+    """Wait until this many agents are open: the measurement runs in a thread."""
     async with asyncio.timeout(60):
         while upstream.live > live:
             await world.settle()
             await asyncio.sleep(0)
 
 
-def _made(*, agents: int = 1, live_max: int = 8) -> tuple[ScriptedUpstream, FakeWorld, LiveAgents]:
+def _live_agents(*, agents: int = 1, live_max: int = 8) -> tuple[ScriptedUpstream, FakeWorld, LiveAgents]:
     world, upstream = FakeWorld(), ScriptedUpstream(_memory(agents))
     return upstream, world, LiveAgents(upstream, world, live_max=live_max, rest_s=300.0, close_s=5.0)
 
 
-async def _spoken(live: LiveAgents, name: str) -> None:
-    live.rest(name, await _taken(live, name), SETUP)
+async def _take_and_release(live: LiveAgents, name: str) -> None:
+    live.rest(name, await _take(live, name), SETUP)
 
 
-async def _taken(live: LiveAgents, name: str, setup: Setup = SETUP) -> UpstreamAgent:
+async def _take(live: LiveAgents, name: str, setup: Setup = SETUP) -> UpstreamAgent:
     return await live.take(setup, name) or await live.open(setup, resume=name)

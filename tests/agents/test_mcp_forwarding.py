@@ -1,4 +1,4 @@
-"""An upstream is given the servers it can use; the user is told of the others, once."""
+"""The choice of MCP servers that an upstream can use; omitted servers are logged once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEB = ForwardedMcpServer("web", "sse", url="http://127.0.0.1/sse")
 LOCAL: tuple[Transport, ...] = ("stdio",)
 
 
-def test_who_is_left_out_is_told_of_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_omitted_server_is_logged_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
     forwarding = Forwarding("some-agent", Abilities())
     for _ in range(2):
         assert forwarding.select((WEB, SHOP, FILES)) == (FILES, WEB)
@@ -25,6 +25,6 @@ def test_who_is_left_out_is_told_of_once_for_each_reason(caplog: pytest.LogCaptu
     assert told == [f"some-agent: the MCP server {name!r}" for name in ("shop", "shop", "web")]
 
 
-def test_what_the_upstream_can_do_decides() -> None:
+def test_the_abilities_of_the_upstream_decide() -> None:
     assert Forwarding("a", Abilities(can_oauth=True, can_secret=True)).select((SHOP,)) == (SHOP,)
     assert Forwarding("a", Abilities(can_oauth=True)).select((SHOP,)) == ()

@@ -25,7 +25,7 @@ WAIT_S = 60.0
 
 
 class TestChainedResponses(UpstreamContract):
-    """The suite that every upstream passes."""
+    """Runs the suite that every upstream passes."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
@@ -34,7 +34,7 @@ class TestChainedResponses(UpstreamContract):
 
 
 class TestConversations(UpstreamContract):
-    """The suite that every upstream passes."""
+    """Runs the suite that every upstream passes."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
@@ -43,7 +43,7 @@ class TestConversations(UpstreamContract):
 
 
 class TestBackground(UpstreamContract):
-    """The suite that every upstream passes."""
+    """Runs the suite that every upstream passes."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
@@ -53,7 +53,7 @@ class TestBackground(UpstreamContract):
 
 @pytest.mark.slow
 class TestChainedResponsesPooled(PoolContract):
-    """Every situation with every fault."""
+    """Runs every situation with every fault."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
@@ -63,7 +63,7 @@ class TestChainedResponsesPooled(PoolContract):
 
 @pytest.mark.slow
 class TestConversationsPooled(PartOfPoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
@@ -73,7 +73,7 @@ class TestConversationsPooled(PartOfPoolContract):
 
 @pytest.mark.slow
 class TestBackgroundPooled(PartOfPoolContract):
-    """Each fault, and each situation."""
+    """Runs each fault, and each situation."""
 
     @pytest.fixture
     async def peer(self) -> AsyncIterator[OpenAIMemory]:
@@ -81,13 +81,13 @@ class TestBackgroundPooled(PartOfPoolContract):
             yield server
 
 
-async def _said(agent: UpstreamAgent, said: UpstreamMessage) -> list[UpstreamEvent]:
+async def _send(agent: UpstreamAgent, said: UpstreamMessage) -> list[UpstreamEvent]:
     return [event async for event in agent.send(said, key="k")]
 
 
 async def _failure(upstream: OpenAIChain | OpenAIConversation) -> type[ModelError]:
     with pytest.raises(ModelError) as raised:
-        await _said(await upstream.open(Setup()), UpstreamMessage(UserMessage.of("one")))
+        await _send(await upstream.open(Setup()), UpstreamMessage(UserMessage.of("one")))
     await upstream.aclose()
     return type(raised.value)
 
@@ -95,7 +95,7 @@ async def _failure(upstream: OpenAIChain | OpenAIConversation) -> type[ModelErro
 @pytest.mark.parametrize(
     ("memory", "expected"), [("responses", ModelUnavailableError), ("conversation", UpstreamFailedError)]
 )
-async def test_what_a_broken_connection_may_have_left_in_a_conversation_is_not_said_again(
+async def test_a_message_that_a_broken_connection_may_have_delivered_is_not_sent_again(
     memory: Memory, expected: type[ModelError]
 ) -> None:
     async with openai_memory(memory) as server:
@@ -105,17 +105,17 @@ async def test_what_a_broken_connection_may_have_left_in_a_conversation_is_not_s
 
 
 @pytest.mark.parametrize("memory", ["responses", "conversation"])
-async def test_what_was_never_sent_is_said_again(memory: Memory) -> None:
+async def test_a_message_that_was_never_sent_is_sent_again(memory: Memory) -> None:
     async with openai_memory(memory) as server:
         upstream = server.upstream()
-    assert await _failure(upstream) is ModelUnavailableError  # nobody is there any more
+    assert await _failure(upstream) is ModelUnavailableError  # the server is closed
 
 
 @pytest.mark.parametrize(
     ("status", "expected"),
     [(500, UpstreamFailedError), (429, ModelUnavailableError), (503, ModelUnavailableError)],
 )
-async def test_a_server_that_fails_may_have_begun_and_one_that_is_full_has_not(
+async def test_a_failing_server_may_have_taken_the_message_and_an_overloaded_one_has_not(
     status: int, expected: type[ModelError]
 ) -> None:
     async with openai_memory("conversation") as server:
@@ -123,15 +123,15 @@ async def test_a_server_that_fails_may_have_begun_and_one_that_is_full_has_not(
         assert await _failure(server.upstream()) is expected
 
 
-async def test_a_server_that_is_full_may_ask_for_a_pause_until_a_date() -> None:
+async def test_an_overloaded_server_may_request_a_pause_until_a_date() -> None:
     async with openai_memory("responses") as server, contextlib.aclosing(server.upstream()) as upstream:
         server.fails_with, server.retry_after = 429, "Thu, 31 Dec 2099 23:59:59 GMT"
         with pytest.raises(ModelUnavailableError) as raised:
-            await _said(await upstream.open(Setup()), UpstreamMessage(UserMessage.of("one")))
+            await _send(await upstream.open(Setup()), UpstreamMessage(UserMessage.of("one")))
     assert (raised.value.retry_after_s or 0.0) > RETRY_AFTER_MAX_S
 
 
-async def test_an_answer_is_made_as_it_was_wished() -> None:
+async def test_a_request_has_the_settings_that_its_model_supports() -> None:
     settings = ModelSettings(
         temperature=0.0, tokens_max=9, stop=("END",), response_format={"type": "json_object"}
     )
@@ -140,7 +140,7 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
             async with contextlib.aclosing(
                 OpenAIChain(model, api_key="key-1", base_url=server.url)
             ) as upstream:
-                await _said(
+                await _send(
                     await upstream.open(Setup()), UpstreamMessage(UserMessage.of("one"), settings=settings)
                 )
             body = server.requests[-1][2]
@@ -150,12 +150,12 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
         assert told == {"max_output_tokens": 9, "text": {"format": {"type": "json_object"}}, **expected}
 
 
-async def test_a_background_response_goes_on_over_new_connections() -> None:
+async def test_a_background_response_continues_over_new_connections() -> None:
     async with openai_memory("responses", is_background=True) as server:
         upstream = server.upstream()
         server.cuts = 2
         agent = await upstream.open(Setup())
-        events = await _said(agent, UpstreamMessage(UserMessage.of("a first message of many words")))
+        events = await _send(agent, UpstreamMessage(UserMessage.of("a first message of many words")))
         text = "".join(event.text for event in events if isinstance(event, TextDelta))
         await upstream.aclose()
     assert text == "a first message of many words"
@@ -167,16 +167,16 @@ async def test_a_background_response_goes_on_over_new_connections() -> None:
     assert len(server.messages()) == 1
 
 
-async def test_tools_of_the_host_are_asked_for_and_answered_in_the_chain() -> None:
+async def test_tools_of_the_client_application_are_requested_and_answered_in_the_chain() -> None:
     tool = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
     async with openai_memory("responses") as server:
         upstream = server.upstream()
         server.asks = {"id": "call_7", "name": "read", "arguments": '{"path": "a"}'}
         agent = await upstream.open(Setup("be brief", (tool,)))
-        first = await _said(agent, UpstreamMessage(UserMessage.of("one")))
+        first = await _send(agent, UpstreamMessage(UserMessage.of("one")))
         opened = next(event for event in first if isinstance(event, MessageTaken))
         resumed = await upstream.open(Setup("be brief", (tool,)), resume=opened.agent)
-        await _said(resumed, UpstreamMessage(UserMessage(()), (ToolResult("call_7", "what stands in a"),)))
+        await _send(resumed, UpstreamMessage(UserMessage(()), (ToolResult("call_7", "what stands in a"),)))
         await upstream.aclose()
     assert ToolCallRequested("call_7", "read", '{"path": "a"}') in first
     assert server.outputs == [
@@ -189,33 +189,33 @@ async def test_tools_of_the_host_are_asked_for_and_answered_in_the_chain() -> No
     assert bodies[0]["tools"] == bodies[1]["tools"]
 
 
-async def test_a_conversation_in_which_another_response_is_made_is_busy() -> None:
+async def test_a_conversation_with_another_running_response_is_busy() -> None:
     async with openai_memory("conversation") as server:
         upstream = server.upstream()
         server.locked = 1
         agent = await upstream.open(Setup())
         with pytest.raises(UpstreamBusyError):
-            await _said(agent, UpstreamMessage(UserMessage.of("one")))
-        await _said(agent, UpstreamMessage(UserMessage.of("one")))
+            await _send(agent, UpstreamMessage(UserMessage.of("one")))
+        await _send(agent, UpstreamMessage(UserMessage.of("one")))
         await upstream.aclose()
     assert [told.text for told in server.messages()] == ["one"]
 
 
-async def _opened(agent: UpstreamAgent, word: str) -> tuple[MessageTaken, str]:
-    """Send a message, and return how it was taken and the answer."""
-    events = await _said(agent, UpstreamMessage(UserMessage.of(word)))
+async def _send_first(agent: UpstreamAgent, word: str) -> tuple[MessageTaken, str]:
+    """Send a message, and return the `MessageTaken` and the answer."""
+    events = await _send(agent, UpstreamMessage(UserMessage.of(word)))
     text = "".join(event.text for event in events if isinstance(event, TextDelta))
     return next(event for event in events if isinstance(event, MessageTaken)), text
 
 
 @pytest.mark.parametrize("memory", ["responses", "conversation"])
-async def test_a_server_that_does_not_name_what_it_continues_is_checked_once(memory: Memory) -> None:
+async def test_a_server_that_omits_the_continued_id_is_checked_once(memory: Memory) -> None:
     async with openai_memory(memory) as server, contextlib.aclosing(server.upstream()) as upstream:
-        first, _ = await _opened(await upstream.open(Setup()), "one")
+        first, _ = await _send_first(await upstream.open(Setup()), "one")
         server.is_silent = True
         agent = await upstream.open(Setup(), resume=first.agent)
-        second, _ = await _opened(agent, "two")
-        third, answer = await _opened(agent, "three")
+        second, _ = await _send_first(agent, "two")
+        third, answer = await _send_first(agent, "three")
         assert (second.resumed, third.resumed) == (first.agent, second.agent)
         assert answer == "one | two | three"
     checks = [body for _, path, body in server.requests if path == "/responses" and body["input"] == "ping"]
@@ -223,11 +223,11 @@ async def test_a_server_that_does_not_name_what_it_continues_is_checked_once(mem
 
 
 @pytest.mark.parametrize("memory", ["responses", "conversation"])
-async def test_a_server_that_ignores_names_continues_nothing(memory: Memory) -> None:
+async def test_a_server_that_ignores_the_continued_id_resumes_nothing(memory: Memory) -> None:
     async with openai_memory(memory) as server, contextlib.aclosing(server.upstream()) as upstream:
-        first, _ = await _opened(await upstream.open(Setup()), "one")
+        first, _ = await _send_first(await upstream.open(Setup()), "one")
         server.is_silent = server.ignores_names = True
-        opened, answer = await _opened(await upstream.open(Setup(), resume=first.agent), "two")
+        opened, answer = await _send_first(await upstream.open(Setup(), resume=first.agent), "two")
         assert (opened.resumed, answer) == ("", "two")
 
 
@@ -259,15 +259,15 @@ print(sorted(worked_out(BaseModel) - before))
 """
 
 
-def test_no_types_of_the_package_are_worked_out_while_others_wait_for_the_loop() -> None:
-    # In a process of its own: another test may have worked them out.
+def test_the_packages_types_are_resolved_outside_the_event_loop() -> None:
+    # In its own process: another test may have resolved them.
     done = subprocess.run(
         [sys.executable, "-c", ANSWERING], capture_output=True, text=True, check=False, timeout=WAIT_S
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-async def test_a_conversation_without_a_name_is_not_gone_on_with() -> None:
+async def test_a_conversation_without_an_id_is_not_continued() -> None:
     async with openai_memory("conversation") as server:
         server.is_nameless = True
         assert await _failure(server.upstream()) is UpstreamFailedError

@@ -1,4 +1,4 @@
-"""Agents of a process that was killed are ended, with what they started; those of a living one are not."""
+"""Agents of a killed process are ended with their children; agents of a living process are not."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def test_the_agents_of_a_killed_process_are_ended_with_their_tools() -> None:
         owner.kill()
         os.waitid(
             os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT
-        )  # a zombie until the end of this test: dead, too
+        )  # a zombie until the end of this test, so dead
         asyncio.run(end_orphans())
         assert owner.stdout is not None
-        assert owner.stdout.read() == ""  # ends when both have let go of it
+        assert owner.stdout.read() == ""  # ends when both processes have released it
         assert processes_of(owner.pid) == []
     finally:
         owner.kill()
         owner.communicate(timeout=60)
 
 
-def test_a_process_that_got_the_id_of_a_dead_owner_is_no_owner() -> None:
+def test_a_process_that_reuses_the_id_of_a_dead_owner_is_not_an_owner() -> None:
     namespace, pid, started = owner_of_new_agents().split("/")
     with started_as(f"{namespace}/{pid}/{int(started) - 1}") as agent:
         asyncio.run(end_orphans())
@@ -77,7 +77,7 @@ def test_a_process_that_got_the_id_of_a_dead_owner_is_no_owner() -> None:
 
 
 @pytest.mark.parametrize("owner", ["pid:[1]/1/1", "none", ""])
-def test_agents_of_another_namespace_and_strange_values_are_left_alone(owner: str) -> None:
+def test_agents_of_another_namespace_and_malformed_values_are_left_alone(owner: str) -> None:
     with started_as(owner) as agent:
         asyncio.run(end_orphans())
         assert agent.poll() is None

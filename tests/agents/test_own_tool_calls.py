@@ -1,4 +1,4 @@
-"""Calls that an agent ran itself come back to their places in a history that does not have them."""
+"""Insertion of calls that an agent ran itself into a history without them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SAID: list[ModelEvent] = [TextDelta("I pay. "), STARTED, UpstreamCallEnded("c", 
 CALL = UpstreamCall("c", "shell", '{"command": "pay 3"}', "paid", Outcome.OK)
 
 
-def _kept(*events: ModelEvent, after: tuple[UserMessage | Step, ...] = (ASKED,)) -> OwnCalls:
+def _collect(*events: ModelEvent, after: tuple[UserMessage | Step, ...] = (ASKED,)) -> OwnCalls:
     calls = OwnCalls(place_of(ConversationDigest().then(after)))
     for event in events:
         calls.add(event)
@@ -44,8 +44,8 @@ def _kept(*events: ModelEvent, after: tuple[UserMessage | Step, ...] = (ASKED,))
 
 
 @spec("REUSE-80")
-def test_a_call_stands_where_it_was_made() -> None:
-    answer = _kept(*SAID).collect(is_whole=True)
+def test_a_call_is_inserted_where_it_was_made() -> None:
+    answer = _collect(*SAID).collect(is_whole=True)
     history = History((ASKED, Step(Response((Text("I pay. Paid."),))), MORE))
     restored = with_own_calls(history, decode_calls(encode_calls((answer,))))
     parts = (Text("I pay. "), CALL, Text("Paid."))
@@ -55,8 +55,8 @@ def test_a_call_stands_where_it_was_made() -> None:
 
 
 @spec("REUSE-80")
-def test_a_call_is_kept_with_its_newest_arguments() -> None:
-    calls = _kept(UpstreamCallStarted("c", "shell", "{}"))
+def test_a_call_is_stored_with_its_newest_arguments() -> None:
+    calls = _collect(UpstreamCallStarted("c", "shell", "{}"))
     assert calls.add(STARTED)
     assert not calls.add(STARTED)
     assert calls.add(UpstreamCallEnded("c", "paid"))
@@ -64,8 +64,8 @@ def test_a_call_is_kept_with_its_newest_arguments() -> None:
 
 
 @spec("REUSE-80")
-def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
-    answer = _kept(*SAID).collect(is_whole=True)
+def test_a_call_is_not_inserted_twice_nor_in_another_conversation() -> None:
+    answer = _collect(*SAID).collect(is_whole=True)
     whole = History((ASKED, Step(Response((Text("I pay. "), CALL, Text("Paid.")))), MORE))
     other = History((MORE, Step(Response((Text("I pay. Paid."),)))))
     for history in (whole, other, History((ASKED,))):
@@ -73,10 +73,10 @@ def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
 
 
 @spec("REUSE-80")
-def test_answers_of_one_turn_are_told_apart_by_the_results_before_them() -> None:
+def test_answers_of_one_turn_are_distinguished_by_the_results_before_them() -> None:
     asks = Step(Response((Text("First."), ToolCall("h", "look")), Finish.CALLS), (ToolResult("h", "seen"),))
-    first = _kept(STARTED).collect(is_whole=True)
-    second = _kept(TextDelta("Then."), STARTED, after=(ASKED, asks)).collect(is_whole=True)
+    first = _collect(STARTED).collect(is_whole=True)
+    second = _collect(TextDelta("Then."), STARTED, after=(ASKED, asks)).collect(is_whole=True)
     restored = with_own_calls(History((ASKED, asks, Step(Response((Text("Then."),))))), (first, second))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
     assert [each.response.parts for each in restored.entries if isinstance(each, Step)] == [
@@ -86,17 +86,17 @@ def test_answers_of_one_turn_are_told_apart_by_the_results_before_them() -> None
 
 
 @spec("REUSE-79", "REUSE-80")
-def test_an_answer_that_was_cut_is_the_end_of_the_history() -> None:
-    answer = _kept(*SAID[:2]).collect(is_whole=False)
+def test_an_interrupted_answer_ends_the_history() -> None:
+    answer = _collect(*SAID[:2]).collect(is_whole=False)
     restored = with_own_calls(History((ASKED,)), (answer,))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
     assert restored.entries[1:] == (Step(Response((Text("I pay. "), doubtful), Finish.INTERRUPTED)),)
 
 
 @spec("REUSE-80")
-def test_what_is_kept_is_as_short_as_it_is_told_and_bounded() -> None:
+def test_stored_calls_are_limited_in_length_and_number() -> None:
     long = "a word " * 10_000
-    calls = _kept(UpstreamCallStarted("c", "read", long), UpstreamCallEnded("c", long))
+    calls = _collect(UpstreamCallStarted("c", "read", long), UpstreamCallEnded("c", long))
     answer = calls.collect(is_whole=True)
     (own,) = answer.calls
     assert len(own.call.arguments) <= ARGUMENTS_CHARS_MAX
@@ -110,5 +110,5 @@ def test_what_is_kept_is_as_short_as_it_is_told_and_bounded() -> None:
     assert with_answer(kept, kept[0])[-1] == kept[0]
 
 
-def test_damaged_calls_are_none() -> None:
+def test_damaged_calls_decode_to_none() -> None:
     assert decode_calls(b"\xc1nonsense") == ()

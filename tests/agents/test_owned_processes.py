@@ -31,8 +31,8 @@ PARENT = (
 
 
 @contextlib.contextmanager
-def started(program: str, env: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start a program; give it, and the process id that it prints."""
+def start(program: str, env: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start a program; give it and the process id that it prints."""
     pipe = subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", program], env=env, stdin=pipe, stdout=pipe, text=True)
     try:
@@ -48,8 +48,8 @@ def owned_by(owner: str) -> Mapping[str, str]:
 
 
 @spec("REUSE-87")
-def test_a_child_without_the_environment_ends_with_its_parent_and_that_of_another_owner_lives() -> None:
-    with started(PARENT, owned_by("mine")) as (mine, child), started(WAITS, owned_by("other")) as (other, _):
+def test_a_child_without_the_environment_ends_with_its_parent_and_another_owners_child_lives() -> None:
+    with start(PARENT, owned_by("mine")) as (mine, child), start(WAITS, owned_by("other")) as (other, _):
         assert owner_of(mine.pid) == "mine"
         assert owner_of(child) == ""
         assert {mine.pid, child, other.pid} <= {*own_processes()}
@@ -63,7 +63,7 @@ def test_a_child_without_the_environment_ends_with_its_parent_and_that_of_anothe
 @spec("REUSE-87")
 def test_a_child_with_another_owner_is_not_ended_with_its_parent() -> None:
     nested = PARENT.replace("env={}", f"env={{{OWNER_VARIABLE!r}: 'nested'}}")
-    with started(nested, owned_by("mine")) as (mine, child):
+    with start(nested, owned_by("mine")) as (mine, child):
         try:
             assert end_processes(lambda pid: owner_of(pid) == "mine") == 1
             assert mine.wait(60) == -signal.SIGKILL
@@ -72,10 +72,10 @@ def test_a_child_with_another_owner_is_not_ended_with_its_parent() -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_an_owner_has_ended_if_it_is_gone_or_started_at_another_time() -> None:
+def test_an_owner_has_ended_if_it_is_gone_or_has_another_start_time() -> None:
     own = owner_of_new_agents()
     namespace, pid, time = own.split("/")
-    with started(WAITS, os.environ) as (process, _):
+    with start(WAITS, os.environ) as (process, _):
         gone = f"{namespace}/{process.pid}/{time}"
     assert not has_owner_ended(own)
     assert has_owner_ended(gone)

@@ -1,4 +1,4 @@
-"""Who may do what: rules that decide, somebody who is asked."""
+"""Permissions: rules that decide, and people who are asked."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def asking(kind: Kind, tool: str = "it") -> Permission:
+def permission(kind: Kind, tool: str = "it") -> Permission:
     return Permission("agent", tool, kind, "{}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_by_default_what_has_effects_is_refused(kind: Kind) -> None:
-    assert (CAUTIOUS.verdict(asking(kind)) is True) == (kind in HARMLESS)
-    assert EVERYTHING.verdict(asking(kind)) is True
+def test_by_default_tools_with_effects_are_refused(kind: Kind) -> None:
+    assert (CAUTIOUS.verdict(permission(kind)) is True) == (kind in HARMLESS)
+    assert EVERYTHING.verdict(permission(kind)) is True
 
 
-def test_a_name_is_stronger_than_a_kind_and_a_refusal_than_both() -> None:
+def test_a_name_takes_precedence_over_a_kind_and_a_refusal_over_both() -> None:
     rules = Rules(tools=frozenset({"deploy", "both"}), refused=frozenset({"peek", "both"}))
-    assert rules.verdict(asking("execute", "deploy")) is True
-    assert rules.verdict(asking("read")) is True
+    assert rules.verdict(permission("execute", "deploy")) is True
+    assert rules.verdict(permission("read")) is True
     for tool in ("peek", "both"):
-        assert rules.verdict(asking("read", tool)) is not True
+        assert rules.verdict(permission("read", tool)) is not True
 
 
-def test_a_refusal_says_what_was_refused() -> None:
-    words = CAUTIOUS.verdict(asking("delete", "rm"))
+def test_a_refusal_names_the_refused_action() -> None:
+    words = CAUTIOUS.verdict(permission("delete", "rm"))
     assert isinstance(words, str)
     assert words.startswith("'rm' (delete) is not allowed here")
 
 
-async def test_code_may_decide() -> None:
+async def test_a_function_may_decide() -> None:
     async def decide(permission: Permission) -> Verdict:
         return True if permission.tool == "yes" else "no"
 
-    assert await decide_permission(decide, asking("edit", "yes")) == Allowed()
-    assert await decide_permission(decide, asking("read", "other")) == "no"
-    assert await decide_permission(CAUTIOUS, asking("read")) == Allowed()
+    assert await decide_permission(decide, permission("edit", "yes")) == Allowed()
+    assert await decide_permission(decide, permission("read", "other")) == "no"
+    assert await decide_permission(CAUTIOUS, permission("read")) == Allowed()
 
 
 class People:
-    """Somebody who allows everything, with other arguments, and remembers what was asked."""
+    """Allows everything with other arguments, and stores the questions."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Permission, Ask]] = []
@@ -78,42 +78,42 @@ class People:
 
 
 @spec("TURN-82")
-async def test_a_person_is_asked_where_the_rules_say_so_and_about_nothing_else() -> None:
+async def test_a_person_is_asked_only_where_the_rules_require_it() -> None:
     people, terms = People(), Ask("It writes.", 60.0)
     rules = Rules(tools=frozenset({"build"}), refused=frozenset({"push"}), others=terms)
-    wanted = asking("edit", "write")
+    wanted = permission("edit", "write")
     assert await decide_permission(rules, wanted, people.decide) == Allowed('{"path":"b"}')
-    assert await decide_permission(rules, asking("read"), people.decide) == Allowed()
-    assert await decide_permission(rules, asking("execute", "build"), people.decide) == Allowed()
-    assert isinstance(await decide_permission(rules, asking("execute", "push"), people.decide), str)
+    assert await decide_permission(rules, permission("read"), people.decide) == Allowed()
+    assert await decide_permission(rules, permission("execute", "build"), people.decide) == Allowed()
+    assert isinstance(await decide_permission(rules, permission("execute", "push"), people.decide), str)
     assert isinstance(await decide_permission(CAUTIOUS, wanted, people.decide), str)
     assert people.asked == [(wanted, terms)]
 
 
 @spec("TURN-82")
-async def test_code_may_leave_it_to_a_person() -> None:
+async def test_a_function_may_leave_the_decision_to_a_person() -> None:
     people = People()
 
     async def unsure(_: Permission) -> Verdict:
         return Ask("I do not know.")
 
-    assert await decide_permission(unsure, asking("edit"), people.decide) == Allowed('{"path":"b"}')
-    assert people.asked == [(asking("edit"), Ask("I do not know."))]
+    assert await decide_permission(unsure, permission("edit"), people.decide) == Allowed('{"path":"b"}')
+    assert people.asked == [(permission("edit"), Ask("I do not know."))]
 
 
 @spec("TURN-82")
-async def test_where_nobody_is_there_what_a_person_would_decide_is_refused_with_the_reason() -> None:
-    words = await decide_permission(ASK_FIRST, asking("delete", "rm"))
+async def test_without_a_person_such_a_permission_is_refused_with_the_reason() -> None:
+    words = await decide_permission(ASK_FIRST, permission("delete", "rm"))
     assert isinstance(words, str)
     assert words.startswith("'rm' (delete) is not allowed here: no person can be asked")
-    assert await decide_permission(ASK_FIRST, asking("search")) == Allowed()
+    assert await decide_permission(ASK_FIRST, permission("search")) == Allowed()
 
 
 @spec("SEC-27")
-async def test_a_pattern_of_names_has_terms_of_its_own_whatever_the_kind() -> None:
+async def test_a_pattern_of_names_has_its_own_terms_whatever_the_kind() -> None:
     several = Ask("A payment.", approvers=2)
     rules = Rules(refused=frozenset({"bank_close"}), others=ASK_FIRST.others, asked={"bank_*": several})
-    assert rules.verdict(asking("read", "bank_pay")) == several
-    assert isinstance(rules.verdict(asking("read", "bank_close")), str)
-    assert rules.verdict(asking("read", "Bank_pay")) is True
-    assert rules.verdict(asking("edit", "other")) == Ask()
+    assert rules.verdict(permission("read", "bank_pay")) == several
+    assert isinstance(rules.verdict(permission("read", "bank_close")), str)
+    assert rules.verdict(permission("read", "Bank_pay")) is True
+    assert rules.verdict(permission("edit", "other")) == Ask()

@@ -1,4 +1,4 @@
-"""The pool: what is sent to which agent, and what is known of it afterwards."""
+"""The pool: which messages it sends to which agent, and its record afterwards."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from midstream.testing.scripted_upstream import (
     words_of,
 )
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.pooling import Bench, Host, assert_told_once, is_whole
+from tests.agents.pooling import Bench, Host, assert_sent_once, is_complete
 from tests.spec import spec
 
 DAY_S = 24 * 3600.0
 
 
-# --- what is sent ---------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------
 
 
 @spec("REUSE-30")
@@ -68,12 +68,12 @@ async def test_each_message_is_sent_once_and_nothing_else() -> None:
     host = await bench.host()
     for text in ("one", "two", "three"):
         await host.say(text)
-    assert bench.told() == ["one", "two", "three"]
+    assert bench.sent_texts() == ["one", "two", "three"]
     assert bench.upstream.opened == [""]
 
 
 @spec("REUSE-31")
-async def test_another_process_goes_on_from_the_record() -> None:
+async def test_another_process_continues_from_the_record() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -82,16 +82,16 @@ async def test_another_process_goes_on_from_the_record() -> None:
     report = await host.say("two")
     assert (report.way, report.kind) == (AgentOrigin.RESUMED, RequestRelation.CONTINUATION)
     assert bench.upstream.opened == ["", "agent-1"]
-    assert bench.told() == ["one", "two"]
+    assert bench.sent_texts() == ["one", "two"]
 
 
 @spec("REUSE-32")
-async def test_several_messages_are_told_one_by_one_and_only_the_last_is_answered() -> None:
+async def test_several_messages_are_sent_one_by_one_and_only_the_last_answer_is_shown() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
     report = await host.say("two", "three")
-    assert bench.told() == ["one", "two", "three"]
+    assert bench.sent_texts() == ["one", "two", "three"]
     assert host.text == "answer 3"
     assert report.usage == Usage(len("two") + len("three"), 4)
     assert host.events[-1] == Finished(usage=report.usage)
@@ -102,7 +102,7 @@ async def test_several_messages_are_told_one_by_one_and_only_the_last_is_answere
 @pytest.mark.parametrize(
     "trouble", [Trouble.DIES_OPENED, Trouble.DIES_SPEAKING, Trouble.CUT, Trouble.HANGS_SPEAKING]
 )
-async def test_where_one_of_several_fails_a_fresh_agent_is_told_all(trouble: Trouble) -> None:
+async def test_if_one_of_several_messages_fails_a_fresh_agent_receives_all(trouble: Trouble) -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("alpha")
@@ -111,12 +111,14 @@ async def test_where_one_of_several_fails_a_fresh_agent_is_told_all(trouble: Tro
     assert (report.way, report.replays) == (AgentOrigin.FRESH, 1)
     assert host.text == "answer 1"
     assert (
-        bench.told()[-1].index("alpha") < bench.told()[-1].index("bravo") < bench.told()[-1].index("charlie")
+        bench.sent_texts()[-1].index("alpha")
+        < bench.sent_texts()[-1].index("bravo")
+        < bench.sent_texts()[-1].index("charlie")
     )
 
 
 @spec("REUSE-32")
-async def test_stopped_between_two_of_several_nothing_more_is_sent_and_no_record_is_left() -> None:
+async def test_a_cancel_between_two_messages_sends_no_more_and_leaves_no_record() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -124,12 +126,12 @@ async def test_stopped_between_two_of_several_nothing_more_is_sent_and_no_record
     stream = _stream(host.pool, ModelRequest("", host.history, session="s"))
     await anext(stream)
     await stream.aclose()
-    assert bench.told() == ["one", "two"]
+    assert bench.sent_texts() == ["one", "two"]
     assert await bench.record() is None
 
 
 @spec("REUSE-32")
-async def test_an_agent_that_wants_tools_in_between_is_replaced() -> None:
+async def test_an_agent_that_calls_tools_between_two_messages_is_replaced() -> None:
     def answer(talk: AgentConversation) -> list[UpstreamEvent]:
         if words_of(talk.heard[-1].said) == "two":
             return [ToolCallRequested("c", "look", "{}"), Finished(Finish.CALLS)]
@@ -142,7 +144,7 @@ async def test_an_agent_that_wants_tools_in_between_is_replaced() -> None:
 
 
 @spec("REUSE-33")
-async def test_results_go_to_the_agent_that_asked() -> None:
+async def test_results_go_to_the_agent_that_made_the_calls() -> None:
     def answer(talk: AgentConversation) -> list[UpstreamEvent]:
         if talk.heard[-1].said.results:
             return [TextDelta("done"), Finished()]
@@ -156,11 +158,11 @@ async def test_results_go_to_the_agent_that_asked() -> None:
     assert record.open_calls == ("c1",)
     report = await host.ask()
     assert (report.way, host.text) == (AgentOrigin.RESUMED, "done")
-    assert bench.told() == ["one", "result of c1"]
+    assert bench.sent_texts() == ["one", "result of c1"]
 
 
 @spec("REUSE-34")
-async def test_an_edit_begins_anew_and_the_old_agent_is_forgotten() -> None:
+async def test_an_edit_starts_a_fresh_agent_and_the_old_one_is_deleted() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -175,7 +177,7 @@ async def test_an_edit_begins_anew_and_the_old_agent_is_forgotten() -> None:
 
 
 @spec("REUSE-34")
-async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() -> None:
+async def test_with_forks_an_edit_continues_from_the_common_prefix() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=True)))
     host = await bench.host()
     for text in ("one", "two", "three"):
@@ -183,14 +185,14 @@ async def test_where_forks_are_made_an_edit_goes_on_from_the_common_beginning() 
     host.history = History(host.history.entries[:-2])
     report = await host.say("other")
     assert (report.way, report.replays, host.text) == (AgentOrigin.FORKED, 0, "answer 3")
-    assert bench.told()[-1] == "other"
+    assert bench.sent_texts()[-1] == "other"
     assert bench.upstream.memory.forgotten == []
     assert (await host.say("next")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")
 @pytest.mark.parametrize("session", ["", "s"])
-async def test_a_side_call_has_an_agent_of_its_own_that_is_forgotten(session: str) -> None:
+async def test_a_side_call_has_its_own_agent_that_is_deleted(session: str) -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -198,14 +200,14 @@ async def test_a_side_call_has_an_agent_of_its_own_that_is_forgotten(session: st
     request = ModelRequest("make a title", host.history, session=session, is_ephemeral=bool(session))
     events = [event async for event in host.pool.stream(request)]
     await bench.world.settle()
-    assert is_whole(events)
+    assert is_complete(events)
     assert await bench.store.kv_list(POOL_NAMESPACE) == before
     assert bench.upstream.memory.forgotten == ["agent-2"]
     assert (await host.say("two")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")
-async def test_a_side_call_does_not_wait_for_the_turn_that_runs() -> None:
+async def test_a_side_call_does_not_wait_for_the_running_turn() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -213,16 +215,16 @@ async def test_a_side_call_does_not_wait_for_the_turn_that_runs() -> None:
     running = _stream(host.pool, ModelRequest("", host.history, session="s"))
     await anext(running)
     title = ModelRequest("title", History((UserMessage.of("a title"),)), session="s")
-    assert is_whole([event async for event in host.pool.stream(title)])
+    assert is_complete([event async for event in host.pool.stream(title)])
     assert isinstance([event async for event in running][-1], Finished)
-    assert len(bench.told()) == 3
+    assert len(bench.sent_texts()) == 3
 
 
-# --- what is known --------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------------------
 
 
 @spec("REUSE-36")
-async def test_the_record_is_pending_before_anything_is_said_and_confirmed_by_the_first_event() -> None:
+async def test_the_record_is_pending_before_anything_is_sent_and_confirmed_by_the_first_event() -> None:
     seen: list[tuple[str, bool]] = []
     bench = Bench()
 
@@ -254,7 +256,7 @@ async def test_the_record_is_pending_before_anything_is_said_and_confirmed_by_th
 
 
 @spec("REUSE-36")
-async def test_the_record_is_let_go_before_whoever_asked_hears_the_end() -> None:
+async def test_the_record_is_released_before_the_caller_receives_the_end() -> None:
     bench = Bench()
     host = await bench.host()
     request = ModelRequest("", History((UserMessage.of("one"),)), session="s")
@@ -265,7 +267,7 @@ async def test_the_record_is_let_go_before_whoever_asked_hears_the_end() -> None
 
 
 @spec("REUSE-37")
-async def test_an_agent_that_a_dead_run_had_is_not_resumed_and_readers_are_told() -> None:
+async def test_an_agent_of_a_dead_run_is_not_resumed_and_readers_are_informed() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -291,7 +293,7 @@ async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entr
     await anext(running)
     await quick.say("one")
     taken = await bench.record()
-    assert is_whole([event async for event in running])
+    assert is_complete([event async for event in running])
     await bench.world.settle()
     assert await bench.record() == taken
     assert taken is not None
@@ -302,7 +304,7 @@ async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entr
 
 @spec("REUSE-38")
 @pytest.mark.parametrize("heard", [0, 1])
-async def test_a_stopped_turn_leaves_no_lie(heard: int) -> None:
+async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("alpha")
@@ -321,11 +323,11 @@ async def test_a_stopped_turn_leaves_no_lie(heard: int) -> None:
         await asyncio.wait({listening})
     assert host.report.end is End.STOPPED
     record = await bench.record()
-    if heard:  # it knows the message: what follows is sent alone
+    if heard:  # the agent has the message: the following one is sent alone
         assert record is not None
         assert record.is_resumable
         assert (await host.say("charlie")).way is AgentOrigin.RESUMED
-    else:  # nobody knows whether it heard
+    else:  # whether the agent received it is unknown
         assert record is None
         assert (await host.say("charlie")).replays == 1
     talk = bench.upstream.memory.talks[host.report.agent]
@@ -333,7 +335,7 @@ async def test_a_stopped_turn_leaves_no_lie(heard: int) -> None:
 
 
 @spec("REUSE-38")
-async def test_with_the_hosts_tools_a_stopped_turn_leaves_no_record() -> None:
+async def test_with_the_client_applications_tools_a_cancelled_turn_leaves_no_record() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
     host = await bench.host()
     await host.say("one")
@@ -345,7 +347,7 @@ async def test_with_the_hosts_tools_a_stopped_turn_leaves_no_record() -> None:
 
 
 @spec("REUSE-39")
-async def test_records_too_old_or_too_many_are_removed_and_their_agents_forgotten() -> None:
+async def test_records_too_old_or_too_many_are_removed_and_their_agents_deleted() -> None:
     bench = Bench()
     pool = await bench.pool()
     for number in range(202):
@@ -363,7 +365,7 @@ async def test_records_too_old_or_too_many_are_removed_and_their_agents_forgotte
 
 
 @spec("REUSE-39")
-async def test_a_damaged_record_costs_one_replay_and_hurts_no_other() -> None:
+async def test_a_damaged_record_costs_one_full_transcript_and_affects_no_other() -> None:
     bench = Bench()
     one, two = await bench.host(session="one"), await bench.host(session="two")
     for host in (one, two):
@@ -377,7 +379,7 @@ async def test_a_damaged_record_costs_one_replay_and_hurts_no_other() -> None:
 
 
 @spec("REUSE-39")
-async def test_without_a_store_that_works_a_turn_is_answered_by_a_fresh_agent() -> None:
+async def test_without_a_working_store_a_fresh_agent_answers_the_turn() -> None:
     class Full(MemoryStore):
         async def kv_put(self, *_: object, **__: object) -> int:
             raise StoreBusyError("locked")
@@ -391,7 +393,7 @@ async def test_without_a_store_that_works_a_turn_is_answered_by_a_fresh_agent() 
 
 
 @spec("REUSE-40")
-async def test_ages_at_which_agents_turned_out_dead_are_learned_and_not_tried() -> None:
+async def test_ages_at_which_agents_were_gone_are_learned_and_not_tried_again() -> None:
     bench = Bench()
     for number in range(4):
         host = await bench.host(session=f"s{number}")
@@ -405,11 +407,11 @@ async def test_ages_at_which_agents_turned_out_dead_are_learned_and_not_tried() 
     assert len(await bench.store.kv_list(RETENTION_NAMESPACE)) == 1
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------------------
 
 
 class Expected(Struct, frozen=True):
-    """What comes of a trouble: the error that remains, how often something was sent, whether all was told anew."""
+    """The consequence of a fault: the final error, the number of sends, whether a full transcript was sent."""
 
     error: str = ""
     sends: int = 1
@@ -442,17 +444,17 @@ TROUBLES: dict[Trouble, tuple[Expected, Expected]] = {
     Trouble.OVERFLOW: (Expected("context_overflow"), Expected("context_overflow")),
     Trouble.FILTERED: (Expected("model_filtered"), Expected("model_filtered")),
 }
-"""Of every trouble: what comes of it for a resumed agent, and for a fresh one."""
+"""For every fault: its consequence for a resumed agent, and for a fresh one."""
 
 
-def test_the_table_has_every_trouble() -> None:
+def test_the_table_has_every_fault() -> None:
     assert {*TROUBLES} == {*Trouble}
 
 
 @spec("REUSE-41")
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("situation", ["resumed", "restarted", "fresh", "edited", "repeated", "queued"])
-async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None:
+async def test_the_consequence_of_a_fault(trouble: Trouble, situation: str) -> None:
     bench = Bench()
     host = await bench.host()
     is_resumed = await _arrive(bench, host, situation)
@@ -467,7 +469,7 @@ async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None
         await host.ask()
     except ModelError as failed:
         error = failed.code
-    # What breaks off unseen is told anew, unless a tool of the agent was begun (REUSE-79).
+    # An answer that breaks off unseen is requested again, unless a tool of the agent had started (REUSE-79).
     if situation == "queued":
         is_unseen = expected.error in ("upstream_failed", "model_stalled")
         is_unseen = is_unseen and trouble is not Trouble.HANGS_IN_TOOL
@@ -478,13 +480,13 @@ async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None
     assert bench.upstream.memory.wrongs == []
     if error:
         await host.ask()
-    assert_told_once(bench, host)
+    assert_sent_once(bench, host)
     assert (await host.say("next")).way is AgentOrigin.RESUMED
-    assert_told_once(bench, host)
+    assert_sent_once(bench, host)
 
 
 async def _arrive(bench: Bench, host: Host, situation: str) -> bool:
-    """Bring a host to where it asks; return whether an agent is resumed then."""
+    """Bring a client application to the situation; return whether an agent is resumed then."""
     if situation != "fresh":
         await host.say("first")
         await host.say("second")
@@ -504,7 +506,7 @@ async def _arrive(bench: Bench, host: Host, situation: str) -> bool:
 
 
 @spec("REUSE-42")
-async def test_the_retry_is_done_once_and_its_error_has_the_first_as_cause() -> None:
+async def test_the_retry_happens_once_and_its_error_has_the_first_as_cause() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -512,11 +514,11 @@ async def test_the_retry_is_done_once_and_its_error_has_the_first_as_cause() -> 
     error = await host.fail("two")
     assert isinstance(error, UpstreamFailedError)
     assert isinstance(error.__cause__, UpstreamGoneError)
-    assert len(bench.told()) == 3
+    assert len(bench.sent_texts()) == 3
 
 
 @spec("REUSE-42")
-async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_agent() -> None:
+async def test_a_rebuilt_conversation_is_noted_once_and_no_agent_receives_the_note() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -533,12 +535,12 @@ async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_a
     assert [event for event in host.events if isinstance(event, ThinkingDelta)] == []
     bench.trouble(Trouble.GONE)
     await host.say("four")
-    assert not any(REBUILT_NOTE.strip() in told for told in bench.told())
+    assert not any(REBUILT_NOTE.strip() in told for told in bench.sent_texts())
 
 
 @spec("REUSE-43")
 @pytest.mark.parametrize(("is_good", "way"), [(True, AgentOrigin.FRESH), (False, AgentOrigin.RESUMED)])
-async def test_an_old_agent_that_calls_the_key_wrong_is_replaced_if_the_key_is_good(
+async def test_an_idle_agent_with_an_access_error_is_replaced_if_the_key_is_valid(
     is_good: bool,  # noqa: FBT001 - a parameter of the test
     way: AgentOrigin,
 ) -> None:
@@ -557,7 +559,7 @@ async def test_an_old_agent_that_calls_the_key_wrong_is_replaced_if_the_key_is_g
 
 
 @spec("REUSE-44")
-async def test_tries_at_one_message_have_one_key_and_another_agent_or_message_has_another() -> None:
+async def test_attempts_at_one_message_have_one_key_and_another_agent_or_message_has_another() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -572,7 +574,7 @@ async def test_tries_at_one_message_have_one_key_and_another_agent_or_message_ha
 
 
 @spec("REUSE-44")
-async def test_the_network_is_tried_again_after_half_a_second_and_one_and_a_half() -> None:
+async def test_a_network_failure_is_retried_after_half_a_second_and_one_and_a_half() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -586,20 +588,20 @@ async def test_the_network_is_tried_again_after_half_a_second_and_one_and_a_half
 
 
 @spec("REUSE-45")
-async def test_a_second_stall_is_the_end() -> None:
+async def test_a_second_stall_ends_the_turn() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.HANGS, Trouble.HANGS)
     assert isinstance(await host.fail("two"), ModelStalledError)
-    assert len(bench.told()) == 3
+    assert len(bench.sent_texts()) == 3
 
 
 # --- agents ---------------------------------------------------------------------------------------------------
 
 
 @spec("REUSE-46")
-async def test_open_agents_are_few_and_all_closed_in_the_end() -> None:
+async def test_open_agents_are_limited_and_all_closed_at_the_end() -> None:
     bench = Bench()
     pool = await bench.pool(limits=PoolLimits(live_max=3))
     for number in range(10):
@@ -617,7 +619,7 @@ async def test_open_agents_are_few_and_all_closed_in_the_end() -> None:
     ("limits", "is_open"),
     [(PoolLimits(), False), (PoolLimits(rest_s=100.0), True), (PoolLimits(rest_s=9.0), False)],
 )
-async def test_an_idle_agent_is_closed_when_its_upstream_declares_it_or_the_limits_do(
+async def test_an_idle_agent_is_closed_after_the_time_of_its_upstream_or_of_the_limits(
     limits: PoolLimits,
     is_open: bool,  # noqa: FBT001
 ) -> None:
@@ -645,7 +647,7 @@ async def test_a_changed_set_of_servers_needs_a_fresh_agent() -> None:
 
 
 @spec("REUSE-47")
-async def test_an_upstream_that_takes_none_is_given_none_and_a_change_costs_nothing() -> None:
+async def test_an_upstream_without_servers_receives_none_and_a_change_costs_nothing() -> None:
     bench = Bench()
     servers = [ForwardedMcpServer("a")]
     host = Host(await bench.pool(servers=lambda: servers), bench.world)
@@ -655,7 +657,7 @@ async def test_an_upstream_that_takes_none_is_given_none_and_a_change_costs_noth
     assert bench.upstream.sends[0].setup.servers == ()
 
 
-async def test_an_answer_in_a_conversation_that_was_never_named_is_a_failure() -> None:
+async def test_an_answer_in_a_conversation_without_an_id_is_a_failure() -> None:
     class Nameless(ScriptedAgent):
         async def send(self, *given: object, **named: object) -> AsyncGenerator[UpstreamEvent, None]:
             async for event in super().send(*given, **named):  # type: ignore[arg-type]
@@ -670,7 +672,7 @@ async def test_an_answer_in_a_conversation_that_was_never_named_is_a_failure() -
     assert isinstance(await (await bench.host()).fail("one"), UpstreamFailedError)
 
 
-# --- turns side by side ---------------------------------------------------------------------------------------
+# --- concurrent turns -----------------------------------------------------------------------------------------
 
 
 @spec("REUSE-48")
@@ -685,13 +687,13 @@ async def test_turns_of_one_session_wait_for_each_other_and_others_do_not() -> N
     assert not waiting.done()
     other = Host(pool, bench.world, session="t")
     await other.say("one")
-    assert is_whole([event async for event in running])
+    assert is_complete([event async for event in running])
     await bench.world.settle()
-    assert is_whole(waiting.result())
+    assert is_complete(waiting.result())
 
 
 @spec("REUSE-48")
-async def test_who_has_waited_too_long_takes_the_session_over() -> None:
+async def test_a_request_that_waited_too_long_takes_the_session_over() -> None:
     bench = Bench()
     pool = await bench.pool(limits=PoolLimits(wait_s=5.0))
     one = ModelRequest("", History((UserMessage.of("one"),)), session="s")
@@ -707,20 +709,20 @@ async def test_who_has_waited_too_long_takes_the_session_over() -> None:
 
 
 @spec("REUSE-48")
-async def test_an_error_keeps_nobody_out() -> None:
+async def test_an_error_releases_the_session() -> None:
     bench = Bench()
     host = await bench.host()
     bench.trouble(Trouble.FAILED)
     await host.fail("one")
     await host.ask()
-    assert is_whole(host.events)
+    assert is_complete(host.events)
 
 
-# --- what is told ---------------------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------------------
 
 
 @spec("REUSE-49")
-async def test_every_turn_is_reported_and_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+async def test_every_turn_is_reported_and_logged_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "midstream.agents.pool")
     bench = Bench()
     host = await bench.host()
@@ -733,7 +735,7 @@ async def test_every_turn_is_reported_and_logged_without_its_words(caplog: pytes
 
 
 @spec("REUSE-49")
-async def test_a_counter_that_fails_is_no_part_of_the_turn(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_counter_does_not_fail_the_turn(caplog: pytest.LogCaptureFixture) -> None:
     def count(report: object) -> None:
         raise KeyError(report)
 
@@ -754,7 +756,7 @@ def test_limits_are_positive() -> None:
 
 
 @spec("REUSE-31")
-async def test_an_agent_with_a_pooled_upstream_just_works(tmp_path: Path) -> None:
+async def test_an_agent_with_a_pooled_upstream_works(tmp_path: Path) -> None:
     upstream = ScriptedUpstream()
     store = SQLiteStore(tmp_path / "sessions.db")
     pool = Pooled(upstream, store)
@@ -771,7 +773,7 @@ async def test_an_agent_with_a_pooled_upstream_just_works(tmp_path: Path) -> Non
 
 
 async def _stream(pool: Pooled, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-    """Give what the agent says; that a pool judged something comes before it is told anything."""
+    """Yield the agent's events; the pool's decision comes before anything is sent."""
     events = cast("AsyncGenerator[ModelEvent, None]", pool.stream(request))
     async with contextlib.aclosing(events):
         async for event in events:

@@ -1,4 +1,4 @@
-"""The numbers of a pool are those of its turns."""
+"""The counters of a pool are those of its turns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.agents.pooling import Bench
 from tests.spec import spec
 
 
-def test_each_turn_is_counted_once_in_each_number() -> None:
+def test_each_turn_is_counted_once_in_each_counter() -> None:
     counters = PoolCounters()
     counters.take(
         TurnReport("s", RequestRelation.NEW, "", AgentOrigin.FRESH, End.WHOLE, sends=1, usage=Usage(10, 2))
@@ -42,7 +42,7 @@ def test_each_turn_is_counted_once_in_each_number() -> None:
 
 
 @spec("REUSE-78")
-async def test_a_pool_counts_what_became_of_its_turns() -> None:
+async def test_a_pool_counts_the_results_of_its_turns() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")

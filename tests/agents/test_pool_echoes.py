@@ -1,4 +1,4 @@
-"""An upstream that does not show what it resumed is learned, and costs no replay a turn."""
+"""An upstream that does not report the resumed conversation is learned, and costs no full transcript per turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.spec import spec
 
 
 @spec("REUSE-81")
-async def test_an_upstream_that_never_shows_what_it_resumed_is_learned_once(
+async def test_an_upstream_that_never_echoes_the_resumed_id_is_learned_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
@@ -24,14 +24,14 @@ async def test_an_upstream_that_never_shows_what_it_resumed_is_learned_once(
         assert (report.way, report.replays, report.end) == (AgentOrigin.FRESH, 1, End.WHOLE)
         assert (report.rebuilt, report.sends) == (("upstream_mismatch", 2) if number < 2 else ("unechoed", 1))
         bench.upstream.troubles.clear()
-        report = await host.say("three")  # the agent is open: nothing has to be verified
+        report = await host.say("three")  # the agent is open: nothing must be verified
         assert (report.way, report.sends, report.replays) == (AgentOrigin.RESUMED, 1, 0)
     assert sum("does not send the id" in each.message for each in caplog.records) == 1
     assert bench.upstream.memory.wrongs == []
 
 
 @spec("REUSE-81")
-async def test_one_echo_outweighs_all_that_came_without_one() -> None:
+async def test_one_echo_outweighs_all_resumptions_without_one() -> None:
     bench = Bench()
     for number, trouble in enumerate([None, *[Trouble.NEW_CHAT] * 4, None]):
         host = await bench.host(session=f"s{number}")

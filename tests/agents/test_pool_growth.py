@@ -1,4 +1,4 @@
-"""The work of a turn of a pool is that of what is new, counted in lines of code, never timed."""
+"""The work of a pool's turn depends only on what is new, counted in lines of code, never timed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def responded(text: str) -> Step:
     return Step(Response((Text(text),)))
 
 
-def told(count: int) -> Entries:
-    """So many questions, all but the last answered."""
+def history_of(count: int) -> Entries:
+    """Return this many questions, all but the last answered."""
     entries: Entries = []
     for number in range(count):
         entries += [UserMessage.of(f"question {number}"), responded(f"answer {number}")]
@@ -30,25 +30,25 @@ def told(count: int) -> Entries:
 
 
 async def ask(pool: Pooled, entries: Entries) -> None:
-    """Have a history answered, and take the answer in."""
+    """Get an answer to a history, and append it."""
     async for _ in pool.stream(ModelRequest("", History(tuple(entries)), session="s")):
         pass
     entries.append(responded("well"))
 
 
 async def nothing(pool: Pooled) -> None:
-    """The conversation goes on at once."""
+    """Do nothing: the conversation continues at once."""
 
 
 async def marked_aside(pool: Pooled) -> None:
-    """A side call under the same name comes between."""
+    """Make a side call under the same name."""
     history = History((UserMessage.of("a title, please"),))
     async for _ in pool.stream(ModelRequest("", history, session="s", is_ephemeral=True)):
         pass
 
 
 async def unmarked_aside(pool: Pooled) -> None:
-    """A side call that nobody marked comes between, known by its system prompt."""
+    """Make a side call without a mark, detected by its system prompt."""
     history = History((UserMessage.of("a title, please"),))
     async for _ in pool.stream(ModelRequest("Make titles.", history, session="s")):
         pass
@@ -56,13 +56,13 @@ async def unmarked_aside(pool: Pooled) -> None:
 
 @spec("REUSE-6")
 @pytest.mark.parametrize("between", [nothing, marked_aside, unmarked_aside])
-async def test_whoever_appends_to_a_history_pays_for_what_is_new(
+async def test_the_work_of_an_append_depends_only_on_what_is_new(
     between: Callable[[Pooled], object],
 ) -> None:
     work = []
     for count in (100, 1000):
         bench = Bench()
-        pool, entries = await bench.pool(), told(count)
+        pool, entries = await bench.pool(), history_of(count)
         await bench.world.live_through(ask(pool, entries))
         await bench.world.live_through(between(pool))  # type: ignore[arg-type]
         entries.append(UserMessage.of("new"))

@@ -1,4 +1,4 @@
-"""The example of `docs/guides/reuse.md` runs, and what it says of limits is the truth."""
+"""The example of `docs/guides/reuse.md` runs, and its table of limits is correct."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ async def test_the_example_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         REBUILT_NOTE.strip(),
     ],
 )
-def test_the_guide_knows_the_limits(said: str) -> None:
+def test_the_guide_has_the_limits(said: str) -> None:
     assert said in " ".join(GUIDE.split())

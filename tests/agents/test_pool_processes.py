@@ -1,4 +1,4 @@
-"""Two processes with one session on one SQLite file: stores, pools and clocks of their own, one upstream."""
+"""Two processes with one session on one SQLite file: own stores, pools and clocks, one upstream."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ROUNDS = 25
 TOKEN = re.compile(r"\bword\d+\b")
 
 
-def say_what_was_told(talk: AgentConversation) -> list[UpstreamEvent]:
-    """Answer with all the host's words that the agent knows."""
+def repeat_texts(talk: AgentConversation) -> list[UpstreamEvent]:
+    """Answer with all the client application's texts that the agent has."""
     told = [token for heard in talk.heard for token in TOKEN.findall(words_of(heard.said))]
     return [TextDelta(" ".join(told).replace("word", "#")), Finished()]
 
@@ -42,7 +42,7 @@ async def two_processes(path: Path, memory: UpstreamMemory) -> AsyncIterator[lis
     stores = [SQLiteStore(path) for _ in range(2)]
     for store in stores:
         await store.open()
-    pools = [Pooled(ScriptedUpstream(memory, answer=say_what_was_told), store) for store in stores]
+    pools = [Pooled(ScriptedUpstream(memory, answer=repeat_texts), store) for store in stores]
     try:
         yield pools
     finally:
@@ -54,7 +54,7 @@ async def two_processes(path: Path, memory: UpstreamMemory) -> AsyncIterator[lis
 
 @spec("REUSE-37", "REUSE-50")
 @pytest.mark.parametrize("seed", range(4))
-async def test_no_message_is_lost_or_doubled(tmp_path: Path, seed: int) -> None:
+async def test_no_message_is_lost_or_duplicated(tmp_path: Path, seed: int) -> None:
     chance, memory, history = random.Random(seed), UpstreamMemory(), History()
     async with two_processes(tmp_path / "x.db", memory) as pools:
         for number in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Failures that leave an agent as good as before, answers that were cut, and runs that died: what a pool sends then."""
+"""Messages of a pool after failures that leave an agent unchanged, interrupted answers and dead runs."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import ModelRejectedError, ModelUnavailableError
 from midstream.history.messages import Finish, History, Response, Step, Text, UserMessage
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
-from tests.agents.pooling import Bench, assert_told_once
+from tests.agents.pooling import Bench, assert_sent_once
 from tests.spec import spec
 
 
 @spec("REUSE-19", "REUSE-79")
 @pytest.mark.parametrize("behind", ["", "third"])
 @pytest.mark.parametrize("can_fork", [True, False])
-async def test_behind_a_cut_answer_a_fork_goes_on_without_the_transcript(can_fork: bool, behind: str) -> None:  # noqa: FBT001
+async def test_after_an_interrupted_answer_a_fork_continues_without_the_transcript(
+    can_fork: bool,  # noqa: FBT001
+    behind: str,
+) -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
     host = await bench.host()
     await host.say("first")
     cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
     host.history = host.history.then(UserMessage.of("second")).then(cut)
     report = await host.say(*[behind] if behind else [])
-    told = bench.told()[-1]
+    told = bench.sent_texts()[-1]
     assert (report.way, report.sends) == (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH, 1)
     assert ("first" in told) is not can_fork
     assert told.index("second") < told.index("I began") < told.index(DONE)
     assert told.endswith(behind)
-    assert_told_once(bench, host)
+    assert_sent_once(bench, host)
     assert (await host.say("fourth")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-82")
-async def test_a_message_that_is_refused_after_a_whole_answer_costs_no_transcript_and_the_next_refusal_does() -> (
-    None
-):
+async def test_a_message_refused_after_a_whole_answer_costs_no_transcript_and_the_next_refusal_does() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.REJECTED)
     assert isinstance(await host.fail("two"), ModelRejectedError)
-    assert len(bench.told()) == 2
+    assert len(bench.sent_texts()) == 2
     host.history = History(host.history.entries[:-1])
     bench.trouble(Trouble.REJECTED)
     report = await host.say("three")
     assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
-    assert_told_once(bench, host)
+    assert_sent_once(bench, host)
 
 
 @spec("REUSE-82")
-async def test_after_a_cut_answer_a_refusal_may_be_of_the_memory() -> None:
+async def test_after_an_interrupted_answer_a_refusal_may_concern_the_conversation() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("first")
@@ -63,11 +64,11 @@ async def test_after_a_cut_answer_a_refusal_may_be_of_the_memory() -> None:
     bench.trouble(Trouble.REJECTED)
     report = await host.say("third")
     assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
-    assert_told_once(bench, host)
+    assert_sent_once(bench, host)
 
 
 @spec("REUSE-83")
-async def test_a_message_that_the_agent_has_dropped_is_sent_with_the_next_one() -> None:
+async def test_a_message_that_the_agent_dropped_is_sent_with_the_next_one() -> None:
     bench = Bench(ScriptedUpstream(drops=True))
     host = await bench.host()
     await host.say("one")
@@ -76,13 +77,13 @@ async def test_a_message_that_the_agent_has_dropped_is_sent_with_the_next_one() 
     assert bench.upstream.live == 1
     report = await host.say("three")
     assert (report.way, report.rebuilt, report.sends) == (AgentOrigin.RESUMED, "", 1)
-    assert bench.told()[-1] == "two\n\n\n\nthree"
+    assert bench.sent_texts()[-1] == "two\n\n\n\nthree"
     assert (len(bench.upstream.memory.talks), len(bench.upstream.opened)) == (1, 1)
-    assert_told_once(bench, host)
+    assert_sent_once(bench, host)
 
 
 @spec("REUSE-83")
-async def test_a_stopped_turn_of_an_agent_that_may_drop_its_message_leaves_no_record() -> None:
+async def test_a_cancelled_turn_of_an_agent_that_may_drop_its_message_leaves_no_record() -> None:
     bench = Bench(ScriptedUpstream(drops=True))
     host = await bench.host()
     await host.say("one")
@@ -105,7 +106,7 @@ async def kill_run(bench: Bench) -> None:
 @spec("REUSE-86")
 @pytest.mark.parametrize("can_fork", [True, False])
 @pytest.mark.parametrize("next_words", ["", "third"])
-async def test_what_a_dead_run_had_is_sent_with_the_notice_that_a_tool_may_have_taken_effect(
+async def test_a_message_of_a_dead_run_is_sent_with_a_notice_that_a_tool_may_have_taken_effect(
     can_fork: bool,  # noqa: FBT001
     next_words: str,
 ) -> None:
@@ -118,11 +119,11 @@ async def test_what_a_dead_run_had_is_sent_with_the_notice_that_a_tool_may_have_
     host.history = History(history.entries[:-1])  # the client has no answer
     report = await host.say(*[next_words] if next_words else [])
     assert report.way is (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH)
-    told = bench.told()[-1]
+    told = bench.sent_texts()[-1]
     assert told.count(UNRECORDED) == 1
     assert told.index(UNRECORDED) < told.rindex(next_words or "second")
     await host.say("fourth")
-    assert UNRECORDED not in bench.told()[-1]
+    assert UNRECORDED not in bench.sent_texts()[-1]
 
 
 @spec("REUSE-86")
@@ -133,11 +134,11 @@ async def test_another_answer_or_an_edited_message_has_no_such_notice() -> None:
     await host.say("second")
     host.history = History(host.history.entries[:-1])
     await host.ask()
-    assert UNRECORDED not in bench.told()[-1]
+    assert UNRECORDED not in bench.sent_texts()[-1]
     await kill_run(bench)
     host.history = History(host.history.entries[:2])
     await host.say("something else")
-    assert UNRECORDED not in bench.told()[-1]
+    assert UNRECORDED not in bench.sent_texts()[-1]
 
 
 @spec("REUSE-86")
@@ -145,7 +146,7 @@ async def test_another_answer_or_an_edited_message_has_no_such_notice() -> None:
     ("trouble", "is_sent"),
     [(Trouble.DIES_OPENED, True), (Trouble.HANGS, True), (Trouble.GONE, False)],
 )
-async def test_a_fresh_agent_is_informed_where_the_one_before_may_have_begun(
+async def test_a_fresh_agent_is_informed_if_the_previous_one_may_have_started(
     trouble: Trouble,
     is_sent: bool,  # noqa: FBT001
 ) -> None:
@@ -154,15 +155,15 @@ async def test_a_fresh_agent_is_informed_where_the_one_before_may_have_begun(
     await host.say("first")
     bench.trouble(trouble)
     assert (await host.say("second")).way is AgentOrigin.FRESH
-    assert (UNRECORDED in bench.told()[-1]) is is_sent
+    assert (UNRECORDED in bench.sent_texts()[-1]) is is_sent
 
 
 @spec("REUSE-86")
-async def test_an_upstream_without_tools_of_its_own_is_not_informed() -> None:
+async def test_an_upstream_without_own_tools_is_not_informed() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
     host = await bench.host()
     await host.say("first")
     await kill_run(bench)
     host.history = History(host.history.entries[:-1])
     await host.ask()
-    assert UNRECORDED not in bench.told()[-1]
+    assert UNRECORDED not in bench.sent_texts()[-1]

@@ -1,4 +1,4 @@
-"""Agents behind a pool in a real `midstream serve`: what an agent did in a cut attempt is done once."""
+"""Agents with a pool in a real `midstream serve`: an agent's actions in an interrupted attempt happen once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _told(folder: Path) -> list[str]:
 
 
 @spec("REUSE-79", "TURN-83")
-def test_a_stream_that_fails_behind_a_call_of_the_agent_does_not_have_it_made_again(tmp_path: Path) -> None:
+def test_a_stream_that_fails_after_a_call_of_the_agent_does_not_repeat_the_call(tmp_path: Path) -> None:
     environment = {"MIDSTREAM_HOME": str(tmp_path / "client")}
     with Serving(tmp_path, options=("--no-auth",), app=APP) as server:
         done = run(*("chat", server.url, "--session", "s", "--message", "pay"), environment=environment)
@@ -79,7 +79,7 @@ def test_a_stream_that_fails_behind_a_call_of_the_agent_does_not_have_it_made_ag
 
 
 @spec("REUSE-79", "TURN-83")
-def test_a_server_that_is_killed_during_a_tool_of_the_agent_tells_the_next_one(tmp_path: Path) -> None:
+def test_a_server_killed_during_a_tool_of_the_agent_informs_the_next_agent(tmp_path: Path) -> None:
     environment = {"MIDSTREAM_HOME": str(tmp_path / "client")}
     options = ("--no-auth",)
     with Serving(tmp_path, options=options, app=APP) as server:

@@ -40,23 +40,23 @@ CALLED = Step(Response((ToolCall("c", "look"),), Finish.CALLS), (ToolResult("c",
 TAKES_HISTORY = Abilities(takes_history=True)
 
 
-def test_a_fresh_agent_that_takes_a_history_is_told_what_came_before() -> None:
+def test_a_fresh_agent_that_takes_a_history_receives_the_prior_conversation() -> None:
     turn = _turn(History((ONE, ANSWER, TWO)), TAKES_HISTORY)
     assert turn.delivery.sends == [UpstreamMessage(TWO, before=History((ONE, ANSWER)))]
     assert turn.totals.replays == 1
 
 
-def test_the_first_message_is_no_replay() -> None:
+def test_the_first_message_is_not_a_full_transcript() -> None:
     turn = _turn(History((ONE,)), TAKES_HISTORY)
     assert (turn.delivery.sends, turn.totals.replays) == ([UpstreamMessage(ONE, before=History())], 0)
 
 
-def test_where_results_are_the_end_nothing_more_is_said() -> None:
+def test_trailing_results_are_sent_without_a_text() -> None:
     turn = _turn(History((ONE, CALLED)), TAKES_HISTORY)
     assert turn.delivery.sends == [UpstreamMessage(UserMessage(()), before=History((ONE, CALLED)))]
 
 
-def test_another_agent_is_told_a_transcript_and_the_message_itself() -> None:
+def test_a_fresh_agent_without_history_receives_a_transcript_and_the_message() -> None:
     (said,) = _turn(History((ONE, ANSWER, TWO)), Abilities()).delivery.sends
     text = "".join(part.text for part in said.message.parts if isinstance(part, Text))
     assert said.before is None
@@ -64,7 +64,7 @@ def test_another_agent_is_told_a_transcript_and_the_message_itself() -> None:
     assert text.index("one") < text.index("yes")
 
 
-def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
+def test_only_the_last_message_has_the_requests_settings() -> None:
     history = History((ONE, TWO))
     heard, settings = ConversationDigest().then(history.entries), ModelSettings(temperature=0.0)
     request = ModelRequest("", history, session="s", settings=settings)
@@ -84,14 +84,14 @@ def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
         ((), ()),
     ],
 )
-def test_the_pools_own_note_is_no_part_of_a_conversation(
+def test_the_pools_own_note_is_not_part_of_a_conversation(
     parts: tuple[Text | Thinking, ...], kept: tuple[Text | Thinking, ...]
 ) -> None:
     history = History((ONE, Step(Response(parts))))
     assert without_notes(history) == History((ONE, Step(Response(kept))))
 
 
-def test_keys_differ_by_agent_session_and_what_is_said() -> None:
+def test_keys_differ_by_agent_session_and_message() -> None:
     histories = [History((ONE,)), History((ONE, ANSWER, TWO))]
     keys = {
         _turn(history, Abilities(), nonce=nonce, session=session).key()
@@ -120,7 +120,7 @@ def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: 
 
 
 @spec("REUSE-78")
-async def test_who_listens_is_told_what_was_judged_before_the_agent_is_told_anything() -> None:
+async def test_the_decision_is_reported_before_the_agent_receives_anything() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -130,12 +130,12 @@ async def test_who_listens_is_told_what_was_judged_before_the_agent_is_told_anyt
     host.history = host.history.then(UserMessage.of("three"))
     events = host.pool.stream(ModelRequest("", host.history, session="s"))
     assert isinstance(await anext(events), ReuseReported)
-    assert len(bench.told()) == 2
+    assert len(bench.sent_texts()) == 2
     await cast("AsyncGenerator[ModelEvent, None]", events).aclose()
 
 
 @spec("REUSE-78")
-async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_its_reason() -> None:
+async def test_a_replacement_agent_is_a_second_decision_with_its_reason() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -151,7 +151,7 @@ async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_
 
 @spec("REUSE-79")
 @pytest.mark.parametrize("abilities", [Abilities(), TAKES_HISTORY], ids=["a text", "a history"])
-def test_a_fresh_agent_is_told_that_what_was_cut_is_done(abilities: Abilities) -> None:
+def test_a_fresh_agent_is_informed_that_an_interrupted_answer_is_done(abilities: Abilities) -> None:
     cut = Step(Response((Text("half"),), Finish.INTERRUPTED))
     (said,) = _turn(History((ONE, cut, TWO)), abilities).delivery.sends
     text = words_of(said)
@@ -159,7 +159,7 @@ def test_a_fresh_agent_is_told_that_what_was_cut_is_done(abilities: Abilities) -
 
 
 @spec("REUSE-79")
-async def test_a_resumed_agent_is_told_what_it_did_in_an_answer_that_was_cut() -> None:
+async def test_a_resumed_agent_is_informed_of_its_calls_in_an_interrupted_answer() -> None:
     bench = Bench()
     host = await bench.host()
     await host.say("one")
@@ -168,13 +168,13 @@ async def test_a_resumed_agent_is_told_what_it_did_in_an_answer_that_was_cut() -
     host.history = History((*host.history.entries[:-1], cut))
     report = await host.say("two")
     assert report.way is AgentOrigin.RESUMED
-    told = bench.told()[-1]
+    told = bench.sent_texts()[-1]
     assert told.index("half") < told.index("receipt 77") < told.index(DONE) < told.rindex("two")
 
 
 @spec("REUSE-14")
 @pytest.mark.parametrize("can_fork", [False, True], ids=["resumes", "forks"])
-async def test_a_conversation_does_not_go_on_behind_a_title_that_was_asked_for_first(
+async def test_a_conversation_does_not_continue_the_title_request_before_it(
     *,
     can_fork: bool,
 ) -> None:
@@ -192,7 +192,7 @@ async def test_a_conversation_does_not_go_on_behind_a_title_that_was_asked_for_f
 
 
 @spec("REUSE-14")
-async def test_a_title_in_the_middle_does_not_become_the_line_of_the_conversation() -> None:
+async def test_a_title_request_in_the_middle_does_not_become_the_conversation() -> None:
     bench = Bench(ScriptedUpstream(abilities=Abilities(can_reinstruct=True)))
     title, host = await bench.host(), await bench.host()
     title.system, host.system = "Make a title.", "Help."
@@ -203,7 +203,7 @@ async def test_a_title_in_the_middle_does_not_become_the_line_of_the_conversatio
     assert (await host.say("still more")).way is AgentOrigin.RESUMED
 
 
-async def test_a_pool_without_a_store_remembers_as_long_as_its_process() -> None:
+async def test_a_pool_without_a_store_has_records_as_long_as_its_process() -> None:
     bench = Bench()
     host = Host(Pooled(bench.upstream, world=bench.world), bench.world)
     await host.say("one")

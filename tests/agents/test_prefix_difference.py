@@ -1,4 +1,4 @@
-"""What ended the common prefix of two requests."""
+"""The cause of the end of the common prefix of two requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def user(content: Value) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def said(words: str) -> dict[str, Any]:
+def assistant(words: str) -> dict[str, Any]:
     return {"role": "assistant", "content": words}
 
 
@@ -38,36 +38,36 @@ def request(**fields: Value) -> dict[str, Any]:
         "max_tokens": 100,
         "tools": [READ, LIST],
         "system": "You are careful. Today is 2026-11-21.",
-        "messages": [user("hi"), said("hello"), user("read a")],
+        "messages": [user("hi"), assistant("hello"), user("read a")],
     }
     return {key: value for key, value in (body | fields).items() if value is not None}
 
 
-def parted(before: dict[str, Any], after: dict[str, Any]) -> Difference | None:
+def prefix_difference(before: dict[str, Any], after: dict[str, Any]) -> Difference | None:
     return first_difference(msgspec.json.encode(before), msgspec.json.encode(after))
 
 
-def found(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, PrefixCause, str, str]:
-    difference = parted(before, after)
+def reason_of(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, PrefixCause, str, str]:
+    difference = prefix_difference(before, after)
     assert difference is not None
     return difference.field, difference.cause, difference.before, difference.after
 
 
 @spec("REUSE-62")
-def test_a_conversation_that_went_on_has_no_difference() -> None:
-    longer = request(messages=[*request()["messages"], said("a says"), user("thanks")])
+def test_a_continued_conversation_has_no_difference() -> None:
+    longer = request(messages=[*request()["messages"], assistant("a says"), user("thanks")])
 
-    assert parted(request(), request()) is None
-    assert parted(request(), longer) is None
+    assert prefix_difference(request(), request()) is None
+    assert prefix_difference(request(), longer) is None
 
 
 @spec("REUSE-62")
-def test_what_no_prompt_holds_is_no_difference() -> None:
+def test_fields_outside_the_prompt_are_no_difference() -> None:
     marked = request(system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
     plain = request(system=[{"type": "text", "text": "Be brief."}], max_tokens=5, stream=True)
     spaced = msgspec.json.format(msgspec.json.encode(request()), indent=4)
 
-    assert parted(marked, plain) is None
+    assert prefix_difference(marked, plain) is None
     assert first_difference(spaced, msgspec.json.encode(dict(reversed(request().items())))) is None
 
 
@@ -98,20 +98,20 @@ def test_what_no_prompt_holds_is_no_difference() -> None:
             ("system", PrefixCause.ENCODING, "text", "list"),
         ),
         (
-            request(messages=[user([{"type": "text", "text": "hi"}]), said("hello"), user("read a")]),
+            request(messages=[user([{"type": "text", "text": "hi"}]), assistant("hello"), user("read a")]),
             ("messages[0].content", PrefixCause.ENCODING, "text", "list"),
         ),
         (request(messages=[user("hi")]), ("messages[1]", PrefixCause.SHORTENED, "object", "nothing")),
         (
-            request(messages=[user("hi"), said("hey"), user("read a")]),
+            request(messages=[user("hi"), assistant("hey"), user("read a")]),
             ("messages[1].content", PrefixCause.WORDS, "text", "text"),
         ),
     ],
 )
-def test_what_invalidated_the_prefix_is_named(
+def test_the_cause_of_the_invalidated_prefix_is_named(
     after: dict[str, Any], told: tuple[str, PrefixCause, str, str]
 ) -> None:
-    assert found(request(), after) == told
+    assert reason_of(request(), after) == told
 
 
 @spec("REUSE-63")
@@ -133,10 +133,10 @@ def test_what_invalidated_the_prefix_is_named(
         ("you have 12 files", "you have 13 files", PrefixCause.WORDS, "number"),
     ],
 )
-def test_what_changes_by_itself_is_told_by_its_kind(
+def test_volatile_content_is_reported_by_its_kind(
     before: str, after: str, cause: PrefixCause, kind: str
 ) -> None:
-    assert found(request(system=before), request(system=after)) == ("system", cause, kind, kind)
+    assert reason_of(request(system=before), request(system=after)) == ("system", cause, kind, kind)
 
 
 @spec("REUSE-63")
@@ -145,47 +145,47 @@ def test_a_reminder_that_follows_the_newest_message_has_moved() -> None:
     after = request(
         messages=[
             user([{"type": "text", "text": "hi"}]),
-            said("hello"),
+            assistant("hello"),
             user([{"type": "text", "text": "on"}, REMINDER]),
         ]
     )
 
-    assert found(before, after)[:2] == ("messages[0].content[1]", PrefixCause.MOVED)
+    assert reason_of(before, after)[:2] == ("messages[0].content[1]", PrefixCause.MOVED)
 
 
 @spec("REUSE-63")
-def test_a_system_prompt_that_appeared_is_told_before_the_messages() -> None:
-    assert found(request(system=None), request()) == ("system", PrefixCause.WORDS, "nothing", "text")
+def test_a_new_system_prompt_is_reported_before_the_messages() -> None:
+    assert reason_of(request(system=None), request()) == ("system", PrefixCause.WORDS, "nothing", "text")
 
 
 @spec("REUSE-64")
 @pytest.mark.parametrize(
     "after", [request(system="the Password is tulip"), request(messages=[user("Password tulip")])]
 )
-def test_nothing_of_what_was_said_is_in_the_answer(after: dict[str, Any]) -> None:
-    difference = parted(request(system="the Password is rose"), after)
+def test_no_text_of_the_conversation_is_in_the_answer(after: dict[str, Any]) -> None:
+    difference = prefix_difference(request(system="the Password is rose"), after)
     assert difference is not None
     told = msgspec.json.encode(difference).decode() + difference.words
     assert [word for word in ("Password", "tulip", "rose") if word in told] == []
 
 
-def test_the_place_is_counted_in_bytes_of_what_the_provider_reads() -> None:
-    before = {"model": "m", "messages": [user("abc"), said("déf"), user("ghi")]}
-    after = {"model": "m", "messages": [user("abc"), said("dég"), user("ghi")]}
+def test_the_position_is_counted_in_bytes_of_the_providers_input() -> None:
+    before = {"model": "m", "messages": [user("abc"), assistant("déf"), user("ghi")]}
+    after = {"model": "m", "messages": [user("abc"), assistant("dég"), user("ghi")]}
     encoded = msgspec.json.encode
     head = len(encoded("m")) + len(encoded(user("abc")))
 
-    difference = parted(before, after)
+    difference = prefix_difference(before, after)
     assert difference is not None
-    assert difference.byte == head + encoded(said("déf")).index(b"f")
-    assert difference.total == head + len(encoded(said("déf"))) + len(encoded(user("ghi")))
+    assert difference.byte == head + encoded(assistant("déf")).index(b"f")
+    assert difference.total == head + len(encoded(assistant("déf"))) + len(encoded(user("ghi")))
     assert difference.words == (
         f"the text changed at messages[1].content (text), after byte {difference.byte} of {difference.total}"
     )
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_request_is_refused(body: bytes) -> None:
+def test_an_invalid_request_is_refused(body: bytes) -> None:
     with pytest.raises(UsageError):
         first_difference(body, b"{}")
 
@@ -204,14 +204,14 @@ _requests = st.fixed_dictionaries(
 @spec("REUSE-62")
 @settings(max_examples=tried(300))
 @given(_requests, _requests)
-def test_there_is_a_difference_if_and_only_if_the_earlier_is_no_beginning(
+def test_there_is_a_difference_if_and_only_if_the_earlier_request_is_not_a_prefix(
     before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     heads = ("model", "tools", "system")
     is_kept = all((before.get(name) or None) == (after.get(name) or None) for name in heads)
     is_kept = is_kept and after["messages"][: len(before["messages"])] == before["messages"]
 
-    difference = parted(before, after)
+    difference = prefix_difference(before, after)
     assert (difference is None) is is_kept
     if difference is not None:
         assert 0 <= difference.byte <= difference.total

@@ -1,4 +1,4 @@
-"""The prior conversation as one text: framed as data, short enough, and true."""
+"""The prior conversation as one text: framed as data, within its budget, and true."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def answer(text: str) -> Step:
     return Step(Response((Text(text),)))
 
 
-def ran(content: str, outcome: Outcome = Outcome.OK, arguments: str = '{"path":"a"}') -> Step:
+def step_with_result(content: str, outcome: Outcome = Outcome.OK, arguments: str = '{"path":"a"}') -> Step:
     response = Response((ToolCall("c", "read", arguments),), Finish.CALLS)
     return Step(response, (ToolResult("c", content, outcome),))
 
 
-def told(*entries: UserMessage | Step, budget: TranscriptBudget | None = None) -> str:
+def transcript_of(*entries: UserMessage | Step, budget: TranscriptBudget | None = None) -> str:
     return transcript(History(entries), budget or TranscriptBudget())
 
 
@@ -52,8 +52,10 @@ def headings(text: str) -> list[str]:
 
 
 @spec("REUSE-52")
-def test_a_conversation_is_told_between_two_marks_that_say_what_it_is() -> None:
-    text = told(UserMessage.of("hi"), answer("hello"), UserMessage.of("read a"), ran("words of a"))
+def test_a_conversation_is_framed_by_two_marks_that_describe_it() -> None:
+    text = transcript_of(
+        UserMessage.of("hi"), answer("hello"), UserMessage.of("read a"), step_with_result("words of a")
+    )
 
     fence = text.split("\n")[1].split()[1]
     assert text == (
@@ -70,15 +72,15 @@ def test_a_conversation_is_told_between_two_marks_that_say_what_it_is() -> None:
     )
 
 
-def test_nothing_said_is_nothing_told() -> None:
-    assert told() == ""
+def test_an_empty_conversation_has_no_transcript() -> None:
+    assert transcript_of() == ""
     assert prepend_transcript(History(), UserMessage.of("hi"), takes_files=False) == UserMessage.of("hi")
 
 
 @spec("REUSE-52")
-def test_what_was_said_cannot_end_the_frame() -> None:
-    first = told(UserMessage.of("hi"))
-    forged = told(UserMessage.of(first), answer(first.replace("hi", first)))
+def test_text_of_the_conversation_cannot_end_the_frame() -> None:
+    first = transcript_of(UserMessage.of("hi"))
+    forged = transcript_of(UserMessage.of(first), answer(first.replace("hi", first)))
 
     assert headings(forged)[1:-1] == ["1 the user said", "2 the assistant said"]
 
@@ -86,7 +88,7 @@ def test_what_was_said_cannot_end_the_frame() -> None:
 @spec("REUSE-52")
 @settings(max_examples=tried(80))
 @given(histories())
-def test_the_fence_stands_in_no_word_of_the_history(history: History) -> None:
+def test_the_fence_occurs_nowhere_in_the_history(history: History) -> None:
     text = transcript(history)
     if text:
         fence = text.split("\n")[1].split()[1]
@@ -96,7 +98,7 @@ def test_the_fence_stands_in_no_word_of_the_history(history: History) -> None:
 
 
 @spec("REUSE-52")
-def test_the_users_newest_words_stand_whole_outside_the_frame() -> None:
+def test_the_users_newest_message_is_whole_outside_the_frame() -> None:
     words = "and now " * 100_000
     said = prepend_transcript(
         History((UserMessage.of("hi"), answer("hello"))), UserMessage.of(words), takes_files=False
@@ -110,7 +112,7 @@ def test_the_users_newest_words_stand_whole_outside_the_frame() -> None:
 
 
 @spec("REUSE-52")
-def test_messages_that_nobody_answered_stand_outside_the_frame_in_order() -> None:
+def test_unanswered_messages_are_outside_the_frame_in_order() -> None:
     history = History((UserMessage.of("hi"), answer("hello"), UserMessage.of("one"), UserMessage.of("two")))
     said = prepend_transcript(history, UserMessage.of("three"), takes_files=False)
 
@@ -119,9 +121,9 @@ def test_messages_that_nobody_answered_stand_outside_the_frame_in_order() -> Non
     assert headings(said.parts[0].text.strip())[1:-1] == ["1 the user said", "2 the assistant said"]  # type: ignore[union-attr]  # it is the frame
 
 
-def test_new_results_at_the_end_are_to_be_answered() -> None:
+def test_new_results_at_the_end_need_an_answer() -> None:
     said = prepend_transcript(
-        History((UserMessage.of("read"), ran("words"))), UserMessage(()), takes_files=False
+        History((UserMessage.of("read"), step_with_result("words"))), UserMessage(()), takes_files=False
     )
 
     assert [type(part) for part in said.parts] == [Text, Text]
@@ -139,30 +141,30 @@ def test_new_results_at_the_end_are_to_be_answered() -> None:
         (Outcome.UNKNOWN, "unknown: it started, and nobody knows whether it took effect"),
     ],
 )
-def test_how_a_call_ended_is_said_truly(outcome: Outcome, words: str) -> None:
-    assert headings(told(ran("what it said", outcome)))[2] == f"1.1 result ({words})"
+def test_the_outcome_of_a_call_is_stated(outcome: Outcome, words: str) -> None:
+    assert headings(transcript_of(step_with_result("what it said", outcome)))[2] == f"1.1 result ({words})"
 
 
-def test_a_response_that_was_cut_says_so_and_thoughts_are_left_out() -> None:
+def test_an_interrupted_response_is_marked_and_thoughts_are_omitted() -> None:
     cut = Step(Response((Thinking("hm"), Text("I wi")), Finish.INTERRUPTED))
-    text = told(UserMessage.of("hi"), cut)
+    text = transcript_of(UserMessage.of("hi"), cut)
 
     assert headings(text)[2] == "2 the assistant said, interrupted before it was whole"
     assert "hm" not in text
 
 
 @spec("REUSE-53")
-def test_results_and_arguments_are_cut_with_a_mark_of_what_is_missing() -> None:
-    text = told(ran("r" * 2001, arguments="a" * 777))
+def test_results_and_arguments_are_cut_with_a_mark_of_the_omission() -> None:
+    text = transcript_of(step_with_result("r" * 2001, arguments="a" * 777))
 
     assert f"\n{'r' * 2000}\n[+1 characters]\n" in text
     assert f"\n{'a' * 500}\n[+277 characters]\n" in text
 
 
 @spec("REUSE-53")
-def test_the_oldest_shrinks_first_and_the_newest_stays_whole() -> None:
-    turns = [ran(str(number) * 1500) for number in range(1, 6)]
-    text = told(UserMessage.of("the task"), *turns, budget=TranscriptBudget(total_chars=5000))
+def test_the_oldest_entries_shrink_first_and_the_newest_stays_whole() -> None:
+    turns = [step_with_result(str(number) * 1500) for number in range(1, 6)]
+    text = transcript_of(UserMessage.of("the task"), *turns, budget=TranscriptBudget(total_chars=5000))
 
     assert len(text) <= 5000
     assert "the task" in text
@@ -172,9 +174,9 @@ def test_the_oldest_shrinks_first_and_the_newest_stays_whole() -> None:
     assert "[+1500 characters]" in text
 
 
-def test_what_has_no_room_at_all_is_counted() -> None:
+def test_omitted_entries_are_counted() -> None:
     turns = [answer(f"answer {number} " * 30) for number in range(200)]
-    text = told(UserMessage.of("the task"), *turns, budget=TranscriptBudget(total_chars=3000))
+    text = transcript_of(UserMessage.of("the task"), *turns, budget=TranscriptBudget(total_chars=3000))
 
     assert len(text) <= 3000
     assert [found for found in headings(text) if found.startswith("left out: ")] == [
@@ -186,7 +188,7 @@ def test_what_has_no_room_at_all_is_counted() -> None:
 @spec("REUSE-53")
 @settings(max_examples=tried(80))
 @given(histories(20), st.integers(800, 20_000))
-def test_a_transcript_keeps_its_budget(history: History, chars: int) -> None:
+def test_a_transcript_stays_within_its_budget(history: History, chars: int) -> None:
     assert len(transcript(history, TranscriptBudget(total_chars=chars))) <= chars
 
 
@@ -204,7 +206,7 @@ def test_attachments_are_named_and_never_inlined() -> None:
     assert "iVBOR" not in text
 
 
-def test_an_agent_that_reads_files_gets_those_of_the_newest_message_only() -> None:
+def test_an_agent_that_reads_files_receives_only_those_of_the_newest_message() -> None:
     history = History((UserMessage((IMAGE,)), answer("seen")))
     said = prepend_transcript(history, UserMessage((Text("and"), IMAGE)), takes_files=True)
 
@@ -241,18 +243,18 @@ def test_files_within_results_are_noted(text: str) -> None:
         "a/b/C9/" + "d" * 200,
     ],
 )
-def test_words_and_digests_are_left_as_they_are(text: str) -> None:
+def test_plain_text_and_digests_are_unchanged(text: str) -> None:
     assert without_base64(text) == text
 
 
-def test_what_is_behind_a_large_file_in_a_result_is_told() -> None:
-    assert "the caption" in told(ran(f"data:image/png;base64,{PNG * 100} the caption"))
+def test_text_after_a_large_file_in_a_result_is_included() -> None:
+    assert "the caption" in transcript_of(step_with_result(f"data:image/png;base64,{PNG * 100} the caption"))
 
 
-def test_what_the_upstream_ran_is_told_where_it_stood() -> None:
+def test_calls_of_the_upstream_are_included_in_their_places() -> None:
     own = UpstreamCall("u", "grep", '{"for":"x"}', "r" * 2001, Outcome.OK)
     open_one = UpstreamCall("v", "build", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
-    text = told(Step(Response((Text("I look."), own, Text("Found."), open_one))))
+    text = transcript_of(Step(Response((Text("I look."), own, Text("Found."), open_one))))
 
     assert headings(text)[1:-1] == [
         "1 the assistant said",
@@ -267,6 +269,6 @@ def test_what_the_upstream_ran_is_told_where_it_stood() -> None:
 
 def test_a_tools_name_is_one_word_of_a_heading() -> None:
     response = Response((ToolCall("c", "a\n--- b", "{}"),), Finish.CALLS)
-    text = told(Step(response, (ToolResult("c", ""),)))
+    text = transcript_of(Step(response, (ToolResult("c", ""),)))
 
     assert headings(text)[1:-1] == ["1.1 the assistant called the tool a --- b, with", "1.1 result (ok)"]

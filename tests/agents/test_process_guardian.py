@@ -1,4 +1,4 @@
-"""The agents of a process end with it, however it ends: at once, whole families of processes, and no others."""
+"""The agents of a process end with it, however it ends: at once, with all their children, and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.spec import spec
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")]
 
 BOUND_S = 30.0
-"""Seconds in which processes must have ended: far more than the milliseconds that it takes."""
+"""Seconds within which processes must have ended: far more than the milliseconds that they need."""
 OWNER = textwrap.dedent("""
     import asyncio, os, subprocess, sys, time
     from midstream.agents.process_guardian import prepare_to_start
@@ -56,7 +56,7 @@ FAMILY = textwrap.dedent("""
     print(*pids, flush=True)
     tool.wait()
 """)
-"""An agent with tools in other groups and sessions, and without its environment, each with a child of its own."""
+"""An agent with tools in other groups and sessions, some without its environment, each with its own child."""
 
 
 class Owner:
@@ -136,7 +136,7 @@ def watch(pids: list[int]) -> Callable[[float], list[int]]:
         "raise ValueError",
     ],
 )
-def test_a_family_ends_with_its_owner_and_so_does_the_guardian(end: str) -> None:
+def test_a_process_tree_ends_with_its_owner_and_so_does_the_guardian(end: str) -> None:
     with owner() as killed:
         family = killed.start(FAMILY)
         assert len(family) == 11
@@ -157,7 +157,7 @@ def test_agents_of_a_living_owner_are_left_alone() -> None:
 
 
 @spec("REUSE-87")
-def test_an_owner_that_another_owner_s_agent_has_started_keeps_its_agents_while_it_lives() -> None:
+def test_an_owner_started_by_another_owners_agent_keeps_its_agents_while_it_lives() -> None:
     nested = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {OWNER!r}], text=True, stdin=-1); "
     nested += f"p.stdin.write({f'start({FAMILY!r})'!r} + chr(10)); p.stdin.flush(); p.wait()"
     with owner() as outer, owner() as third:
@@ -170,7 +170,7 @@ def test_an_owner_that_another_owner_s_agent_has_started_keeps_its_agents_while_
 
 
 @spec("REUSE-87")
-def test_a_process_that_forks_while_it_is_being_ended_leaves_none() -> None:
+def test_a_process_that_forks_while_it_is_ended_leaves_no_child() -> None:
     number = f"600.{time.monotonic_ns()}"
     forking = textwrap.dedent(f"""
         import os, subprocess
@@ -194,7 +194,7 @@ def command_lines() -> Iterator[str]:
 
 
 @spec("REUSE-87")
-def test_signals_for_the_terminal_s_processes_do_not_end_the_guardian() -> None:
+def test_terminal_signals_do_not_end_the_guardian() -> None:
     with owner() as killed:
         family = killed.start(FAMILY)
         (guardian,) = killed.guardians()
@@ -235,7 +235,7 @@ def test_a_forked_child_does_not_end_the_agents_of_its_parent_and_has_a_guardian
     with owner() as parent:
         family = parent.start(FAMILY)
         left = watch(family)
-        # The child ends in order, with the functions that run then.
+        # The child ends normally, with its exit handlers.
         parent.run("pid = os.fork() or sys.exit(); os.waitpid(pid, 0); print(pid, flush=True)")
         parent.read()
         assert watch(family)(0) == family
@@ -285,7 +285,7 @@ def test_a_tool_that_an_agent_starts_after_the_death_of_its_gateway_takes_no_eff
     options = ["--upstream", f"acp:sh -c '{agent}'"]
     process, told = started(tmp_path, *options)
     answer: list[Any] = []
-    asking = threading.Thread(target=lambda: answer.append(ask_quietly(told)))
+    asking = threading.Thread(target=lambda: answer.append(request_quietly(told)))
     asking.start()
     pids = wait_for(lambda: [each["pids"] for each in orders.recorded("family")])[0]
     left = watch(pids)
@@ -304,7 +304,7 @@ def test_a_tool_that_an_agent_starts_after_the_death_of_its_gateway_takes_no_eff
     assert [UNRECORDED in each["text"] for each in orders.recorded("told")] == [False, True]
 
 
-def ask_quietly(told: dict[str, Any]) -> object:
+def request_quietly(told: dict[str, Any]) -> object:
     with contextlib.suppress(Exception):
         return asked(told["url"], key_of(told), "do it")
     return None

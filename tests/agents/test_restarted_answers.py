@@ -1,4 +1,4 @@
-"""An agent that begins its answer again: readers that can drop text get the second try, others get each word once."""
+"""An agent that restarts its answer: readers that can drop text get the second attempt, others get each part once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AGAIN = ResponseRestarted()
         (["a ", UpstreamCallStarted("1", "shell", "{}"), AGAIN, "a "], "a a "),
     ],
 )
-def test_a_second_try_is_joined_to_the_first_one(
+def test_a_second_attempt_is_joined_to_the_first_one(
     events: list[str | ModelEvent | ResponseRestarted], text: str
 ) -> None:
     answer = JoinedAnswer(can_drop=False)
@@ -52,7 +52,7 @@ def cut_once(talk: AgentConversation) -> list[UpstreamEvent]:
 
 
 @spec("REUSE-85")
-async def test_the_readers_of_a_session_get_the_second_try_alone_and_the_agent_gets_one_message() -> None:
+async def test_the_readers_of_a_session_get_only_the_second_attempt_and_the_agent_gets_one_message() -> None:
     upstream = ScriptedUpstream(answer=cut_once)
     async with Host(Agent(Pooled(upstream)), MemoryStore()) as host:
         assert await host.ask("s", "hi") == "whole"
@@ -65,7 +65,7 @@ def cut_behind_a_tool(talk: AgentConversation) -> list[UpstreamEvent]:
 
 
 @spec("REUSE-85")
-async def test_behind_a_tool_the_second_try_begins_a_paragraph() -> None:
+async def test_after_a_tool_the_second_attempt_starts_a_paragraph() -> None:
     upstream = ScriptedUpstream(answer=cut_behind_a_tool)
     async with Host(Agent(Pooled(upstream)), MemoryStore()) as host:
         assert await host.ask("s", "hi") == "cut \n\nwhole"
@@ -73,11 +73,11 @@ async def test_behind_a_tool_the_second_try_begins_a_paragraph() -> None:
 
 
 @spec("REUSE-85")
-async def test_another_request_of_the_session_ends_the_run_that_waits() -> None:
+async def test_another_request_of_the_session_ends_the_waiting_run() -> None:
     bench = Bench(ScriptedUpstream(answer=cut_once))
     host = await bench.host()
     await host.fail("hi")
     await host.fail("something else")  # ends the first run
-    await host.ask()  # goes on with the second one
+    await host.ask()  # continues with the second one
     assert host.text == "whole"
     assert bench.upstream.memory.wrongs == []

@@ -20,7 +20,7 @@ from tests.spec import spec
 HOUR = 3600.0
 
 
-def seen(*dead: float, alive: tuple[float, ...] = ()) -> LearnedRetention:
+def observations(*dead: float, alive: tuple[float, ...] = ()) -> LearnedRetention:
     retention = LearnedRetention()
     for age_s in alive:
         retention = retention.with_outcome("alive", age_s, now=0.0)
@@ -30,22 +30,22 @@ def seen(*dead: float, alive: tuple[float, ...] = ()) -> LearnedRetention:
 
 
 @spec("REUSE-26")
-def test_three_deaths_make_a_limit_and_two_do_not() -> None:
+def test_three_failures_make_a_limit_and_two_do_not() -> None:
     assert LearnedRetention().limit_s(now=0.0) is None
-    assert seen(HOUR, 2 * HOUR).limit_s(now=0.0) is None
-    assert seen(HOUR, 3 * HOUR, 2 * HOUR).limit_s(now=0.0) == 3 * HOUR
+    assert observations(HOUR, 2 * HOUR).limit_s(now=0.0) is None
+    assert observations(HOUR, 3 * HOUR, 2 * HOUR).limit_s(now=0.0) == 3 * HOUR
 
 
 @spec("REUSE-26")
-def test_a_life_at_a_greater_age_outweighs_nine_deaths() -> None:
-    assert seen(*[HOUR] * 9, alive=(2 * HOUR,)).limit_s(now=0.0) is None
-    assert seen(*[HOUR] * 10, alive=(2 * HOUR,)).limit_s(now=0.0) == HOUR
-    assert seen(*[HOUR] * 3, alive=(HOUR - 1,) * 40).limit_s(now=0.0) == HOUR
+def test_one_success_at_a_greater_age_outweighs_nine_failures() -> None:
+    assert observations(*[HOUR] * 9, alive=(2 * HOUR,)).limit_s(now=0.0) is None
+    assert observations(*[HOUR] * 10, alive=(2 * HOUR,)).limit_s(now=0.0) == HOUR
+    assert observations(*[HOUR] * 3, alive=(HOUR - 1,) * 40).limit_s(now=0.0) == HOUR
 
 
 @spec("REUSE-26")
-def test_what_was_seen_is_forgotten_so_that_one_agent_is_tried_again() -> None:
-    retention = seen(HOUR, HOUR, HOUR)
+def test_observations_expire_so_that_one_agent_is_tried_again() -> None:
+    retention = observations(HOUR, HOUR, HOUR)
     assert retention.limit_s(now=SEEN_AGE_MAX_S) == HOUR
     assert retention.limit_s(now=SEEN_AGE_MAX_S + 1) is None
     assert retention.with_outcome("alive", 1.0, now=SEEN_AGE_MAX_S + 1).seen == (
@@ -54,7 +54,7 @@ def test_what_was_seen_is_forgotten_so_that_one_agent_is_tried_again() -> None:
 
 
 @spec("REUSE-26")
-def test_only_the_newest_are_kept() -> None:
+def test_only_the_newest_observations_are_kept() -> None:
     retention = LearnedRetention()
     for number in range(SEEN_MAX + 5):
         retention = retention.with_outcome("alive", float(number), now=float(number))
@@ -63,7 +63,9 @@ def test_only_the_newest_are_kept() -> None:
 
 @spec("REUSE-26")
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 50)), max_size=80))
-def test_a_death_never_lengthens_the_limit_nor_a_life_shortens_it(outcomes: list[tuple[bool, int]]) -> None:
+def test_a_failure_never_lengthens_the_limit_and_a_success_never_shortens_it(
+    outcomes: list[tuple[bool, int]],
+) -> None:
     retention = LearnedRetention()
     for is_alive, age_s in outcomes[: SEEN_MAX - 1]:
         before = retention.limit_s(now=0.0)
@@ -74,8 +76,8 @@ def test_a_death_never_lengthens_the_limit_nor_a_life_shortens_it(outcomes: list
 
 
 @spec("REUSE-26")
-def test_what_is_written_is_read_and_what_is_damaged_was_not_seen() -> None:
-    retention = seen(HOUR, alive=(1.0,))
+def test_encoded_observations_decode_unchanged_and_damaged_ones_are_ignored() -> None:
+    retention = observations(HOUR, alive=(1.0,))
     assert decode_retention(encode_retention(retention)) == retention
     assert decode_retention(b"\xc1") == LearnedRetention()
     assert (
@@ -90,7 +92,7 @@ def test_what_is_written_is_read_and_what_is_damaged_was_not_seen() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"\x81\xa4\xff\xff\xff\xff\x90", msgspec.msgpack.encode({"seen": [[1, 2]]})]
 )
-def test_anything_else_is_nothing(body: bytes) -> None:
+def test_arbitrary_bytes_decode_to_no_observations(body: bytes) -> None:
     assert decode_retention(body) == LearnedRetention()
 
 

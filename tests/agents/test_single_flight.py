@@ -15,15 +15,15 @@ from midstream.errors import ModelUnavailableError
 T = TypeVar("T")
 
 
-async def _said(words: str) -> str:
+async def _events(words: str) -> str:
     return words
 
 
-async def test_an_answer_is_given_as_it_comes() -> None:
-    assert await SingleFlight("u").answer(_said("yes")) == "yes"
+async def test_an_answer_is_yielded_as_it_arrives() -> None:
+    assert await SingleFlight("u").answer(_events("yes")) == "yes"
 
 
-async def test_closing_ends_what_waits_and_lets_nothing_begin() -> None:
+async def test_closing_ends_waiting_requests_and_refuses_new_ones() -> None:
     openings = SingleFlight("u")
     waiting = World().spawn(openings.answer(asyncio.Event().wait()), name="waiting")
     await World().sleep(0)
@@ -32,10 +32,10 @@ async def test_closing_ends_what_waits_and_lets_nothing_begin() -> None:
     with pytest.raises(ModelUnavailableError, match="u was closed"):
         await waiting
     with pytest.raises(ModelUnavailableError, match="u was closed"):
-        await openings.answer(_said("yes"))
+        await openings.answer(_events("yes"))
 
 
-async def test_who_is_cancelled_is_cancelled_also_while_it_closes() -> None:
+async def test_a_cancelled_request_is_cancelled_even_during_the_close() -> None:
     openings = SingleFlight("u")
     waiting = World().spawn(openings.answer(asyncio.Event().wait()), name="waiting")
     await World().sleep(0)
@@ -46,7 +46,7 @@ async def test_who_is_cancelled_is_cancelled_also_while_it_closes() -> None:
 
 
 class Cutting(World):
-    """Whoever waits for the first thing that is asked is cancelled when that has come, and not yet been taken."""
+    """Cancels the waiter of the first result after its arrival, before it is taken."""
 
     def __init__(self) -> None:
         self.waiting: asyncio.Task[str] | None = None
@@ -59,13 +59,13 @@ class Cutting(World):
         return task
 
 
-async def test_an_answer_that_nobody_waits_for_any_more_is_let_go_of() -> None:
+async def test_an_answer_without_a_waiter_is_released() -> None:
     world, left = Cutting(), list[str]()
 
     async def leave(answer: str) -> None:
         left.append(answer)
 
-    world.waiting = World().spawn(SingleFlight("u", world).answer(_said("yes"), leave), name="waiting")
+    world.waiting = World().spawn(SingleFlight("u", world).answer(_events("yes"), leave), name="waiting")
     waiting = world.waiting
     with pytest.raises(asyncio.CancelledError):
         await waiting

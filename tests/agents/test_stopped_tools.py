@@ -1,4 +1,4 @@
-"""What an agent has started since a time is ended, and nothing of before."""
+"""Tools that an agent has started since a time are ended, and no earlier ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def started(agent: str) -> subprocess.Popen[str]:
     return tool
 
 
-async def test_only_what_this_agent_has_started_since_then_is_ended() -> None:
+async def test_only_tools_that_this_agent_started_since_then_are_ended() -> None:
     before = started("mine")
     since = ticks_now()
     while ticks_now() == since:  # the clock of processes is coarse

@@ -1,4 +1,4 @@
-"""Arguments and results of an agent's own tools that are nested too deeply: named, not journaled and not walked."""
+"""Too deeply nested arguments and results of an agent's own tools: replaced by a text, not journaled, not walked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spec import spec
 
 
 def nested(levels: int) -> object:
-    """Return a value with so many levels, the outermost of which is an object."""
+    """Return a value with this many levels, the outermost of which is an object."""
     value: object = "at the bottom"
     for _ in range(levels - 1):
         value = [value]
@@ -79,7 +79,9 @@ UPSTREAMS = [_of_acp, _of_claude, _of_codex, _of_cursor]
 @spec("SEC-76")
 @pytest.mark.parametrize("levels", [DEPTH_MAX + 1, 900, 3000])
 @pytest.mark.parametrize("read", UPSTREAMS)
-def test_what_an_agent_nests_too_deeply_is_named(read: Callable[[object], list[object]], levels: int) -> None:
+def test_a_too_deeply_nested_value_is_replaced_by_a_text(
+    read: Callable[[object], list[object]], levels: int
+) -> None:
     events = [
         each for each in read(nested(levels)) if isinstance(each, UpstreamCallStarted | UpstreamCallEnded)
     ]
@@ -88,7 +90,7 @@ def test_what_an_agent_nests_too_deeply_is_named(read: Callable[[object], list[o
 
 @spec("SEC-76")
 @pytest.mark.parametrize("read", UPSTREAMS)
-def test_what_is_not_too_deep_stays_as_it_is(read: Callable[[object], list[object]]) -> None:
+def test_a_value_within_the_depth_limit_is_unchanged(read: Callable[[object], list[object]]) -> None:
     value = nested(DEPTH_MAX)
     events = [each for each in read(value) if isinstance(each, UpstreamCallStarted | UpstreamCallEnded)]
     assert events == [
@@ -99,7 +101,7 @@ def test_what_is_not_too_deep_stays_as_it_is(read: Callable[[object], list[objec
 
 
 @spec("SEC-76")
-async def test_no_rule_allows_what_cannot_be_shown() -> None:
+async def test_no_rule_allows_arguments_that_cannot_be_shown() -> None:
     async def anything(_: Permission) -> Verdict:
         return True
 
@@ -110,7 +112,7 @@ async def test_no_rule_allows_what_cannot_be_shown() -> None:
 
 
 @spec("SEC-76")
-def test_a_line_of_a_transcript_that_is_too_deep_costs_itself(tmp_path: Path) -> None:
+def test_a_too_deep_line_of_a_transcript_costs_only_itself(tmp_path: Path) -> None:
     pytest.importorskip("claude_agent_sdk")
     from midstream.agents.claude_transcripts import is_whole
 

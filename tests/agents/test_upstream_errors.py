@@ -1,4 +1,4 @@
-"""What agents print when they fail, as they print it, and what it means."""
+"""Error messages of agents, as they print them, and their classes."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ SAID: list[tuple[str, type[ModelError]]] = [
 
 
 @pytest.mark.parametrize(("words", "kind"), SAID)
-def test_what_agents_print_is_understood(words: str, kind: type[ModelError]) -> None:
+def test_printed_errors_are_classified(words: str, kind: type[ModelError]) -> None:
     error = upstream_error("claude", words)
     assert type(error) is kind
     assert words[:40].split(":", maxsplit=1)[0] in str(error)
 
 
 @pytest.mark.parametrize(("words", "kind"), SAID)
-def test_what_stands_around_the_words_and_how_they_are_broken_does_not_matter(
+def test_text_around_an_error_its_case_and_its_line_breaks_do_not_matter(
     words: str, kind: type[ModelError]
 ) -> None:
     if kind is UpstreamFailedError:
@@ -82,20 +82,20 @@ def test_what_stands_around_the_words_and_how_they_are_broken_does_not_matter(
     assert kind_of(shouted) is kind
 
 
-def test_every_sign_is_found_by_itself_and_means_its_own_row() -> None:
+def test_every_sign_matches_its_own_row() -> None:
     for kind, signs in SIGNS:
         for sign in signs:
             assert sign == sign.lower()
             assert kind_of(sign.replace("&", "x")) is kind, sign
 
 
-def test_every_name_means_its_own_row_whatever_its_case() -> None:
+def test_every_name_matches_its_own_row_whatever_its_case() -> None:
     for name, kind in NAMES.items():
         assert name == name.lower()
         assert kind_of("", names=[name.upper()]) is kind
 
 
-def test_a_name_is_more_exact_than_words_and_words_of_the_conversation_than_a_status() -> None:
+def test_a_name_takes_precedence_over_text_and_a_gone_conversation_over_a_status() -> None:
     assert kind_of("rate limit", names=["agent_busy"]) is UpstreamBusyError
     assert kind_of("Session not found", status=401) is UpstreamGoneError
     assert kind_of("something", status=401) is ModelAccessError
@@ -103,7 +103,7 @@ def test_a_name_is_more_exact_than_words_and_words_of_the_conversation_than_a_st
     assert kind_of("unauthorized", status=529) is ModelOverloadedError
 
 
-def test_what_nobody_knows_is_a_run_that_failed() -> None:
+def test_an_unknown_error_is_a_failed_run() -> None:
     assert kind_of("exit code 1") is None
     error = upstream_error("claude", "", retry_after_s=3.0)
     assert (type(error), str(error), error.retry_after_s) == (
@@ -114,11 +114,11 @@ def test_what_nobody_knows_is_a_run_that_failed() -> None:
     assert type(upstream_error("x", "?", unknown=UpstreamGoneError)) is UpstreamGoneError
 
 
-def test_an_error_quotes_no_more_than_its_beginning() -> None:
+def test_an_error_quotes_only_its_beginning() -> None:
     error = upstream_error("claude", "word " * 1000)
     assert len(str(error)) < REASON_CHARS_MAX + 50
 
 
 @given(st.text(), st.lists(st.one_of(st.none(), st.text(), st.integers())), st.none() | st.integers())
-def test_any_words_are_some_error(words: str, names: list[object], status: int | None) -> None:
+def test_any_text_has_an_error_class(words: str, names: list[object], status: int | None) -> None:
     assert isinstance(upstream_error("x", words, names=names, status=status), ModelError)

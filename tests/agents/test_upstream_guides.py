@@ -1,4 +1,4 @@
-"""The examples of the guides of Claude and of agents behind a protocol run, and their tables are the truth."""
+"""The examples in the guides of Claude and of agents behind a protocol run, and their tables are correct."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_upstream import ScriptedUpstream
 
 
-async def test_the_scripted_upstream_is_one_that_can_fork() -> None:
+async def test_the_scripted_upstream_can_fork() -> None:
     upstream: Upstream = ScriptedUpstream()
     assert isinstance(upstream, ForkingUpstream)
     agent: UpstreamAgent = await upstream.open(Setup())

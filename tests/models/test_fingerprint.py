@@ -34,7 +34,7 @@ from midstream.models.fingerprint import (
     tools_digest,
 )
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.sayings import HERE, responded, said, sent, talk
+from tests.agents.reuse_examples import HERE, conversation, outline_of, step_of, user_message
 from tests.spec import spec
 
 PNG = base64.b64encode(bytes(range(250))).decode()
@@ -42,11 +42,13 @@ PNG = base64.b64encode(bytes(range(250))).decode()
 
 @spec("REUSE-1")
 def test_text_of_models_and_tools_does_not_count() -> None:
-    told = sent(said("a"), responded("yes", calls=["c1"]), said("b"))
+    told = outline_of(user_message("a"), step_of("yes", calls=["c1"]), user_message("b"))
     response = Response(
         (Thinking("hm", "sig"), Text("as the host writes it"), ToolCall("c1", "other", "[1]")), model="m"
     )
-    rewritten = sent(said("a"), Step(response, (ToolResult("c1", "[cleared]"),)), said("b"))
+    rewritten = outline_of(
+        user_message("a"), Step(response, (ToolResult("c1", "[cleared]"),)), user_message("b")
+    )
     assert rewritten == told
 
 
@@ -54,17 +56,17 @@ def test_text_of_models_and_tools_does_not_count() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        sent(said("a"), system="Be long."),
-        sent(said("a"), tools=[ToolSpec("read")]),
-        sent(said("a"), servers=[ForwardedMcpServer("files", command="serve")]),
-        sent(said("a"), identity={"model": "haiku", "folder": "/work"}),
-        sent(said("A")),
-        sent(said("a"), said("a")),
-        sent(),
+        outline_of(user_message("a"), system="Be long."),
+        outline_of(user_message("a"), tools=[ToolSpec("read")]),
+        outline_of(user_message("a"), servers=[ForwardedMcpServer("files", command="serve")]),
+        outline_of(user_message("a"), identity={"model": "haiku", "folder": "/work"}),
+        outline_of(user_message("A")),
+        outline_of(user_message("a"), user_message("a")),
+        outline_of(),
     ],
 )
 def test_every_other_difference_counts(other: object) -> None:
-    assert other != sent(said("a"))
+    assert other != outline_of(user_message("a"))
 
 
 @spec("REUSE-2")
@@ -115,14 +117,14 @@ def test_two_different_sets_are_never_encoded_alike() -> None:
 def test_a_lone_surrogate_does_not_fail() -> None:
     assert canonical({"b": 1, "a": "\ud800"}) == b'{"a":"\\ud800","b":1}'
     assert system_digest("\ud800") != system_digest("?")
-    assert sent(said("\ud800")) != sent(said("?"))
+    assert outline_of(user_message("\ud800")) != outline_of(user_message("?"))
     assert tools_digest([ToolSpec("\ud800")]) != tools_digest([ToolSpec("?")])
 
 
 @spec("REUSE-3")
 def test_text_counts_however_it_is_split_into_parts() -> None:
     def print_of(*parts: UserPart) -> bytes:
-        return sent(UserMessage(parts)).fingerprint.users
+        return outline_of(UserMessage(parts)).fingerprint.users
 
     image = File("image/png", PNG)
     assert print_of(Text("ab")) == print_of(Text("a"), Text(""), Text("b"))
@@ -185,7 +187,7 @@ def test_an_unreadable_attachment_is_compared_unchanged() -> None:
 @spec("REUSE-5")
 @given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
 def test_the_longest_common_prefix_is_found(one: list[str], two: list[str]) -> None:
-    links = [sent(*talk(*texts)).fingerprint for texts in (one, two)]
+    links = [outline_of(*conversation(*texts)).fingerprint for texts in (one, two)]
     expected = next(
         (at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
     )
@@ -210,19 +212,25 @@ def test_the_common_prefix_is_found_by_bisection() -> None:
 
 @spec("REUSE-1")
 def test_the_tail_consists_of_the_trailing_user_messages_and_results() -> None:
-    told = sent(said("a"), responded(calls=["c1"]), responded(calls=["c2", "c3"]), said("b"), said("c"))
+    told = outline_of(
+        user_message("a"),
+        step_of(calls=["c1"]),
+        step_of(calls=["c2", "c3"]),
+        user_message("b"),
+        user_message("c"),
+    )
     assert (told.tail_users, told.tail_results, told.answered) == (2, ("c2", "c3"), ("c1", "c2", "c3"))
-    told = sent(said("a"), responded(calls=["c1"]), responded(), said("b"))
+    told = outline_of(user_message("a"), step_of(calls=["c1"]), step_of(), user_message("b"))
     assert (told.tail_users, told.tail_results, told.answered) == (1, (), ("c1",))
-    told = sent(said("a"), responded(calls=["c1"]))
+    told = outline_of(user_message("a"), step_of(calls=["c1"]))
     assert (told.tail_users, told.tail_results, told.answered) == (0, ("c1",), ("c1",))
-    told = sent(responded())
+    told = outline_of(step_of())
     assert (told.tail_users, told.tail_results, told.answered, told.fingerprint.count) == (0, (), (), 0)
 
 
 _entries = st.lists(
     st.one_of(
-        st.builds(said, st.sampled_from("abc")), st.just(responded()), st.just(responded(calls=["c1"]))
+        st.builds(user_message, st.sampled_from("abc")), st.just(step_of()), st.just(step_of(calls=["c1"]))
     ),
     max_size=12,
 )
@@ -253,14 +261,14 @@ def test_a_chain_hashes_only_new_entries() -> None:
     chain = Chain()
     entries: list[Entry] = []
     for turn in range(50):
-        entries += [said(Counted(f"question {turn}")), responded()]
+        entries += [user_message(Counted(f"question {turn}")), step_of()]
         chain = chain.then(History(tuple(entries)))
     assert Counted.reads == 50
 
 
 @spec("REUSE-6")
 def test_a_chain_notices_a_replaced_entry() -> None:
-    first, second, third = said("a"), said("b"), said("c")
+    first, second, third = user_message("a"), user_message("b"), user_message("c")
     chain = Chain().then(History((first, second)))
-    edited = History((said("A"), second, third))
+    edited = History((user_message("A"), second, third))
     assert chain.then(edited) == Chain().then(edited)

@@ -1,4 +1,4 @@
-"""Short words for the requests and the records that the tests of session reuse are about."""
+"""Short constructors of the requests and records for the tests of session reuse."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ from midstream.tools.forwarded_servers import ForwardedMcpServer
 HERE = {"model": "opus", "folder": "/work"}
 
 
-def said(text: str) -> UserMessage:
+def user_message(text: str) -> UserMessage:
     return UserMessage.of(text)
 
 
-def responded(text: str = "Well.", calls: Sequence[str] = ()) -> Step:
-    """A response, with the results of the calls it asked for."""
+def step_of(text: str = "Well.", calls: Sequence[str] = ()) -> Step:
+    """Return a response with the results of its tool calls."""
     parts: tuple[ResponsePart, ...] = (Text(text), *(ToolCall(call, "read") for call in calls))
     return Step(Response(parts), tuple(ToolResult(call, "ok") for call in calls))
 
 
-def sent(
+def outline_of(
     *entries: Entry,
     system: str = "Be brief.",
     tools: Sequence[ToolSpec] = (),
     servers: Sequence[ForwardedMcpServer] = (),
     identity: dict[str, str] | None = None,
 ) -> Outline:
-    """What a host sent."""
+    """Return the outline of a client application's request."""
     return outline(system, tools, servers, HERE if identity is None else identity, History(entries))
 
 
-def talk(*texts: str) -> tuple[Entry, ...]:
-    """User messages, each but the last with a response."""
+def conversation(*texts: str) -> tuple[Entry, ...]:
+    """Return user messages, each but the last with a response."""
     entries: list[Entry] = []
     for text in texts:
-        entries += [said(text), responded(f"on {text}")]
+        entries += [user_message(text), step_of(f"on {text}")]
     return tuple(entries[:-1])
 
 
-def known(asked: Outline, *, agent: str = "agent-1", calls: Sequence[str] = ()) -> PoolRecord:
-    """The record of an agent that was asked this, answered it whole and gave a mark."""
+def confirmed(asked: Outline, *, agent: str = "agent-1", calls: Sequence[str] = ()) -> PoolRecord:
+    """Return the record of an agent that received this request, answered it completely and gave a mark."""
     record = confirm(create_fresh(asked, upstream="scripted", now=1.0), agent, now=2.0)
     return with_answer(record, agent=agent, mark=f"mark-{asked.fingerprint.count}", open_calls=calls, now=3.0)
 
 
 def pending(asked: Outline) -> PoolRecord:
-    """The record of an agent that was being asked this when its process died."""
+    """Return the record of an agent whose process died while it received this request."""
     return create_fresh(asked, upstream="scripted", now=1.0)
