@@ -1,1 +1,1 @@
-"""Attacks against running servers. A short form of each is in `make test`; `make attack` plays all of it."""
+"""Attacks against running servers. `make test` runs a short form of each; `make attack` runs all of them."""

@@ -1,4 +1,4 @@
-"""`make attack`: play all attacks against running servers, one after the other; ARGS=WORDS chooses some by name."""
+"""`make attack`: run all attacks against running servers, one after the other; ARGS=WORDS selects some by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.attack.ground import Ground
 
 
 def main(words: str) -> int:
-    """Return 0 where no attack succeeds."""
+    """Return 0 if no attack succeeds."""
     chosen = find_attacks(words)
     if not chosen:
         sys.exit(f"no attack has {words!r} in its name")

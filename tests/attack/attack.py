@@ -1,7 +1,7 @@
-"""Attacks: functions that try what must not succeed, against real servers on loopback.
+"""Attacks: functions that try forbidden actions against real servers on loopback.
 
 A file `*_attacks.py` in this folder has the attacks of one subject. Each is a function of a `Ground` under
-`@attack`, cites its clauses by `@spec`, and raises `AssertionError` where the attack succeeds.
+`@attack`, cites its clauses by `@spec`, and raises `AssertionError` if the attack succeeds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Play = Callable[[Ground], None]
 class Attack(Struct, frozen=True):
     """One attack.
 
+
     Args:
-        name: The function's name, with its file's in front.
-        play: The function.
-        is_quick: Part of `make test`.
+        name: The function's name, after its file's name.     play: The function.     is_quick: Whether it is
+            part of `make test`.
     """
 
     name: str
@@ -47,7 +47,7 @@ def attack(*, quick: bool = False) -> Callable[[Play], Play]:
 
 
 def find_attacks(words: str = "", *, quick: bool = False) -> list[Attack]:
-    """Return the attacks whose name has these words; with `quick` only those of `make test`."""
+    """Return the attacks whose name contains these words; with `quick` only those of `make test`."""
     for path in sorted(Path(__file__).parent.glob("*_attacks.py")):
         importlib.import_module(f"tests.attack.{path.stem}")
     return [each for each in _ATTACKS if words in each.name and (each.is_quick or not quick)]

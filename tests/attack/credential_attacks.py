@@ -1,5 +1,4 @@
-"""Attacks on credentials: those of people who were revoked, of programs that listen in a server's place, of
-guessers."""
+"""Attacks on credentials: after a revocation, by programs in a server's place, and by guessing."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ LINES = f"{ADA} ada\n{BOB} bob\n{ROOT} root *\n"
 JSON = {"x_midstream": "1"}
 EVENTS = "/v1/sessions/s1/events"
 ENDS_S = 30.0
-"""The stated bound of 10 s, and time for a machine under load."""
+"""The stated bound of 10 s, and a margin for a machine under load."""
 
 
-def _logged_in(target: Target, token: str) -> str:
+def _log_in(target: Target, token: str) -> str:
     """Return a login cookie of a principal."""
     answer = target.ask("POST", "/v1/login", {}, token=token)
     assert answer.status == 200, answer.body
     return answer.cookie
 
 
-def _minted(target: Target) -> dict[str, dict[str, str]]:
+def _exchange(target: Target) -> dict[str, dict[str, str]]:
     """Return a credential of each kind that Ada's token can be exchanged for, as headers of a request."""
     assert target.say("s1", authorization=f"Bearer {ADA}").status == 200
-    cookie = _logged_in(target, ADA)
+    cookie = _log_in(target, ADA)
     link = target.ask("POST", "/v1/login-links", cookie=cookie, **JSON).json["word"]
     second = target.ask("POST", "/v1/login", {"login": link})
     assert second.status == 200
@@ -70,7 +69,7 @@ def _follow(target: Target, **headers: str) -> http.client.HTTPResponse:
 
 
 def _read_to_end(stream: http.client.HTTPResponse) -> bytes:
-    """Return what a stream sends until it is cut."""
+    """Return all lines that a stream sends until it is cut."""
     seen = b""
     try:
         while line := stream.readline():
@@ -82,10 +81,10 @@ def _read_to_end(stream: http.client.HTTPResponse) -> bytes:
 
 @attack(quick=True)
 @spec("SEC-1", "SEC-2", "SEC-3")
-def attack_a_revoked_line_ends_what_it_minted(ground: Ground) -> None:
+def attack_a_revoked_line_ends_its_credentials(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     with ground.serving("--token-file", tokens) as target:
-        minted = _minted(target)
+        minted = _exchange(target)
         link = target.ask("POST", "/v1/login-links", token=ADA).json["word"]
         ticket = target.ask("POST", "/v1/sessions/s1/tickets", {}, token=ADA).json["word"]
         assert set(_statuses(target, minted).values()) == {200}
@@ -95,7 +94,7 @@ def attack_a_revoked_line_ends_what_it_minted(ground: Ground) -> None:
         assert target.ask("GET", f"{EVENTS}?ticket={ticket}").status == 401
         assert target.ask("GET", "/v1/sessions", token=ADA).status == 401
         assert target.ask("GET", "/v1/sessions", token=BOB).status == 200
-    # Nor does a restart bring them back, or the line with another right.
+    # A restart does not restore them, nor does the line with another right.
     ground.write_secret("tokens", LINES.replace(f"{ADA} ada\n", f"{ADA} ada scope=read\n"))
     with ground.serving("--token-file", tokens) as target:
         assert _statuses(target, minted) == dict.fromkeys(minted, 401)
@@ -106,7 +105,7 @@ def attack_a_revoked_line_ends_what_it_minted(ground: Ground) -> None:
 def attack_live_streams_end_within_the_bound(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     with ground.serving("--token-file", tokens) as target:
-        minted = _minted(target)
+        minted = _exchange(target)
         streams = [_follow(target, x_midstream="1", **shown) for shown in minted.values()]
         streams.append(_follow(target, authorization=f"Bearer {ADA}"))
         ground.write_secret("tokens", LINES.replace(f"{ADA} ada\n", ""))
@@ -119,14 +118,14 @@ def attack_live_streams_end_within_the_bound(ground: Ground) -> None:
 def attack_a_revocation_holds_in_all_processes_of_a_store(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     with ground.serving("--token-file", tokens) as first, ground.serving("--token-file", tokens) as second:
-        # Browsers mix up the ports of a host, so that the name of a cookie has the port in it.
+        # Browsers mix up the ports of a host, so the name of a cookie contains the port.
         ports = [target.url.rpartition(":")[2] for target in (first, second)]
         minted = {
             name: {
                 key: value.replace(f"midstream-{ports[0]}", f"midstream-{ports[1]}")
                 for key, value in shown.items()
             }
-            for name, shown in _minted(first).items()
+            for name, shown in _exchange(first).items()
         }
         assert set(_statuses(second, minted).values()) == {200}
         streams = [_follow(second, x_midstream="1", **shown) for shown in minted.values()]
@@ -139,11 +138,11 @@ def attack_a_revocation_holds_in_all_processes_of_a_store(ground: Ground) -> Non
 
 @attack(quick=True)
 @spec("SEC-5", "SEC-8")
-def attack_a_logout_ends_what_the_cookie_minted(ground: Ground) -> None:
+def attack_a_logout_ends_the_credentials_of_the_cookie(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     with ground.serving("--token-file", tokens) as target:
-        minted = _minted(target)
-        # A neighbour neither sees nor revokes them.
+        minted = _exchange(target)
+        # Another user neither sees nor revokes them.
         assert target.ask("GET", "/v1/access", token=BOB).json["credentials"] == []
         rows = target.ask("GET", "/v1/access", token=ADA).json["credentials"]
         assert len(rows) == len(minted)
@@ -157,12 +156,12 @@ def attack_a_logout_ends_what_the_cookie_minted(ground: Ground) -> None:
 
 @attack()
 @spec("SEC-4", "SEC-11")
-def attack_a_new_key_and_a_new_start_end_what_came_before(ground: Ground) -> None:
+def attack_a_new_key_and_a_restart_end_earlier_credentials(ground: Ground) -> None:
     with ground.serving() as target:
         port = int(target.url.rpartition(":")[2])
         token = ground.run("token", target.url).stdout.strip()
         assert target.ask("GET", "/v1/sessions", token=token).status == 200
-        cookie = _logged_in(target, token)
+        cookie = _log_in(target, token)
     with ground.serving(port=port) as target:
         assert target.ask("GET", "/v1/sessions", token=token).status == 401, "the token of an earlier start"
         assert target.ask("GET", "/v1/sessions", cookie=cookie).status == 200
@@ -172,10 +171,12 @@ def attack_a_new_key_and_a_new_start_end_what_came_before(ground: Ground) -> Non
 
 
 class Impostor:
-    """A program that listens on a port and keeps all that it receives.
+    """A program that listens on a port and records all that it receives.
+
 
     Args:
-        forwards_to: A server to which it forwards everything, or None: then it answers as a server without keys.
+        forwards_to: A server to which it forwards everything, or None: then it answers as a server without
+            keys.
     """
 
     def __init__(self, forwards_to: str | None = None) -> None:
@@ -241,14 +242,14 @@ def attack_a_program_in_the_servers_place_receives_no_token(ground: Ground) -> N
                     ground.run(*command, impostor.url)
                 assert b"/v1/challenge" in impostor.received
                 assert b"authorization" not in impostor.received.lower()
-                if forwards_to is not None:  # a proof for another address: not even a request is sent
+                if forwards_to is not None:  # a proof for another address: no request is sent
                     assert impostor.received.count(b"HTTP/1.1") == impostor.received.count(b"/v1/challenge")
         assert "the-token" not in ground.run("token", target.url).stderr
 
 
 @attack()
 @spec("SEC-13")
-def attack_a_token_of_one_origin_is_sent_to_no_other(ground: Ground) -> None:
+def attack_a_token_of_one_origin_is_not_sent_to_another(ground: Ground) -> None:
     with _impostor() as impostor:
         for value, url in (
             (f"https://agents.example {ROOT}", ""),
@@ -269,7 +270,7 @@ def _gateway(*options: str | Path) -> tuple[str | Path, ...]:
 
 @attack()
 @spec("SEC-14", "SEC-15", "SEC-16", "SEC-17")
-def attack_a_gateways_key_is_neither_guessed_nor_read(ground: Ground) -> None:
+def attack_a_gateways_key_can_be_neither_guessed_nor_read(ground: Ground) -> None:
     short = ground.write_secret("short", "short\n")
     refused = {
         ("--token", "x" * 15): "fewer than 16 characters",
@@ -279,7 +280,7 @@ def attack_a_gateways_key_is_neither_guessed_nor_read(ground: Ground) -> None:
     for options, words in refused.items():
         done = ground.run(*_gateway(*options))
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
-    with ground.started(*_gateway()) as target:
+    with ground.start(*_gateway()) as target:
         key = Path(target.ready["key_file"]).read_text().strip()
         assert key not in json.dumps(target.ready)
         wrong = [target.ask("GET", "/v1/models", token=f"guess-{n}") for n in range(60)]
@@ -303,7 +304,7 @@ def attack_no_secret_is_on_a_command_line_or_in_an_agents_environment(ground: Gr
     agent.chmod(0o755)
     options = ("gateway", "--upstream", "claude", "--agent-path", agent, "--port", "0")
     secrets = {"MIDSTREAM_GATEWAY_TOKEN": key, "MIDSTREAM_KEY_TOKEN": keys_token}
-    with ground.started(*options, **secrets, NEEDED="by the agent") as target:
+    with ground.start(*options, **secrets, NEEDED="by the agent") as target:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         assert target.ask("POST", "/v1/chat/completions", body, token=key).status >= 400
         lines = [
@@ -319,7 +320,7 @@ def attack_no_secret_is_on_a_command_line_or_in_an_agents_environment(ground: Gr
 
 
 def _is_below(pid: int, root: int) -> bool:
-    """Whether a process is another one, or was started by it or by one below it."""
+    """Return whether a process is another one or its descendant."""
     while pid not in (0, root):
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -330,8 +331,8 @@ def _is_below(pid: int, root: int) -> bool:
 
 @attack()
 @spec("SEC-27")
-def attack_one_person_does_not_allow_what_needs_two(ground: Ground) -> None:
-    """Neither twice, nor by a login or a viewer's pass of theirs, nor for a tool of their own client."""
+def attack_one_person_cannot_give_both_of_two_approvals(ground: Ground) -> None:
+    """Neither twice, nor with a login or a viewer's pass of the same person, nor for a tool of their own client."""
     tokens = ground.write_secret("tokens", LINES)
     spec = {"name": "pay", "description": "Pay.", "parameters": {"type": "object"}}
     tool = {"spec": spec, "needs_approval": True, "approvers": 2}
@@ -341,7 +342,7 @@ def attack_one_person_does_not_allow_what_needs_two(ground: Ground) -> None:
     with ground.serving("--token-file", tokens) as target:
         frame = {"type": "command", "seqno": 0, "payload": payload}
         assert target.ask("POST", "/v1/sessions/s1/commands", frame, token=ADA, **keys).status == 200
-        cookie = _logged_in(target, ADA)
+        cookie = _log_in(target, ADA)
         viewer = target.ask("POST", "/v1/sessions/s1/viewers", {}, token=ADA).json["word"]
         answers: list[int] = []
         for shown in (
@@ -367,7 +368,7 @@ def attack_one_person_does_not_allow_what_needs_two(ground: Ground) -> None:
 def attack_a_link_changes_no_login_without_a_question(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     with ground.serving("--token-file", tokens) as target:
-        victim = _logged_in(target, ADA)
+        victim = _log_in(target, ADA)
         link = target.ask("POST", "/v1/login-links", token=BOB).json["word"]
         asked = target.ask("POST", "/v1/login", {"login": link}, cookie=victim)
         assert (asked.status, asked.code, asked.cookie) == (409, "other_login", "")
@@ -382,7 +383,7 @@ def attack_a_link_changes_no_login_without_a_question(ground: Ground) -> None:
 
 @attack()
 @spec("SEC-19", "SEC-20", "SEC-21", "SEC-22")
-def attack_a_scope_is_not_left(ground: Ground) -> None:
+def attack_a_credential_stays_within_its_scope(ground: Ground) -> None:
     tokens = ground.folder / "tokens"
 
     def add(*options: str) -> str:
@@ -412,7 +413,7 @@ def attack_a_scope_is_not_left(ground: Ground) -> None:
                 assert target.ask(method, "/v1/access", token=scoped).status == 403
         speaker = target.ask("GET", "/v1/sessions", token=sending)
         assert (speaker.status, speaker.json["sessions"]) == (200, [])
-        cookie = _logged_in(target, reader)  # what is issued for it has its scope
+        cookie = _log_in(target, reader)  # credentials issued for it have its scope
         assert target.ask("POST", "/v1/sessions/s1/cancel", cookie=cookie, **JSON).status == 403
         assert target.say("s1", "else", key="k2", authorization=f"Bearer {approver}").status == 403
         assert target.ask("DELETE", "/v1/sessions/s1", token=approver).status == 403
@@ -433,7 +434,7 @@ def _pending(target: Target, token: str) -> dict[str, str]:
 
 @attack(quick=True)
 @spec("SEC-23", "SEC-24")
-def attack_no_act_is_missing_in_the_audit_log(ground: Ground) -> None:
+def attack_the_audit_log_has_every_act(ground: Ground) -> None:
     tokens, log = ground.write_secret("tokens", LINES), ground.folder / "audit.jsonl"
     with ground.serving("--token-file", tokens, "--audit-log", log) as target:
         assert target.say("s1", "pay", authorization=f"Bearer {ADA}").status == 200
@@ -479,7 +480,7 @@ def attack_nothing_is_sent_in_plain_text_by_mistake(ground: Ground) -> None:
 
 @attack()
 @spec("SEC-26")
-def attack_a_server_with_a_certificate_speaks_no_plain_text(ground: Ground) -> None:
+def attack_a_server_with_a_certificate_accepts_no_plain_text(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     pem = certificate(ground.folder / "server.pem")
     done = ground.run("serve", "target:agent", "--port", "0", "--tls-cert", pem, "--tls-key", pem)

@@ -1,4 +1,4 @@
-"""What an attack is played on: servers of this machine, each a process with a home of its own."""
+"""The setting of an attack: servers of this machine, each a process with its own home folder."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Target:
         return self.ask("POST", f"/v1/sessions/{session}/commands", frame, **keys, **shown)
 
     def stop(self) -> str:
-        """End the process; return what it wrote to stderr."""
+        """End the process; return its output on stderr."""
         if self.process.poll() is None:
             self.process.terminate()
         _, said = self.process.communicate(timeout=WAIT_S)
@@ -131,11 +131,11 @@ class Ground:
         """Run `midstream serve` until the end of the block."""
         store = self.folder / "sessions.db"
         arguments = ("serve", "target:agent", "--store", store, "--port", port, *options)
-        with self.started(*map(str, arguments)) as target:
+        with self.start(*map(str, arguments)) as target:
             yield target
 
     @contextlib.contextmanager
-    def started(self, *arguments: str | Path, **environment: str) -> Iterator[Target]:
+    def start(self, *arguments: str | Path, **environment: str) -> Iterator[Target]:
         """Run a command of midstream that listens until the end of the block."""
         process = Forked(
             *("midstream", *arguments, "--json"),

@@ -1,4 +1,4 @@
-"""Attacks by input and over the network: what a peer, a sender or a false server can do."""
+"""Attacks by input and over the network: by a peer, a sender or a false server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.spec import spec
 WAIT_S = 30.0
 SLOW_PEERS = 300
 GROWTH_KIB_MAX = 32 * 1024
-"""For 300 connections with what uvicorn holds of each; without the limits it was 324 MiB."""
+"""For 300 connections, including uvicorn's memory for each; without the limits it was 324 MiB."""
 LOG_CHARS_MAX = 20_000
 KEY = "k" * 32
 ADA, ROOT = "the-token-of-ada-1", "the-token-of-root-1"
@@ -59,7 +59,7 @@ def _serving(ground: Ground) -> Iterator[Target]:
     tokens = ground.write_secret("tokens", f"{ADA} ada\n{ROOT} root *\n")
     store = ground.folder / "sessions.db"
     arguments = ("serve", "looker:agent", "--store", store, "--port", 0, "--token-file", tokens)
-    with ground.started(*map(str, arguments)) as target:
+    with ground.start(*map(str, arguments)) as target:
         yield target
 
 
@@ -68,7 +68,7 @@ def _gateway(ground: Ground) -> Iterator[Target]:
     """Run a gateway in front of a scripted agent."""
     key = ground.write_secret("key", KEY)
     arguments = ("gateway", "--upstream", "scripted", "--port", 0, "--token-file", key)
-    with ground.started(*map(str, arguments)) as target:
+    with ground.start(*map(str, arguments)) as target:
         yield target
 
 
@@ -85,7 +85,7 @@ def _command(target: Target, token: str, seqno: int, payload: object, *, key: st
 
 
 def _records(target: Target, *, until: str = "") -> list[dict[str, Any]]:
-    """Return the records of the session `s1`, where wanted once one of a kind is there."""
+    """Return the records of the session `s1`, optionally after a record of one kind has appeared."""
     if until:
         connection = http.client.HTTPConnection(*_place(target), timeout=WAIT_S)
         connection.request(
@@ -134,7 +134,7 @@ def attack_slow_logins_take_no_memory(ground: Ground) -> None:
             sockets.append((peer, b"10000\r\n" + b"x" * 65536 + b"\r\n" if is_chunked else b"x" * 65536))
         for _ in range(15):
             for peer, piece in sockets:
-                with contextlib.suppress(OSError):  # refused, or what was sent is not read
+                with contextlib.suppress(OSError):  # refused, or the body is not read
                     peer.send(piece)
         assert target.ask("GET", "/health").status == 200
         assert _resident_kib(target) - before < GROWTH_KIB_MAX
@@ -143,7 +143,7 @@ def attack_slow_logins_take_no_memory(ground: Ground) -> None:
 @attack()
 @spec("SEC-83")
 def attack_silent_peers_of_tls_are_counted(ground: Ground) -> None:
-    """Peers that connect and never begin a handshake."""
+    """Peers that connect and never start a handshake."""
     tokens = ground.write_secret("tokens", f"{ADA} ada\n")
     pem = certificate(ground.folder / "server.pem")
     pem.chmod(0o600)
@@ -159,7 +159,7 @@ def attack_silent_peers_of_tls_are_counted(ground: Ground) -> None:
         trusted = ssl.create_default_context(cafile=pem)
         connection = http.client.HTTPSConnection("127.0.0.1", place[1], timeout=WAIT_S, context=trusted)
         stack.callback(connection.close)
-        for _ in range(600):  # until the server has noticed that they are gone
+        for _ in range(600):  # until the server has noticed their end
             with contextlib.suppress(OSError):
                 connection.request("GET", "/v1/sessions", headers={"authorization": f"Bearer {ADA}"})
                 break
@@ -169,7 +169,7 @@ def attack_silent_peers_of_tls_are_counted(ground: Ground) -> None:
 
 @attack()
 @spec("SEC-86")
-def attack_a_coded_body_is_refused(ground: Ground) -> None:
+def attack_a_compressed_body_is_refused(ground: Ground) -> None:
     with _serving(ground) as target:
         host, port = _place(target)
         for coding in ("gzip, chunked", "identity, chunked"):
@@ -208,7 +208,7 @@ def attack_a_deep_schema_is_refused_by_the_gateway(ground: Ground) -> None:
 
 @attack()
 @spec("SEC-81")
-def attack_a_file_of_the_server_is_not_attached_by_another_person(ground: Ground) -> None:
+def attack_another_person_cannot_attach_a_file_of_the_server(ground: Ground) -> None:
     file = {"type": "file", "media_type": "text/plain", "url": "file:///etc/passwd"}
     with _serving(ground) as target:
         answer = _command(target, ADA, 0, {"type": "send", "parts": [file]})
@@ -217,7 +217,7 @@ def attack_a_file_of_the_server_is_not_attached_by_another_person(ground: Ground
     with _gateway(ground) as target:
         content = [{"type": "file", "file": {"file_url": "file:///etc/passwd"}}]
         asked = {"model": "m", "messages": [{"role": "user", "content": content}]}
-        for _ in range(2):  # what was refused once is known, and refused again
+        for _ in range(2):  # an input that was refused once is known, and refused again
             answer = target.ask(
                 "POST", "/v1/chat/completions", asked, token=KEY, x_forwarded_for="203.0.113.7"
             )
@@ -227,7 +227,7 @@ def attack_a_file_of_the_server_is_not_attached_by_another_person(ground: Ground
 
 @attack()
 @spec("SEC-84")
-def attack_a_result_is_not_taken_from_another_stream(ground: Ground) -> None:
+def attack_a_result_is_not_accepted_from_another_stream(ground: Ground) -> None:
     with _serving(ground) as target:
         tools = [{"spec": {"name": "look"}, "has_effects": False}]
         sent = {"type": "send", "parts": [{"type": "text", "text": "look"}], "tools": tools}
@@ -250,7 +250,7 @@ def attack_a_result_is_not_taken_from_another_stream(ground: Ground) -> None:
 
 
 class Decoy:
-    """Two servers: the first redirects each request to the second, which notes what came."""
+    """Two servers: the first redirects each request to the second, which records its requests."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -282,7 +282,7 @@ class Decoy:
             yield
 
     def check(self) -> None:
-        """Require that something was asked of the first server, and nothing of the second."""
+        """Assert that the first server received a request, and the second none."""
         assert self.asked != []
         assert self.came == []
 
@@ -316,7 +316,7 @@ def attack_a_client_follows_no_redirect_of_any_kind(ground: Ground) -> None:
 
 @attack()
 @spec("SEC-73")
-def attack_a_request_beside_the_streams_follows_no_redirect(ground: Ground) -> None:
+def attack_a_request_outside_the_streams_follows_no_redirect(ground: Ground) -> None:
     async def ask() -> None:
         decoy = Decoy()
         async with decoy.serving(307):

@@ -37,7 +37,7 @@ class Store:
         return ("serve", "told:agent", "--store", str(self.path), "--port", "0", "--no-auth")
 
     def serving(self, *options: str) -> AbstractContextManager[Target]:
-        return self.ground.started(*self.arguments, *options)
+        return self.ground.start(*self.arguments, *options)
 
     @contextmanager
     def database(self) -> Iterator[sqlite3.Connection]:
@@ -87,7 +87,7 @@ def allow(target: Target, session: str) -> None:
 
 @spec("SEC-48", "SEC-49")
 @attack(quick=True)
-def attack_a_row_in_the_inbox_approves_nothing_and_costs_itself(ground: Ground) -> None:
+def attack_a_row_in_the_inbox_approves_nothing_and_loses_only_itself(ground: Ground) -> None:
     store = Store(ground)
     with store.serving() as target:
         assert target.say("a", "pay").status == 200
@@ -140,7 +140,7 @@ def attack_a_record_in_the_journal_of_a_stopped_server_approves_nothing(ground: 
 
 @spec("SEC-50")
 @attack(quick=True)
-def attack_a_used_login_link_that_is_put_back_logs_nobody_in(ground: Ground) -> None:
+def attack_a_used_login_link_that_is_restored_logs_no_one_in(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", f"{ADA} ada\n")
     with ground.serving("--token-file", tokens) as target:
         word = target.ask("POST", "/v1/login-links", token=ADA, x_midstream="1").json["word"]
@@ -175,8 +175,8 @@ def attack_a_start_without_the_key_file_writes_nothing_into_an_encrypted_store(g
 @spec("SEC-55", "SEC-56")
 @attack()
 @spec("SEC-2", "SEC-6", "SEC-42")
-def attack_damaged_rows_of_access_open_nothing_and_cost_themselves(ground: Ground) -> None:
-    """Credentials, revocations and owners are damaged in the database of a running server."""
+def attack_damaged_access_rows_allow_nothing_and_lose_only_themselves(ground: Ground) -> None:
+    """Damages credentials, revocations and owners in the database of a running server."""
     tokens = ground.write_secret("tokens", f"{ADA} ada\n{ROOT} root *\n")
     store = Store(ground)
     with ground.serving("--token-file", tokens) as target:

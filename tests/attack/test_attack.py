@@ -1,4 +1,4 @@
-"""The quick attacks, each on a ground of its own; `make attack` plays all of them."""
+"""The quick attacks, each on its own ground; `make attack` runs all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_an_attack_does_not_succeed(attack: Attack, tmp_path: Path) -> None:
     attack.play(Ground(tmp_path))
 
 
-def test_attacks_are_found_by_their_words() -> None:
+def test_attacks_are_selected_by_words() -> None:
     assert [each.name for each in find_attacks("revoked_line")] == [
         "credential.a_revoked_line_ends_what_it_minted"
     ]

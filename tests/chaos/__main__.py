@@ -1,6 +1,6 @@
 """The long chaos run: `python -m tests.chaos [SEED] [--reconnects N]`; the seed is printed, and repeats all decisions.
 
-The figures of a whole run go to `bench/results/chaos.json`. What was wrong is printed, and the folder stays.
+The figures of a whole run go to `bench/results/chaos.json`. Problems are printed, and the folder stays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.forked import ROOT
 RECONNECTS = 10_000
 CONNECTIONS_PER_KILL = 250
 SECONDS_PER_RECONNECT = 0.5
-"""A bound: a quiet machine of two cores makes ten to twenty in that time."""
+"""A bound: an idle machine of two cores makes ten to twenty in that time."""
 PROBLEMS_SHOWN = 30
 
 
@@ -38,24 +38,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="midstream-chaos-"))
     plan = Plan(given.seed, connections_per_kill=CONNECTIONS_PER_KILL)
-    _tell(f"seed {given.seed}; repeat it: make chaos ARGS='{given.seed} --reconnects {given.reconnects}'")
+    _print(f"seed {given.seed}; repeat it: make chaos ARGS='{given.seed} --reconnects {given.reconnects}'")
     within_s = 300.0 + SECONDS_PER_RECONNECT * given.reconnects
-    report = asyncio.run(run(plan, folder, given.reconnects, within_s=within_s, tell=_tell))
-    return _told(report, folder)
+    report = asyncio.run(run(plan, folder, given.reconnects, within_s=within_s, tell=_print))
+    return _print_result(report, folder)
 
 
-def _told(report: Report, folder: Path) -> int:
+def _print_result(report: Report, folder: Path) -> int:
     verdict = report.verdict
     problems, verdict.problems = verdict.problems, []
-    _tell(msgspec.json.format(msgspec.json.encode(report)).decode())
+    _print(msgspec.json.format(msgspec.json.encode(report)).decode())
     for problem in problems[:PROBLEMS_SHOWN]:
-        _tell(f"seed {report.seed}: {problem}")
+        _print(f"seed {report.seed}: {problem}")
     if problems:
-        _tell(f"{len(problems)} problems; all notes are in {folder}")
+        _print(f"{len(problems)} problems; all notes are in {folder}")
         return 1
     if report.reconnects >= RECONNECTS:
-        _keep(report)
-    _tell(
+        _store_figures(report)
+    _print(
         f"{report.reconnects} reconnects, {sum(report.kills.values())} kills: {verdict.lost} lost, "
         f"{verdict.duplicated} duplicated, {verdict.repeated} executed again"
     )
@@ -63,7 +63,7 @@ def _told(report: Report, folder: Path) -> int:
     return 0
 
 
-def _keep(report: Report) -> None:
+def _store_figures(report: Report) -> None:
     machine = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -74,7 +74,7 @@ def _keep(report: Report) -> None:
     (ROOT / "bench" / "results" / "chaos.json").write_text(f"{body}\n")
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201 - it talks to a terminal
 
 

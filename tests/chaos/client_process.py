@@ -1,8 +1,8 @@
 """A client of a chaos run: `python -m tests.chaos.client_process FOLDER PORT --way TRANSPORT`.
 
-It speaks in several sessions at once, runs a tool, follows each session from its beginning beside its own turns, and
-writes down each event it is shown before it asks for the next one. Within one life an event that is missing or comes
-twice ends it at once; an earlier life's last ones may come again, since it died before it could say it had them.
+It sends in several sessions at once, runs a tool, follows each session from its start beside its own turns, and
+stores each event before it requests the next one. Within one life a missing or repeated event ends it at once.
+The last events of an earlier life may be repeated, since it died before it could acknowledge them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from tests.fault.turn import Ledger
 
 
 class Log:
-    """What one reader of a session was shown, in a file, each event once."""
+    """The events that one reader of a session received, in a file, each event once."""
 
     def __init__(self, path: Path) -> None:
         self.ends = 0
         self.last_id = "0-0"
         self.has_call = False
-        """Whether a call of the turn at hand was shown."""
+        """Whether a call of the current turn was received."""
         self._last = self._in_life = 0
         for line in read_notes(path):
             self._count(line.id, decode(bytes(line.record)))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def begin(self) -> None:
-        """Another iterator begins."""
+        """Start another iterator."""
         self._in_life = 0
 
     def add(self, event: Event) -> bool:
-        """Write an event down; return False for one that an earlier life had."""
+        """Store an event; return False for an event that an earlier life had."""
         assert not isinstance(event.record, Gone | SnapshotFrame | PlaybackLost), "nothing was lost"
         position = EventId.parse(event.id).position
         assert self._in_life in (0, position - 1), f"{event.id} came after position {self._in_life}"
@@ -69,12 +69,12 @@ class Log:
 
 
 class Speaker:
-    """Goes through one session after the other.
+    """Runs one session after the other.
+
 
     Args:
-        name: What its sessions begin with.
-        folder: Where its notes are.
-        interrupted: What an earlier life has left, by session.
+        name: The prefix of its sessions.     folder: Where its logs are.     interrupted: The unfinished
+            turns of an earlier life, by session.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Speaker:
         self._interrupted = interrupted
         self._enough = enough
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         for number in itertools.count():
             session = f"{self._name}-{number}"
             done = self._folder / f"{session}.done"
@@ -100,10 +100,10 @@ class Speaker:
             if self._enough.exists() and not (self._folder / f"{session}.begun").exists():
                 return
             (self._folder / f"{session}.begun").touch()
-            await self._live_through(session)
+            await self._run_session(session)
             done.touch()
 
-    async def _live_through(self, session: str) -> None:
+    async def _run_session(self, session: str) -> None:
         seen = Log(self._folder / f"{session}.seen")
         async with asyncio.TaskGroup() as group:
             is_known = asyncio.Event()
@@ -130,7 +130,7 @@ class Speaker:
                     group.create_task(self._client.cancel(session))
 
     async def _read(self, session: str, is_known: asyncio.Event) -> None:
-        """Follow the session as somebody who says nothing, from its first event to the end of its last turn."""
+        """Follow the session as a reader that sends nothing, from its first event to the end of its last turn."""
         await is_known.wait()
         read = Log(self._folder / f"{session}.read")
         if read.ends < TURNS:
@@ -168,7 +168,7 @@ async def main() -> None:
             for number in range(SESSIONS_AT_ONCE):
                 name = f"{told.way}-{number}"
                 speaker = Speaker(name, folder, client, interrupted, told.folder / ENOUGH)
-                group.create_task(speaker.live())
+                group.create_task(speaker.run())
 
 
 if __name__ == "__main__":

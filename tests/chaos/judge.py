@@ -1,4 +1,4 @@
-"""Judge a chaos run from the outside: the server's journals, what the clients wrote down, the ledger of the tools."""
+"""Judge a chaos run from the outside: the server's journals, the clients' logs, the ledger of the tools."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ from tests.fault.turn import ANSWER_OF_CLIENT, Ledger
 
 
 class Verdict(Struct):
-    """What came of a run.
+    """The result of a run.
+
 
     Args:
-        events: Records of all journals.
-        shown: Events that clients wrote down, those who only read too.
-        lost: Events that one who should have been shown them was not.
-        duplicated: Events shown twice, and messages or commands that stand in a journal twice.
-        executions: Runs of tools, none of which may run twice.
-        repeated: Runs of a call that had run before.
-        interrupted: Turns that were given up, as so many servers died on them one after the other.
-        unknown: Calls whose outcome nobody can know: whoever ran them was killed.
-        problems: Everything that is wrong, these too, in words.
+        events: Records of all journals.     shown: Events that clients stored, including those that only
+            read.     lost: Events that a client should have received and did not.     duplicated: Events
+            received twice, and messages or commands that are in a journal twice.     executions: Runs of
+            tools, none of which may run twice.     repeated: Runs of a call that had run before.
+            interrupted: Turns that were given up after too many servers died on them.     unknown: Calls
+            whose outcome cannot be known: their process was killed.     problems: Descriptions of all faults,
+            including these.
     """
 
     sessions: int = 0
@@ -104,7 +103,8 @@ def _judge_session(
     verdict.repeated += sum(calls.values()) - len(calls)
     for log in logs:
         verdict.lost += len(
-            owed(log, records, TURNS) - {EventId.parse(each.event_id).position for each in log.seen}
+            expected_positions(log, records, TURNS)
+            - {EventId.parse(each.event_id).position for each in log.seen}
         )
     for shown in (seen, read):
         verdict.duplicated += count_repeated(each.event_id for each in shown)
@@ -117,7 +117,7 @@ def _judge_session(
 def streams_of(
     name: str, seen: Sequence[ShownEvent], records: Sequence[Record], payloads: SentPayloads
 ) -> Iterator[ClientLog]:
-    """Yield what the client was shown of each of its streams, each of which has one turn and ends with it."""
+    """Yield the received events of each stream of a client; a stream has one turn and ends with it."""
     of_stream: list[ShownEvent] = []
     turn = 0
     for each in seen:
@@ -133,13 +133,13 @@ def streams_of(
 
 
 class SentPayloads:
-    """What a client sends in a turn, by digest."""
+    """The digests of a client's commands in a turn."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._tools = declare(client_tools(ledger))
 
     def sent(self, turn: int, stream: str, records: Sequence[Record]) -> dict[int, str]:
-        """Return the digest of each command of a stream: first the message, then any of what may follow it."""
+        """Return the digest of each command of a stream: first the message, then the commands that may follow it."""
         say = SendPayload(UserMessage.of(message_of(turn)).parts, self._tools)
         number = turn + 1
         later = (
@@ -155,8 +155,8 @@ class SentPayloads:
         }
 
 
-def owed(log: ClientLog, records: Sequence[Record], turns: int) -> set[int]:
-    """Return the positions a client must have been shown: from the first record of its stream to its turn's end."""
+def expected_positions(log: ClientLog, records: Sequence[Record], turns: int) -> set[int]:
+    """Return the positions that a client must have received: from the first record of its stream to its turn's end."""
     first, ends = 1, 0
     if log.stream:
         first = next(at for at, each in enumerate(records, 1) if getattr(each, "stream", "") == log.stream)
@@ -168,7 +168,7 @@ def owed(log: ClientLog, records: Sequence[Record], turns: int) -> set[int]:
 
 
 def count_repeated(things: Iterator[object]) -> int:
-    """Return how many of these are there once more."""
+    """Return how many elements are repetitions of earlier ones."""
     counted = Counter(things)
     return sum(counted.values()) - len(counted)
 

@@ -1,6 +1,6 @@
-"""What chance does to a chaos run, all drawn from one seed: the fate of each connection, the death of each process.
+"""The random decisions of a chaos run, all drawn from one seed: each connection's fate, each process's death.
 
-A seed repeats every decision; how far the others have got when one takes effect is up to the machine.
+A seed repeats every decision; the progress of the others when one takes effect depends on the machine.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from msgspec import Struct
 from midstream.environment import Fault
 
 SWEPT_BYTES = 800
-"""Cuts go over the offsets from 0 to here in turn, both ways: handshake, heads, welcome, the first frames."""
+"""Cuts cover the offsets from 0 to here in turn, in both directions: handshake, heads, welcome, the first frames."""
 FAR_BYTES = 8_000
-"""The offset of a late cut is drawn from between these two, small ones oftener."""
+"""The offset of a late cut is drawn from between these two, small ones more often."""
 
 
 class Harm(StrEnum):
-    """What becomes of a connection."""
+    """The harm to a connection."""
 
     NONE = "nothing"
     CUT_UP = "cut after a byte that the client said"
@@ -39,18 +39,17 @@ class Cut(StrEnum):
     FIN = "fin"
     RESET = "reset"
     HALF_OPEN = "half-open"
-    """Nothing goes through any more, and nobody is told."""
+    """No byte passes any more, and no end is notified."""
 
 
 class Fate(Struct, frozen=True):
-    """What becomes of one connection.
+    """The fate of one connection.
+
 
     Args:
-        up_max: Bytes of the client that pass before the cut; None for all.
-        down_max: The same of the server.
-        pause_s: Seconds for which each piece is held back.
-        again: How often each request is repeated.
-        overtaken_by: Connections that are made before what was said on this one arrives.
+        up_max: Bytes of the client that pass before the cut; None for all.     down_max: The same of the
+            server.     pause_s: Seconds for which each piece is delayed.     again: How often each request is
+            repeated.     overtaken_by: Connections that are made before the bytes of this one arrive.
     """
 
     harm: Harm
@@ -74,7 +73,7 @@ _WEIGHTS = {
     Harm.REPEATED: 9,
 }
 _CUTS = {Cut.FIN: 5, Cut.RESET: 5, Cut.HALF_OPEN: 2}
-"""How often; who waits for a half-open connection makes no other in the meantime."""
+"""How often; a client that waits for a half-open connection makes no other in the meantime."""
 
 
 class Death(Struct, frozen=True):
@@ -104,10 +103,11 @@ _CLIENT_DEATHS: dict[Fault, int] = {
 
 
 class Plan:
-    """All that a seed decides.
+    """All decisions of a seed.
+
 
     Args:
-        connections_per_kill: About how many connections are made between two kills from outside.
+        connections_per_kill: The approximate number of connections between two kills from outside.
     """
 
     def __init__(self, seed: int, *, connections_per_kill: int) -> None:
@@ -115,7 +115,7 @@ class Plan:
         self._connections_per_kill = connections_per_kill
 
     def fate(self, number: int) -> Fate:
-        """Return the fate of the connection that is accepted as `number`-th."""
+        """Return the fate of the connection that is accepted as the `number`-th."""
         chance = self._chance("connection", number)
         (harm,) = chance.choices([*_WEIGHTS], [*_WEIGHTS.values()])
         (cut,) = chance.choices([*_CUTS], [*_CUTS.values()])
@@ -149,7 +149,7 @@ class Plan:
         return Death(point, chance.randint(1, deaths[point]))
 
     def kill(self, number: int, sides: Sequence[str]) -> tuple[int, str]:
-        """Return how many connections after the last kill the `number`-th one comes, and whom it meets."""
+        """Return after how many connections since the last kill the `number`-th one comes, and its victim."""
         chance = self._chance("kill", number)
         after = round(self._connections_per_kill * chance.uniform(0.5, 1.5))
         return after, chance.choice([*sides, "server"])

@@ -1,4 +1,4 @@
-"""A proxy that does to each connection what the plan says: it cuts, holds back, delivers late, delivers twice."""
+"""A proxy that applies the plan to each connection: it cuts, delays, delivers late, delivers twice."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.chaos.plan import UNHARMED, Cut, Fate, Harm, Plan
 HEAD_END = b"\r\n\r\n"
 READ_BYTES_MAX = 65536
 HALF_OPEN_S = 3.0
-"""Seconds after which somebody in between forgets a half-open connection, long after both ends should have."""
+"""Seconds after which an intermediary drops a half-open connection, long after both ends should have."""
 LISTENS_S = 0.3
-"""Seconds for which the answer to a repeated or late request is taken."""
+"""Seconds for which the answer to a repeated or late request is read."""
 OVERTAKEN_S = 1.0
-"""Seconds after which what was said comes through although nobody has overtaken it."""
+"""Seconds after which the bytes are delivered even if no connection has overtaken them."""
 GATHERS_S = 0.05
-"""Seconds for which a connection that will be overtaken hears its client."""
+"""Seconds for which a connection that will be overtaken reads from its client."""
 _CONTENT_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 _OPENING = re.compile(rb"/(stream|events|poll(?=\?n=0 )|commands)[? ]")
 
@@ -31,14 +31,14 @@ Way = Literal["up", "down"]
 
 
 class Requests:
-    """The requests in what a client says, each when it is whole."""
+    """The whole requests in a client's bytes."""
 
     def __init__(self) -> None:
         self._bytes = b""
         self.is_upgraded = False
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the requests that this piece makes whole."""
+        """Return the requests that this piece completes."""
         whole: list[bytes] = []
         self._bytes += b"" if self.is_upgraded else piece
         while (at := self._bytes.find(HEAD_END)) >= 0:
@@ -59,9 +59,9 @@ class Requests:
 class Proxy:
     """In front of one server, which may be dead.
 
+
     Args:
-        plan: The fate of each connection.
-        port: Where the server listens.
+        plan: The fate of each connection.     port: Where the server listens.
     """
 
     def __init__(self, plan: Plan, port: int) -> None:
@@ -72,18 +72,18 @@ class Proxy:
         self.port = 0
         self.accepted = 0
         self.harms: Counter[str] = Counter()
-        """Connections by what was to become of them."""
+        """Connections by their planned harm."""
         self.cuts: Counter[str] = Counter()
         """Connections that were cut, by how."""
         self.requests: Counter[str] = Counter()
-        """Whole requests: `stream` a WebSocket, `events`, `poll` the first of a connection, `commands` those that
-        say."""
+        """Whole requests: `stream` a WebSocket, `events`, `poll` the first of a connection, `commands` those that send.
+        """
         self.repeated = 0
         """Requests that arrived once more."""
         self.overtaken = 0
         """Connections whose bytes arrived after later ones."""
         self.in_pieces = 0
-        """Cuts in the middle of what was written at once: a frame, or a head."""
+        """Cuts in the middle of one write: a frame, or a head."""
         self.offsets: dict[Way, set[int]] = {"up": set(), "down": set()}
         """The offsets at which connections were cut."""
 
@@ -98,7 +98,7 @@ class Proxy:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def heal(self) -> None:
-        """Do nothing to the connections that come from now on."""
+        """Leave all later connections unharmed."""
         self._is_healed = True
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,7 +121,7 @@ class Proxy:
             else:
                 await self._carry(fate, (reader, writer), (back, there))
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the server is dead, or one of them went
+            pass  # the server is dead, or one side closed
         finally:
             for each in filter(None, (writer, there)):
                 each.transport.abort()
@@ -152,7 +152,7 @@ class Proxy:
     async def _pass(
         self, way: Way, fate: Fate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Pass on what comes; return whether it was cut (else it ended)."""
+        """Pass bytes on; return whether the connection was cut (otherwise it ended)."""
         most = fate.up_max if way == "up" else fate.down_max
         requests = Requests()
         passed = 0
@@ -165,7 +165,7 @@ class Proxy:
                 if piece and fate.harm is Harm.DELAYED:
                     await World().sleep(fate.pause_s)
                 elif piece and fate.harm is Harm.BUFFERED and way == "down":
-                    piece += await _gathered(reader, fate.pause_s)
+                    piece += await _read_for(reader, fate.pause_s)
                 if not piece:
                     return False
                 kept = piece if most is None else piece[: most - passed]
@@ -186,18 +186,18 @@ class Proxy:
                 continue
             for _ in range(fate.again):
                 self.repeated += 1
-                self._spawn(self._say_again(request))
+                self._spawn(self._repeat_request(request))
 
-    async def _say_again(self, request: bytes) -> None:
+    async def _repeat_request(self, request: bytes) -> None:
         with contextlib.suppress(OSError):
             back, there = await asyncio.open_connection("127.0.0.1", self._port)
             there.write(request)
             await _listen(back, there)
 
-    # --- bytes that come late ---------------------------------------------------------------------------------------
+    # --- bytes that arrive late -------------------------------------------------------------------------------------
 
     async def _late(self, fate: Fate, client: Ends, server: Ends) -> None:
-        """Hang up on a client, and let what it said arrive after its next connections."""
+        """Close the connection of a client, and deliver its bytes after its next connections."""
         said = await client[0].readuntil(HEAD_END)
         requests = Requests()
         self._note(requests.feed(said), fate)
@@ -225,7 +225,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Take an answer for a moment, then go."""
+    """Read an answer for a moment, then close."""
     with contextlib.suppress(TimeoutError, OSError):
         async with asyncio.timeout(LISTENS_S):
             while await reader.read(READ_BYTES_MAX):
@@ -255,8 +255,8 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _gathered(reader: asyncio.StreamReader, for_s: float) -> bytes:
-    """Return all that comes within so many seconds, as a proxy does that waits for the whole answer."""
+async def _read_for(reader: asyncio.StreamReader, for_s: float) -> bytes:
+    """Return all bytes that arrive within this time, as a proxy does that waits for the whole answer."""
     pieces = b""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(for_s):

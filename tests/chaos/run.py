@@ -1,4 +1,4 @@
-"""Live through a chaos run: one server, a client for each transport, the proxy between them, and somebody who kills."""
+"""Run a chaos run: one server, a client for each transport, the proxy between them, and kills."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from tests.forked import AsyncForked
 from tests.ports import held_port
 
 LOOK_S = 0.2
-"""Seconds between two looks at how far the clients are."""
+"""Seconds between two checks of the clients' progress."""
 END_S = 120.0
-"""Seconds for all turns to come to their ends when the network has healed."""
+"""Seconds within which all turns must end when the network has healed."""
 LISTENS_S = 60.0
 TAIL_BYTES = 3000
-"""Of a log, where something is wrong."""
+"""The end of a log that is shown with a problem."""
 
 
 class Report(Struct):
-    """What a run was, and what came of it.
+    """The figures of a run, and its result.
+
 
     Args:
-        reconnects: Connections of a stream that were lost and made again, up to the server's welcome; by transport.
-        connections: TCP connections that the proxy took.
-        kills: Processes that died, by side and by where.
-        offsets_up: Of the offsets 0 to 799 of what a client says, those at which a connection was cut.
-        offsets_down: The same of what the server says.
+        reconnects: Connections of a stream that were lost and made again, up to the server's welcome; by
+            transport.     connections: TCP connections that the proxy took.     kills: Processes that died,
+            by side and by place.     offsets_up: Of the offsets 0 to 799 of a client's bytes, those at which
+            a connection was cut.     offsets_down: The same of the server's bytes.
     """
 
     seed: int
@@ -61,12 +61,12 @@ class Report(Struct):
 
 
 class Program:
-    """One process after the other, until one ends well.
+    """One process after the other, until one ends successfully.
+
 
     Args:
-        side: `server`, or the client's transport.
-        plan: Where each life ends.
-        is_calm: Asked at each start: whether nobody is to die any more.
+        side: `server`, or the client's transport.     plan: Where each life ends.     is_calm: Called at each
+            start: whether no process is to die any more.
     """
 
     def __init__(
@@ -83,11 +83,10 @@ class Program:
         self._process: asyncio.subprocess.Process | AsyncForked | None = None
         self._killed_by = ""
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         """Start it again whenever it was killed.
 
-        Raises:
-            AssertionError: It ended in another way.
+        Raises:     AssertionError: It ended in another way.
         """
         while True:
             cause = await self._start()
@@ -116,7 +115,7 @@ class Program:
         return "" if death is None else death.point.value
 
     def kill(self) -> None:
-        """Kill it, wherever it is."""
+        """Kill it at any place."""
         if self._process is not None and self._process.returncode is None:
             self._killed_by = "anywhere"
             self._process.kill()
@@ -135,12 +134,12 @@ class Program:
 async def run(
     plan: Plan, folder: Path, reconnects: int, *, within_s: float, tell: Callable[[str], None]
 ) -> Report:
-    """Go on until so many connections were lost and made again, heal the network, and judge.
+    """Run until this many connections were lost and made again, heal the network, and judge.
+
 
     Args:
-        folder: Empty; everything is kept there.
-        within_s: Bound of the whole run.
-        tell: Told how far it is.
+        folder: An empty folder for all files.     within_s: Bound of the whole run.     tell: Receives the
+            progress.
     """
     report = Report(plan.seed)
     world = World()
@@ -153,7 +152,7 @@ async def run(
         server = Program("server", folder, port, plan, kills, enough.exists)
         async with proxy.listening():
             clients = [Program(way, folder, proxy.port, plan, kills, enough.exists) for way in WAYS]
-            lives = [asyncio.create_task(each.live()) for each in (server, *clients)]
+            lives = [asyncio.create_task(each.run()) for each in (server, *clients)]
             try:
                 async with asyncio.timeout(within_s):
                     await _until_enough(folder, reconnects, plan, proxy, [server, *clients], lives, tell)
@@ -220,7 +219,7 @@ async def _until_ended(server: asyncio.Task[None], clients: Sequence[asyncio.Tas
 
 
 async def _until_left(url: str) -> None:
-    """Wait until the server counts nobody any more: no connection, cut or repeated, is kept for ever."""
+    """Wait until the server counts no client any more: every connection, cut or repeated, ends."""
     async with httpx2.AsyncClient(base_url=url, trust_env=False) as http:
         while (await http.get("/ready")).json().get("streams") != 0:
             await World().sleep(LOOK_S)
@@ -237,7 +236,7 @@ class _Line(Struct, frozen=True):
 
 
 async def _journals(url: str) -> dict[str, list[StoredRecord]]:
-    """Ask the server for all it has, as anybody may."""
+    """Request all the server has, through its public API."""
     journals: dict[str, list[StoredRecord]] = {}
     async with httpx2.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as http:
         query: str | None = "?limit=200"

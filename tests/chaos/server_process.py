@@ -16,7 +16,7 @@ from tests.chaos.turns import Told, script, server_tools
 from tests.fault.turn import Ledger
 
 HEARTBEAT_S = 0.25
-"""Half-open connections are found after three of them: nobody here has thirty seconds."""
+"""Half-open connections are found after three of them: a run has no thirty seconds."""
 
 
 async def main() -> None:

@@ -1,4 +1,4 @@
-"""The short chaos run: real processes, killed, behind a network that does its worst; `make chaos` is the long one."""
+"""The short chaos run: real processes, killed, behind a harmful network; `make chaos` is the long one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.fault.stored import read_all
 from tests.spec import spec
 
 SEED = 90
-"""One that kills the server and a client within the first thirty connections, and does every harm to them."""
+"""A seed that kills the server and a client within the first thirty connections, and does every harm to them."""
 RECONNECTS = 40
 CONNECTIONS_PER_KILL = 20
 WITHIN_S = 240.0
-"""A quiet machine needs five."""
+"""An idle machine needs five."""
 
 
 @pytest.mark.fault
@@ -36,12 +36,12 @@ async def test_nothing_is_lost_doubled_or_executed_again_whatever_the_network_do
     assert (verdict.lost, verdict.duplicated, verdict.repeated) == (0, 0, 0)
     assert report.reconnects >= RECONNECTS
     assert min(report.reconnects_by_transport[way] for way in WAYS) > 0
-    _every_class_of_harm_was_done(report)
+    _assert_every_harm(report)
     assert verdict.shown > verdict.events > 0 < verdict.executions
-    _an_event_less_and_a_run_more_are_seen(tmp_path, read_all(tmp_path))
+    _assert_missing_events_and_repeated_runs_are_found(tmp_path, read_all(tmp_path))
 
 
-def _every_class_of_harm_was_done(report: Report) -> None:
+def _assert_every_harm(report: Report) -> None:
     assert set(report.harms) == {each.value for each in Harm}
     assert set(report.cuts) == {each.value for each in Cut}
     done = (
@@ -55,7 +55,9 @@ def _every_class_of_harm_was_done(report: Report) -> None:
     assert {where.partition(" ")[0] for where in report.kills} == {"server", "client"}
 
 
-def _an_event_less_and_a_run_more_are_seen(folder: Path, journals: dict[str, list[StoredRecord]]) -> None:
+def _assert_missing_events_and_repeated_runs_are_found(
+    folder: Path, journals: dict[str, list[StoredRecord]]
+) -> None:
     assert judge(folder, journals).problems == []
     notes = next(folder.glob("poll/*.read"))
     lines = notes.read_bytes().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""What is said in a chaos run: the turns of a session, the words of the model, the tools on both sides."""
+"""The content of a chaos run: the turns of a session, the texts of the model, the tools on both sides."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from midstream.tools.function_tools import Tool, tool
 from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, spoken
 
 TURNS = 3
-"""Turns of a session; in every second session the last one is stopped."""
+"""Turns of a session; in every second session the last one is cancelled."""
 WAYS = ("websocket", "sse", "poll", "auto")
 """The transports of the clients, a process each."""
 SESSIONS_AT_ONCE = 8
-"""Sessions in which one client speaks at a time."""
+"""Sessions in which one client sends at a time."""
 ENOUGH = "enough"
-"""A file that says to begin no further session."""
+"""A file whose presence stops the start of further sessions."""
 WORDS = tuple(" ".join(f"{word}{number}ü漢🙂" for number in range(40)) for word in ("look", "then", "done"))
-"""What the model says in each response, with characters of one to four bytes."""
+"""The text of the model in each response, with characters of one to four bytes."""
 ASK_RESPONSE = 1
 """The response in which the client's tool is called."""
 
 
 class Told:
-    """What a process is told on its command line."""
+    """The command-line arguments of a process."""
 
     def __init__(self, arguments: Sequence[str] | None = None) -> None:
         parser = argparse.ArgumentParser()
@@ -45,12 +45,12 @@ class Told:
 
 
 def message_of(turn: int) -> str:
-    """Return what is said to open a turn of a session, numbered from 0."""
+    """Return the message that opens a turn of a session, numbered from 0."""
     return f"turn {turn}"
 
 
 def is_stopped(session: str, turn: int) -> bool:
-    """Whether the client stops this turn when it sees its first call."""
+    """Return whether the client cancels this turn when it receives its first call."""
     _, speaker, number = session.split("-")
     return turn == TURNS - 1 and (int(speaker) + int(number)) % 2 == 1
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from midstream.cli.demo_screen import WIDTH, DemoScreen, table
 from midstream.cli.terminal import PLAIN, width_of
 from midstream.demo.check import Timings
-from tests.demo.test_check import judged
+from tests.demo.test_check import judge_run
 
 TIMES = Timings(0.5, 1.0, None, 2.0)
 
 
 def test_the_table_fits_80_columns() -> None:
-    lines = list(table(judged(), TIMES, PLAIN))
+    lines = list(table(judge_run(), TIMES, PLAIN))
     assert max(map(width_of, lines)) <= 80
     assert any(line.split() == ["characters", "7", "7", "0", "0"] for line in lines)
     assert any("not seen" in line for line in lines)

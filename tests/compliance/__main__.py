@@ -2,7 +2,7 @@
 
     python -m tests.compliance [--suite FOLDER] [--write PAGE]
 
-The suite stands in a folder that `make compliance` installs (`tools/judges.py responses`). The gateway runs as a
+`make compliance` installs the suite into its folder (`tools/judges.py responses`). The gateway runs as a
 process of its own in front of a scripted model server on loopback. The exit code is that of the suite.
 """
 
@@ -72,7 +72,7 @@ UPSTREAM = AgentProgram(
 
 
 async def run_suite(suite: Path, folder: Path, *options: str) -> tuple[int, str, ComplianceModel]:
-    """Run the suite in `suite` against a gateway whose files stand in `folder`; return its exit code and output."""
+    """Run the suite in `suite` against a gateway with its files in `folder`; return its exit code and output."""
     model = ComplianceModel()
     await model.start()
     place = RunFolders(folder, model.url)
@@ -137,7 +137,7 @@ def _row(result: Json, *, has_errors: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suite, print what it found, and write the page where that is requested."""
+    """Run the suite, print its results, and write the page on request."""
     parser = argparse.ArgumentParser(prog="tests.compliance")
     parser.add_argument("--suite", type=Path, default=SUITE, help="the folder with the suite")
     parser.add_argument("--write", type=Path, help="the page to write")

@@ -1,4 +1,4 @@
-"""A model server on loopback for the compliance suite: it answers by what it finds in the request."""
+"""A model server on loopback for the compliance suite: its answer depends on the content of the request."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ EXACTLY = re.compile(r"exactly: (\w+)")
 class ComplianceModel:
     """Serves chat completions.
 
-    It calls the one tool that a request has, repeats the code word of the conversation when it is requested, and
-    otherwise returns the word that the newest message requires.
+    It calls the one tool that a request has, repeats the code word of the conversation when it is requested,
+    and otherwise returns the word that the newest message requires.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The demo's judge finds what it claims to look for."""
+"""The demo's judge finds each kind of fault."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LEDGER = [
 ]
 
 
-def judged(
+def judge_run(
     records: list[Record] | None = None,
     shown: list[PrintedText] | None = None,
     ledger: list[LedgerEntry] | None = None,
@@ -65,56 +65,58 @@ def judged(
     return judge(journal, SHOWN if shown is None else shown, LEDGER if ledger is None else ledger, "s")
 
 
-def test_a_run_in_which_all_went_well_has_no_problem() -> None:
-    verdict = judged()
+def test_a_run_without_faults_has_no_problem() -> None:
+    verdict = judge_run()
     assert verdict.problems == []
     assert (verdict.words.shown_characters, verdict.words.journal_characters) == (7, 7)
     assert (verdict.entries, verdict.executions[0].started) == (3, 1)
 
 
-def test_a_piece_that_was_not_shown_is_lost() -> None:
-    assert judged(shown=SHOWN[:1]).problems == ["1 pieces lost"]
+def test_a_delta_that_was_not_shown_is_lost() -> None:
+    assert judge_run(shown=SHOWN[:1]).problems == ["1 pieces lost"]
 
 
-def test_a_piece_that_was_shown_again_is_twice() -> None:
-    assert judged(shown=[*SHOWN, SHOWN[1]]).problems == ["1 pieces shown twice"]
+def test_a_delta_that_was_shown_again_is_duplicated() -> None:
+    assert judge_run(shown=[*SHOWN, SHOWN[1]]).problems == ["1 pieces shown twice"]
 
 
-def test_words_that_are_not_in_the_journal_so_are_wrong() -> None:
-    assert judged(shown=[SHOWN[0], PrintedText("1-10", "three")]).problems == [
+def test_text_that_differs_from_the_journal_is_wrong() -> None:
+    assert judge_run(shown=[SHOWN[0], PrintedText("1-10", "three")]).problems == [
         "1 pieces not as in the journal"
     ]
-    assert judged(shown=[*SHOWN, PrintedText("2-3", "more")]).problems == ["1 pieces not as in the journal"]
-    assert judged(shown=SHOWN[::-1]).problems == ["1 pieces not as in the journal"]
+    assert judge_run(shown=[*SHOWN, PrintedText("2-3", "more")]).problems == [
+        "1 pieces not as in the journal"
+    ]
+    assert judge_run(shown=SHOWN[::-1]).problems == ["1 pieces not as in the journal"]
 
 
-def test_a_call_that_ran_again_is_found_in_the_ledger() -> None:
-    assert judged(ledger=LEDGER * 2).problems == ["1 calls executed twice"]
+def test_a_repeated_call_is_found_in_the_ledger() -> None:
+    assert judge_run(ledger=LEDGER * 2).problems == ["1 calls executed twice"]
 
 
-def test_an_execution_that_nobody_asked_for_is_found() -> None:
+def test_an_unrequested_execution_is_found() -> None:
     stray = LedgerEntry(7, "write_note", "s/9/9/c9", "started")
-    assert judged(ledger=[*LEDGER, stray]).problems == ["1 executions nobody asked for"]
+    assert judge_run(ledger=[*LEDGER, stray]).problems == ["1 executions nobody asked for"]
 
 
-def test_a_killed_call_is_no_problem_if_its_outcome_is_known_to_be_unknown() -> None:
+def test_a_killed_call_is_no_problem_if_its_outcome_is_recorded_as_unknown() -> None:
     unknown = CallEnded(1, 1, ToolResult("c1", "may have", Outcome.UNKNOWN), 2.0)
-    verdict = judged(records=[*RECORDS[:5], unknown, *RECORDS[6:]], ledger=LEDGER[:1])
+    verdict = judge_run(records=[*RECORDS[:5], unknown, *RECORDS[6:]], ledger=LEDGER[:1])
     assert verdict.problems == []
     assert (verdict.executions[0].finished, verdict.executions[0].outcome) == (0, "unknown")
 
 
 def test_a_turn_that_did_not_complete_is_a_problem() -> None:
     failed = TurnEnded(1, TurnStatus.FAILED, 3.0)
-    assert judged(records=[*RECORDS[:-1], failed]).problems == ["1 turns that did not complete"]
+    assert judge_run(records=[*RECORDS[:-1], failed]).problems == ["1 turns that did not complete"]
 
 
 def test_a_call_without_result_is_a_problem() -> None:
-    assert "1 calls without a result" in judged(records=RECORDS[:5], shown=[]).problems
+    assert "1 calls without a result" in judge_run(records=RECORDS[:5], shown=[]).problems
 
 
 def test_an_empty_journal_proves_nothing() -> None:
-    assert judged(records=[], shown=[], ledger=[]).problems == ["1 journals that do not fold"]
+    assert judge_run(records=[], shown=[], ledger=[]).problems == ["1 journals that do not fold"]
 
 
 def test_the_journal_is_read_from_the_file(store: Path) -> None:

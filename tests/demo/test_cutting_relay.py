@@ -1,4 +1,4 @@
-"""The relay carries bytes both ways until it cuts; a cut is a reset, not a goodbye."""
+"""The relay carries bytes in both directions until it cuts; a cut is a reset, not an orderly close."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ async def echo_port() -> AsyncIterator[int]:
     server.close()
 
 
-async def through(cutter: Cutter) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(cutter: Cutter) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     address = urlsplit(cutter.url)
     return await asyncio.open_connection(address.hostname, address.port)
 
 
-async def test_bytes_go_both_ways_and_an_end_goes_through(echo_port: int) -> None:
+async def test_bytes_pass_both_ways_and_an_end_passes_too(echo_port: int) -> None:
     async with asyncio.timeout(WAIT_S), Cutter(echo_port, World()) as cutter:
-        reader, writer = await through(cutter)
+        reader, writer = await connect(cutter)
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
         writer.write_eof()
@@ -50,7 +50,7 @@ async def test_bytes_go_both_ways_and_an_end_goes_through(echo_port: int) -> Non
 
 async def test_a_cut_resets_every_connection_and_the_next_one_works(echo_port: int) -> None:
     async with asyncio.timeout(WAIT_S), Cutter(echo_port, World()) as cutter:
-        reader, writer = await through(cutter)
+        reader, writer = await connect(cutter)
         writer.write(b"hello")
         await reader.readexactly(5)
         assert cutter.cut() == 1
@@ -58,7 +58,7 @@ async def test_a_cut_resets_every_connection_and_the_next_one_works(echo_port: i
             await reader.read()
         writer.close()
         assert cutter.cut() == 0
-        reader, writer = await through(cutter)
+        reader, writer = await connect(cutter)
         writer.write(b"again")
         assert await reader.readexactly(5) == b"again"
         writer.close()
@@ -70,7 +70,7 @@ async def test_without_a_server_the_client_is_refused_at_once() -> None:
     nobody.close()
     await nobody.wait_closed()
     async with asyncio.timeout(WAIT_S), Cutter(port, World()) as cutter:
-        reader, writer = await through(cutter)
+        reader, writer = await connect(cutter)
         assert await reader.read() == b""
         writer.close()
     with pytest.raises(UnavailableError):

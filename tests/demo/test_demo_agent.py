@@ -1,4 +1,4 @@
-"""The demo's tools do real work on a real folder, and every execution stands in the ledger."""
+"""The demo's tools work on a real folder, and every execution is in the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Quick(World):
         pass
 
 
-async def called(folder: Folder, name: str, arguments: str = "{}") -> tuple[Outcome, str]:
+async def run_tool(folder: Folder, name: str, arguments: str = "{}") -> tuple[Outcome, str]:
     tools = by_name(tools_over(folder, Quick()))
     result = await run_call(tools[name], ToolCall("c1", name, arguments), CallContext("s", 1, 1, "c1"))
     return result.outcome, result.content
@@ -35,19 +35,22 @@ def folder(tmp_path: Path) -> Folder:
 
 
 async def test_notes_can_be_listed_read_and_searched(folder: Folder) -> None:
-    assert await called(folder, "list_files") == (Outcome.OK, "bread.txt\nlighthouse.txt\ntides.txt")
-    outcome, content = await called(folder, "read_file", '{"path": "tides.txt"}')
+    assert await run_tool(folder, "list_files") == (Outcome.OK, "bread.txt\nlighthouse.txt\ntides.txt")
+    outcome, content = await run_tool(folder, "read_file", '{"path": "tides.txt"}')
     assert (outcome, content.startswith("High water")) == (Outcome.OK, True)
-    outcome, content = await called(folder, "search_files", '{"word": "KEEPER"}')
+    outcome, content = await run_tool(folder, "search_files", '{"word": "KEEPER"}')
     assert (outcome, content) == (
         Outcome.OK,
         "lighthouse.txt: Mary Quinn was the keeper. She kept the light for 41 years and wrote a diary.",
     )
-    assert await called(folder, "search_files", '{"word": "whale"}') == (Outcome.OK, "No file holds 'whale'.")
+    assert await run_tool(folder, "search_files", '{"word": "whale"}') == (
+        Outcome.OK,
+        "No file holds 'whale'.",
+    )
 
 
 async def test_a_note_is_written_in_steps_that_the_ledger_shows(folder: Folder) -> None:
-    written = await called(folder, "write_note", '{"path": "new.txt", "text": "0123456789"}')
+    written = await run_tool(folder, "write_note", '{"path": "new.txt", "text": "0123456789"}')
     assert written == (Outcome.OK, "Wrote 10 characters to new.txt.")
     assert (folder.notes / "new.txt").read_text() == "0123456789"
     told = [entry.what for entry in folder.entries("s")]
@@ -55,7 +58,7 @@ async def test_a_note_is_written_in_steps_that_the_ledger_shows(folder: Folder) 
 
 
 async def test_a_tool_that_fails_started_and_did_not_finish(folder: Folder) -> None:
-    outcome, _ = await called(folder, "read_file", '{"path": "../ledger.txt"}')
+    outcome, _ = await run_tool(folder, "read_file", '{"path": "../ledger.txt"}')
     assert outcome is Outcome.ERROR
     assert [entry.what for entry in folder.entries("s")] == ["started"]
 

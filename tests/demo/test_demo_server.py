@@ -1,4 +1,4 @@
-"""The demo's server is a real process: started, killed, started again, and told to end."""
+"""The demo's server is a real process: started, killed, restarted, and stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Folder:
     return folder
 
 
-async def test_a_killed_server_comes_back_on_the_same_port(folder: Folder) -> None:
+async def test_a_killed_server_restarts_on_the_same_port(folder: Folder) -> None:
     server = DemoServer(folder, "scripted", 0, World())
     await server.start()
     first, port = server.pid, server.port
@@ -37,7 +37,7 @@ async def test_a_killed_server_comes_back_on_the_same_port(folder: Folder) -> No
         os.kill(server.pid, 0)
 
 
-async def test_a_server_that_does_not_start_says_why(folder: Folder) -> None:
+async def test_a_server_that_does_not_start_reports_why(folder: Folder) -> None:
     server = DemoServer(folder, "no such model", 0, World())
     with pytest.raises(UnavailableError, match="is local or scripted, not 'no such model'"):
         await server.start()

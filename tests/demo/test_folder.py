@@ -1,4 +1,4 @@
-"""The demo's folder: notes, and a ledger that keeps what a killed process wrote."""
+"""The demo's folder: notes, and a ledger that keeps the lines of a killed process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.demo.folder import NOTES, Folder, LedgerEntry
 from midstream.environment import World
 
 
-def test_notes_are_written_once_and_never_over(tmp_path: Path) -> None:
+def test_notes_are_written_once_and_never_overwritten(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "demo")
     folder.make()
     assert sorted(path.name for path in folder.notes.iterdir()) == sorted(NOTES)
@@ -20,7 +20,7 @@ def test_notes_are_written_once_and_never_over(tmp_path: Path) -> None:
     assert (folder.notes / "tides.txt").read_text() == "mine"
 
 
-def test_the_ledger_tells_each_session_apart(tmp_path: Path) -> None:
+def test_the_ledger_distinguishes_sessions(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.log("read_file", "one/1/1/c1", "started", World())
     folder.log("write_note", "two/1/1/c1", "wrote 2/5", World())

@@ -1,4 +1,4 @@
-"""The scripted model knows the demo's messages, and says so where it knows nothing."""
+"""The scripted model answers the demo's messages, and reports unknown ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from midstream.tools.function_tools import by_name, plan_call
 async def response_to(history: History) -> list[ModelEvent]:
     world = FakeWorld()
 
-    async def all_of_it() -> list[ModelEvent]:
+    async def read_all() -> list[ModelEvent]:
         return [event async for event in scripted_model(world).stream(ModelRequest("", history))]
 
-    return await world.live_through(all_of_it())
+    return await world.live_through(read_all())
 
 
 @pytest.mark.parametrize("words", [LINES.ask, LINES.write, LINES.again])
-async def test_every_message_leads_through_calls_that_fit_to_an_answer(words: str, tmp_path: Path) -> None:
+async def test_every_message_leads_through_matching_calls_to_an_answer(words: str, tmp_path: Path) -> None:
     tools = by_name(tools_over(Folder(tmp_path), World()))
     history = History().then(UserMessage.of(words))
     for _ in range(5):
@@ -41,7 +41,7 @@ async def test_every_message_leads_through_calls_that_fit_to_an_answer(words: st
     assert sum(isinstance(event, TextDelta) for event in events) > 15
 
 
-async def test_another_message_gets_an_honest_answer() -> None:
+async def test_an_unknown_message_gets_a_fixed_answer() -> None:
     events = await response_to(History().then(UserMessage.of("hello?")))
     said = "".join(event.text for event in events if isinstance(event, TextDelta))
     assert said == "I only know the demo's three messages by heart."

@@ -1,4 +1,4 @@
-"""A story that could not be told proves nothing and says so; one that was told has its verdict."""
+"""An incomplete story proves nothing and reports that; a complete one has a verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = "something the scripted model does not know"
 
 
 class Stage:
-    """A folder, a server, and what the audience sees."""
+    """A folder, a server, and the output of the demo."""
 
     def __init__(self, path: Path) -> None:
         self.folder = Folder(path)
@@ -33,7 +33,7 @@ class Stage:
         return Story(self.folder, self.server, DemoScreen(self.seen.append, PLAIN), World(), lines=lines)
 
 
-async def told(story: Story) -> DemoVerdict:
+async def run_story(story: Story) -> DemoVerdict:
     await story.run("")
     assert story.verdict is not None
     assert story.timings is not None
@@ -57,8 +57,8 @@ async def test_a_tool_that_was_not_called_is_no_proof(stage: Stage) -> None:
         await stage.story(Lines(LINES.ask, SHORT, LINES.again)).run("")
 
 
-async def test_a_told_story_has_a_verdict_and_leaves_the_server_up(stage: Stage) -> None:
-    verdict = await told(stage.story())
+async def test_a_complete_story_has_a_verdict_and_leaves_the_server_running(stage: Stage) -> None:
+    verdict = await run_story(stage.story())
     assert verdict.problems == []
     assert [(each.tool, each.started, each.outcome) for each in verdict.executions] == [
         ("search_files", 1, "ok"),
@@ -69,12 +69,12 @@ async def test_a_told_story_has_a_verdict_and_leaves_the_server_up(stage: Stage)
     ]
     seen = "".join(stage.seen)
     assert seen.index("✂") < seen.index("reconnected by itself") < seen.index("☠")
-    await stage.server.kill()  # it is still there to be killed
+    await stage.server.kill()  # the server is still running
 
 
-async def test_a_second_story_in_a_kept_folder_is_judged_by_itself(stage: Stage) -> None:
+async def test_a_second_story_in_a_kept_folder_is_judged_separately(stage: Stage) -> None:
     first, second = stage.story(), stage.story()
     assert first.session != second.session
-    assert (await told(first)).problems == []
+    assert (await run_story(first)).problems == []
     await stage.server.stop()
-    assert (await told(second)).problems == []
+    assert (await run_story(second)).problems == []

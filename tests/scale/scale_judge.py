@@ -31,7 +31,7 @@ from midstream.session.records import (
 from midstream.session.turn.states import SUSPECTED_CODE
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
-from tests.chaos.judge import SentPayloads, count_repeated, owed, streams_of
+from tests.chaos.judge import SentPayloads, count_repeated, expected_positions, streams_of
 from tests.chaos.turns import TURNS, is_stopped, message_of
 from tests.fault.client_process import read_notes
 from tests.fault.matrix import read_ledger
@@ -156,7 +156,7 @@ def _judge_session(
     calls = Counter((each.turn, each.response, each.call_id) for each in ledger)
     verdict.repeated += sum(calls.values()) - len(calls)
     for log in logs:
-        verdict.lost += len(owed(log, records, TURNS) - set(map(_position, log.seen)))
+        verdict.lost += len(expected_positions(log, records, TURNS) - set(map(_position, log.seen)))
     for what, shown in both.items():
         verdict.shown += len(shown.events)
         verdict.snapshots += shown.snapshots

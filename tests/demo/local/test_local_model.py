@@ -87,7 +87,7 @@ async def events_of(model: Model, request: ModelRequest) -> list[ModelEvent]:
 
 
 async def steps_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[Step]:
-    """Run a turn: ask, run the calls, ask again, until the answer."""
+    """Run a turn: request a response, run the calls, repeat until the answer."""
     known = {each.name: each for each in tools}
     request = asked(text, tools)
     for number in range(RESPONSES_MAX):
@@ -112,19 +112,19 @@ async def result_of(call: ToolCall, known: dict[str, Tool], number: int) -> Tool
     return await run_call(known[call.name], call, CallContext("s", 1, number, call.id))
 
 
-def test_making_one_touches_nothing() -> None:
+def test_the_constructor_reads_nothing() -> None:
     model: Model = LocalModel()
     assert model.name == "local:smollm2-135m-instruct"
     assert LocalModel("some/where/qwen3-8b.gguf").name == "local:qwen3-8b"
 
 
-async def test_weights_that_are_not_there_are_an_error_at_the_first_request(tmp_path: Path) -> None:
+async def test_missing_weights_are_an_error_at_the_first_request(tmp_path: Path) -> None:
     with pytest.raises(ModelMissingError):
         await events_of(LocalModel(tmp_path / "none.gguf"), asked("hi"))
 
 
 class TestRealModel:
-    """Everything below is generated on this machine."""
+    """Tests with a model that runs on this machine."""
 
     pytestmark = real
 
@@ -163,7 +163,7 @@ class TestRealModel:
         assert len((tmp_path / "sea.txt").read_text()) > 20
         assert len(answering.response.text.split()) >= 20
 
-    async def test_results_are_told_in_the_answer(self, tools: list[Tool]) -> None:
+    async def test_the_answer_contains_the_results(self, tools: list[Tool]) -> None:
         text = "List the files in the notes folder, then tell me what you see."
         steps = [step async for step in steps_of(LocalModel(response_tokens_max=60), text, tools)]
         assert "harbour.txt" in steps[-1].response.text
@@ -190,7 +190,7 @@ class TestRealModel:
         with pytest.raises(ModelRejectedError, match="longer than the model can read"):
             await events_of(LocalModel(), long)
 
-    async def test_other_ways_of_calling_show_the_model_the_plain_history(self, tools: list[Tool]) -> None:
+    async def test_other_call_formats_give_the_model_the_plain_history(self, tools: list[Tool]) -> None:
         model = LocalModel(calls="native", response_tokens_max=10)
         history = (
             asked("hi").history.then(Step(Response((Text("Hello!"),)))).then(UserMessage.of("Who are you?"))
