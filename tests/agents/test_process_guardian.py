@@ -20,7 +20,7 @@ import pytest
 from midstream.agents.owned_processes import GUARDIAN, OWNER_VARIABLE, variable_of
 from midstream.agents.prior_transcript import UNRECORDED
 from tests.agents.scripted_peer import Orders
-from tests.cli.test_gateway import asked, ended, key_of, started
+from tests.cli.test_gateway import ask_chat_completions, key_of, start, stop
 from tests.house.source import ROOT
 from tests.spec import spec
 
@@ -283,7 +283,7 @@ def test_a_tool_that_an_agent_starts_after_the_death_of_its_gateway_takes_no_eff
     orders = Orders(folder)
     orders.order("after the gateway", str(ledger))
     options = ["--upstream", f"acp:sh -c '{agent}'"]
-    process, told = started(tmp_path, *options)
+    process, told = start(tmp_path, *options)
     answer: list[Any] = []
     asking = threading.Thread(target=lambda: answer.append(request_quietly(told)))
     asking.start()
@@ -295,18 +295,18 @@ def test_a_tool_that_an_agent_starts_after_the_death_of_its_gateway_takes_no_eff
     assert left(BOUND_S) == [], "the agent goes on after the death of its gateway"
     assert not ledger.exists(), "its tool took effect"
     orders.order("ledger", str(ledger))
-    process, told = started(tmp_path, *options)
+    process, told = start(tmp_path, *options)
     try:
-        assert asked(told["url"], key_of(told), "do it")[0] == 200
+        assert ask_chat_completions(told["url"], key_of(told), "do it")[0] == 200
     finally:
-        assert ended(process) == 0
+        assert stop(process) == 0
     assert ledger.read_text() == "effect\n"
     assert [UNRECORDED in each["text"] for each in orders.recorded("told")] == [False, True]
 
 
 def request_quietly(told: dict[str, Any]) -> object:
     with contextlib.suppress(Exception):
-        return asked(told["url"], key_of(told), "do it")
+        return ask_chat_completions(told["url"], key_of(told), "do it")
     return None
 
 

@@ -1,4 +1,4 @@
-"""A store with a few told sessions in it, and the command line as a function."""
+"""A store with a few recorded sessions, and the command line as a function."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Run = Callable[..., Result]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let this process, and all that it starts, keep things in a folder of the test."""
+    """Store this process's files, and those of its children, in a folder of the test."""
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
     return tmp_path
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("sessions", "list")` runs that command line with a home of its own."""
+    """`run("sessions", "list")` runs that command line with its own home folder."""
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
 
@@ -47,8 +47,8 @@ def look(where: str) -> str:
     return f"nothing in {where}\n\x1b]0;pwned\x07\x1b[31mred\u202e gnitirw"
 
 
-async def tell(path: Store | Path | str, said: dict[str, list[str]]) -> None:
-    """Let an agent answer messages in sessions of a store: a call of `look`, then words."""
+async def record_sessions(path: Store | Path | str, said: dict[str, list[str]]) -> None:
+    """Let an agent answer messages in sessions of a store: one call of `look`, then text."""
     model = ScriptedModel(
         [calls(("look", '{"where": "the harbour"}'), text="I will look."), text("There is nothing.")]
     )
@@ -65,9 +65,9 @@ async def tell(path: Store | Path | str, said: dict[str, list[str]]) -> None:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> Path:
-    """Two sessions: `harbour-1` with two turns, then `harvest-2`, whose title tries to act on the terminal."""
+    """Two sessions: `harbour-1` with two turns, then `harvest-2`, with control characters in its title."""
     path = tmp_path / "sessions.db"
-    await tell(
+    await record_sessions(
         path,
         {
             "harbour-1": ["What is in the harbour?", "Look again."],

@@ -1,4 +1,4 @@
-"""A command on a real pseudo-terminal of 80 columns: what a person sees, and the keys a person presses."""
+"""A command on a real pseudo-terminal of 80 columns: its output, and typed keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 
 class Seen(NamedTuple):
-    """What stood on the terminal in the end (without colours), and the exit code."""
+    """The final text of the terminal (without colours), and the exit code."""
 
     text: str
     code: int
@@ -51,20 +51,20 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Everything seen so far, without colours."""
+        """Everything printed so far, without colours."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._seen).replace("\r\n", "\n")
 
     def until(self, text: str) -> None:
-        """Read until `text` appears after what was waited for before."""
+        """Read until `text` appears after the text of the previous wait."""
         while text not in self.text[self._from :]:
             assert self._read(), f"{text!r} never came:\n{self.text}"
         self._from += self.text[self._from :].index(text) + len(text)
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Type keys."""
         os.write(self._master, keys.encode())
 
-    def ended(self) -> Seen:
+    def read_to_end(self) -> Seen:
         """Read to the end."""
         while self._read():
             pass
@@ -79,7 +79,7 @@ class Terminal:
             raise AssertionError(f"nothing more came:\n{self.text}")
         try:
             piece = os.read(self._master, 65536)
-        except OSError:  # how Linux says that the other side was closed
+        except OSError:  # the error with which Linux reports that the other side was closed
             return False
         self._seen += piece.decode("utf-8", "replace")
         return bool(piece)
@@ -93,6 +93,6 @@ def runner(environment: Mapping[str, str]) -> OnTerminal:
         for question, answer in (answers or {}).items():
             terminal.until(question)
             terminal.press(answer)
-        return terminal.ended()
+        return terminal.read_to_end()
 
     return run

@@ -1,4 +1,4 @@
-"""`midstream` as real processes: a server that says where it listens."""
+"""`midstream` as real processes: a server that prints its address."""
 
 from __future__ import annotations
 
@@ -134,18 +134,18 @@ class Serving:
         self.port = int(self.url.rpartition(":")[2])
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self._process.kill()
         self._process.communicate(timeout=WAIT_S)
 
     def terminate(self) -> int:
-        """SIGTERM; return the exit code."""
+        """Send SIGTERM; return the exit code."""
         self._process.terminate()
         self._process.communicate(timeout=WAIT_S)
         return self._process.wait()
 
     def interrupt(self) -> tuple[int, str]:
-        """SIGINT; return the exit code and what it had said on stderr."""
+        """Send SIGINT; return the exit code and the output on stderr."""
         self._process.send_signal(signal.SIGINT)
         _, said = self._process.communicate(timeout=WAIT_S)
         return self._process.wait(), str(said)

@@ -1,4 +1,4 @@
-"""`midstream access`: token files without tokens, and credentials that are listed and revoked."""
+"""`midstream access`: token files without plain tokens, and credentials to list and revoke."""
 
 from __future__ import annotations
 
@@ -40,15 +40,13 @@ def test_a_token_is_printed_once_and_only_its_digest_is_stored(run: Run, tmp_pat
 
 
 @pytest.mark.parametrize("subject", ["two words", "#ada", ""])
-def test_a_subject_that_is_no_word_is_refused_and_nothing_written(
-    run: Run, tmp_path: Path, subject: str
-) -> None:
+def test_an_invalid_subject_is_refused_and_nothing_is_written(run: Run, tmp_path: Path, subject: str) -> None:
     done = run("access", "add", tmp_path / "tokens", subject)
     assert (done.exit_code, done.stdout, (tmp_path / "tokens").exists()) == (2, "", False)
 
 
 @spec("SEC-3", "SEC-20")
-def test_tokens_are_replaced_by_their_digests_and_stay_good(run: Run, tmp_path: Path) -> None:
+def test_tokens_are_replaced_by_their_digests_and_stay_valid(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("# people\na-token-of-ada-0001 ada acme # hers\n\na-token-of-bob-0001 bob acme\n")
     file.chmod(0o600)

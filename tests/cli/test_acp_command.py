@@ -42,13 +42,13 @@ def run(folder: Path, *arguments: str, sent: str = "") -> subprocess.CompletedPr
     return subprocess.CompletedProcess(process.args, process.wait(), out, said)
 
 
-def test_an_agent_that_is_not_there_is_named_on_stderr_only(tmp_path: Path) -> None:
+def test_a_missing_agent_is_named_on_stderr_only(tmp_path: Path) -> None:
     done = run(tmp_path, "nothing:agent")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no module 'nothing'" in done.stderr
 
 
-def test_lines_that_are_no_requests_are_passed_over_and_its_end_is_that_of_stdin(tmp_path: Path) -> None:
+def test_invalid_lines_are_ignored_and_the_end_of_stdin_ends_it(tmp_path: Path) -> None:
     sent = [
         "nonsense",
         json.dumps({"jsonrpc": "2.0", "method": "$/unknown", "params": {}}),
@@ -64,7 +64,7 @@ def test_lines_that_are_no_requests_are_passed_over_and_its_end_is_that_of_stdin
     assert answers[3]["error"]["code"] == -32601
 
 
-async def test_a_turn_that_is_cut_by_the_editors_end_goes_on_in_the_next_one(tmp_path: Path) -> None:
+async def test_a_turn_interrupted_by_the_editors_end_continues_in_the_next_process(tmp_path: Path) -> None:
     async with make_editor(tmp_path) as editor:
         session = await editor.new()
         asking = asyncio.create_task(editor.prompt(session, "turn 0;"))
@@ -77,7 +77,7 @@ async def test_a_turn_that_is_cut_by_the_editors_end_goes_on_in_the_next_one(tmp
         await editor.wait_until(lambda: editor.text() == ANSWER)
 
 
-async def test_a_signal_to_end_is_taken_in_order(tmp_path: Path) -> None:
+async def test_a_signal_shuts_it_down_in_order(tmp_path: Path) -> None:
     async with make_editor(tmp_path) as editor:
         await editor.new()
         assert editor.process is not None
@@ -85,7 +85,7 @@ async def test_a_signal_to_end_is_taken_in_order(tmp_path: Path) -> None:
         assert await asyncio.wait_for(editor.process.wait(), WAIT_S) == 0
 
 
-async def test_a_pool_has_it_as_an_upstream_agent_and_resumes_it_after_a_kill(tmp_path: Path) -> None:
+async def test_a_pool_uses_it_as_an_upstream_agent_and_resumes_it_after_a_kill(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "midstream", "acp", AGENT, "--store", str(tmp_path / "inner.db")]
     variables = {"PYTHONPATH": str(ROOT), LEDGER_VARIABLE: str(tmp_path / "ledger")}
     coder = AcpAgent(command, cwd=tmp_path, env=variables)

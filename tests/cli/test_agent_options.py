@@ -1,4 +1,4 @@
-"""Options of the gateway's agents, as values."""
+"""The options of the gateway's agents, as values."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read(*arguments: str | Path) -> UpstreamOptions:
     return read_agent_options(command.make_context("command", [str(each) for each in arguments]).params)
 
 
-def test_without_flags_all_is_left_to_the_agent() -> None:
+def test_without_flags_the_agents_defaults_apply() -> None:
     assert read() == UpstreamOptions()
 
 
-def test_every_flag_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flag_sets_its_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SOME_KEY", "s3cr3t")
     (tmp_path / "program").touch()
@@ -74,7 +74,7 @@ def test_every_flag_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (("--refuse-tool", "Read"), Rules(refused=frozenset({"Read"}))),
     ],
 )
-def test_one_flag_of_permissions_makes_rules(flags: tuple[str, ...], expected: Rules) -> None:
+def test_one_permission_flag_makes_rules(flags: tuple[str, ...], expected: Rules) -> None:
     assert read(*flags).rules == expected
 
 
@@ -88,6 +88,6 @@ def test_one_flag_of_permissions_makes_rules(flags: tuple[str, ...], expected: R
         ("=value", "has no name; expected NAME=VALUE or NAME"),
     ],
 )
-def test_a_variable_that_cannot_be_given_is_refused(given: str, words: str) -> None:
+def test_a_variable_that_must_not_be_set_is_refused(given: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read("--agent-env", given)

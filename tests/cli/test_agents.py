@@ -1,4 +1,4 @@
-"""`module:attribute` names an agent, or the message says what to do."""
+"""`module:attribute` finds an agent, or the error contains the remedy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_agent_is_found_in_the_current_folder() -> None:
         ("told_app:other", "`agent` is 7; expected a `midstream.Agent`"),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_to_do(name: str, says: str) -> None:
+def test_the_error_for_a_wrong_name_contains_the_remedy(name: str, says: str) -> None:
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent(name)
     assert says in raised.value.message
@@ -61,7 +61,7 @@ def test_a_wrong_name_is_answered_with_what_to_do(name: str, says: str) -> None:
         ("def", "SyntaxError"),
     ],
 )
-def test_a_module_that_fails_says_why(folder: Path, source: str, says: str) -> None:
+def test_the_error_of_a_failing_module_is_shown(folder: Path, source: str, says: str) -> None:
     (folder / "broken_app.py").write_text(source)
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent("broken_app:agent")
@@ -69,7 +69,7 @@ def test_a_module_that_fails_says_why(folder: Path, source: str, says: str) -> N
     assert says in raised.value.message
 
 
-def test_a_module_without_any_agent_says_how_to_make_one(folder: Path) -> None:
+def test_the_error_for_a_module_without_an_agent_explains_how_to_make_one(folder: Path) -> None:
     (folder / "empty_app.py").write_text("")
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent("empty_app:agent")
@@ -97,7 +97,7 @@ def test_an_agent_of_pydantic_ai_is_converted_or_refused_by_name(folder: Path) -
         find_agent("foreign_app:other")
 
 
-def test_a_tool_server_is_named_by_its_command_or_its_address() -> None:
+def test_an_mcp_server_is_given_by_its_command_or_its_url() -> None:
     assert repr(find_server("files=npx -y 'a server' .")) == "McpServer('files', 'npx')"
     assert (
         repr(find_server("mail=https://mail.example/mcp?key=1"))
@@ -106,12 +106,12 @@ def test_a_tool_server_is_named_by_its_command_or_its_address() -> None:
 
 
 @pytest.mark.parametrize("text", ["npx -y server", "files=", "files='npx", "no name=npx", "=npx"])
-def test_a_tool_server_named_in_another_form_is_refused(text: str) -> None:
+def test_an_mcp_server_in_another_form_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         find_server(text)
 
 
-def test_a_missing_extra_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_extra_contains_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "midstream.tools.mcp", None)
     with pytest.raises(UsageError, match=r"pip install 'midstream\[mcp\]'"):
         find_server("files=npx")

@@ -1,4 +1,4 @@
-"""Questions put to whoever sits at the terminal, and told to whoever does not."""
+"""Questions at the terminal, and their announcement where there is no terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from midstream.session.records import CloseReason, QuestionAsked, QuestionClosed
 from midstream.testing.fake_worlds import FakeWorld
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
-from tests.cli.test_chat import words_of
+from tests.cli.test_chat import visible_words
 from tests.spec import spec
 
 
@@ -35,86 +35,88 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
 
 
-def paid(server: Serving) -> list[str]:
+def payments(server: Serving) -> list[str]:
     ledger = server.store.parent / "ledger"
     return ledger.read_text().split() if ledger.exists() else []
 
 
-def chatting(server: Serving, environment: dict[str, str], words: str) -> Terminal:
+def start_chat(server: Serving, environment: dict[str, str], words: str) -> Terminal:
     arguments = ["chat", server.url, "--session", "mine", "--message", words]
     return Terminal(arguments, environment)
 
 
-def test_an_approval_is_given_in_place(server: Serving, environment: dict[str, str]) -> None:
-    terminal = chatting(server, environment, "pay")
+def test_an_approval_is_given_in_the_chat(server: Serving, environment: dict[str, str]) -> None:
+    terminal = start_chat(server, environment, "pay")
     terminal.until("? pay  may this run?")
     terminal.until('"sum": 3')
     terminal.until("[y]es")
-    assert paid(server) == []
+    assert payments(server) == []
     terminal.press("what?\n")
     terminal.until("[y]es")
     terminal.press("y\n")
     terminal.until("~ counting")
     terminal.until("agent  I was told: paid 3")
-    assert terminal.ended().code == 0
-    assert paid(server) == ["3"]
+    assert terminal.read_to_end().code == 0
+    assert payments(server) == ["3"]
 
 
 @spec("SEC-71")
-def test_long_arguments_are_seen_to_their_end_before_they_may_run(
+def test_long_arguments_are_shown_to_their_end_before_they_may_run(
     server: Serving, environment: dict[str, str]
 ) -> None:
-    terminal = chatting(server, environment, "pay much")
+    terminal = start_chat(server, environment, "pay much")
     terminal.until("all of it ⟨U+202E⟩")
     terminal.until("Enter shows more")
     terminal.press("y\n")
     terminal.until("Enter shows more")
-    assert paid(server) == []
+    assert payments(server) == []
     terminal.press("\n")
     terminal.until("Enter shows more")
     terminal.press("\n")
     terminal.until("[y]es")
     assert "and more" in terminal.text.replace("\n         ", "")
     terminal.press("y\n")
-    assert terminal.ended().code == 0
-    assert paid(server) == ["3"]
+    assert terminal.read_to_end().code == 0
+    assert payments(server) == ["3"]
 
 
-def test_a_denial_has_its_reason_and_arguments_can_be_edited(
+def test_a_denial_has_a_reason_and_arguments_can_be_edited(
     server: Serving, environment: dict[str, str]
 ) -> None:
-    terminal = chatting(server, environment, "pay")
+    terminal = start_chat(server, environment, "pay")
     terminal.until("[y]es")
     terminal.press("n too much\n")
     terminal.until("⊘ pay")
-    seen = words_of(terminal.ended().text)
+    seen = visible_words(terminal.read_to_end().text)
     assert "They said: too much" in seen
-    assert paid(server) == []
+    assert payments(server) == []
 
-    terminal = chatting(server, environment, "pay")
+    terminal = start_chat(server, environment, "pay")
     terminal.until("[y]es")
     terminal.press("e\n")
     terminal.until("arguments as JSON")
     terminal.press('{"sum": 2}\n')
     terminal.until('✓ pay {"sum": 2} ok')
-    assert terminal.ended().code == 0
-    assert paid(server) == ["2"]
+    assert terminal.read_to_end().code == 0
+    assert payments(server) == ["2"]
 
 
 def test_a_question_is_answered_with_the_number_of_an_option(
     server: Serving, environment: dict[str, str]
 ) -> None:
-    terminal = chatting(server, environment, "ask")
+    terminal = start_chat(server, environment, "ask")
     terminal.until("Which one?")
     terminal.until("2  blue")
     terminal.until("your answer >")
     terminal.press("2\n")
     terminal.until("I was told: blue")
-    assert terminal.ended().code == 0
+    assert terminal.read_to_end().code == 0
 
 
-def test_a_sub_agent_is_set_in_and_its_question_asked(server: Serving, environment: dict[str, str]) -> None:
-    terminal = chatting(server, environment, "delegate")
+def test_a_sub_agents_output_is_indented_and_its_question_is_asked(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = start_chat(server, environment, "delegate")
     terminal.until("│ I pay.")
     terminal.until("? clerk: pay  may this run?")
     terminal.until("[y]es")
@@ -123,50 +125,48 @@ def test_a_sub_agent_is_set_in_and_its_question_asked(server: Serving, environme
     terminal.until("│ It is paid.")
     terminal.until("✓ clerk")
     terminal.until("agent  I was told: It is paid.")
-    assert terminal.ended().code == 0
-    assert paid(server) == ["7"]
+    assert terminal.read_to_end().code == 0
+    assert payments(server) == ["7"]
 
 
-def test_who_was_faster_elsewhere_takes_the_question_away(
-    server: Serving, environment: dict[str, str]
-) -> None:
-    terminal = chatting(server, environment, "pay")
+def test_an_answer_from_elsewhere_closes_the_question(server: Serving, environment: dict[str, str]) -> None:
+    terminal = start_chat(server, environment, "pay")
     terminal.until("[y]es")
     done = run("sessions", "answer", "mine", "deny", "--url", server.url)
     assert (done.returncode, done.stderr) == (0, "Answered: pay: deny.\n")
     terminal.until("~ operator answered: deny")
-    assert terminal.ended().code == 0
+    assert terminal.read_to_end().code == 0
 
 
-def test_a_question_outlives_the_terminal_and_is_asked_again(
+def test_a_question_survives_the_terminal_and_is_asked_again(
     server: Serving, environment: dict[str, str]
 ) -> None:
-    terminal = chatting(server, environment, "pay")
+    terminal = start_chat(server, environment, "pay")
     terminal.until("[y]es")
     terminal.press("\x03")
-    assert terminal.ended().code == 130
+    assert terminal.read_to_end().code == 130
     terminal = Terminal(["resume", "mine", "--url", server.url], environment)
     terminal.until("? pay  may this run?")
     terminal.until("[y]es")
     terminal.press("y\n")
     terminal.until("I was told: paid 3")
-    assert terminal.ended().code == 0
-    assert paid(server) == ["3"]
+    assert terminal.read_to_end().code == 0
+    assert payments(server) == ["3"]
 
 
-def test_ctrl_d_leaves_a_question_open_and_says_how_to_answer_it(
+def test_ctrl_d_leaves_a_question_open_and_shows_how_to_answer_it(
     server: Serving, environment: dict[str, str]
 ) -> None:
-    terminal = chatting(server, environment, "pay")
+    terminal = start_chat(server, environment, "pay")
     terminal.until("[y]es")
     terminal.press("\x04")
     terminal.until("midstream sessions answer mine")
     assert run("sessions", "answer", "mine", "allow", "--url", server.url).returncode == 0
     terminal.until("I was told: paid 3")
-    assert terminal.ended().code == 0
+    assert terminal.read_to_end().code == 0
 
 
-# --- what a server that works does not do ---------------------------------------------------------------------------
+# --- cases that a working server does not show ----------------------------------------------------------------------
 
 ASKED = Question(
     "s", 1, 1, "c1", QuestionKind.APPROVAL, "d", "pay", "{}", CHOICES[QuestionKind.APPROVAL], 5.0
@@ -174,7 +174,7 @@ ASKED = Question(
 
 
 class Flaky:
-    """A client whose server is away at first."""
+    """A client whose server is unreachable at first."""
 
     def __init__(self, away: int) -> None:
         self.away = away
@@ -197,7 +197,7 @@ class Flaky:
         raise AssertionError((session, question, choice, text, arguments))
 
 
-async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
+async def test_open_questions_are_requested_again_from_an_unreachable_server() -> None:
     told: list[str] = []
     screen = Screen(told.append, told.append, PLAIN, 80)
     world = FakeWorld()
@@ -227,17 +227,17 @@ async def test_a_server_that_is_away_is_asked_again_what_is_open() -> None:
 
 
 class Silent(Keyboard):
-    """At which nobody types."""
+    """A keyboard without input."""
 
     def discard_input(self) -> None:
-        """There is nothing."""
+        """Do nothing: there is no input."""
 
     async def line(self) -> str | None:
         await asyncio.Event().wait()
         return None
 
 
-async def test_a_question_that_is_closed_is_no_longer_put_to_anybody() -> None:
+async def test_a_closed_question_is_no_longer_asked() -> None:
     prompts: list[str] = []
     screen = Screen(prompts.append, prompts.append, PLAIN, 80)
     answering = Answering(

@@ -1,4 +1,4 @@
-"""`midstream backup`: one file that holds the sessions of a moment."""
+"""`midstream backup`: one file with the sessions of one moment."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 from midstream.store.sqlite import SQLiteStore
-from tests.cli.conftest import Run, tell
+from tests.cli.conftest import Run, record_sessions
 
 
 async def test_a_copy_has_the_sessions(run: Run, tmp_path: Path) -> None:
-    await tell(tmp_path / "sessions.db", {"s-1": ["hi"], "s-2": ["ho"]})
+    await record_sessions(tmp_path / "sessions.db", {"s-1": ["hi"], "s-2": ["ho"]})
     copy = tmp_path / "copy.db"
     done = run("backup", copy, "--store", tmp_path / "sessions.db", "--json")
     assert done.exit_code == 0
@@ -23,8 +23,8 @@ async def test_a_copy_has_the_sessions(run: Run, tmp_path: Path) -> None:
     assert shown[0] == shown[1] != ""
 
 
-async def test_it_refuses_what_exists_and_names_what_it_did(run: Run, tmp_path: Path) -> None:
-    await tell(tmp_path / "sessions.db", {"s-1": ["hi"]})
+async def test_it_refuses_an_existing_file_and_describes_its_result(run: Run, tmp_path: Path) -> None:
+    await record_sessions(tmp_path / "sessions.db", {"s-1": ["hi"]})
     for arguments, code, words in (
         ((), 0, "1 sessions"),
         ((), 2, "--force"),
@@ -35,19 +35,19 @@ async def test_it_refuses_what_exists_and_names_what_it_did(run: Run, tmp_path: 
         assert words in done.stderr
 
 
-def test_without_a_database_nothing_is_made(run: Run, tmp_path: Path) -> None:
+def test_without_a_database_nothing_is_created(run: Run, tmp_path: Path) -> None:
     done = run("backup", tmp_path / "copy.db", "--store", tmp_path / "none.db")
     assert done.exit_code != 0
     assert "no database" in done.stderr
     assert not (tmp_path / "copy.db").exists()
 
 
-async def test_a_copy_is_put_back_and_the_database_of_before_is_kept(run: Run, tmp_path: Path) -> None:
+async def test_a_copy_is_restored_and_the_previous_database_is_kept(run: Run, tmp_path: Path) -> None:
     store, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
-    await tell(store, {"s-1": ["hi"]})
+    await record_sessions(store, {"s-1": ["hi"]})
     assert run("backup", copy, "--store", store).exit_code == 0
     before = run("sessions", "show", "s-1", "--store", store).stdout
-    await tell(store, {"s-2": ["ho"]})
+    await record_sessions(store, {"s-2": ["ho"]})
     refused = run("restore", copy, "--store", store)
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
     done = run("restore", copy, "--store", store, "--force", "--json")
@@ -61,9 +61,9 @@ async def test_a_copy_is_put_back_and_the_database_of_before_is_kept(run: Run, t
     assert run("sessions", "show", "s-1", "--store", tmp_path / "new.db").stdout == before
 
 
-async def test_nothing_is_put_in_the_place_of_a_database_that_a_server_uses(run: Run, tmp_path: Path) -> None:
+async def test_a_database_in_use_by_a_server_is_not_replaced(run: Run, tmp_path: Path) -> None:
     store, copy = tmp_path / "sessions.db", tmp_path / "copy.db"
-    await tell(store, {"s-1": ["hi"]})
+    await record_sessions(store, {"s-1": ["hi"]})
     assert run("backup", copy, "--store", store).exit_code == 0
     server = SQLiteStore(store)
     await server.open()

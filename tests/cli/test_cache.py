@@ -1,4 +1,4 @@
-"""`midstream cache`: each turn of a session, and two requests side by side."""
+"""`midstream cache`: each turn of a session, and a comparison of two requests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 
 
-def spending(*usages: Usage) -> ScriptedModel:
-    """Make a model that answers with these counts, one after the other."""
+def model_with_usage(*usages: Usage) -> ScriptedModel:
+    """Return a model that answers with these token counts, one after the other."""
     counts = iter(usages)
 
     def response(_: ModelRequest) -> list[ScriptedStep]:
@@ -34,12 +34,12 @@ def spending(*usages: Usage) -> ScriptedModel:
 
 
 @pytest.fixture
-async def spent(tmp_path: Path) -> Path:
+async def store_with_usage(tmp_path: Path) -> Path:
     """A session of three turns; between the second and the third the agent got another system prompt."""
     path = tmp_path / "sessions.db"
     used = [Usage(2000, 5), Usage(2100, 5, 1920), Usage(2200, 5)]
     for prompt, turns in (("Be brief.", used[:2]), ("Be long.", used[2:])):
-        host = Host(Agent(spending(*turns), instructions=prompt), SQLiteStore(path))
+        host = Host(Agent(model_with_usage(*turns), instructions=prompt), SQLiteStore(path))
         await host.start()
         runner = await host.session("s-1", create=True)
         for _ in turns:
@@ -50,8 +50,8 @@ async def spent(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_turn_is_a_line_and_the_sum_is_told_apart(run: Run, spent: Path) -> None:
-    done = run("cache", "s-1", "--store", spent)
+def test_each_turn_is_a_line_and_the_sum_goes_to_stderr(run: Run, store_with_usage: Path) -> None:
+    done = run("cache", "s-1", "--store", store_with_usage)
 
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
@@ -63,7 +63,9 @@ def test_each_turn_is_a_line_and_the_sum_is_told_apart(run: Run, spent: Path) ->
     assert done.stderr == "3 turns, 3 model calls: 1,920 of 6,300 input tokens came from the cache (30 %).\n"
 
 
-def test_the_last_changed_session_is_the_default_and_json_is_a_line_each(run: Run, spent: Path) -> None:
+def test_the_last_changed_session_is_the_default_and_json_is_a_line_each(
+    run: Run, store_with_usage: Path
+) -> None:
     lines = [json.loads(line) for line in run("cache", "--json").stdout.splitlines()]
 
     assert [(line["kind"], line["cached_tokens"], line["uncached_tokens"]) for line in lines] == [
@@ -74,7 +76,7 @@ def test_the_last_changed_session_is_the_default_and_json_is_a_line_each(run: Ru
     assert lines[2]["reason"] == "the system prompt changed"
 
 
-async def test_of_a_pools_turns_it_shows_what_the_pool_judged(run: Run, tmp_path: Path) -> None:
+async def test_pooled_turns_show_the_pools_decision(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "pooled.db"
     store = SQLiteStore(path)
     upstream = ScriptedUpstream()
@@ -99,20 +101,20 @@ async def test_of_a_pools_turns_it_shows_what_the_pool_judged(run: Run, tmp_path
     assert (told[1]["judgements"][0]["field"], told[1]["judgements"][0]["index"]) == ("users", 1)
 
 
-def test_it_fits_a_terminal_of_80_columns(on_terminal: OnTerminal, spent: Path) -> None:
-    seen = on_terminal("cache", "s-1", "--store", spent)
+def test_the_table_fits_a_terminal_of_80_columns(on_terminal: OnTerminal, store_with_usage: Path) -> None:
+    seen = on_terminal("cache", "s-1", "--store", store_with_usage)
 
     assert max(map(width_of, seen.text.splitlines())) <= 80
     assert "the system prompt changed" in seen.text
 
 
-def test_a_session_that_is_not_there_ends_as_everywhere(run: Run, spent: Path) -> None:
-    assert run("cache", "nothing", "--store", spent).exit_code == 3
+def test_an_unknown_session_has_the_usual_error(run: Run, store_with_usage: Path) -> None:
+    assert run("cache", "nothing", "--store", store_with_usage).exit_code == 3
 
 
 @pytest.fixture
 def request_file(tmp_path: Path) -> Callable[..., Path]:
-    """Write a request with this system prompt."""
+    """Return a function that writes a request with a system prompt."""
 
     def write(name: str, system: str, *words: str) -> Path:
         path = tmp_path / name
@@ -155,7 +157,7 @@ def test_a_comparison_in_json(run: Run, request_file: Callable[..., Path]) -> No
     assert (same.exit_code, json.loads(same.stdout)) == (0, {"difference": None})
 
 
-def test_what_is_no_request_is_refused(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_request_is_refused(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "no.json"
     path.write_text("[]")
 

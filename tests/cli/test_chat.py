@@ -1,4 +1,4 @@
-"""Talking from a script and from a terminal: nothing lost and nothing twice, whoever dies in between."""
+"""Chats from a script and on a terminal: nothing is lost or shown twice, whichever process dies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def server(tmp_path: Path, port: int) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Path]]:
-    """One server for all tests that leave it as it is, and the file of its key."""
+    """One server for all tests that leave it unchanged, and the file of its key."""
     with Serving(tmp_path_factory.mktemp("shared")) as serving:
         yield serving, Paths.find().data / KEY_FILE
 
@@ -61,27 +61,27 @@ def exported(server: Serving, session: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def chatting(
+def start_chat(
     server: Serving,
     environment: dict[str, str],
     *options: str,
     stdin: int = subprocess.DEVNULL,
     stdout: int | IO[str] = subprocess.PIPE,
 ) -> Forked:
-    """Start a chat."""
+    """Start a chat process."""
     variables = {**os.environ, **environment}
     return Forked("midstream", "chat", server.url, *options, stdin=stdin, stdout=stdout, env=variables)
 
 
-def words_of(text: str) -> str:
-    """Return what stood on a terminal, as one line, without the echo of Ctrl-C."""
+def visible_words(text: str) -> str:
+    """Return the text of a terminal as one line, without the echo of Ctrl-C."""
     return " ".join(text.replace("^C", " ").split())
 
 
 # --- from a script ----------------------------------------------------------------------------------------------
 
 
-def test_the_answer_goes_to_stdout_and_the_talk_to_stderr(
+def test_the_answer_goes_to_stdout_and_messages_to_stderr(
     running: Serving, environment: dict[str, str]
 ) -> None:
     done = run("chat", running.url, "--message", "look", environment=environment)
@@ -89,38 +89,38 @@ def test_the_answer_goes_to_stdout_and_the_talk_to_stderr(
     assert '✓ look {"where": "the harbour"} ok' in done.stderr
 
 
-def test_a_transport_is_taken_by_its_name(running: Serving, environment: dict[str, str]) -> None:
+def test_a_transport_is_chosen_by_its_name(running: Serving, environment: dict[str, str]) -> None:
     said = ("--message", "look", "--transport")
     done = run("chat", running.url, *said, "poll", environment=environment)
     assert (done.returncode, done.stdout) == (0, "I will look.\nThere is nothing there.\n")
     assert "'auto', 'websocket', 'sse', 'poll'" in run("chat", running.url, *said, "pigeon").stderr
 
 
-def test_stdin_is_the_message_where_it_is_no_terminal(running: Serving, environment: dict[str, str]) -> None:
+def test_stdin_is_the_message_if_it_is_not_a_terminal(running: Serving, environment: dict[str, str]) -> None:
     done = run("chat", running.url, environment=environment, said="hello")
     assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
     assert run("chat", running.url, environment=environment, said=" \n").returncode == 2
 
 
-def test_what_is_no_text_is_not_said(running: Serving, environment: dict[str, str]) -> None:
-    process = chatting(running, environment, stdin=subprocess.PIPE)
+def test_input_that_is_not_text_is_not_sent(running: Serving, environment: dict[str, str]) -> None:
+    process = start_chat(running, environment, stdin=subprocess.PIPE)
     out, said = process.communicate(b"\xff\xfe", WAIT_S)
     assert (process.wait(), out) == (2, b"")
     assert b"not valid UTF-8" in said
 
 
-def test_an_answer_nobody_reads_any_more_ends_the_chat_without_a_word(
+def test_a_closed_stdout_ends_the_chat_without_a_message(
     running: Serving, environment: dict[str, str]
 ) -> None:
-    with chatting(running, environment, "--message", "long") as process:
+    with start_chat(running, environment, "--message", "long") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert process.stderr.read().splitlines()[1:] == []  # the message itself is said there
+        assert process.stderr.read().splitlines()[1:] == []  # the message itself is printed there
         assert process.wait(WAIT_S) == 1
 
 
-def test_a_session_that_is_no_name_is_refused_before_anything_is_kept(
+def test_an_invalid_session_name_is_refused_before_anything_is_stored(
     running: Serving, environment: dict[str, str]
 ) -> None:
     done = run("chat", running.url, "--session", "../../x", "--message", "hello", environment=environment)
@@ -129,13 +129,15 @@ def test_a_session_that_is_no_name_is_refused_before_anything_is_kept(
     assert not (Path(environment["MIDSTREAM_HOME"]) / "chats").exists()
 
 
-def test_a_path_without_midstream_is_told_as_such(running: Serving, environment: dict[str, str]) -> None:
+def test_a_url_path_without_midstream_is_reported(running: Serving, environment: dict[str, str]) -> None:
     done = run("chat", f"{running.url}/nowhere", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (5, "")
     assert "does not serve midstream at this path" in done.stderr
 
 
-def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_of_a_failing_connection_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     places = Paths(tmp_path, tmp_path)
     talk = ChatSession(Invocation(places, "never"), Chats(tmp_path), "http://nowhere", "s", is_json=False)
     full = StoreFullError("no space left")
@@ -151,21 +153,21 @@ def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.Ca
     ]
 
 
-def test_json_is_every_event_of_the_turn_a_line_each(running: Serving, environment: dict[str, str]) -> None:
+def test_json_is_one_line_for_every_event_of_the_turn(running: Serving, environment: dict[str, str]) -> None:
     arguments = ("chat", running.url, "--json", "--message", "look", "--session", "one")
     done = run(*arguments, environment=environment)
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert events == exported(running, "one")[1:]  # all but the epoch, which no turn made
+    assert events == exported(running, "one")[1:]  # all but the epoch, which no turn caused
     assert (done.stderr, events[-1]["record"]["type"]) == ("", "turn_ended")
 
 
-def test_a_failed_turn_is_exit_code_5(running: Serving, environment: dict[str, str]) -> None:
+def test_a_failed_turn_has_exit_code_5(running: Serving, environment: dict[str, str]) -> None:
     done = run("chat", running.url, "--message", "fail", environment=environment)
     assert (done.returncode, done.stdout) == (5, "")
     assert "no such key [model_rejected]" in done.stderr
 
 
-def test_a_server_that_is_not_there_is_said_at_once(run: Run, server: Serving) -> None:
+def test_an_unreachable_server_is_reported_at_once(run: Run, server: Serving) -> None:
     server.kill()
     done = run("chat", server.url, "--message", "hello")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -177,7 +179,7 @@ def test_there_is_nothing_to_resume_before_the_first_chat(run: Run, running: Ser
     assert (done.exit_code, "start one without --resume" in done.stderr) == (3, True)
 
 
-def test_a_chat_in_which_nothing_was_said_is_resumed_by_saying_something(
+def test_a_chat_without_a_message_is_resumed_with_a_message(
     running: Serving, environment: dict[str, str]
 ) -> None:
     run("chat", running.url, "--session", "empty", environment=environment, said=" ")
@@ -186,24 +188,26 @@ def test_a_chat_in_which_nothing_was_said_is_resumed_by_saying_something(
     assert "session empty has no interrupted turn" in done.stderr
 
 
-def test_resume_talks_on_in_the_last_session(running: Serving, environment: dict[str, str]) -> None:
+def test_resume_continues_in_the_last_session(running: Serving, environment: dict[str, str]) -> None:
     run("chat", running.url, "--session", "first", "--message", "one", environment=environment)
     run("chat", running.url, "--message", "two", "--resume", environment=environment)
     assert sum(each["record"]["type"] == "message_accepted" for each in exported(running, "first")) == 2
 
 
 @pytest.mark.slow
-def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice_without_saying_so(
+def test_a_resumed_chat_shows_the_rest_and_announces_an_event_that_may_appear_twice(
     server: Serving, environment: dict[str, str]
 ) -> None:
-    with chatting(server, environment, "--json", "--message", "long") as killed:
+    with start_chat(server, environment, "--json", "--message", "long") as killed:
         assert killed.stdout is not None
         before = [killed.stdout.readline() for _ in range(20)]
         killed.kill()
         before += killed.stdout.readlines()
     done = run("chat", server.url, "--json", "--resume", environment=environment)
     after = done.stdout.splitlines()
-    if "that event may appear twice" in done.stderr:  # killed between printing an event and noting it
+    if (
+        "that event may appear twice" in done.stderr
+    ):  # killed after printing an event and before its checkpoint
         doubtful = json.loads(after[0])["id"]
         assert f"while it printed event {doubtful};" in done.stderr
         before = [line for line in before if json.loads(line)["id"] != doubtful]
@@ -213,10 +217,10 @@ def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice_without_saying_
 
 
 @pytest.mark.slow
-def test_a_server_that_was_killed_and_came_back_goes_on(
+def test_a_chat_continues_after_a_kill_and_restart_of_the_server(
     server: Serving, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with chatting(server, environment, "--json", "--message", "long") as talking:
+    with start_chat(server, environment, "--json", "--message", "long") as talking:
         assert talking.stdout is not None
         lines = [talking.stdout.readline() for _ in range(20)]
         server.kill()
@@ -228,12 +232,12 @@ def test_a_server_that_was_killed_and_came_back_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_chat_killed", [False, True])
-def test_a_file_has_the_answer_once_whichever_end_was_killed(
+def test_a_file_has_the_answer_once_whichever_process_was_killed(
     server: Serving, environment: dict[str, str], tmp_path: Path, *, is_chat_killed: bool
 ) -> None:
     written = tmp_path / "answer.txt"
     with written.open("w") as file:
-        talking = chatting(server, environment, "--session", "mine", "--message", "long", stdout=file)
+        talking = start_chat(server, environment, "--session", "mine", "--message", "long", stdout=file)
     assert talking.stderr is not None
     assert talking.stderr.readline().split() == [b"you", b"long"]
     with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
@@ -256,15 +260,15 @@ def test_a_file_has_the_answer_once_whichever_end_was_killed(
 
 
 def kill_in_mid_answer(server: Serving, environment: dict[str, str], session: str) -> None:
-    """Let a chat be killed that has begun to show an answer."""
-    with chatting(server, environment, "--session", session, "--json", "--message", "long") as killed:
+    """Kill a chat that has started to show an answer."""
+    with start_chat(server, environment, "--session", session, "--json", "--message", "long") as killed:
         assert killed.stdout is not None
         assert any(b'"w5' in line for line in iter(killed.stdout.readline, b""))
         killed.kill()
 
 
 @pytest.mark.slow
-def test_resume_finds_every_turn_that_was_left_whatever_was_said_since(
+def test_resume_finds_every_unfinished_turn_after_later_chats(
     server: Serving, environment: dict[str, str]
 ) -> None:
     for session in ("first", "second"):
@@ -281,7 +285,7 @@ def test_resume_finds_every_turn_that_was_left_whatever_was_said_since(
 
 
 @pytest.mark.slow
-def test_what_was_missed_of_a_turn_is_shown_before_the_next_one_of_its_session(
+def test_the_missed_rest_of_a_turn_is_shown_before_the_next_one_of_its_session(
     server: Serving, environment: dict[str, str]
 ) -> None:
     kill_in_mid_answer(server, environment, "mine")
@@ -293,7 +297,7 @@ def test_what_was_missed_of_a_turn_is_shown_before_the_next_one_of_its_session(
 # --- on a terminal ----------------------------------------------------------------------------------------------
 
 
-def test_on_a_terminal_one_talks_until_ctrl_d(running: Serving, environment: dict[str, str]) -> None:
+def test_a_chat_on_a_terminal_lasts_until_ctrl_d(running: Serving, environment: dict[str, str]) -> None:
     terminal = Terminal(["chat", running.url, "--session", "talk"], environment)
     terminal.until("you    ")
     terminal.press("hello\n")
@@ -304,10 +308,10 @@ def test_on_a_terminal_one_talks_until_ctrl_d(running: Serving, environment: dic
     terminal.until("agent  There is nothing there.")
     terminal.until("you    ")
     terminal.press("\x04")
-    assert terminal.ended().code == 0
+    assert terminal.read_to_end().code == 0
 
 
-def test_help_fits_80_columns_and_says_nothing_to_the_agent(
+def test_help_fits_80_columns_and_sends_nothing_to_the_agent(
     server: Serving, environment: dict[str, str]
 ) -> None:
     terminal = Terminal(["chat", server.url, "--session", "a-session-of-mine"], environment)
@@ -318,7 +322,7 @@ def test_help_fits_80_columns_and_says_nothing_to_the_agent(
     terminal.until("you    ")
     assert [line for line in terminal.text.splitlines() if width_of(line) > 80] == []
     terminal.press("/quit\n")
-    assert terminal.ended().code == 0
+    assert terminal.read_to_end().code == 0
     assert run("sessions", "list", "--store", server.store).stdout == ""
 
 
@@ -332,51 +336,49 @@ def test_an_error_ends_the_turn_and_not_the_chat(running: Serving, environment: 
     terminal.until("You said: hello.")
     terminal.until("you    ")
     terminal.press("\x03")
-    terminal.press("\n")  # a Ctrl-C in the instant before Python's `input` waits is seen with the next key
-    assert terminal.ended().code == 130
+    terminal.press("\n")  # a Ctrl-C just before Python's `input` waits is handled with the next key
+    assert terminal.read_to_end().code == 130
 
 
 @pytest.mark.slow
-def test_ctrl_c_once_detaches_and_resume_shows_the_rest(
-    running: Serving, environment: dict[str, str]
-) -> None:
+def test_one_ctrl_c_detaches_and_resume_shows_the_rest(running: Serving, environment: dict[str, str]) -> None:
     terminal = Terminal(["chat", running.url, "--session", "once", "--message", "long"], environment)
     terminal.until("w5 ")
     terminal.press("\x03")
-    first = terminal.ended()
+    first = terminal.read_to_end()
     assert first.code == 130
-    assert f"To resume: midstream chat {running.url} --session once --resume" in words_of(first.text)
+    assert f"To resume: midstream chat {running.url} --session once --resume" in visible_words(first.text)
     assert "w99" not in first.text
 
     terminal = Terminal(["chat", running.url, "--session", "once", "--resume"], environment)
     terminal.until("end")
     terminal.until("you    ")
     terminal.press("\x04")
-    second = terminal.ended()
-    shown = [word for word in words_of(first.text + second.text).split() if word[1:].isdecimal()]
+    second = terminal.read_to_end()
+    shown = [word for word in visible_words(first.text + second.text).split() if word[1:].isdecimal()]
     assert [word for word in shown if word.startswith("w")] == LONG.split()[:-1]
     assert [each["record"]["status"] for each in exported(running, "once")[-1:]] == ["completed"]
 
 
-def test_ctrl_c_twice_stops_the_turn(running: Serving, environment: dict[str, str]) -> None:
+def test_two_ctrl_c_cancel_the_turn(running: Serving, environment: dict[str, str]) -> None:
     terminal = Terminal(["chat", running.url, "--session", "twice", "--message", "long"], environment)
     terminal.until("w5 ")
     terminal.press("\x03")
     terminal.until("stops it")
     terminal.press("\x03")
-    seen = terminal.ended()
+    seen = terminal.read_to_end()
     assert (seen.code, "turn 1 cancelled" in seen.text) == (130, True)
     assert exported(running, "twice")[-1]["record"]["status"] == "cancelled"
 
 
-def test_for_scripts_the_first_ctrl_c_can_stop_the_turn(
+def test_for_scripts_the_first_ctrl_c_can_cancel_the_turn(
     running: Serving, environment: dict[str, str]
 ) -> None:
     arguments = ["chat", running.url, "--session", "scripted", "--message", "long", "--cancel-on-interrupt"]
     terminal = Terminal(arguments, environment)
     terminal.until("w5 ")
     terminal.press("\x03")
-    assert terminal.ended().code == 130
+    assert terminal.read_to_end().code == 130
     assert exported(running, "scripted")[-1]["record"]["status"] == "cancelled"
 
 

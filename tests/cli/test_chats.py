@@ -1,4 +1,4 @@
-"""What a chat remembers between processes."""
+"""The checkpoints that chats store between processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from midstream.cli.chats import Chats
 from midstream.errors import SessionNotFoundError
 
 
-def test_the_last_session_is_remembered_for_each_address(tmp_path: Path) -> None:
+def test_the_last_session_is_stored_for_each_address(tmp_path: Path) -> None:
     chats = Chats(tmp_path / "chats")
     with pytest.raises(SessionNotFoundError):
         chats.last("http://a")
@@ -20,7 +20,7 @@ def test_the_last_session_is_remembered_for_each_address(tmp_path: Path) -> None
     assert (Chats(tmp_path / "chats").last("http://a"), chats.last("http://b")) == ("three", "two")
 
 
-def test_a_damaged_memory_is_no_memory(tmp_path: Path) -> None:
+def test_a_damaged_file_is_treated_as_absent(tmp_path: Path) -> None:
     chats = Chats(tmp_path)
     (tmp_path / "last.json").write_text("{")
     with pytest.raises(SessionNotFoundError):
@@ -35,14 +35,14 @@ def test_each_session_has_its_own_checkpoint(tmp_path: Path) -> None:
     assert chats.state("a:b").name == "a_b.db"
 
 
-def test_what_was_shown_survives_the_process(tmp_path: Path) -> None:
+def test_the_shown_position_survives_the_process(tmp_path: Path) -> None:
     chats = Chats(tmp_path)
     with chats.find_last_shown("one") as shown:
         assert not shown.has("1-1")
         shown.end("1-12")
     with chats.find_last_shown("one") as shown:
         assert (shown.has("1-12"), shown.has("1-3"), shown.has("2-13")) == (True, True, False)
-        shown.end("2-9")  # the server lost what came after, and said so
+        shown.end("2-9")  # the server lost the later events, and reported it
         assert not shown.has("2-10")
     with chats.find_last_shown("two") as shown:
         assert not shown.has("1-1")
@@ -61,7 +61,7 @@ def test_an_event_that_was_being_shown_is_in_doubt_for_the_next_process(tmp_path
         assert (shown.has("1-4"), shown.may_have("1-4")) == (True, False)
 
 
-def test_a_damaged_note_is_no_note(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_treated_as_absent(tmp_path: Path) -> None:
     (tmp_path / "one.shown").write_bytes(b"\xff\x00 nonsense")
     with Chats(tmp_path).find_last_shown("one") as shown:
         assert not shown.has("1-1")

@@ -1,4 +1,4 @@
-"""What every command obeys: fast help, errors in one line, exit codes, no traceback."""
+"""Rules of all commands: fast help, errors in one line, exit codes, no traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.house.source import ROOT
 SERVE_HELP = "`midstream serve --help` shows how. [usage]\n"
 
 
-def test_help_lists_every_command_with_its_own_words(run: Run) -> None:
+def test_help_lists_every_command_with_its_purpose(run: Run) -> None:
     done = run("--help")
     assert done.exit_code == 0
     context = click.Context(midstream_command)
@@ -53,7 +53,7 @@ def test_help_loads_click_and_nothing_else() -> None:
     assert "asyncio" not in loaded
 
 
-def test_no_command_shows_the_help_and_is_wrong_use(run: Run) -> None:
+def test_no_command_shows_the_help_and_is_a_usage_error(run: Run) -> None:
     done = run()
     assert (done.exit_code, done.stdout) == (2, "")
     assert "Commands:" in done.stderr
@@ -93,7 +93,7 @@ def test_a_bug_is_one_line_and_no_traceback(
     assert "Traceback" in (tmp_path / "crash.log").read_text()
 
 
-def test_a_home_that_cannot_be_made_is_no_bug(run: Run, tmp_path: Path) -> None:
+def test_a_home_folder_that_cannot_be_created_is_not_a_bug(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = run("--home", str(tmp_path / "file" / "home"), "serve", "examples.hello:agent", "--port", "0")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -111,7 +111,7 @@ def test_options_can_come_from_the_environment(
     assert len(run("sessions", "list", "--limit", "2").stdout.splitlines()) == 2
 
 
-def test_a_reader_that_has_seen_enough_ends_it_without_a_word(store: Path) -> None:
+def test_a_closed_output_ends_it_without_a_message(store: Path) -> None:
     command = [sys.executable, "-m", "midstream", "sessions", "export", "harbour-1", "--store", str(store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -121,7 +121,7 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(store: Path) -> No
         assert process.wait(60) == 1
 
 
-def test_a_terminal_that_cannot_write_a_word_gets_it_escaped(store: Path) -> None:
+def test_characters_that_a_terminal_cannot_encode_are_escaped(store: Path) -> None:
     command = [sys.executable, "-m", "midstream", "sessions", "show", "harbour-1", "--store", str(store)]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
@@ -134,13 +134,13 @@ def test_completion_of_a_command_loads_no_command() -> None:
     assert [item.value for item in items] == ["serve", "sessions"]
 
 
-def test_the_version_is_the_package_s(run: Run) -> None:
+def test_the_version_is_that_of_the_package(run: Run) -> None:
     import midstream
 
     assert run("--version").stdout == f"midstream {midstream.__version__}\n"
 
 
-def test_the_reference_knows_every_command_and_every_option() -> None:
+def test_the_reference_has_every_command_and_every_option() -> None:
     page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     unknown = [
         f"{path} {option}"

@@ -29,8 +29,8 @@ from tests.house.source import ROOT
 from tests.server.serving import make_app, served
 
 
-async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, int]:
-    """Run the command against a server; return how it ended, and how many sessions it left there."""
+async def run_conformance(*arguments: str, access: Access | None = None) -> tuple[Result, int]:
+    """Run the command against a server; return its result, and the number of sessions left there."""
     async with served(make_app([text("ready")] * 300, access=access)) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
         command = ["conformance", server.url, "--wait", "60", *arguments]
@@ -40,8 +40,8 @@ async def tried(*arguments: str, access: Access | None = None) -> tuple[Result, 
         return result, len(left)
 
 
-async def test_our_own_server_keeps_everything_and_is_left_clean() -> None:
-    result, left = await tried("--json")
+async def test_our_own_server_passes_all_scripts_and_is_left_clean() -> None:
+    result, left = await run_conformance("--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line for line in lines if not line["is_kept"]] == []
     told = {way: sum(script.fits(way) for script in scripts("server")) for way in TransportKind}
@@ -50,8 +50,10 @@ async def test_our_own_server_keeps_everything_and_is_left_clean() -> None:
     assert f"{len(lines)} of {len(lines)} scripts passed." in result.stderr
 
 
-async def test_some_scripts_may_be_chosen_by_clause_and_their_sessions_kept() -> None:
-    result, left = await tried("--only", "STREAM-8", "--keep", "--transport", "sse", "--transport", "poll")
+async def test_scripts_can_be_selected_by_clause_and_their_sessions_kept() -> None:
+    result, left = await run_conformance(
+        "--only", "STREAM-8", "--keep", "--transport", "sse", "--transport", "poll"
+    )
     assert result.exit_code == 0
     assert left == len(result.stdout.splitlines()) == 4
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["kept  sse"] * 2 + [
@@ -59,25 +61,25 @@ async def test_some_scripts_may_be_chosen_by_clause_and_their_sessions_kept() ->
     ] * 2
 
 
-async def test_a_server_of_this_user_is_shown_who_asks(
+async def test_a_server_of_this_user_receives_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
     monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
     access = Access(authenticate=this_user(read_or_make_key(Paths.find().data)))
-    result, _ = await tried("--only", "STREAM-31", access=access)
+    result, _ = await run_conformance("--only", "STREAM-31", access=access)
     assert (result.exit_code, result.stdout.count("kept")) == (0, 6)
 
 
-async def test_a_header_without_which_nobody_comes_in_is_sent() -> None:
-    result, _ = await tried("--only", "STREAM-31", "--header", "origin: https://elsewhere.example")
+async def test_a_required_header_is_sent() -> None:
+    result, _ = await run_conformance("--only", "STREAM-31", "--header", "origin: https://elsewhere.example")
     assert result.exit_code == VERIFICATION
     assert "step 1: foreign_origin" in result.stdout
     assert "step 2: error: type is 'error', not 'welcome'" in result.stdout
     assert "0 of 6 scripts passed." in result.stderr
 
 
-async def test_who_is_let_in_by_a_header_leaves_nothing_behind_either() -> None:
+async def test_sessions_created_with_a_header_are_deleted_too() -> None:
     async def alice(request: HTTPConnection) -> Principal | None:
         return Principal("alice") if request.headers.get("authorization") == "Bearer a" else None
 
@@ -96,21 +98,21 @@ WEBSOCKET = ("--transport", "websocket")
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node here")
 
 
-def _tried_client(run: Run, folder: Path, *arguments: str) -> Result:
+def _run_client(run: Run, folder: Path, *arguments: str) -> Result:
     command = f"{NODE} {folder / 'subject.mjs'}"
     return run("conformance", "--client", command, *WEBSOCKET, *arguments)
 
 
 SOME = "ack"
-"""Word of the scripts that `make test` plays; `MIDSTREAM_FAULT_FULL=1` plays all of them, in a minute."""
+"""The word that selects the scripts of `make test`; `MIDSTREAM_FAULT_FULL=1` runs all of them, in a minute."""
 
 
 @needs_node
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_client_of_the_examples_keeps_the_scripts(run: Run) -> None:
+def test_the_client_of_the_examples_passes_the_scripts(run: Run) -> None:
     words = "" if IS_FULL else SOME
-    result = _tried_client(run, CLIENT, "--json", "--only", words)
+    result = _run_client(run, CLIENT, "--json", "--only", words)
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line for line in lines if not line["is_kept"]] == []
     chosen = [script for script in scripts("client") if words in script.name or words in script.clauses]
@@ -149,14 +151,14 @@ def test_a_client_that_breaks_a_rule_fails_its_script(
     source = (folder / file).read_text()
     assert right in source
     (folder / file).write_text(source.replace(right, wrong, 1))
-    result = _tried_client(
+    result = _run_client(
         run, folder, "--only", clause, "--wait", "20" if clause in {"STREAM-50", "STREAM-11"} else "5"
     )
     assert (result.exit_code, problem in result.stdout) == (VERIFICATION, True), result.stdout
     assert "BROKEN  websocket: " in result.stdout
 
 
-def test_a_program_that_is_no_client_is_reported(run: Run, tmp_path: Path) -> None:
+def test_a_program_that_is_not_a_client_is_reported(run: Run, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     for program_text, wait_s, problem in (
         ("raise SystemExit(3)", 60, "the client program ended with status 3 at `begin`"),
@@ -171,7 +173,7 @@ def test_a_program_that_is_no_client_is_reported(run: Run, tmp_path: Path) -> No
         assert problem in result.stdout
 
 
-def test_what_cannot_be_done_is_said(run: Run) -> None:
+def test_impossible_requests_are_reported(run: Run) -> None:
     assert run("conformance", "http://127.0.0.1:9", "--only", "no such words").exit_code == USAGE
     assert run("conformance", "nowhere").exit_code == USAGE
     assert run("conformance", "http://127.0.0.1:9", "--header", "x").exit_code == USAGE

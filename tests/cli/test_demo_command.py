@@ -1,4 +1,4 @@
-"""The demo as anybody runs it: a process that ends with the table, and fails if it proves nothing."""
+"""The demo as users run it: a process that ends with the table, and fails if it proves nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WELL = "Nothing lost, nothing shown twice, nothing run twice."
 
 
 @pytest.mark.slow
-def test_the_scripted_demo_proves_what_it_says(tmp_path: Path) -> None:
+def test_the_scripted_demo_proves_its_claims(tmp_path: Path) -> None:
     done = run("demo", "--model", "scripted", "--once", "--keep", tmp_path / "kept")
     assert (done.returncode, done.stderr) == (0, "")
     assert WELL in done.stdout
@@ -40,7 +40,7 @@ def test_the_scripted_demo_proves_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_server_is_left_up_until_ctrl_c(tmp_path: Path) -> None:
+def test_the_server_keeps_running_until_ctrl_c(tmp_path: Path) -> None:
     terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
     terminal.until("The server is still running: ")
     terminal.until("Ctrl-C stops it.")
@@ -50,13 +50,13 @@ def test_the_server_is_left_up_until_ctrl_c(tmp_path: Path) -> None:
         assert answer.status == 200
     assert len(journal_of(tmp_path / "sessions.db", session)) > 50
     terminal.press("\x03")
-    assert terminal.ended().code == 0
+    assert terminal.read_to_end().code == 0
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(page, timeout=60)
 
 
 @pytest.mark.slow
-def test_json_is_what_was_found_and_the_story_is_talk(tmp_path: Path) -> None:
+def test_json_goes_to_stdout_and_the_story_to_stderr(tmp_path: Path) -> None:
     done = run("demo", "--model", "scripted", "--once", "--json", "--keep", tmp_path)
     found = json.loads(done.stdout)
     assert (done.returncode, found["problems"]) == (0, [])
@@ -67,31 +67,33 @@ def test_json_is_what_was_found_and_the_story_is_talk(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_told_to_end_leaves_no_server_behind(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_demo_that_receives_a_signal_leaves_no_server_behind(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
-    _tell_to_end(terminal, number)
+    _send_signal(terminal, number)
 
 
 @pytest.mark.slow
-def test_also_one_that_a_shell_began_in_the_background(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a process that is begun now inherits it
+def test_a_demo_in_the_background_of_a_shell_also_leaves_none(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a process that starts now inherits it
     try:
         terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
     finally:
         signal.signal(signal.SIGINT, before)
-    _tell_to_end(terminal, signal.SIGTERM)
+    _send_signal(terminal, signal.SIGTERM)
 
 
-def _tell_to_end(terminal: Terminal, number: signal.Signals) -> None:
+def _send_signal(terminal: Terminal, number: signal.Signals) -> None:
     terminal.until("A conversation.")
     pid = int(terminal.text.partition("server, process ")[2].partition(",")[0])
     terminal.process.send_signal(number)
-    assert terminal.ended().code == 130
+    assert terminal.read_to_end().code == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_a_taken_port_is_one_line() -> None:
+def test_a_taken_port_is_reported_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("demo", "--model", "scripted", "--once", "--port", str(port))
@@ -101,7 +103,7 @@ def test_a_taken_port_is_one_line() -> None:
     )
 
 
-def test_without_its_wheels_the_local_model_is_replaced_aloud(tmp_path: Path) -> None:
+def test_without_its_wheels_the_local_model_is_replaced_with_a_notice(tmp_path: Path) -> None:
     hidden = tmp_path / "sitecustomize.py"
     hidden.write_text(
         "import importlib.util as util\n"

@@ -1,4 +1,4 @@
-"""`midstream doctor` as people and scripts see it: what is printed, what is written, how it ends."""
+"""`midstream doctor` for people and scripts: its output, the files it writes, its exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.spec import spec
 LONG_NAME = "a-name-that-is-much-too-long-for-a-line-of-eighty-columns-and-goes-on-and-on.json"
 
 
-def test_what_a_person_reads_at_80_columns(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_output_fits_80_columns(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("anthropic.broken.json", "claude-code.valid.jsonl", "opencode.broken"):
         put(tmp_path, name)
@@ -65,7 +65,7 @@ GOLDEN = """\
 """
 
 
-def test_on_a_terminal_long_names_are_shortened_and_colours_are_asked_for(
+def test_on_a_terminal_long_names_are_shortened_and_colours_are_optional(
     on_terminal: OnTerminal, tmp_path: Path
 ) -> None:
     (tmp_path / LONG_NAME).write_text("[]")
@@ -75,7 +75,7 @@ def test_on_a_terminal_long_names_are_shortened_and_colours_are_asked_for(
     assert "…" in seen.text
 
 
-def test_json_is_one_object_a_history_with_every_field(run: Run, tmp_path: Path) -> None:
+def test_json_is_one_object_per_history_with_every_field(run: Run, tmp_path: Path) -> None:
     put(tmp_path, "codex.broken.jsonl")
     put(tmp_path, "gemini.valid.json")
     lines = [json.loads(line) for line in run("doctor", "--json", tmp_path).stdout.splitlines()]
@@ -106,7 +106,7 @@ def test_json_is_one_object_a_history_with_every_field(run: Run, tmp_path: Path)
         (["cut.json"], 7),
     ],
 )
-def test_how_it_ends(run: Run, tmp_path: Path, names: list[str], code: int) -> None:
+def test_exit_codes(run: Run, tmp_path: Path, names: list[str], code: int) -> None:
     for name in names:
         if (HISTORIES / name).exists():
             put(tmp_path, name)
@@ -117,7 +117,7 @@ def test_how_it_ends(run: Run, tmp_path: Path, names: list[str], code: int) -> N
     assert run("doctor", *(tmp_path / name for name in names)).exit_code == code
 
 
-def test_a_folder_with_other_files_says_nothing_of_them(run: Run, tmp_path: Path) -> None:
+def test_other_files_of_a_folder_are_not_reported(run: Run, tmp_path: Path) -> None:
     put(tmp_path, "gemini.valid.json")
     (tmp_path / "package.json").write_text('{"name": "x"}')
     (tmp_path / "empty.json").write_text("")
@@ -161,7 +161,7 @@ def test_a_link_out_of_the_folder_is_reported_and_not_repaired(run: Run, tmp_pat
     assert outside.read_bytes() != before
 
 
-def test_without_fix_nothing_is_written_and_the_way_is_shown(run: Run, tmp_path: Path) -> None:
+def test_without_fix_nothing_is_written_and_the_option_is_shown(run: Run, tmp_path: Path) -> None:
     path = put(tmp_path, "tunacode.broken.json")
     before = sorted(tmp_path.iterdir())
     done = run("doctor", path)
@@ -177,7 +177,7 @@ def test_without_fix_nothing_is_written_and_the_way_is_shown(run: Run, tmp_path:
         (["--in-place"], "give both"),
     ],
 )
-def test_wrong_use_is_told_before_anything_is_read(
+def test_wrong_use_is_reported_before_anything_is_read(
     run: Run, tmp_path: Path, arguments: list[str], told: str
 ) -> None:
     done = run("doctor", *arguments, put(tmp_path, "gemini.broken.json"))
@@ -185,7 +185,7 @@ def test_wrong_use_is_told_before_anything_is_read(
     assert told in done.stderr
 
 
-def test_many_findings_are_counted_and_the_first_few_shown(run: Run, tmp_path: Path) -> None:
+def test_many_findings_are_counted_and_the_first_few_are_shown(run: Run, tmp_path: Path) -> None:
     calls = [{"type": "tool_use", "id": f"toolu_{at}", "name": "f", "input": {}} for at in range(9)]
     path = tmp_path / "many.json"
     path.write_text(json.dumps([{"role": "user", "content": "x"}, {"role": "assistant", "content": calls}]))
@@ -194,7 +194,7 @@ def test_many_findings_are_counted_and_the_first_few_shown(run: Run, tmp_path: P
     assert "... and 4 more; --json has all" in done.stdout
 
 
-def test_nothing_in_a_file_can_act_on_the_terminal(run: Run, tmp_path: Path) -> None:
+def test_no_content_of_a_file_acts_on_the_terminal(run: Run, tmp_path: Path) -> None:
     hostile = "a\x1b[2J\x1b]0;pwned\x07\u202e\nb"
     call = {"type": "tool_use", "id": hostile, "name": hostile, "input": {}}
     path = tmp_path / "evil\x1b[31m.json"
@@ -205,7 +205,7 @@ def test_nothing_in_a_file_can_act_on_the_terminal(run: Run, tmp_path: Path) -> 
         assert not set(done.output) & {"\x1b", "\x07", "\u202e"}
 
 
-def test_names_that_are_no_text_are_told_too(run: Run, tmp_path: Path) -> None:
+def test_file_names_that_are_not_text_are_reported(run: Run, tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/\xff.json"
     try:
         Path(os.fsdecode(path)).write_text("[]")
@@ -249,7 +249,7 @@ def test_standard_input_is_read_from_a_pipe() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_for_the_output_is_reported_in_one_line(tmp_path: Path) -> None:
     path = put(tmp_path, "codex.broken.jsonl")
     with Path("/dev/full").open("wb") as full:
         done = _doctor(path, stdout=full, stderr=subprocess.PIPE)
@@ -260,7 +260,7 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs limits of POSIX")
 @pytest.mark.parametrize("more", [[], ["--in-place"]])
-def test_a_copy_that_finds_no_room_is_told_and_nothing_of_it_stays(tmp_path: Path, more: list[str]) -> None:
+def test_a_copy_without_disk_space_is_reported_and_removed(tmp_path: Path, more: list[str]) -> None:
     path = put(tmp_path, "codex.broken.jsonl")
     before = path.read_bytes()
     script = f"ulimit -f 0; exec {shlex.join([*DOCTOR, '--fix', *more, str(path)])}"
@@ -271,7 +271,7 @@ def test_a_copy_that_finds_no_room_is_told_and_nothing_of_it_stays(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_output_is_not_an_error(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number}.json").write_text("[]")
     command = f"{shlex.join([*DOCTOR, '--json', str(tmp_path)])} | head -n 1"
@@ -289,7 +289,7 @@ def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*DOCTOR, "--fix", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as done:
-        for _ in range(3000):  # until it has begun to write
+        for _ in range(3000):  # until it has started to write
             with contextlib.suppress(subprocess.TimeoutExpired):
                 done.wait(timeout=0.02)
             if len([*tmp_path.iterdir()]) > 1 or done.poll() is not None:
@@ -300,7 +300,7 @@ def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["long.jsonl"]
 
 
-def test_a_folder_that_may_not_be_searched_is_told(
+def test_a_folder_without_search_permission_is_reported(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "closed").mkdir()
@@ -319,7 +319,7 @@ def test_a_folder_that_may_not_be_searched_is_told(
     assert "this user has no permission to read it [no-permission]" in done.stdout
 
 
-def test_the_fields_of_a_report_are_those_that_are_promised(run: Run, tmp_path: Path) -> None:
+def test_a_report_has_the_documented_fields(run: Run, tmp_path: Path) -> None:
     told = json.loads(run("doctor", "--json", put(tmp_path, "gemini.broken.json")).stdout)
     assert list(told) == [
         "path",
@@ -337,7 +337,7 @@ def test_the_fields_of_a_report_are_those_that_are_promised(run: Run, tmp_path: 
     ]
 
 
-def test_a_thousand_files_show_how_far_it_is_on_a_terminal_only(
+def test_progress_over_a_thousand_files_is_shown_only_on_a_terminal(
     on_terminal: OnTerminal, tmp_path: Path
 ) -> None:
     body = (HISTORIES / "gemini.valid.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Secrets of the environment: a private file counts before a variable."""
+"""Secrets of the environment: a private file takes precedence over a variable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from midstream.errors import UsageError
 NAMES = ("A_TOKEN", "A_TOKEN_FILE", "the token")
 
 
-def test_a_file_counts_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_takes_precedence_over_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_secret_variable(*NAMES) == ""
     monkeypatch.setenv("A_TOKEN", "of the variable")
     assert read_secret_variable(*NAMES) == "of the variable"
@@ -27,7 +27,7 @@ def test_a_file_counts_before_the_variable(tmp_path: Path, monkeypatch: pytest.M
     ("body", "mode", "words"),
     [(b"token", 0o644, "readable by other users"), (b"\xff", 0o600, "the token in .* cannot be read")],
 )
-def test_a_file_that_is_not_safe_or_no_text_is_refused(
+def test_a_file_that_is_not_private_or_not_text_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes, mode: int, words: str
 ) -> None:
     path = tmp_path / "token"
@@ -38,7 +38,7 @@ def test_a_file_that_is_not_safe_or_no_text_is_refused(
         read_secret_variable(*NAMES)
 
 
-def test_a_file_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN_FILE", str(tmp_path / "missing"))
     with pytest.raises(UsageError, match="FileNotFoundError"):
         read_secret_variable(*NAMES)

@@ -26,17 +26,17 @@ from midstream.errors import MidstreamError
         (errors.ModelRejectedError("x"), 5),
     ],
 )
-def test_the_exit_code_follows_from_what_the_caller_can_do(error: MidstreamError, code: int) -> None:
+def test_the_exit_code_depends_on_what_the_caller_can_do(error: MidstreamError, code: int) -> None:
     assert exit_code_of(error) == code
 
 
-def test_a_line_says_what_happened_what_to_do_and_the_code() -> None:
+def test_an_error_line_has_what_happened_what_to_do_and_the_code() -> None:
     line, code = of_error(errors.SessionNotFoundError("no session 'a'"))
     assert line == ("no session 'a'. `midstream sessions list` lists the sessions. [session_not_found]")
     assert code == 3
 
 
-def test_there_is_advice_only_for_codes_that_exist() -> None:
+def test_advice_exists_only_for_existing_codes() -> None:
     codes = {
         each.code
         for each in vars(errors).values()
@@ -54,13 +54,13 @@ def test_a_bug_leaves_its_traceback_in_a_file(tmp_path: Path) -> None:
     assert "RuntimeError: oh" in (tmp_path / "state" / "crash.log").read_text()
 
 
-def test_a_bug_on_a_disk_that_takes_nothing_is_still_one_line(tmp_path: Path) -> None:
+def test_a_bug_on_a_full_disk_is_still_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
     line, _ = of_bug(RuntimeError("oh"), tmp_path / "state")
     assert line.endswith("could not be stored) [bug]")
 
 
-def test_what_the_system_refuses_is_named_by_its_place_and_no_bug(tmp_path: Path) -> None:
+def test_an_error_of_the_operating_system_has_its_path_and_is_not_a_bug(tmp_path: Path) -> None:
     line, code = of_system(PermissionError(13, "Permission denied", "/nowhere/x"), tmp_path)
     advice = "Choose another location with --home or --store, or make this one usable."
     assert (line, code) == (f"'/nowhere/x' cannot be used: Permission denied. {advice} [usage]", 2)

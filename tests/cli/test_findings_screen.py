@@ -1,4 +1,4 @@
-"""Lines for people: narrow, clean, and quiet for a while."""
+"""Lines for people: narrow, clean, and silent at first."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_no_line_is_wider_than_the_screen(width: int) -> None:
     assert max(map(width_of, lines)) <= width
 
 
-def test_a_summary_counts_and_speaks_of_one_as_of_one() -> None:
+def test_a_summary_has_counts_with_singular_and_plural() -> None:
     assert summary({Status.CLEAN: 1}) == "1 history: 1 clean."
     assert summary({Status.CLEAN: 2, Status.MISSING: 1}) == "3 histories: 2 clean, 1 missing."
 
 
-def test_progress_is_quiet_first_then_one_line_and_gone_in_the_end(
+def test_progress_starts_late_is_one_line_and_is_removed_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = Clock()
@@ -54,7 +54,7 @@ def test_progress_is_quiet_first_then_one_line_and_gone_in_the_end(
     assert capsys.readouterr().err == "\r\x1b[K"
 
 
-def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_if_the_output_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     world = Clock()
     with ProgressLine(is_terminal=False, world=world) as progress:
         world.at += 9.0

@@ -1,4 +1,4 @@
-"""`midstream serve` of an agent of pydantic-ai, killed while a tool runs, and answered by the command line."""
+"""`midstream serve` of an agent of pydantic-ai, killed while a tool runs, and answered on the command line."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def answer_after(server: Serving, session: str = "mine") -> str:
     raise AssertionError("the session has no end of a turn")
 
 
-def test_a_tool_that_was_killed_is_handled_by_its_policy(tmp_path: Path) -> None:
+def test_a_killed_tool_call_is_handled_by_its_policy(tmp_path: Path) -> None:
     says = {"look": "there are rooms", "book": "may or may not have taken effect"}
     with Serving(tmp_path, app=APP) as server:
         for tool in says:
@@ -96,7 +96,7 @@ def test_a_tool_that_was_killed_is_handled_by_its_policy(tmp_path: Path) -> None
     assert ledger(tmp_path) == ["Oslo", "Oslo", "Oslo"], "one tool ran again"
 
 
-def test_an_approval_outlives_the_server_and_is_given_by_the_command_line(tmp_path: Path) -> None:
+def test_an_approval_survives_the_server_and_is_given_on_the_command_line(tmp_path: Path) -> None:
     with Serving(tmp_path, app=APP) as server:
         with connect(server.url) as client, contextlib.closing(client.send("mine", "pay")) as events:
             assert any(isinstance(event.record, QuestionAsked) for event in events)

@@ -175,7 +175,7 @@ def answer_after(server: Serving, session: str = "mine") -> str:
     raise AssertionError("the session has no end of a turn")
 
 
-def test_a_tool_that_was_killed_is_handled_by_its_policy_and_what_was_done_stays_done(tmp_path: Path) -> None:
+def test_a_killed_tool_call_is_handled_by_its_policy_and_finished_work_is_kept(tmp_path: Path) -> None:
     says = {"book": "may or may not have taken effect", "look": "there are rooms"}
     with Serving(tmp_path, app=APP, agent="graph") as server:
         for tool in says:
@@ -194,7 +194,7 @@ def test_a_tool_that_was_killed_is_handled_by_its_policy_and_what_was_done_stays
     assert Counter(ledger(tmp_path)) == {"asked": 4, "rest": 2, "book": 1, "look": 2}
 
 
-def test_an_answer_that_was_cut_is_made_again_behind_the_nodes_that_were_done(tmp_path: Path) -> None:
+def test_an_interrupted_answer_is_repeated_after_the_finished_nodes(tmp_path: Path) -> None:
     with Serving(tmp_path, app=APP, agent="builder") as server:
         with connect(server.url) as client, contextlib.closing(client.send("mine", "long")) as events:
             assert any(isinstance(each.record, Delta) and "w9" in each.transcript for each in events)
@@ -207,7 +207,7 @@ def test_an_answer_that_was_cut_is_made_again_behind_the_nodes_that_were_done(tm
 
 
 def ask(server: Serving, words: str, session: str = "mine") -> None:
-    """Say something, and wait until a person is asked."""
+    """Send a message, and wait until a question is open."""
     with connect(server.url) as client, contextlib.closing(client.send(session, words)) as events:
         assert any(isinstance(event.record, QuestionAsked) for event in events)
 
@@ -231,7 +231,7 @@ def answer_next(server: Serving, words: str) -> dict[str, Any]:
     return dict(found[0])
 
 
-def test_the_interrupts_of_a_tool_are_answered_over_http_and_outlive_the_server(tmp_path: Path) -> None:
+def test_the_interrupts_of_a_tool_are_answered_over_http_and_survive_the_server(tmp_path: Path) -> None:
     with Serving(tmp_path, app=APP, agent="graph") as server:
         ask(server, "choose")
         server.kill()
@@ -250,7 +250,7 @@ def test_the_interrupts_of_a_tool_are_answered_over_http_and_outlive_the_server(
     assert ledger(tmp_path) == ["asked", "choose", "asked"]
 
 
-def test_the_interrupt_of_a_node_is_answered_by_the_command_line(tmp_path: Path) -> None:
+def test_the_interrupt_of_a_node_is_answered_on_the_command_line(tmp_path: Path) -> None:
     with Serving(tmp_path, app=APP, agent="asking") as server:
         ask(server, "go")
         server.kill()
@@ -285,7 +285,7 @@ def test_the_approvals_of_the_middleware_are_approvals(tmp_path: Path) -> None:
     assert [each for each in ledger(tmp_path) if each.startswith("pay")] == ["pay-Oslo", "pay-Rome"]
 
 
-def test_a_stop_stops_the_tool_and_the_next_turn_goes_on_behind_it(tmp_path: Path) -> None:
+def test_a_cancel_stops_the_tool_and_the_next_turn_continues_after_it(tmp_path: Path) -> None:
     with Serving(tmp_path, app=APP, agent="graph") as server, connect(server.url) as client:
         stop_at_the_tool(client)
         assert client.ask("mine", "count") == "There were 3 messages."
@@ -303,12 +303,12 @@ def stop_at_the_tool(client: SyncClient) -> None:
                 assert event.record.status is TurnStatus.CANCELLED
 
 
-def test_a_person_talks_to_a_graph_in_a_terminal(tmp_path: Path) -> None:
+def test_a_person_chats_with_a_graph_in_a_terminal(tmp_path: Path) -> None:
     environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
     with Serving(tmp_path, app=APP, agent="careful") as server:
         terminal = Terminal(["chat", server.url, "--session", "mine", "--message", "pay"], environment)
         terminal.until("[y]es")
         terminal.press("y\n")
         terminal.until("paid in Oslo")
-        assert terminal.ended().code == 0
+        assert terminal.read_to_end().code == 0
     assert count(tmp_path, "pay-Oslo") == 1

@@ -1,4 +1,4 @@
-"""`midstream gateway` as a process: it says how to reach it, and what is wrong in one line."""
+"""`midstream gateway` as a process: it prints its address and key file, and errors in one line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.forked import Forked
 WAIT_S = 60.0
 
 
-def started(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
-    """Start it; return the process and what it says when it listens."""
-    return started_with(home, "--upstream", "scripted", *options)
+def start(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
+    """Start the gateway; return the process and its ready line."""
+    return start_with(home, "--upstream", "scripted", *options)
 
 
-def started_with(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
-    """Start it with these options only."""
+def start_with(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
+    """Start the gateway with only these options."""
     arguments = ("midstream", "--home", home, "gateway", "--port", "0", "--json", *options)
     process = Forked(*arguments, stderr=2, text=True)
     assert process.stdout is not None
@@ -34,17 +34,17 @@ def started_with(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
 
 
 def key_of(told: dict[str, Any]) -> str:
-    """Return the key that a gateway names the file of."""
+    """Return the key from the file in a gateway's ready line."""
     return Path(told["key_file"]).read_text().strip()
 
 
-def ended(process: Forked) -> int:
+def stop(process: Forked) -> int:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=WAIT_S)
     return process.wait()
 
 
-def asked(url: str, token: str | None, words: str = "hi", system: str = "") -> tuple[int, str]:
+def ask_chat_completions(url: str, token: str | None, words: str = "hi", system: str = "") -> tuple[int, str]:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_S)
     headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
     messages = [{"role": "system", "content": system}] if system else []
@@ -56,7 +56,7 @@ def asked(url: str, token: str | None, words: str = "hi", system: str = "") -> t
     return answer.status, whole
 
 
-def responded(url: str, token: str, words: str) -> int:
+def ask_responses(url: str, token: str, words: str) -> int:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_S)
     headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
     connection.request("POST", "/v1/responses", json.dumps({"model": "m", "input": words}), headers)
@@ -66,26 +66,26 @@ def responded(url: str, token: str, words: str) -> int:
     return answer.status
 
 
-def test_its_key_is_made_once_and_for_this_user_only(tmp_path: Path) -> None:
+def test_its_key_is_created_once_and_only_for_this_user(tmp_path: Path) -> None:
     tokens = []
     for _ in range(2):
-        process, told = started(tmp_path)
+        process, told = start(tmp_path)
         tokens.append(key_of(told))
-        status, body = asked(told["url"], key_of(told))
+        status, body = ask_chat_completions(told["url"], key_of(told))
         assert (status, "You said: hi" in body) == (200, True)
-        assert asked(told["url"], "another")[0] == 401
-        assert ended(process) == 0
+        assert ask_chat_completions(told["url"], "another")[0] == 401
+        assert stop(process) == 0
     assert tokens[0] == tokens[1]
     assert stat.S_IMODE((tmp_path / "gateway-token").stat().st_mode) == 0o600
 
 
-def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> None:
-    process, told = started(tmp_path, "--no-token")
+def test_without_a_key_every_user_of_this_machine_gets_answers(tmp_path: Path) -> None:
+    process, told = start(tmp_path, "--no-token")
     try:
         assert (told["requires_key"], told["key_file"]) == (False, None)
-        assert asked(told["url"], None)[0] == 200
+        assert ask_chat_completions(told["url"], None)[0] == 200
     finally:
-        assert ended(process) == 0
+        assert stop(process) == 0
     assert not (tmp_path / "gateway-token").exists()
 
 
@@ -100,13 +100,13 @@ def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> 
         (("--upstream", "scripted", "--token-file", "/nope"), "'/nope' does not exist"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(run: Run, options: tuple[str, ...], words: str) -> None:
+def test_errors_are_one_line(run: Run, options: tuple[str, ...], words: str) -> None:
     done = run("gateway", *options)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert words in done.stderr
 
 
-def test_a_key_that_is_none_is_not_shown_to_anybody(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_key_is_not_shown(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gateway-token").write_bytes(b"\xff\xfe")
     (tmp_path / "gateway-token").chmod(0o600)
     done = run("gateway", "--upstream", "scripted", "--port", "0")
@@ -125,12 +125,12 @@ def token_file(folder: Path, content: str = "the-key-of-a-file\n", mode: int = 0
 
 
 def test_its_key_is_read_from_a_file(tmp_path: Path) -> None:
-    process, told = started(tmp_path, "--token-file", str(token_file(tmp_path)))
+    process, told = start(tmp_path, "--token-file", str(token_file(tmp_path)))
     try:
         assert told["key_file"] == str(tmp_path / "key")
-        assert asked(told["url"], "the-key-of-a-file")[0] == 200
+        assert ask_chat_completions(told["url"], "the-key-of-a-file")[0] == 200
     finally:
-        assert ended(process) == 0
+        assert stop(process) == 0
     assert not (tmp_path / "gateway-token").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_file_without_a_key_is_refused(
         (("--no-token",), "--token-file and --no-token exclude each other"),
     ],
 )
-def test_one_way_to_authenticate_is_given(
+def test_exactly_one_kind_of_authentication_is_accepted(
     run: Run, tmp_path: Path, others: tuple[str, ...], words: str
 ) -> None:
     done = run("gateway", "--upstream", "scripted", "--token-file", token_file(tmp_path), *others)
@@ -175,7 +175,7 @@ def test_one_way_to_authenticate_is_given(
         ("the-key-of-a-variable", ("--no-token",), None),
     ],
 )
-def test_the_key_of_a_flag_wins_over_a_variable_and_that_over_the_file_of_options(
+def test_the_key_of_a_flag_takes_precedence_over_a_variable_and_that_over_the_options_file(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     variable: str,
@@ -185,16 +185,16 @@ def test_the_key_of_a_flag_wins_over_a_variable_and_that_over_the_file_of_option
     monkeypatch.setenv("MIDSTREAM_GATEWAY_TOKEN", variable)
     config = tmp_path / "gateway.toml"
     config.write_text(f'token-file = "{token_file(tmp_path).name}"')
-    process, told = started(tmp_path, "--config", str(config), *flags)
+    process, told = start(tmp_path, "--config", str(config), *flags)
     try:
-        assert asked(told["url"], token)[0] == 200
+        assert ask_chat_completions(told["url"], token)[0] == 200
         assert told["requires_key"] is (token is not None)
-        assert token is None or asked(told["url"], "the-key-of-another")[0] == 401
+        assert token is None or ask_chat_completions(told["url"], "the-key-of-another")[0] == 401
     finally:
-        assert ended(process) == 0
+        assert stop(process) == 0
 
 
-def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
+def test_the_ready_message_for_people_shows_how_to_connect(tmp_path: Path) -> None:
     arguments = ("midstream", "--home", tmp_path, "gateway", "--upstream", "scripted", "--port", "0")
     process = Forked(*arguments, stdout=1, text=True)
     assert process.stderr is not None
@@ -203,13 +203,13 @@ def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
     assert lines[1].strip().startswith("OPENAI_BASE_URL=http://127.0.0.1:")
     assert lines[2].strip().startswith("ANTHROPIC_BASE_URL=http://127.0.0.1:")
     assert lines[3].strip() == f"API key: in {tmp_path / 'gateway-token'}"
-    assert ended(process) == 0
+    assert stop(process) == 0
 
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tmp_path: Path) -> None:
+def test_an_agent_receives_the_given_servers_mode_and_limits(tmp_path: Path) -> None:
     pytest.importorskip("acp")
     folder, key_file, store = tmp_path / "agent", tmp_path / "keys", tmp_path / "gateway.db"
     servers = {
@@ -226,11 +226,11 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
         try:
-            assert asked(told["url"], key_of(told), "one")[0] == 200
-            # A response is stored with its words.
-            assert responded(told["url"], key_of(told), "quetzal") == 200
+            assert ask_chat_completions(told["url"], key_of(told), "one")[0] == 200
+            # The store contains the text of a response.
+            assert ask_responses(told["url"], key_of(told), "quetzal") == 200
         finally:
-            assert ended(process) == 0
+            assert stop(process) == 0
     opened = Orders(folder).recorded("opened")
     assert [[server["name"] for server in each["servers"]] for each in opened] == [["files"]] * 2
     lines = (tmp_path / "log").read_text().splitlines()
@@ -241,7 +241,7 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
     assert not any(b"quetzal" in path.read_bytes() for path in files)
 
 
-def test_a_file_gives_an_agent_its_variables_mode_sign_in_rules_and_instructions(
+def test_an_options_file_sets_an_agents_variables_mode_sign_in_rules_and_instructions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("acp")
@@ -266,9 +266,9 @@ allow-kind = ["edit"]
     orders = Orders(folder)
     orders.order("tool", {"name": "edit", "arguments": "{}", "content": "done", "is_asked": True})
     try:
-        assert asked(told["url"], key_of(told), "one", system="be brief")[0] == 200
+        assert ask_chat_completions(told["url"], key_of(told), "one", system="be brief")[0] == 200
     finally:
-        assert ended(process) == 0
+        assert stop(process) == 0
     assert told["upstream"] == f"acp:{Path(sys.executable).name}"
     (initialized,) = orders.recorded("initialized")
     assert (initialized["env"]["ITS_KEY"], initialized["env"]["SOME"]) == ("s3cr3t", "thing")
@@ -298,7 +298,7 @@ allow-kind = ["edit"]
         (("--agent-rest", "5"), "has no pool"),
     ],
 )
-def test_an_option_that_an_upstream_can_make_nothing_of_is_refused(
+def test_an_option_that_an_upstream_does_not_support_is_refused(
     run: Run, option: tuple[str, ...], words: str
 ) -> None:
     done = run("gateway", "--upstream", "scripted", *option)

@@ -1,4 +1,4 @@
-"""The file of options of `midstream gateway`: a flag wins over it, and what is wrong in it is named."""
+"""The options file of `midstream gateway`: flags take precedence over it, and errors name their place."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from midstream.store.key_place import KeyEndpoint
 from tests.cli.conftest import Run
 
 
-def parsed(*arguments: str) -> dict[str, Any]:
+def parse(*arguments: str) -> dict[str, Any]:
     """Return the options of `midstream gateway` with these arguments."""
     context = gateway.make_context("gateway", [*arguments], auto_envvar_prefix="MIDSTREAM_GATEWAY")
     return context.params
 
 
-def written(folder: Path, text: str) -> str:
+def write_file(folder: Path, text: str) -> str:
     folder.mkdir(exist_ok=True)
     path = folder / "gateway.toml"
     path.write_text(text, encoding="utf-8")
@@ -42,7 +42,7 @@ log-level = "info"
 
 
 def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
-    found = parsed("--config", written(tmp_path, EVERY_KIND))
+    found = parse("--config", write_file(tmp_path, EVERY_KIND))
     expected = {
         "upstream": "claude",
         "permission_mode": "acceptEdits",
@@ -55,34 +55,34 @@ def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
         "log_level": "info",
     }
     assert {name: found[name] for name in expected} == expected
-    assert found == {**parsed("--upstream", "claude"), **expected}
+    assert found == {**parse("--upstream", "claude"), **expected}
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+def test_a_flag_takes_precedence_over_the_environment_and_that_over_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = written(tmp_path, EVERY_KIND)
+    file = write_file(tmp_path, EVERY_KIND)
     monkeypatch.setenv("MIDSTREAM_GATEWAY_PORT", "9001")
-    assert parsed("--config", file)["port"] == 9001
-    found = parsed("--port", "9002", "--allow-kind", "move", "--config", file, "--upstream", "scripted")
+    assert parse("--config", file)["port"] == 9001
+    found = parse("--port", "9002", "--allow-kind", "move", "--config", file, "--upstream", "scripted")
     assert (found["port"], found["allow_kind"], found["upstream"]) == (9002, ("move",), "scripted")
 
 
-def test_the_file_can_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MIDSTREAM_GATEWAY_CONFIG", written(tmp_path, EVERY_KIND))
-    assert parsed()["port"] == 9000
+def test_a_variable_can_give_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIDSTREAM_GATEWAY_CONFIG", write_file(tmp_path, EVERY_KIND))
+    assert parse()["port"] == 9000
 
 
 def test_a_relative_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "etc"
     names = 'token-file = "key"\nmcp-servers = "mcp.json"\ncwd = "project"\nkey-file = "/keys"\n'
-    file = written(folder, 'upstream = "scripted"\nstore = "gateway.db"\n' + names)
+    file = write_file(folder, 'upstream = "scripted"\nstore = "gateway.db"\n' + names)
     (folder / "project").mkdir()
     for name in ("key", "mcp.json"):
         (folder / name).touch()
     monkeypatch.chdir(tmp_path)
     for path in (file, "etc/gateway.toml"):
-        found = parsed("--config", path)
+        found = parse("--config", path)
         assert found["token_file"] == folder / "key"
         assert found["servers_path"] == folder / "mcp.json"
         assert found["cwd"] == folder / "project"
@@ -97,8 +97,8 @@ def test_a_relative_path_is_relative_to_the_file(tmp_path: Path, monkeypatch: py
 def test_a_key_file_is_relative_to_the_file_and_a_key_endpoint_is_a_url(
     tmp_path: Path, place: str, expected: str
 ) -> None:
-    file = written(tmp_path, f'upstream = "scripted"\nkey-file = "{place}"\n')
-    found = parsed("--config", file)["key_file"]
+    file = write_file(tmp_path, f'upstream = "scripted"\nkey-file = "{place}"\n')
+    found = parse("--config", file)["key_file"]
     assert found == (Path(expected.format(folder=tmp_path)) if expected else KeyEndpoint(place))
 
 
@@ -112,8 +112,8 @@ def test_a_key_file_is_relative_to_the_file_and_a_key_endpoint_is_a_url(
     ],
 )
 def test_a_store_by_url_is_relative_to_the_file_too(tmp_path: Path, store: str, expected: str) -> None:
-    file = written(tmp_path, f'upstream = "scripted"\nstore = "{store}"\n')
-    assert parsed("--config", file)["store"] == expected.format(folder=tmp_path)
+    file = write_file(tmp_path, f'upstream = "scripted"\nstore = "{store}"\n')
+    assert parse("--config", file)["store"] == expected.format(folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_a_store_by_url_is_relative_to_the_file_too(tmp_path: Path, store: str, 
         ('store = "ftp://x"', "'store': store 'ftp://x' has an unknown scheme"),
     ],
 )
-def test_what_is_wrong_names_the_file_and_the_key(run: Run, tmp_path: Path, text: str, words: str) -> None:
-    done = run("gateway", "--upstream", "scripted", "--config", written(tmp_path, text))
+def test_an_error_has_the_file_and_the_key(run: Run, tmp_path: Path, text: str, words: str) -> None:
+    done = run("gateway", "--upstream", "scripted", "--config", write_file(tmp_path, text))
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert words in done.stderr
     assert "gateway.toml" in done.stderr
@@ -174,7 +174,7 @@ def models_in(*arguments: str) -> dict[str, dict[str, Any]]:
 
 def test_each_table_has_the_options_of_one_upstream(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
-    found = models_in("--config", written(tmp_path, MODELS), "--port", "9001")
+    found = models_in("--config", write_file(tmp_path, MODELS), "--port", "9001")
     assert [*found] == ["fast", "vendor/deep"]
     fast, deep = found.values()
     assert (fast["upstream"], fast["model"], fast["key_variable"], fast["silence_s"]) == (
@@ -218,30 +218,30 @@ def test_each_table_has_the_options_of_one_upstream(tmp_path: Path) -> None:
         ("port = 1", "Missing option '--upstream'"),
     ],
 )
-def test_what_is_wrong_in_a_table_is_named(run: Run, tmp_path: Path, text: str, words: str) -> None:
-    done = run("gateway", "--config", written(tmp_path, text))
+def test_an_error_in_a_table_has_its_name(run: Run, tmp_path: Path, text: str, words: str) -> None:
+    done = run("gateway", "--config", write_file(tmp_path, text))
     assert (done.exit_code, done.stdout) == (2, "")
     assert words in done.stderr
     assert "s3cr3t" not in done.stderr
 
 
-def test_a_file_that_is_not_there_is_named(run: Run) -> None:
+def test_a_missing_file_is_reported(run: Run) -> None:
     done = run("gateway", "--upstream", "scripted", "--config", "/nope.toml")
     assert (done.exit_code, "'/nope.toml' does not exist" in done.stderr) == (2, True)
 
 
 def test_without_a_file_none_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, "nope = 1")
+    write_file(tmp_path, "nope = 1")
     monkeypatch.chdir(tmp_path)
-    assert parsed("--upstream", "scripted")["port"] == 8100
+    assert parse("--upstream", "scripted")["port"] == 8100
 
 
-def test_completion_of_a_command_line_reads_no_file(tmp_path: Path) -> None:
+def test_shell_completion_reads_no_file(tmp_path: Path) -> None:
     @file_option
     @click.command
     def command() -> None: ...
 
-    file = written(tmp_path, "nope = 1")
+    file = write_file(tmp_path, "nope = 1")
     context = command.make_context("command", ["--config", file], resilient_parsing=True)
     assert context.default_map is None
     assert CliRunner().invoke(command, ["--config", file]).exit_code == 1

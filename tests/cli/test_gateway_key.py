@@ -1,4 +1,4 @@
-"""The key of a gateway's clients: made for this user alone, and shown on a terminal alone."""
+"""The key of a gateway's clients: created for this user only, and shown on a terminal only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _context(folder: Path) -> click.Context:
 
 
 @spec("SEC-14")
-def test_a_generated_key_is_kept_and_an_empty_file_is_made_anew(tmp_path: Path) -> None:
+def test_a_generated_key_is_kept_and_an_empty_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / GENERATED_TOKEN
     first = find_key(_context(tmp_path), NONE, tmp_path)
     assert find_key(_context(tmp_path), NONE, tmp_path) == first
@@ -37,7 +37,7 @@ def test_a_generated_key_is_kept_and_an_empty_file_is_made_anew(tmp_path: Path) 
 
 
 @spec("SEC-14")
-def test_a_link_in_the_place_of_the_generated_key_is_refused(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_generated_key_is_refused(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("the-key-of-somebody-else\n")
     elsewhere.chmod(0o600)

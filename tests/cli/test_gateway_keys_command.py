@@ -1,4 +1,4 @@
-"""`midstream gateway keys`: keys of users that are printed once, listed and revoked."""
+"""`midstream gateway keys`: keys of users, printed once, listed and revoked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_key_is_printed_once_and_its_digest_and_limits_are_stored(run: Run, tm
     assert second.split("\t")[1:] == ["eve", "never ends", "no limits"]
 
 
-def test_keys_are_revoked_by_user_and_by_id_and_stand_in_the_data_folder(run: Run) -> None:
+def test_keys_are_revoked_by_user_and_by_id_and_stored_in_the_data_folder(run: Run) -> None:
     for _ in range(2):
         run("gateway", "keys", "add", "ada")
     run("gateway", "keys", "add", "eve")
@@ -58,7 +58,7 @@ def test_keys_are_revoked_by_user_and_by_id_and_stand_in_the_data_folder(run: Ru
 @pytest.mark.parametrize(
     "words", [("two words",), ("ada", "--tokens-per-day", "0"), ("ada", "--model", "a b")]
 )
-def test_what_is_no_line_is_refused_and_nothing_written(
+def test_an_invalid_line_is_refused_and_nothing_is_written(
     run: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     file = tmp_path / "users"
@@ -66,7 +66,7 @@ def test_what_is_no_line_is_refused_and_nothing_written(
     assert (done.exit_code, done.stdout, file.exists()) == (2, "", False)
 
 
-def test_the_file_of_options_names_the_file_of_users(run: Run, tmp_path: Path) -> None:
+def test_the_options_file_can_give_the_file_of_users(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     config.write_text('upstream = "scripted"\nusers-file = "people"\n')
     run("gateway", "--config", config, "keys", "add", "ada")

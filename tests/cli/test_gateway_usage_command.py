@@ -1,4 +1,4 @@
-"""`midstream gateway usage`: sums of what a store has counted."""
+"""`midstream gateway usage`: sums of the usage in a store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Path:
             clock.time = NOON + day * DAY_S
             name = await ledger.begin(user, model, "")
             await ledger.end(name, Usage(1000, 500, 300, 0, 50), at=clock.time)
-        clock.time = NOON + DAY_S / 2  # the first day is folded, the second not
+        clock.time = NOON + DAY_S / 2  # the first day is folded, the second is not
         await ledger.fold(await ledger.refresh())
         await kept.close()
 
@@ -64,7 +64,7 @@ def test_all_columns_are_shown_by_default(run: Run, store: Path) -> None:
     ]
 
 
-def test_sums_are_by_the_columns_that_are_named_from_a_day_on(run: Run, store: Path) -> None:
+def test_sums_are_by_the_given_columns_from_a_given_day_on(run: Run, store: Path) -> None:
     def report(*words: str) -> list[dict[str, object]]:
         done = run("gateway", "--store", store, "usage", "--json", *words)
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -106,7 +106,7 @@ def test_an_encrypted_store_is_read_with_its_keys_and_refused_without(run: Run, 
     assert (refused.exit_code, "is encrypted; give --key-file" in refused.stderr) == (2, True)
 
 
-def test_a_file_of_options_names_the_store_and_a_word_that_is_no_day_is_refused(
+def test_an_options_file_gives_the_store_and_an_invalid_day_is_refused(
     run: Run, store: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "gateway.toml"

@@ -1,4 +1,4 @@
-"""Ctrl-C is counted, and whoever waits for it is woken."""
+"""Ctrl-C is counted and wakes the waiting task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.cli.interrupts import Interrupts
 WAIT_S = 60.0
 
 
-async def test_every_ctrl_c_is_counted_and_wakes_who_waits() -> None:
+async def test_every_ctrl_c_is_counted_and_wakes_the_waiting_task() -> None:
     before = signal.getsignal(signal.SIGINT)
     async with asyncio.timeout(WAIT_S):
         with Interrupts() as interrupts:

@@ -1,4 +1,4 @@
-"""What the doctor says of secrets: where they are, who may read them, and which are of no use any more."""
+"""The doctor's check of secrets: where they are, who may read them, and which are no longer used."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _keep(path: Path, *keepers: StateFileRef, keyring: OsKeyring | None = None) 
     asyncio.run(keep())
 
 
-def test_without_any_nothing_is_warned_of_and_nothing_is_made(path: Path) -> None:
+def test_without_secrets_there_is_no_warning_and_no_file_is_created(path: Path) -> None:
     check = check_secrets(path)
     assert (check.verdict, path.exists()) == (CheckResult.OK, False)
 
 
-def test_a_check_has_the_numbers_in_the_file_and_in_the_keyring(path: Path, ring: FileKeyring) -> None:
+def test_a_check_has_the_counts_in_the_file_and_in_the_keyring(path: Path, ring: FileKeyring) -> None:
     _keep(path, StateFileRef("one", str(path)), StateFileRef("two", str(path)))
     words = f"2 are stored in {str(path)!r}, which only this user can read"
     assert check_secrets(path) == Check("secrets", CheckResult.OK, words)
@@ -48,13 +48,13 @@ def test_a_check_has_the_numbers_in_the_file_and_in_the_keyring(path: Path, ring
     assert ring.kept() == ["a-secret"]
 
 
-def test_secrets_of_a_checkpoint_that_is_gone_are_warned_of(path: Path, tmp_path: Path) -> None:
+def test_secrets_of_a_missing_checkpoint_are_a_warning(path: Path, tmp_path: Path) -> None:
     _keep(path, StateFileRef("one", str(tmp_path / "gone.db")))
     check = check_secrets(path)
     assert (check.verdict, "1 are no longer used" in check.words) == (CheckResult.WARNING, True)
 
 
-def test_a_file_that_others_may_read_is_a_problem_and_told_as_json_too(run: Run, path: Path) -> None:
+def test_a_file_that_others_may_read_is_a_problem_also_in_json(run: Run, path: Path) -> None:
     _keep(path, StateFileRef("one", str(path)))
     well = json.loads(run("doctor", "--port", "0", "--json").stdout)
     (told,) = [check for check in well["checks"] if check["name"] == "secrets"]

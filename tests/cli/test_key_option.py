@@ -12,7 +12,7 @@ import pytest
 
 from midstream.cli.key_option import FILE_VARIABLE, TOKEN_VARIABLE
 from midstream.store import RemoteKeys, SQLiteStore, encrypt_store
-from tests.cli.conftest import Run, tell
+from tests.cli.conftest import Run, record_sessions
 from tests.cli.processes import Serving
 from tests.cli.processes import run as run_process
 from tests.key_endpoint import TOKEN, key_endpoint
@@ -33,7 +33,7 @@ async def ciphertext(tmp_path: Path, endpoint: str) -> Path:
     """A store with two sessions, encrypted under the keys of the application."""
     path = tmp_path / "sessions.db"
     store = encrypt_store(SQLiteStore(path), RemoteKeys(endpoint, token=TOKEN))
-    await tell(store, {"s": ["What is in the harbour?"], "t": ["canary-7f3a"]})
+    await record_sessions(store, {"s": ["What is in the harbour?"], "t": ["canary-7f3a"]})
     return path
 
 
@@ -63,7 +63,7 @@ def test_commands_read_through_the_endpoint_and_show_no_content_without_it(
 
 
 @spec("SEC-60", "SEC-63")
-def test_a_copy_of_the_ciphertext_is_decrypted_where_the_application_has_its_keys(
+def test_a_copy_of_the_ciphertext_is_decrypted_with_the_applications_keys(
     run: Run, ciphertext: Path, tmp_path: Path
 ) -> None:
     """The server's machine makes the copy without any key; the application needs no endpoint to read it."""
@@ -113,7 +113,7 @@ def test_a_refused_token_is_an_error_of_one_line(
 
 
 @spec("SEC-61", "SEC-63")
-def test_the_token_may_lie_in_a_file_that_only_its_owner_reads(
+def test_the_token_can_be_in_a_file_that_only_its_owner_can_read(
     run: Run, ciphertext: Path, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "token"
@@ -130,7 +130,7 @@ def test_the_token_may_lie_in_a_file_that_only_its_owner_reads(
 
 
 @spec("SEC-62", "SEC-63")
-def test_an_endpoint_that_is_away_is_no_damage(run: Run, ciphertext: Path) -> None:
+def test_an_unreachable_endpoint_is_not_damage(run: Run, ciphertext: Path) -> None:
     away = "http://127.0.0.1:9"
     for command in (
         ("sessions", "list", "--store", ciphertext),
@@ -146,7 +146,7 @@ def test_an_endpoint_that_is_away_is_no_damage(run: Run, ciphertext: Path) -> No
 
 @spec("SEC-60", "SEC-63")
 @pytest.mark.slow
-def test_two_servers_one_after_the_other_have_ciphertext_on_their_disk(tmp_path: Path, endpoint: str) -> None:
+def test_two_servers_in_sequence_store_only_ciphertext(tmp_path: Path, endpoint: str) -> None:
     options = ["--key-file", endpoint]
     with Serving(tmp_path, options=options) as server:
         said = run_process("chat", server.url, "--session", "s", said="the word is canary-7f3a")

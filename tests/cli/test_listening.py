@@ -1,4 +1,4 @@
-"""What the commands that listen share."""
+"""The shared parts of the commands that listen."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tests.spec import spec
 
 
 def options_of(command: click.Command) -> dict[str | None, dict[str, object]]:
-    """Return the options by name, without their variables, which have the name of the command."""
+    """Return the options by name, without their variables, which contain the name of the command."""
     return {each.name: {**each.to_info_dict(), "envvar": None} for each in command.params}
 
 
-def test_serve_and_gateway_listen_by_the_same_options() -> None:
+def test_serve_and_gateway_have_the_same_options_to_listen() -> None:
     ours, theirs = options_of(serve), options_of(gateway)
     shared = {
         "host",
@@ -60,7 +60,7 @@ def test_serve_and_gateway_listen_by_the_same_options() -> None:
     assert (ours["port"]["default"], theirs["port"]["default"]) == (8000, 8100)
 
 
-def test_an_address_has_a_port_of_its_own_and_no_names_unless_they_are_given() -> None:
+def test_an_address_has_its_own_port_and_no_host_names_by_default() -> None:
     @click.command()
     @address_options(port=81)
     @report_options
@@ -77,7 +77,7 @@ def test_an_address_has_a_port_of_its_own_and_no_names_unless_they_are_given() -
     assert (wrong.exit_code, "0<=x<=65535" in wrong.output) == (2, True)
 
 
-def test_a_log_line_names_its_session_and_drives_no_terminal(
+def test_a_log_line_has_its_session_and_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
@@ -90,7 +90,7 @@ def test_a_log_line_names_its_session_and_drives_no_terminal(
     assert line.endswith("WARNING midstream.test: it stalled [session s1]\n")
 
 
-def test_the_collector_of_a_server_looks_less_often_and_not_at_what_was_there_before() -> None:
+def test_the_garbage_collector_of_a_server_runs_less_often_and_skips_earlier_objects() -> None:
     before = gc.get_threshold()
     try:
         tune_garbage_collector()
@@ -101,7 +101,7 @@ def test_the_collector_of_a_server_looks_less_often_and_not_at_what_was_there_be
 
 
 class Kept:
-    """As a session whose cycles nobody cuts: it lives for a while and has a hundred parts."""
+    """An object like a session with reference cycles: it lives for a while and has a hundred parts."""
 
     alive = 0
 
@@ -115,7 +115,7 @@ class Kept:
 
 
 @pytest.mark.slow
-def test_what_waits_for_the_collector_of_a_server_is_bounded() -> None:
+def test_uncollected_objects_of_a_server_are_limited() -> None:
     before, most = gc.get_threshold(), 0
     awake: deque[Kept] = deque(maxlen=1_000)
     try:
@@ -126,11 +126,11 @@ def test_what_waits_for_the_collector_of_a_server_is_bounded() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
-    assert most < 6_000  # 490,000 objects of theirs, besides those that live
+    assert most < 6_000  # 490,000 of their objects, besides the live ones
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
-def test_a_server_may_have_more_connections_than_a_program_usually_has_files() -> None:
+def test_a_server_raises_the_limit_of_open_files() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -143,7 +143,7 @@ def test_a_server_may_have_more_connections_than_a_program_usually_has_files() -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_faster_loop_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_event_loop_is_used_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         assert type(runner.get_loop()).__module__ == "uvloop"
     monkeypatch.setitem(sys.modules, "uvloop", None)

@@ -1,4 +1,4 @@
-"""Log lines: for people or for machines, and never with what was said."""
+"""Log lines: for people or for machines, and never with the content of messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CANARY = "canary-19ab"
 
 def _record(**extra: object) -> logging.LogRecord:
     try:
-        int(CANARY)  # its message quotes what it was given
+        int(CANARY)  # its message quotes its argument
     except ValueError:
         record = logging.LogRecord(
             "midstream.x", logging.ERROR, "x.py", 1, "failed: %s", ("code",), sys.exc_info()
@@ -24,7 +24,7 @@ def _record(**extra: object) -> logging.LogRecord:
     raise AssertionError("a canary is no number")
 
 
-def test_a_json_line_has_ids_and_where_it_was_raised_and_nothing_else() -> None:
+def test_a_json_line_has_ids_and_the_place_of_the_error_and_nothing_else() -> None:
     line = json.loads(JsonLines().format(_record(session="s1", call_id="c1", words=CANARY)))
     at, raised_in = line.pop("at"), line.pop("raised_in")
     assert line == {
@@ -45,7 +45,7 @@ def _overflow(depth: int) -> int:
 
 
 @spec("SEC-77")
-def test_a_line_is_bounded_and_keeps_its_event_and_its_error() -> None:
+def test_a_line_is_limited_and_keeps_its_event_and_its_error() -> None:
     try:
         _overflow(400)
     except ValueError:
@@ -60,7 +60,7 @@ def test_a_line_is_bounded_and_keeps_its_event_and_its_error() -> None:
     assert line["raised_in"][-1].endswith("_overflow")
 
 
-def test_a_line_for_people_names_the_session_and_is_one_of_words() -> None:
+def test_a_line_for_people_has_the_session_and_no_control_characters() -> None:
     record = logging.LogRecord("midstream.x", logging.INFO, "x.py", 1, "a\x1b[31mb", (), None)
     record.session = "s1"
     assert WithSession().format(record).endswith(" INFO midstream.x: ab [session s1]")

@@ -1,4 +1,4 @@
-"""Into a server of this machine: a link for a browser, a token for a script."""
+"""Login into a server of this machine: a link for a browser, a token for a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cli.processes import Serving
 
 
 def _ask(server: Serving, path: str, headers: dict[str, str], body: object = None) -> tuple[int, str]:
-    """Return the status of an answer and the cookie it sets."""
+    """Return the status of an answer and the cookie that it sets."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     method = "GET" if body is None else "POST"
     headers = {"connection": "close", "content-type": "application/json", **headers}
@@ -23,7 +23,7 @@ def _ask(server: Serving, path: str, headers: dict[str, str], body: object = Non
     return answer.status, cookie
 
 
-def test_a_link_and_a_token_open_a_server_that_is_closed_to_others(run: Run, tmp_path: Path) -> None:
+def test_a_link_and_a_token_give_access_to_a_closed_server(run: Run, tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         assert _ask(server, "/v1/sessions", {}) == (401, "")
 
@@ -41,6 +41,6 @@ def test_a_link_and_a_token_open_a_server_that_is_closed_to_others(run: Run, tmp
         assert server.listening["page"] == f"{server.url}/"
 
 
-def test_who_has_no_key_is_told_so(run: Run) -> None:
+def test_a_missing_key_is_reported(run: Run) -> None:
     done = run("token", "https://agents.example")
     assert (done.exit_code, done.stdout, "[unauthorized]" in done.stderr) == (1, "", True)

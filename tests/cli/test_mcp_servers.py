@@ -10,15 +10,15 @@ from midstream.errors import UsageError
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 
-def written(folder: Path, told: object) -> Path:
+def write_file(folder: Path, told: object) -> Path:
     path = folder / "mcp.json"
     path.write_text(told if isinstance(told, str) else json.dumps(told), encoding="utf-8")
     return path
 
 
-def test_the_file_of_other_hosts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mcp_file_of_other_applications_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAIL_TOKEN", "t0ken")
-    path = written(
+    path = write_file(
         tmp_path,
         {
             "mcpServers": {
@@ -57,6 +57,6 @@ def test_the_file_of_other_hosts_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         ({"mcpServers": {"a": {"command": "${NO_SUCH_VARIABLE}"}}}, "NO_SUCH_VARIABLE is not set"),
     ],
 )
-def test_what_is_wrong_in_it_is_said(told: object, words: str, tmp_path: Path) -> None:
+def test_errors_in_the_file_are_reported(told: object, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        read_servers(written(tmp_path, told))
+        read_servers(write_file(tmp_path, told))

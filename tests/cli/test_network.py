@@ -1,4 +1,4 @@
-"""`midstream doctor URL` as people and scripts see it."""
+"""`midstream doctor URL` for people and scripts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _asking() -> AsyncIterator[str]:
 
 @pytest.fixture
 def proxied() -> Iterator[str]:
-    """The address of a proxy that holds answers back, and of a server behind it."""
+    """The address of a proxy that buffers answers, and of a server behind it."""
     with in_a_thread(_proxied) as url:
         yield url
 
@@ -58,7 +58,7 @@ def test_a_script_reads_json_and_the_exit_code(run: Run, proxied: str) -> None:
     assert [each["finding"] for each in report["probed"]] == ["refused", "buffered", "works", "works"]
 
 
-def test_the_exit_code_says_whether_a_stream_gets_through() -> None:
+def test_the_exit_code_shows_whether_a_stream_arrives() -> None:
     clear = NetworkReport("http://s", WORKS, TransportKind.WEBSOCKET)
     refused = Probed("websocket", ProbeOutcome.REFUSED)
     hindered = NetworkReport("http://s", (refused, *WORKS[1:]), TransportKind.SSE)
@@ -66,18 +66,18 @@ def test_the_exit_code_says_whether_a_stream_gets_through() -> None:
     assert [exit_code_of(each) for each in (clear, hindered, shut)] == [0, 6, 1]
 
 
-def test_where_nothing_answers_one_line_says_so(run: Run) -> None:
+def test_an_unreachable_server_is_reported_in_one_line(run: Run) -> None:
     done = run("doctor", "http://127.0.0.1:1")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "[connection_lost]" in done.stderr
 
 
 @pytest.mark.parametrize("more", [["file.json"], ["--fix"], ["--for", "openai-chat"]])
-def test_a_server_is_probed_alone(run: Run, more: list[str]) -> None:
+def test_a_url_excludes_other_arguments(run: Run, more: list[str]) -> None:
     assert run("doctor", "http://127.0.0.1:1", *more).exit_code == 2
 
 
-def test_what_a_person_reads() -> None:
+def test_the_text_output() -> None:
     report = NetworkReport("http://s", WORKS, TransportKind.WEBSOCKET)
     assert [*network_lines(report, Ink(is_terminal=False, is_colored=False), 80)] == [
         "✓ WebSocket    works: 5 chunks, the first after 0.01 s",
@@ -88,7 +88,7 @@ def test_what_a_person_reads() -> None:
     ]
 
 
-def test_what_a_person_reads_where_nothing_gets_through() -> None:
+def test_the_text_output_if_no_stream_arrives() -> None:
     detail = "the first chunk came after 2.4 s: a proxy buffers answers until they are complete"
     probed = (
         Probed("websocket", ProbeOutcome.REFUSED, detail="the handshake was answered with HTTP status 403"),
@@ -111,7 +111,7 @@ def test_what_a_person_reads_where_nothing_gets_through() -> None:
     assert max(map(width_of, lines)) <= 60
 
 
-def test_a_person_is_told_where_a_client_may_stay_with_a_transport_that_is_disturbed() -> None:
+def test_the_text_names_clients_that_may_use_a_disturbed_transport() -> None:
     cut = Probed(
         "websocket", ProbeOutcome.INCOMPLETE, 3, 0.01, "3 of 5 chunks came: a proxy cuts answers short"
     )
@@ -132,7 +132,7 @@ def test_a_person_is_told_where_a_client_may_stay_with_a_transport_that_is_distu
     )
 
 
-def test_a_server_that_asks_who_comes_is_told_from_one_that_has_no_probe(
+def test_a_server_that_requires_a_token_is_distinguished_from_one_without_a_probe(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with in_a_thread(_asking) as url:
@@ -144,7 +144,7 @@ def test_a_server_that_asks_who_comes_is_told_from_one_that_has_no_probe(
     assert done.stderr.rstrip().endswith("with the address of the server and its token. [unauthorized]")
 
 
-def test_only_an_address_is_probed() -> None:
+def test_only_a_url_is_probed() -> None:
     assert [is_address(each) for each in ("http://s", "https://s", "ws://s", "http", "./http:/s")] == [
         True,
         True,

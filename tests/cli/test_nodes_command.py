@@ -25,7 +25,7 @@ from tests.fault.stored import use_postgres
 pytestmark = pytest.mark.fault
 ALICE, OPERATOR = "alice-token-of-43-characters", "operator-token-of-43-characters"
 STALE_S = 2.5
-"""Seconds that the counts of another server may be old."""
+"""Age in seconds that the counts of another server may have."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -122,7 +122,7 @@ def test_wrong_credentials_are_counted_at_all_servers(store: str, tmp_path: Path
             assert len(passed) <= 15 + STALE_S / pause_s + 6, "the other server counts for itself"
             _pause(pause_s)
         assert status == 429
-        # The right credential, and other addresses, pass at both.
+        # The right credential, and other addresses, are accepted by both.
         headers = {"authorization": f"Bearer {ALICE}", "x-forwarded-for": "203.0.113.8"}
         assert client.get(f"{other}/v1/sessions", headers=headers).status_code == 200
 

@@ -1,4 +1,4 @@
-"""The form in which a command prints what it found."""
+"""The forms in which a command prints its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `midstream pool` shows of a store, and what it removes."""
+"""`midstream pool`: its lists of a store's records, and their removal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def pooled(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_listing_through_a_pipe_is_one_line_of_cells_a_record(run: Run, pooled: Path) -> None:
+def test_a_listing_through_a_pipe_is_one_line_of_cells_per_record(run: Run, pooled: Path) -> None:
     done = run("pool", "ls", "--store", pooled)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert [(row[0], row[1], row[2], row[3]) for row in rows] == [
@@ -57,7 +57,7 @@ def test_a_listing_through_a_pipe_is_one_line_of_cells_a_record(run: Run, pooled
     assert done.exit_code == 0
 
 
-def test_json_has_one_object_a_line_with_every_field(run: Run, pooled: Path) -> None:
+def test_json_has_one_object_per_line_with_every_field(run: Run, pooled: Path) -> None:
     first = json.loads(run("pool", "ls", "--json", "--store", pooled).stdout.splitlines()[0])
     assert first["agent"] == "agent-1"
     assert sorted(first) == sorted(
@@ -88,7 +88,7 @@ def test_on_a_terminal_of_80_columns_a_listing_is_a_table(on_terminal: OnTermina
     assert max(map(width_of, lines)) <= 80
 
 
-def test_one_session_is_shown_by_the_beginning_of_its_name(run: Run, pooled: Path) -> None:
+def test_a_session_is_shown_by_a_prefix_of_its_name(run: Run, pooled: Path) -> None:
     done = run("pool", "show", "harb", "--store", pooled)
     assert "agent       agent-1" in done.stdout.splitlines()
     assert json.loads(run("pool", "show", "harb", "--json", "--store", pooled).stdout)["users"] == 1
@@ -103,7 +103,7 @@ def test_one_session_is_shown_by_the_beginning_of_its_name(run: Run, pooled: Pat
         (["clear", "harbour"], 2, "stdin is not a terminal; give --yes to confirm"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_an_exit_code(
+def test_an_error_is_one_line_and_an_exit_code(
     run: Run, pooled: Path, arguments: list[str], code: int, words: str
 ) -> None:
     done = run("pool", *arguments, "--store", pooled)
@@ -112,20 +112,20 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_cleared_session_is_gone_and_the_others_stay(run: Run, pooled: Path) -> None:
+def test_a_cleared_session_is_removed_and_the_others_stay(run: Run, pooled: Path) -> None:
     done = run("pool", "clear", "harbour", "--yes", "--json", "--store", pooled)
     assert json.loads(done.stdout) == {"key": "claude:opus/harbour", "is_removed": True}
     assert "1 record removed." in done.stderr
     assert len(run("pool", "ls", "--store", pooled).stdout.splitlines()) == 2
 
 
-def test_all_records_can_be_cleared_damaged_ones_too(run: Run, pooled: Path) -> None:
+def test_all_records_can_be_cleared_even_damaged_ones(run: Run, pooled: Path) -> None:
     assert "3 records removed." in run("pool", "clear", "--all", "--yes", "--store", pooled).stderr
     done = run("pool", "ls", "--store", pooled)
     assert (done.stdout, done.stderr) == ("", "There are no agents.\n")
 
 
-def test_where_nothing_was_ever_pooled_there_are_no_agents(run: Run, tmp_path: Path) -> None:
+def test_a_store_without_pool_records_has_no_agents(run: Run, tmp_path: Path) -> None:
     done = run("pool", "ls", "--json")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "There are no agents.\n")
     assert "0 records removed." in run("pool", "clear", "--all").stderr
@@ -134,7 +134,7 @@ def test_where_nothing_was_ever_pooled_there_are_no_agents(run: Run, tmp_path: P
     assert (named.exit_code, "no database" in named.stderr) == (3, True)
 
 
-def test_who_is_asked_is_told_what_is_removed(on_terminal: OnTerminal, pooled: Path) -> None:
+def test_the_confirmation_describes_what_is_removed(on_terminal: OnTerminal, pooled: Path) -> None:
     question = "Remove the record of 'harbour'? [y/N]"
     seen = on_terminal("pool", "clear", "harbour", "--store", pooled, answers={question: "n\r"})
     assert question in seen.text
@@ -142,12 +142,12 @@ def test_who_is_asked_is_told_what_is_removed(on_terminal: OnTerminal, pooled: P
 
 
 @pytest.fixture
-def at_the_gateway(tmp_path: Path, pooled: Path) -> Path:
+def gateway_pool(tmp_path: Path, pooled: Path) -> Path:
     return pooled.rename(tmp_path / "gateway.db")
 
 
 @pytest.fixture
-async def pooled_by_both(tmp_path: Path, at_the_gateway: Path) -> None:
+async def serve_and_gateway_pools(tmp_path: Path, gateway_pool: Path) -> None:
     store = SQLiteStore(tmp_path / "sessions.db")
     await store.open()
     record = create_fresh(outline("", (), (), {}, HISTORY), upstream="codex", now=1_700_000_003.0)
@@ -157,8 +157,8 @@ async def pooled_by_both(tmp_path: Path, at_the_gateway: Path) -> None:
     await store.close()
 
 
-@pytest.mark.usefixtures("pooled_by_both")
-def test_without_a_name_it_looks_where_the_gateway_and_serve_keep_theirs(run: Run) -> None:
+@pytest.mark.usefixtures("serve_and_gateway_pools")
+def test_without_a_store_it_uses_the_defaults_of_gateway_and_serve(run: Run) -> None:
     def listed() -> list[str]:
         return [line.split("\t")[0] for line in run("pool", "ls").stdout.splitlines()]
 
@@ -196,7 +196,7 @@ def test_the_records_of_an_encrypted_store_are_read_and_removed_with_its_key_fil
     assert run("pool", "ls", *opened).stdout == ""
 
 
-def test_another_key_file_opens_no_record(run: Run, encrypted_pool: tuple[Path, Path]) -> None:
+def test_another_key_file_decrypts_no_record(run: Run, encrypted_pool: tuple[Path, Path]) -> None:
     path, keys = encrypted_pool
     other = keys.with_name("other")
     FileKeys.make(other)

@@ -1,4 +1,4 @@
-"""What a person is shown, and what the line they type decides."""
+"""Questions on the terminal: their text, and the decision of a typed line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from midstream.session.questions import Question
 from tests.spec import spec
 
 
-def about(kind: QuestionKind, arguments: str = '{"sum":3}', text: str = "") -> Question:
+def question(kind: QuestionKind, arguments: str = '{"sum":3}', text: str = "") -> Question:
     return Question("s1", 1, 1, "c1", kind, "d", "pay", arguments, CHOICES[kind], 5.0, text)
 
 
 APPROVAL, QUESTION, DOUBT = (
-    about(kind) for kind in (QuestionKind.APPROVAL, QuestionKind.QUESTION, QuestionKind.DOUBT)
+    question(kind) for kind in (QuestionKind.APPROVAL, QuestionKind.QUESTION, QuestionKind.DOUBT)
 )
-WHICH = about(QuestionKind.QUESTION, '{"question":"Which?","options":["red","dark blue"]}', "Which?")
+WHICH = question(QuestionKind.QUESTION, '{"question":"Which?","options":["red","dark blue"]}', "Which?")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ WHICH = about(QuestionKind.QUESTION, '{"question":"Which?","options":["red","dar
         (DOUBT, "y", None),
     ],
 )
-def test_a_line_decides_or_the_person_is_asked_again(
+def test_a_line_is_a_decision_or_the_question_is_repeated(
     question: Question, line: str, decision: Decision | None
 ) -> None:
     asking = QuestionPrompt(question)
@@ -61,7 +61,7 @@ def test_a_line_decides_or_the_person_is_asked_again(
     assert asking.prompt == before
 
 
-def test_arguments_are_edited_as_json_and_only_as_that() -> None:
+def test_arguments_are_edited_as_json_only() -> None:
     asking = QuestionPrompt(APPROVAL)
     assert asking.take("e") is None
     assert "as JSON" in asking.prompt
@@ -71,14 +71,14 @@ def test_arguments_are_edited_as_json_and_only_as_that() -> None:
     assert asking.take('{"sum":2}') == Decision(Choice.ALLOW, arguments='{"sum":2}')
 
 
-def test_who_thinks_better_of_editing_is_asked_again() -> None:
+def test_an_empty_edit_repeats_the_question() -> None:
     asking = QuestionPrompt(APPROVAL)
     asking.take("edit")
     assert asking.take("") is None
     assert asking.take("n") == Decision(Choice.DENY)
 
 
-def test_an_approval_shows_the_call_why_it_is_asked_and_until_when() -> None:
+def test_an_approval_shows_the_call_its_reason_and_its_deadline() -> None:
     question = replace(APPROVAL, text="It is a lot.", expires_at=60.0, agents=("boss", "clerk"))
     shown = [*question_lines(question, PLAIN, 60)]
     assert shown[:5] == [
@@ -99,10 +99,10 @@ def test_a_question_shows_its_options_and_not_its_arguments() -> None:
         "         1  red",
         "         2  dark blue",
     ]
-    assert options_of(about(QuestionKind.QUESTION, "no json")) == []
+    assert options_of(question(QuestionKind.QUESTION, "no json")) == []
 
 
-def test_the_command_that_answers_decides_nothing_when_it_is_pasted() -> None:
+def test_the_suggested_answer_command_decides_nothing_by_itself() -> None:
     hostile = replace(APPROVAL, call_id="c1; rm -rf ~\x1b[2J")
     assert answer_command(hostile, "http://x") == (
         "allow or deny: midstream sessions answer s1 CHOICE --call 'c1; rm -rf ~⟨U+001B⟩[2J' --url http://x"
@@ -110,33 +110,33 @@ def test_the_command_that_answers_decides_nothing_when_it_is_pasted() -> None:
     assert "|" not in answer_command(DOUBT)
 
 
-def test_what_is_shown_cannot_act_on_the_terminal() -> None:
-    hostile = about(QuestionKind.APPROVAL, '{"a":"\x1b[2J\u202e"}'.ljust(10), "\x1b]0;owned\x07 text")
+def test_a_question_contains_no_control_characters() -> None:
+    hostile = question(QuestionKind.APPROVAL, '{"a":"\x1b[2J\u202e"}'.ljust(10), "\x1b]0;owned\x07 text")
     lines = [*question_lines(replace(hostile, name="p\x1bay\ny"), PLAIN, 60)]
     assert not any("\x1b" in line or "\u202e" in line or "\n" in line for line in lines)
     assert "⟨U+001B⟩[2J⟨U+202E⟩" in "".join(lines)
 
 
 @spec("SEC-71")
-def test_every_character_of_an_argument_is_shown() -> None:
+def test_every_character_of_an_argument_is_visible() -> None:
     command = "ls" + " " * 300 + "; rm -rf /\U000e0041\u2028\u00ad"
-    lines = [*question_lines(about(QuestionKind.APPROVAL, '{"a":"' + command + '"}'), PLAIN, 60)]
+    lines = [*question_lines(question(QuestionKind.APPROVAL, '{"a":"' + command + '"}'), PLAIN, 60)]
     shown = "".join(line.removeprefix(" " * 9) for line in lines)
     assert "ls" + " " * 300 + "; rm -rf /⟨U+E0041⟩⟨U+2028⟩⟨U+00AD⟩" in shown
 
 
-def test_arguments_that_are_too_deep_for_a_decoder_are_shown_as_they_are() -> None:
-    deep = about(QuestionKind.APPROVAL, "[" * 3000 + "]" * 3000)
+def test_too_deeply_nested_arguments_are_shown_unformatted() -> None:
+    deep = question(QuestionKind.APPROVAL, "[" * 3000 + "]" * 3000)
     shown = "".join(line.strip() for line in question_lines(deep, PLAIN, 60))
     assert "[" * 3000 + "]" * 3000 in shown
 
 
-LONG = about(QuestionKind.APPROVAL, '{"a":"' + "x " * 1500 + '"}')
+LONG = question(QuestionKind.APPROVAL, '{"a":"' + "x " * 1500 + '"}')
 
 
 @spec("SEC-71")
 @pytest.mark.parametrize("kind", [QuestionKind.APPROVAL, QuestionKind.DOUBT])
-def test_a_call_runs_only_after_its_last_line_was_shown(kind: QuestionKind) -> None:
+def test_a_call_is_allowed_only_after_its_last_line_was_shown(kind: QuestionKind) -> None:
     question = replace(LONG, kind=kind)
     lines = [*question_lines(question, PLAIN, 60)]
     runs = {QuestionKind.APPROVAL: "y", QuestionKind.DOUBT: "a"}[kind]
@@ -155,13 +155,13 @@ def test_a_call_runs_only_after_its_last_line_was_shown(kind: QuestionKind) -> N
 
 
 @spec("SEC-71")
-def test_a_call_is_denied_before_its_last_line_was_shown() -> None:
+def test_a_call_can_be_denied_before_its_last_line_was_shown() -> None:
     asking = QuestionPrompt(LONG, [*question_lines(LONG, PLAIN, 60)])
     asking.new_lines()
     assert asking.take("n too long") == Decision(Choice.DENY, "too long")
 
 
-def test_arguments_that_cannot_be_changed_are_not_offered_for_it() -> None:
+def test_the_edit_of_fixed_arguments_is_not_offered() -> None:
     fixed = QuestionPrompt(replace(APPROVAL, is_fixed=True))
     assert "[e]dit" in QuestionPrompt(APPROVAL).prompt
     assert fixed.prompt.strip() == "[y]es, [n]o (and why) >"

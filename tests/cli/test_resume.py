@@ -1,4 +1,4 @@
-"""Going on with what was interrupted, from the place where the terminal stopped."""
+"""Continuation of interrupted turns, from the position where the terminal stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def server(tmp_path: Path) -> Iterator[Serving]:
         yield serving
 
 
-def test_what_can_go_on_is_listed(run: Run, server: Serving) -> None:
+def test_resumable_turns_are_listed(run: Run, server: Serving) -> None:
     nothing = run("resume", "--url", server.url)
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     say(server, "good", "hello", until="turn_ended")
@@ -31,7 +31,7 @@ def test_what_can_go_on_is_listed(run: Run, server: Serving) -> None:
     assert json.loads(run("resume", "--url", server.url, "--json").stdout)["id"] == "bad"
 
 
-def test_a_failed_turn_goes_on_and_its_rest_is_shown(run: Run, server: Serving) -> None:
+def test_a_failed_turn_continues_and_its_rest_is_shown(run: Run, server: Serving) -> None:
     say(server, "bad", "fail once", until="turn_ended")
     done = run("resume", "bad", "--url", server.url)
     assert (done.exit_code, done.stdout) == (0, "Now it works.\n")
@@ -40,17 +40,17 @@ def test_a_failed_turn_goes_on_and_its_rest_is_shown(run: Run, server: Serving) 
     assert (again.exit_code, again.stdout, "[nothing_to_resume]" in again.stderr) == (4, "", True)
 
 
-def test_a_turn_that_fails_again_says_so(run: Run, server: Serving) -> None:
+def test_a_turn_that_fails_again_is_reported(run: Run, server: Serving) -> None:
     say(server, "bad", "fail", until="turn_ended")
     done = run("resume", "bad", "--url", server.url)
     assert (done.exit_code, done.stdout) == (5, "")
 
 
-def test_a_session_that_is_not_there_is_told_as_such(run: Run, server: Serving) -> None:
+def test_an_unknown_session_is_reported(run: Run, server: Serving) -> None:
     assert run("resume", "nowhere", "--url", server.url).exit_code == 3
 
 
-def test_a_turn_that_waits_for_a_person_is_taken_up_by_whoever_comes(server: Serving, tmp_path: Path) -> None:
+def test_any_client_can_answer_a_turn_that_waits_for_a_person(server: Serving, tmp_path: Path) -> None:
     say(server, "mine", "ask", until="question_asked")
     environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
     terminal = Terminal(["resume", "mine", "--url", server.url], environment)
@@ -58,7 +58,7 @@ def test_a_turn_that_waits_for_a_person_is_taken_up_by_whoever_comes(server: Ser
     terminal.until("your answer >")
     terminal.press("the red one\n")
     terminal.until("I was told: the red one")
-    assert terminal.ended().code == 0
+    assert terminal.read_to_end().code == 0
 
 
 WITH_PAY = """
@@ -76,9 +76,7 @@ WITHOUT_PAY = WITH_PAY.replace(", tools=[pay]", "")
 
 
 @spec("TURN-90")
-def test_a_turn_whose_tool_is_gone_is_shown_and_goes_on_when_that_is_asked_for(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_turn_whose_tool_is_missing_is_shown_and_continues_on_request(run: Run, tmp_path: Path) -> None:
     with Serving(tmp_path, app=WITH_PAY) as server:
         say(server, "s", "pay", until="question_asked")
         server.kill()
@@ -88,7 +86,7 @@ def test_a_turn_whose_tool_is_gone_is_shown_and_goes_on_when_that_is_asked_for(
         terminal.until("it waits for agent")
         terminal.until("midstream sessions resume s")
         terminal.press("\x03")
-        terminal.ended()
+        terminal.read_to_end()
         refused = run("chat", server.url, "--session", "s", "--message", "and?")
         assert "'pay'" in refused.stderr
         assert "[agent_mismatch]" in refused.stderr

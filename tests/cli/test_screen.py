@@ -1,4 +1,4 @@
-"""A session as it happens, on a terminal and through a pipe."""
+"""A live session, on a terminal and through a pipe."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def through_pipe(*records: Record) -> tuple[str, str]:
     return "".join(said), "".join(told)
 
 
-def test_words_are_wrapped_at_spaces_wherever_the_pieces_were_cut() -> None:
+def test_text_is_wrapped_at_spaces_wherever_the_deltas_were_cut() -> None:
     seen: list[str] = []
     flow = Flow(seen.append, indent="  ", width=12)
     for piece in ("one tw", "o thr", "ee\n\nfo", "ur a-word-longer-than-a-line"):
@@ -71,7 +71,7 @@ def test_words_are_wrapped_at_spaces_wherever_the_pieces_were_cut() -> None:
     assert "".join(seen) == "one two\n  three\n  \n  four\n  a-word-longer-than-a-line\n"
 
 
-def test_spaces_are_kept_inside_and_dropped_where_words_begin() -> None:
+def test_inner_spaces_are_kept_and_leading_ones_dropped() -> None:
     seen: list[str] = []
     flow = Flow(seen.append, indent="  ", width=20)
     for piece in (" on", " from", " here:\n  x =  1"):
@@ -80,7 +80,7 @@ def test_spaces_are_kept_inside_and_dropped_where_words_begin() -> None:
     assert "".join(seen) == "on from here:\n    x =  1\n"
 
 
-def test_what_the_user_said_is_wrapped() -> None:
+def test_the_users_text_is_wrapped() -> None:
     asked = MessageAccepted(1, UserMessage.of("one two three four five six seven"), 1.0)
     assert on_terminal(asked) == "you    one two three four five\n       six seven\n"
 
@@ -89,7 +89,7 @@ RUNS = Delta(1, 1, 1, 1, "thinking", "", UpstreamCall("u", "grep", '{"for":"x"}'
 RAN = Delta(1, 1, 1, 1, "thinking", "", UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK))
 
 
-def test_a_tool_that_the_upstream_runs_is_one_line_that_is_written_over() -> None:
+def test_a_tool_of_the_upstream_is_one_line_that_is_overwritten() -> None:
     after = Delta(1, 1, 1, 2, "text", "Found.")
     seen = on_terminal(words("Hm."), RUNS, RAN, after, width=60)
     assert seen == (
@@ -99,13 +99,13 @@ def test_a_tool_that_the_upstream_runs_is_one_line_that_is_written_over() -> Non
     )
 
 
-def test_through_a_pipe_it_is_two_lines() -> None:
+def test_through_a_pipe_a_tool_of_the_upstream_is_two_lines() -> None:
     said, told = through_pipe(words("Hm."), RUNS, RAN)
     assert said == ""
     assert told == '       · grep {"for":"x"} running, elsewhere\n       ✓ grep {"for":"x"} ok, elsewhere\n'
 
 
-def test_where_words_came_between_the_end_is_a_line_of_its_own() -> None:
+def test_after_text_the_end_of_a_tool_is_a_separate_line() -> None:
     seen = on_terminal(RUNS, Delta(1, 1, 1, 2, "text", "I wait."), RAN, width=60)
     assert seen == (
         '       · grep {"for":"x"} running, elsewhere\n'
@@ -114,7 +114,7 @@ def test_where_words_came_between_the_end_is_a_line_of_its_own() -> None:
     )
 
 
-def test_through_a_pipe_responses_come_whole_and_talk_goes_apart() -> None:
+def test_through_a_pipe_responses_are_whole_and_messages_separate() -> None:
     done = ResponseCompleted(1, 2, 1, Response((Text("Done now."),), Finish.STOP), 3.0)
     said, told = through_pipe(
         words("Hm"), words("."), CALLED, STARTED, ENDED, words("Done "), words("now."), done
@@ -123,13 +123,13 @@ def test_through_a_pipe_responses_come_whole_and_talk_goes_apart() -> None:
     assert told.splitlines() == ["       · look {} running", "       ✓ look {} ok 1.0 s"]
 
 
-def test_on_a_terminal_the_line_of_a_call_is_written_over_when_it_ends() -> None:
+def test_on_a_terminal_the_line_of_a_call_is_overwritten_when_it_ends() -> None:
     assert on_terminal(words("Hm."), CALLED, STARTED, ENDED) == (
         "agent  Hm.\n       · look {} running\r\x1b[K       ✓ look {} ok 1.0 s\n"
     )
 
 
-def test_a_line_that_is_no_longer_the_last_one_is_not_written_over() -> None:
+def test_a_line_that_is_no_longer_the_last_one_is_not_overwritten() -> None:
     seen = on_terminal(CALLED, STARTED, EpochStarted(2, "other", 1.5), ENDED)
     assert seen.splitlines() == [
         "       · look {} running",
@@ -138,11 +138,11 @@ def test_a_line_that_is_no_longer_the_last_one_is_not_written_over() -> None:
     ]
 
 
-def test_a_call_whose_response_was_not_seen_still_ends() -> None:
+def test_a_call_without_its_response_still_ends() -> None:
     assert on_terminal(STARTED, ENDED) == "       ✓ call c1 ok\n"
 
 
-def test_what_happens_to_the_turn_is_told() -> None:
+def test_events_of_the_turn_are_reported() -> None:
     seen = on_terminal(
         MessageAccepted(1, UserMessage.of("hi\x1b[2J"), 1.0),
         AttemptStarted(1, 1, 1, 1.0),
@@ -163,19 +163,19 @@ def test_what_happens_to_the_turn_is_told() -> None:
     ]
 
 
-def test_thinking_stands_apart_from_words() -> None:
+def test_thinking_is_separate_from_text() -> None:
     whole = ResponseCompleted(1, 1, 1, Response((Thinking("hm"), Text("Hello.")), Finish.STOP), 1.0)
     ended = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
     said, told = through_pipe(words("hm", "thinking"), words("Hello."), whole, ended)
     assert (said, told) == ("Hello.\n", "thinking: hm\n")
 
 
-def test_escape_sequences_in_words_are_taken_out() -> None:
+def test_escape_sequences_in_text_are_removed() -> None:
     whole = ResponseCompleted(1, 1, 1, Response((Text("a\x1b[2Jb\u202e"),), Finish.STOP), 1.0)
     assert through_pipe(whole)[0] == "ab\n"
 
 
-def test_a_pipe_gets_no_words_that_may_become_void() -> None:
+def test_a_pipe_receives_no_text_that_may_be_replaced() -> None:
     begun = (AttemptStarted(1, 1, 1, 1.0), words("Hel"), AttemptStarted(1, 1, 2, 2.0), words("Hello"))
     assert through_pipe(*begun)[0] == ""
     whole = ResponseCompleted(1, 1, 2, Response((Text("Hello."),), Finish.STOP), 3.0)
@@ -184,12 +184,12 @@ def test_a_pipe_gets_no_words_that_may_become_void() -> None:
     assert (said, "the answer was interrupted: Hello\n" in told) == ("", True)
 
 
-def test_tools_that_came_or_went_are_a_remark() -> None:
+def test_added_and_removed_tools_are_reported() -> None:
     said, told = through_pipe(ToolsChanged(1, 1.0, added=("files__read",)))
     assert (said, "tools added: files__read" in told) == ("", True)
 
 
-def test_silence_and_its_end_are_noted_and_words_go_on_where_they_were_cut() -> None:
+def test_silence_and_its_end_are_reported_and_the_text_continues_where_it_was_cut() -> None:
     told = on_terminal(
         words("Half a "),
         StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1.0),

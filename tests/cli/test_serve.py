@@ -1,4 +1,4 @@
-"""`midstream serve` as a process: it says where it listens, and what is wrong in one line."""
+"""`midstream serve` as a process: it prints its address, and errors in one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.processes import APP, WAIT_S, Serving, run
 from tests.spec import spec
 
 
-def test_it_says_where_it_listens_and_ends_well_on_ctrl_c(tmp_path: Path) -> None:
+def test_it_prints_its_address_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         assert server.listening["agent"] == "tested"
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -31,7 +31,7 @@ def test_it_says_where_it_listens_and_ends_well_on_ctrl_c(tmp_path: Path) -> Non
         assert server.interrupt() == (0, "")
 
 
-def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_in_one_line(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         done = run(
             "--home", tmp_path / "other", "serve", "told:agent", "--port", str(server.port), cwd=tmp_path
@@ -43,7 +43,7 @@ def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
         )
 
 
-def test_an_agent_that_is_not_there_is_said_in_one_line(run: Run) -> None:
+def test_a_missing_agent_is_reported_in_one_line(run: Run) -> None:
     done = run("serve", "no_such_app:agent")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "[agent_not_found]" in done.stderr
@@ -65,7 +65,7 @@ def test_an_agent_that_is_not_there_is_said_in_one_line(run: Run) -> None:
         (("--allow-origin", "https://app.example/path"), "an origin must look like 'https://app.example'"),
     ],
 )
-def test_a_door_that_would_stand_open_is_refused(
+def test_a_public_address_without_authentication_is_refused(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], words: str
 ) -> None:
     (tmp_path / "told.py").write_text(APP)
@@ -83,30 +83,30 @@ def test_a_door_that_would_stand_open_is_refused(
 
 
 @spec("SEC-87")
-def test_pages_of_the_origins_that_are_named_may_use_the_server_without_cookies(tmp_path: Path) -> None:
+def test_pages_of_the_allowed_origins_can_use_the_server_without_cookies(tmp_path: Path) -> None:
     named = ["https://app.example", "http://localhost:5173"]
     options = ["--no-auth", *(word for origin in named for word in ("--allow-origin", origin))]
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
     with Serving(tmp_path, options=options) as server:
         for origin in named:
-            status, headers = _asked(server, "OPTIONS", {"origin": origin, **asked})
+            status, headers = _request(server, "OPTIONS", {"origin": origin, **asked})
             assert (status, headers["access-control-allow-origin"]) == (204, origin)
             assert "access-control-allow-credentials" not in headers
-            assert _asked(server, "GET", {"origin": origin})[0] == 200
+            assert _request(server, "GET", {"origin": origin})[0] == 200
         for method in ("OPTIONS", "GET"):
-            status, headers = _asked(server, method, {"origin": "https://evil.example", **asked})
+            status, headers = _request(server, method, {"origin": "https://evil.example", **asked})
             assert (status, "access-control-allow-origin" in headers) == (403, False)
         assert server.interrupt()[0] == 0
 
 
-def _asked(server: Serving, method: str, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
+def _request(server: Serving, method: str, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
         connection.request(method, "/v1/sessions", headers=headers)
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}
 
 
-def test_how_streams_are_served_is_changed_while_it_runs(tmp_path: Path) -> None:
+def test_transport_settings_can_change_while_it_runs(tmp_path: Path) -> None:
     told = tmp_path / "streams.toml"
     told.write_text("heartbeat_s = 7\n")
     with Serving(tmp_path, options=["--settings", str(told)]) as server:
@@ -119,7 +119,7 @@ def test_how_streams_are_served_is_changed_while_it_runs(tmp_path: Path) -> None
         assert server.interrupt()[0] == 0
 
 
-def test_settings_that_are_none_are_refused_at_the_start(
+def test_invalid_settings_are_refused_at_the_start(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "told.py").write_text(APP)
@@ -131,7 +131,7 @@ def test_settings_that_are_none_are_refused_at_the_start(
     assert "heartbeats are 0.1 to 300 seconds apart" in done.stderr
 
 
-def test_how_much_is_kept_is_said_and_clients_are_told(tmp_path: Path) -> None:
+def test_retention_options_are_sent_to_clients(tmp_path: Path) -> None:
     options = {
         "--keep-events-days": "1.5",
         "--keep-events-count": "2000",
@@ -148,7 +148,7 @@ def test_how_much_is_kept_is_said_and_clients_are_told(tmp_path: Path) -> None:
         assert server.interrupt()[0] == 0
 
 
-def test_where_all_is_kept_clients_are_told_of_no_limit(tmp_path: Path) -> None:
+def test_without_retention_limits_clients_receive_none(tmp_path: Path) -> None:
     names = ("--keep-events-days", "--keep-events-count", "--keep-events-mib", "--keep-sessions-days")
     with Serving(tmp_path, options=[word for name in names for word in (name, "all")]) as server:
         told = _welcome(server)["retention"]
@@ -158,14 +158,14 @@ def test_where_all_is_kept_clients_are_told_of_no_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["0", "-1", "nan", "many", ""])
 @pytest.mark.parametrize("name", ["events-days", "events-count", "events-mib", "sessions-days"])
-def test_a_limit_of_what_is_kept_that_is_none_is_refused(run: Run, name: str, limit: str) -> None:
+def test_an_invalid_retention_limit_is_refused(run: Run, name: str, limit: str) -> None:
     done = run("serve", "no_such_app:agent", f"--keep-{name}", limit)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"'--keep-{name}': {limit!r} is not a limit" in done.stderr
     assert "'all'" in done.stderr
 
 
-def test_events_are_counted_in_whole_numbers(run: Run) -> None:
+def test_the_limit_of_events_is_a_whole_number(run: Run) -> None:
     done = run("serve", "no_such_app:agent", "--keep-events-count", "1.5")
     assert "'1.5' is not a limit; give a whole number above 0, or 'all'" in done.stderr
 
@@ -178,7 +178,7 @@ def _welcome(server: Serving) -> dict[str, Any]:
         return welcome
 
 
-def test_it_can_be_watched(tmp_path: Path) -> None:
+def test_it_has_metrics_and_health_endpoints(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--metrics", "--otel", "--log-format", "json"]) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/metrics", headers=headers_for(server.url))
@@ -187,7 +187,7 @@ def test_it_can_be_watched(tmp_path: Path) -> None:
     assert "midstream_streams 0.0" in page
 
 
-def test_a_store_that_is_no_database_is_said_in_one_line(
+def test_a_store_that_is_not_a_database_is_reported_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "told.py").write_text(APP)
@@ -209,7 +209,7 @@ server.run()
 
 
 def _ends(pid: int) -> bool:
-    """Whether a process that is no child of ours ends."""
+    """Return whether a process that is not our child ends."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         try:
@@ -221,7 +221,7 @@ def _ends(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [Serving.terminate, Serving.kill])
-def test_tools_of_a_server_are_added_and_it_ends_with_us(
+def test_tools_of_an_mcp_server_are_added_and_it_ends_with_the_server(
     tmp_path: Path, end: Callable[[Serving], object]
 ) -> None:
     (tmp_path / "tools.py").write_text(MCP_SERVER)
@@ -234,7 +234,7 @@ def test_tools_of_a_server_are_added_and_it_ends_with_us(
     assert _ends(int((tmp_path / "pid").read_text()))
 
 
-def test_a_store_may_be_named_by_a_url(tmp_path: Path) -> None:
+def test_a_store_can_be_given_by_a_url(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--store", "sqlite:///by-url.db"]) as server:
         assert server.listening["store"] == "sqlite:///by-url.db"
         assert run("chat", server.url, "--session", "s", said="hello").returncode == 0
@@ -248,7 +248,7 @@ def test_a_store_may_be_named_by_a_url(tmp_path: Path) -> None:
     assert "sqlite:" in refused.stderr
 
 
-def test_sessions_are_encrypted_under_a_key_of_ones_own(tmp_path: Path) -> None:
+def test_sessions_are_encrypted_under_a_given_key(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
         said = run("chat", server.url, "--session", "s", said="the word is canary-7f3a")
@@ -265,7 +265,7 @@ def test_sessions_are_encrypted_under_a_key_of_ones_own(tmp_path: Path) -> None:
             assert b"canary-7f3a" in connection.getresponse().read()
 
 
-def test_a_key_file_that_is_not_there_is_not_made_for_a_store_that_is(
+def test_a_missing_key_file_is_not_created_for_an_existing_store(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "told.py").write_text(APP)

@@ -1,4 +1,4 @@
-"""What a person does about sessions from a script: see what waits, answer, resume, stop, take back."""
+"""Actions on sessions from a script: list open questions, answer, resume, cancel, withdraw."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def keys(server: Serving, key: str) -> dict[str, str]:
 
 
 def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
-    """Say something and read the events until a record of this kind comes."""
+    """Send a message and read the events until a record of this kind arrives."""
     url = f"{server.url}/v1/sessions/{session}/commands"
     sent = httpx2.post(url, json=command(words=words), headers=keys(server, key), timeout=60)
     assert sent.status_code == 200
@@ -36,7 +36,7 @@ def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1
 
 
 def follow(server: Serving, session: str, *, until: str, key: str = "k1") -> None:
-    """Read the events of a stream from its beginning until a record of this kind comes."""
+    """Read the events of a stream from its start until a record of this kind arrives."""
     url = f"{server.url}/v1/sessions/{session}/events"
     with httpx2.stream("GET", url, headers=keys(server, key), timeout=60) as events:
         assert any(f'"type":"{until}"' in line for line in events.iter_lines())
@@ -46,7 +46,7 @@ def lines(output: str) -> list[Json]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-def test_what_waits_is_listed_by_the_server_and_from_the_store_alike(run: Run, server: Serving) -> None:
+def test_open_questions_are_the_same_from_the_server_and_from_the_store(run: Run, server: Serving) -> None:
     nothing = run("sessions", "questions", "--url", server.url)
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert nothing.stderr == "There are no open questions.\n"
@@ -62,7 +62,7 @@ def test_what_waits_is_listed_by_the_server_and_from_the_store_alike(run: Run, s
     assert of_one.stdout == 'b::1.1.0\tc1\tapproval\tpay\t{"sum": 7}\t\n'
 
 
-def test_on_a_terminal_a_question_stands_with_the_command_that_answers_it(
+def test_on_a_terminal_a_question_has_the_command_that_answers_it(
     on_terminal: OnTerminal, server: Serving
 ) -> None:
     say(server, "a", "pay", until="question_asked")
@@ -83,7 +83,7 @@ def test_on_a_terminal_a_call_is_shown_whole_before_it_is_allowed(
     assert (allowed.code, "Answered: pay: allow." in allowed.text) == (0, True)
 
 
-def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
+def test_an_answer_is_accepted_once(run: Run, server: Serving) -> None:
     say(server, "a", "pay", until="question_asked")
     wrong = run("sessions", "answer", "a", "respond", "--text", "yes", "--url", server.url)
     assert (wrong.exit_code, "[answer_mismatch]" in wrong.stderr) == (4, True)
@@ -100,7 +100,7 @@ def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
     assert (server.store.parent / "ledger").read_text() == "1\n"
 
 
-def test_sessions_of_sub_agents_are_listed_and_named_only_on_demand(run: Run, server: Serving) -> None:
+def test_sessions_of_sub_agents_are_listed_and_completed_only_on_demand(run: Run, server: Serving) -> None:
     say(server, "boss-1", "delegate", until="question_asked")
     listed = [run("sessions", "list", *more, "--store", server.store).stdout for more in ([], ["--all"])]
     names = [[row.split("\t")[0] for row in rows.splitlines()] for rows in listed]
@@ -112,9 +112,7 @@ def test_sessions_of_sub_agents_are_listed_and_named_only_on_demand(run: Run, se
     assert [each.startswith("boss-1::1.1.0:") for each in shown] == [False, False, True]
 
 
-def test_a_sub_agents_question_is_answered_through_the_session_that_called_it(
-    run: Run, server: Serving
-) -> None:
+def test_a_sub_agents_question_is_answered_through_the_parent_session(run: Run, server: Serving) -> None:
     say(server, "b", "delegate", until="question_asked")
     done = run("sessions", "answer", "b", "allow", "--json", "--url", server.url)
     assert lines(done.stdout) == [{"session": "b::1.1.0", "call_id": "c1", "choice": "allow"}]
@@ -131,7 +129,7 @@ def test_a_sub_agents_question_is_answered_through_the_session_that_called_it(
         (["cancel", "nowhere"], 3, "[session_not_found]"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(
+def test_an_error_is_reported_in_one_line(
     run: Run, server: Serving, arguments: list[str], code: int, words: str
 ) -> None:
     say(server, "a", "pay", until="question_asked")
@@ -139,7 +137,7 @@ def test_what_cannot_be_done_is_said_in_a_line(
     assert (done.exit_code, words in done.stderr, done.stdout) == (code, True, "")
 
 
-def test_a_waiting_message_is_taken_back_and_the_turn_stopped(run: Run, server: Serving) -> None:
+def test_a_waiting_message_is_withdrawn_and_the_turn_cancelled(run: Run, server: Serving) -> None:
     say(server, "a", "pay", until="question_asked")
     say(server, "a", "look", until="message_queued", key="k2")
     back = run("sessions", "withdraw", "a", "--number", "1", "--json", "--url", server.url)

@@ -1,4 +1,4 @@
-"""Where the commands about sessions look."""
+"""The source of the commands about sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.errors import UsageError
 from midstream.paths import Paths
 
 
-def test_one_place_is_looked_into(tmp_path: Path) -> None:
+def test_a_store_and_a_url_exclude_each_other(tmp_path: Path) -> None:
     invocation = Invocation(Paths(tmp_path, tmp_path), "never")
     assert isinstance(source_of(invocation, None, None), StoreSource)
     assert isinstance(source_of(invocation, None, "http://127.0.0.1:8000"), ServerSource)
@@ -22,5 +22,5 @@ def test_one_place_is_looked_into(tmp_path: Path) -> None:
         source_of(invocation, str(tmp_path / "s.db"), "http://127.0.0.1:8000")
 
 
-def test_json_is_harmless_to_print() -> None:
+def test_json_output_is_safe_to_print() -> None:
     assert json_of({"text": "a\x1bb\u202e"}) == '{"text":"a\\u001bb\\u202e"}'

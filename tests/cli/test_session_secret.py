@@ -1,4 +1,4 @@
-"""Sessions that only their clients can open, at the command line."""
+"""Sessions that only their clients can open, on the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.spec import spec
 SECRET = "s" * 43
 
 
-def test_a_secret_is_brought_by_a_file_or_the_environment(
+def test_a_secret_comes_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_env_secret() == ""
@@ -50,20 +50,22 @@ async def _kept(path: Path) -> None:
     await store.close()
 
 
-def test_else_the_one_is_shown_that_chat_keeps(tmp_path: Path) -> None:
+def test_otherwise_the_secret_stored_by_chat_is_sent(tmp_path: Path) -> None:
     places = Paths.find(tmp_path)
     assert read_secrets("http://127.0.0.1:1", "s", places) == SecretsToShow()
     asyncio.run(_kept(places.secrets))
     assert read_secrets("http://127.0.0.1:1/", "s::child", places) == SecretsToShow(SECRET)
     assert read_secrets("http://127.0.0.1:1", "other", places) == SecretsToShow()
-    delete_secret("http://127.0.0.1:1", "s::child", places)  # a part was deleted, and the whole is there
+    delete_secret(
+        "http://127.0.0.1:1", "s::child", places
+    )  # a part was deleted, and the whole session's secret is still there
     assert read_secrets("http://127.0.0.1:1", "s", places) == SecretsToShow(SECRET)
     delete_secret("http://127.0.0.1:1/", "s", places)
     assert read_secrets("http://127.0.0.1:1", "s", places) == SecretsToShow()
 
 
 @spec("STREAM-84", "STREAM-95")
-def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
+def test_chat_and_sessions_send_the_secret_and_a_file_is_not_read_without_it(
     tmp_path: Path, port: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Serving(tmp_path, port=port, options=["--encrypt", "client"]) as server:
@@ -102,7 +104,7 @@ def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
         assert [kept.key for kept in reader.kv_list(ESCROW)] == [""]
 
 
-def test_a_server_whose_keys_are_lost_or_others_says_so_at_once(tmp_path: Path) -> None:
+def test_a_server_with_lost_or_other_keys_fails_at_the_start(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--encrypt", "client"]):
         pass
     keys = tmp_path / "sessions.db.keys"

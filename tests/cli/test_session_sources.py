@@ -1,4 +1,4 @@
-"""A store file and a running server answer alike."""
+"""A store file and a running server give the same answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(store: Path) -> Iterator[Serving]:
         yield serving
 
 
-def test_a_server_lists_exports_and_deletes_what_its_file_holds(server: Serving) -> None:
+def test_a_server_lists_exports_and_deletes_the_sessions_of_its_file(server: Serving) -> None:
     remote, local = ServerSource(server.url), StoreSource(server.store)
     assert list(remote.list()) == list(local.list())
     assert list(remote.records("harbour-1")) == list(local.records("harbour-1"))
@@ -54,14 +54,14 @@ def test_a_server_lists_exports_and_deletes_what_its_file_holds(server: Serving)
         remote.delete("harbour-1")
 
 
-def test_the_commands_take_a_server(run: Run, server: Serving) -> None:
+def test_the_commands_accept_a_server(run: Run, server: Serving) -> None:
     done = run("sessions", "show", "--json", "--url", server.url, "harb")
     assert json.loads(done.stdout)["id"] == "harbour-1"
     both = run("sessions", "list", "--url", server.url, "--store", server.store)
     assert (both.exit_code, "give one of them" in both.stderr) == (2, True)
 
 
-def test_a_server_that_is_not_there_is_no_traceback(run: Run, server: Serving) -> None:
+def test_an_unreachable_server_has_no_traceback(run: Run, server: Serving) -> None:
     server.kill()
     done = run("sessions", "list", "--url", server.url)
     said = f"no answer from {server.url} (ConnectionRefusedError)."
@@ -74,7 +74,7 @@ def test_a_server_that_is_not_there_is_no_traceback(run: Run, server: Serving) -
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "ftp://a", "http://", "file:///etc/passwd", "http://a:99999"]
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError):
         ServerSource(url)
 
@@ -105,7 +105,7 @@ def test_a_refusal_of_a_server_is_the_same_error_here(body: bytes, kind: type[Mi
     assert type(refused.value) is kind
 
 
-def test_a_name_is_an_id_or_its_only_beginning_or_the_last(store: Path) -> None:
+def test_a_name_is_an_id_or_its_unique_prefix_or_the_last(store: Path) -> None:
     source = StoreSource(store)
     assert resolve(source, "harbour-1").id == "harbour-1"
     assert resolve(source, "harv").id == "harvest-2"
@@ -125,7 +125,7 @@ def dump() -> str:
     return LARGE
 
 
-async def _tell_something_large(path: Path) -> None:
+async def _record_large_result(path: Path) -> None:
     host = Host(Agent(ScriptedModel([calls(("dump", "{}")), text("long")]), tools=[dump]), SQLiteStore(path))
     await host.start()
     await run_turn(host, "large", "hi")
@@ -133,10 +133,8 @@ async def _tell_something_large(path: Path) -> None:
 
 
 @spec("TURN-71")
-def test_an_export_has_the_whole_of_a_large_result_from_a_file_and_from_a_server(
-    run: Run, store: Path
-) -> None:
-    asyncio.run(_tell_something_large(store))
+def test_an_export_has_a_whole_large_result_from_a_file_and_from_a_server(run: Run, store: Path) -> None:
+    asyncio.run(_record_large_result(store))
     with Serving(store.parent) as serving:
         outputs = [
             run("sessions", "export", "large", "--url", serving.url).stdout,
@@ -150,7 +148,7 @@ def test_an_export_has_the_whole_of_a_large_result_from_a_file_and_from_a_server
 
 
 @spec("TURN-72")
-def test_a_damaged_outcome_is_shown_as_one_and_the_rest_as_it_was(run: Run, store: Path) -> None:
+def test_a_damaged_outcome_is_marked_and_the_rest_is_unchanged(run: Run, store: Path) -> None:
     with closing(sqlite3.connect(store)) as db:
         db.execute(
             "update record set body = cast(substr(body, 1, length(body) - 2) as blob) "
@@ -164,7 +162,7 @@ def test_a_damaged_outcome_is_shown_as_one_and_the_rest_as_it_was(run: Run, stor
 
 
 @pytest.mark.slow
-def test_an_encrypted_store_is_read_with_its_key_file_when_no_server_runs(tmp_path: Path) -> None:
+def test_an_encrypted_store_is_read_with_its_key_file_without_a_server(tmp_path: Path) -> None:
     environment, keys = {"MIDSTREAM_HOME": str(tmp_path)}, tmp_path / "keys"
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
         said = ("chat", server.url, "--session", "s", "--message", "what is in the harbour?")

@@ -15,7 +15,7 @@ class Clock(World):
         return self.at
 
 
-def test_a_line_comes_late_is_replaced_now_and_then_and_is_gone_in_the_end(
+def test_a_line_appears_late_is_replaced_at_intervals_and_is_removed_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock()
@@ -35,7 +35,7 @@ def test_a_line_comes_late_is_replaced_now_and_then_and_is_gone_in_the_end(
     assert capsys.readouterr().err == ""
 
 
-def test_there_is_no_line_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_no_line_if_stderr_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with StatusLine(is_terminal=False, world=clock) as line:
         clock.at += QUIET_S

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, tell
-from tests.cli.test_gateway import asked, ended, key_of, started
+from tests.cli.conftest import Run, record_sessions
+from tests.cli.test_gateway import ask_chat_completions, key_of, start, stop
 from tests.postgres_engine import Engine
 
 PASSWORD = "word-that-is-never-shown"
@@ -39,7 +39,7 @@ def test_migrate_prepares_a_store_once(run: Run, url: str) -> None:
         ("postgresql://u:secret@127.0.0.1:1/db", 4, "cannot be reached"),
     ],
 )
-def test_migrate_refuses_in_one_line(run: Run, name: str, code: int, words: str) -> None:
+def test_migrate_reports_an_error_in_one_line(run: Run, name: str, code: int, words: str) -> None:
     done = run("store", "migrate", name)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert words in done.stderr
@@ -49,7 +49,7 @@ def test_migrate_refuses_in_one_line(run: Run, name: str, code: int, words: str)
 def test_the_commands_read_and_delete_sessions(run: Run, url: str) -> None:
     missing = run("sessions", "list", "--store", url)
     assert "nothing was stored" in missing.stderr
-    asyncio.run(tell(url, {"harbour-1": ["What is there?"], "harvest-2": ["hi"]}))
+    asyncio.run(record_sessions(url, {"harbour-1": ["What is there?"], "harvest-2": ["hi"]}))
     assert [
         json.loads(line)["id"]
         for line in run("sessions", "list", "--store", url, "--json").stdout.splitlines()
@@ -66,19 +66,19 @@ def test_the_commands_read_and_delete_sessions(run: Run, url: str) -> None:
     assert [json.loads(line)["id"] for line in left.splitlines()] == ["harvest-2"]
 
 
-def test_a_gateway_and_its_pool_work_on_it(run: Run, url: str, tmp_path: Path) -> None:
+def test_a_gateway_and_its_pool_use_it(run: Run, url: str, tmp_path: Path) -> None:
     for _ in range(2):  # the second one finds what the first one stored
-        process, told = started(tmp_path, "--store", url)
+        process, told = start(tmp_path, "--store", url)
         try:
             assert PASSWORD not in json.dumps(told)
-            status, body = asked(told["url"], key_of(told))
+            status, body = ask_chat_completions(told["url"], key_of(told))
             assert (status, "You said: hi" in body) == (200, True)
         finally:
-            assert ended(process) == 0
+            assert stop(process) == 0
     assert run("sessions", "list", "--store", url, "--json").exit_code == 0
 
 
-def test_a_backup_is_for_the_tools_of_the_database(run: Run, url: str, tmp_path: Path) -> None:
+def test_a_backup_is_left_to_the_tools_of_the_database(run: Run, url: str, tmp_path: Path) -> None:
     done = run("backup", tmp_path / "copy.db", "--store", url)
     assert done.exit_code == 2
     assert "pg_dump" in done.stderr
@@ -86,7 +86,9 @@ def test_a_backup_is_for_the_tools_of_the_database(run: Run, url: str, tmp_path:
 
 
 def test_a_store_is_copied_from_a_file_to_a_database_and_back(run: Run, url: str, tmp_path: Path) -> None:
-    asyncio.run(tell(tmp_path / "sessions.db", {"harbour-1": ["What is there?"], "harvest-2": ["hi"]}))
+    asyncio.run(
+        record_sessions(tmp_path / "sessions.db", {"harbour-1": ["What is there?"], "harvest-2": ["hi"]})
+    )
     done = run("store", "copy", tmp_path / "sessions.db", url, "--json")
     assert done.exit_code == 0, done.stderr
     there = run("store", "copy", url, tmp_path / "back.db", "--json")

@@ -1,4 +1,4 @@
-"""Every command that reads a store, on PostgreSQL: what it prints, its exit code, and that no password is shown."""
+"""Every command that reads a store, on PostgreSQL: its output, its exit code, and no password in either."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.postgres_engine import Engine
 pytestmark = pytest.mark.fault
 PASSWORD = "not-shown"
 WITHOUT_STORE = {"access", "chat", "conformance", "demo", "login", "resume", "token"}
-"""Commands that talk to a server, or need no store."""
+"""Commands that use a server, or need no store."""
 SERVING = {"acp", "gateway", "serve"}
 
 

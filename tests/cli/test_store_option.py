@@ -11,7 +11,7 @@ from midstream.store.encryption.escrow import EscrowedStore
 from midstream.store.memory import MemoryStore
 
 
-def test_a_new_file_gets_keys_beside_it_and_other_stores_need_them_named(tmp_path: Path) -> None:
+def test_a_new_file_gets_keys_beside_it_and_other_stores_need_a_key_option(tmp_path: Path) -> None:
     assert isinstance(encrypted_store("memory:", None, is_escrowed=False), MemoryStore)
     assert isinstance(encrypted_store(tmp_path / "s.db", None, is_escrowed=True), EscrowedStore)
     keys = tmp_path / "s.db.keys"

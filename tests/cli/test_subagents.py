@@ -1,4 +1,4 @@
-"""What sub-agents do is set in below their call, whole lines at a time."""
+"""The output of sub-agents is indented below their call, in whole lines."""
 
 from __future__ import annotations
 
@@ -45,42 +45,42 @@ WORK: tuple[Record, ...] = (
 )
 
 
-def said(record: Record, child: str = "s::1.1.0") -> ChildDelta:
+def child_delta(record: Record, child: str = "s::1.1.0") -> ChildDelta:
     return ChildDelta(1, 1, "c1", child, 1, msgspec.Raw(encode(record)))
 
 
-def shown(*records: ChildDelta, width: int = 60) -> list[str]:
+def render(*records: ChildDelta, width: int = 60) -> list[str]:
     below = SubAgents(PLAIN, width)
     return [line for record in records for line in below.lines(record)]
 
 
-def test_words_come_whole_and_calls_when_they_end() -> None:
-    assert shown(*map(said, WORK)) == [
+def test_text_is_shown_whole_and_calls_when_they_end() -> None:
+    assert render(*map(child_delta, WORK)) == [
         "       │ I look.",
         "       │ ~ half way",
         '       │ ✓ look {"at":2} ok 1.0 s',
     ]
 
 
-def test_what_its_upstream_ran_stands_among_its_words() -> None:
+def test_a_tool_of_its_upstream_is_shown_in_order() -> None:
     response = Response((UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK), Text("Found.")))
-    assert shown(said(ResponseCompleted(1, 1, 1, response, 1.0))) == [
+    assert render(child_delta(ResponseCompleted(1, 1, 1, response, 1.0))) == [
         "       │ ✓ grep {} ok, elsewhere",
         "       │ Found.",
     ]
 
 
-def test_a_sub_agent_of_a_sub_agent_is_set_in_further() -> None:
-    inner = [said(said(record, "s::1.1.0::1.1.0")) for record in WORK]
-    assert shown(*inner)[0] == "         │ I look."
+def test_a_sub_agent_of_a_sub_agent_is_indented_further() -> None:
+    inner = [child_delta(child_delta(record, "s::1.1.0::1.1.0")) for record in WORK]
+    assert render(*inner)[0] == "         │ I look."
 
 
-def test_two_at_work_at_once_are_not_mixed_up() -> None:
-    both = [said(record, child) for record in WORK for child in ("s::1.1.0", "s::1.1.1")]
-    assert [line for line in shown(*both) if "✓" in line] == 2 * ['       │ ✓ look {"at":2} ok 1.0 s']
+def test_the_output_of_two_concurrent_sub_agents_is_not_mixed() -> None:
+    both = [child_delta(record, child) for record in WORK for child in ("s::1.1.0", "s::1.1.1")]
+    assert [line for line in render(*both) if "✓" in line] == 2 * ['       │ ✓ look {"at":2} ok 1.0 s']
 
 
-def test_how_it_ended_is_told_where_it_did_not_end_well() -> None:
+def test_an_unsuccessful_end_is_reported() -> None:
     well, badly = (
         TurnEnded(1, status, 4.0, code, message)
         for status, code, message in (
@@ -88,8 +88,10 @@ def test_how_it_ended_is_told_where_it_did_not_end_well() -> None:
             (TurnStatus.FAILED, "model_rejected", "no key"),
         )
     )
-    assert shown(said(well), said(badly)) == ["       │ ~ the sub-agent failed: no key [model_rejected]"]
+    assert render(child_delta(well), child_delta(badly)) == [
+        "       │ ~ the sub-agent failed: no key [model_rejected]"
+    ]
 
 
-def test_a_call_whose_response_was_not_seen_is_shown_all_the_same() -> None:
-    assert shown(said(WORK[-1])) == ["       │ ✓ call c1 ok"]
+def test_a_call_without_its_response_is_shown() -> None:
+    assert render(child_delta(WORK[-1])) == ["       │ ✓ call c1 ok"]

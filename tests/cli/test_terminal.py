@@ -1,4 +1,4 @@
-"""What may be printed: words, and nothing that acts on a terminal."""
+"""Printable output: text, and nothing that acts on a terminal."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from midstream.cli.terminal import (
         ("family 👨\u200d👩", "family 👨\u200d👩"),
     ],
 )
-def test_what_acts_on_a_terminal_is_taken_out(hostile: str, harmless: str) -> None:
+def test_control_sequences_are_removed(hostile: str, harmless: str) -> None:
     assert clean(hostile) == harmless
 
 
 @given(st.text(), st.text())
-def test_no_split_of_a_sequence_lets_it_through(one: str, other: str) -> None:
+def test_no_split_of_a_sequence_lets_it_pass(one: str, other: str) -> None:
     joined = clean(one + "\x1b[31m") + clean("\x9b2J" + other)
     assert not {each for each in joined if (ord(each) < 32 and each not in "\t\n") or 127 <= ord(each) < 160}
 
@@ -54,13 +54,13 @@ def test_a_cell_has_exactly_its_width(text: str, width: int) -> None:
     assert width_of(pad(text, width)) == width
 
 
-def test_what_is_cut_is_marked() -> None:
+def test_cut_text_is_marked() -> None:
     assert shorten("a long title", 6) == "a lon…"
     assert shorten("日本語", 5) == "日本…"
     assert shorten("short", 5) == "short"
 
 
-def test_lines_are_wrapped_and_set_in() -> None:
+def test_lines_are_wrapped_and_indented() -> None:
     assert indent_lines("one two three\n\nfour", "  ", 9) == ["  one two", "  three", "", "  four"]
 
 
@@ -81,7 +81,7 @@ def test_folded_lines_keep_every_character_and_the_width(text: str, width: int) 
         ("never", {"FORCE_COLOR": "1"}, False),
     ],
 )
-def test_colour_is_chosen_by_the_flag_then_the_environment_then_the_output(
+def test_colour_depends_on_the_flag_then_the_environment_then_the_output(
     monkeypatch: pytest.MonkeyPatch, mode: str, environment: dict[str, str], *, is_colored: bool
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
@@ -106,6 +106,6 @@ def test_a_terminal_has_colours_unless_it_is_dumb(
     assert (ink.is_terminal, ink.is_colored) == (True, is_colored)
 
 
-def test_the_width_is_never_too_small_to_say_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_width_has_a_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "3")
     assert columns() == 40

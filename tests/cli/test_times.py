@@ -1,4 +1,4 @@
-"""Times are shown, whatever number another program wrote."""
+"""Times are shown for any number that another program wrote."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_number_has_a_text_of_one_short_line(number: float) -> None:
         assert "\n" not in text
 
 
-def test_times_are_shown_as_people_write_them() -> None:
+def test_impossible_times_and_durations_have_a_text() -> None:
     assert [time_of(1e300), time_of(-1e300), time_of(float("nan"))] == [
         "after all dates",
         "before all dates",
@@ -34,7 +34,7 @@ def test_times_are_shown_as_people_write_them() -> None:
 
 @spec("SEC-79")
 @pytest.mark.parametrize("at", [1e300, -1e300, float("inf"), 253_402_300_800.0])
-def test_a_question_with_an_impossible_end_is_shown(at: float) -> None:
+def test_a_question_with_an_impossible_deadline_is_shown(at: float) -> None:
     kind = QuestionKind.APPROVAL
     asked = Question("s", 1, 1, "c", kind, "d", "pay", "{}", CHOICES[kind], at, expires_at=at)
     assert [*question_lines(asked, PLAIN, 80)][-1].strip().startswith("until ")

@@ -1,4 +1,4 @@
-"""Lines of token files: what is written is what a server reads."""
+"""Lines of token files: a server reads what the command writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.errors import UsageError
 from midstream.server.auth.token_file import TokenFile, TokenUse, digest_of_token, read_token_file
 
 
-def test_a_new_line_is_behind_the_others_and_read_by_its_server(tmp_path: Path) -> None:
+def test_a_new_line_is_appended_and_read_by_its_server(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     first = add_token(file, "ada", "acme", {"scope": "read", "role": ""}, comment="a #1")
     second = add_token(file, "eve", "acme", {}, days=1)
@@ -22,7 +22,7 @@ def test_a_new_line_is_behind_the_others_and_read_by_its_server(tmp_path: Path) 
     assert TokenFile(file).find(second) is not None
 
 
-def test_settings_of_the_other_kind_of_server_are_refused_by_each(tmp_path: Path) -> None:
+def test_settings_of_the_other_kind_of_server_are_refused(tmp_path: Path) -> None:
     for name, settings, use in (
         ("gateway", {"tokens-per-day": "5"}, TokenUse.SERVE),
         ("serve", {"scope": "read"}, TokenUse.GATEWAY),
@@ -33,7 +33,7 @@ def test_settings_of_the_other_kind_of_server_are_refused_by_each(tmp_path: Path
             TokenFile(file, use=use)
 
 
-def test_a_setting_of_another_form_writes_nothing(tmp_path: Path) -> None:
+def test_an_invalid_setting_writes_nothing(tmp_path: Path) -> None:
     for settings in (
         {"tokens-per-day": "many"},
         {"budget-per-month": "-1"},

@@ -1,4 +1,4 @@
-"""A journal as people read it."""
+"""A journal as text for people."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from midstream.timing import StalledOn
 ASKED = MessageAccepted(1, UserMessage.of("hi"), at=10.0)
 
 
-def said(words: str, *, attempt: int = 1, part: int = 0) -> Delta:
+def delta(words: str, *, attempt: int = 1, part: int = 0) -> Delta:
     return Delta(1, 1, attempt, part, "text", words)
 
 
@@ -75,25 +75,25 @@ def entries(*records: Record) -> list[SpokenText | Called | Noted]:
     return turn.entries[1:]
 
 
-def test_a_whole_response_takes_the_place_of_its_words() -> None:
+def test_a_whole_response_replaces_its_deltas() -> None:
     response = Response((Thinking("hm"), Text("Hello.")))
-    found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), ResponseCompleted(1, 1, 1, response, 11.0))
+    found = entries(AttemptStarted(1, 1, 1, 10.0), delta("Hel"), ResponseCompleted(1, 1, 1, response, 11.0))
     assert found == [SpokenText("thinking", "hm"), SpokenText("agent", "Hello.")]
 
 
-def test_a_tool_that_ran_upstream_stands_where_it_began() -> None:
+def test_a_tool_that_ran_upstream_is_shown_where_it_started() -> None:
     def ran(content: str = "", outcome: Outcome | None = None) -> UpstreamCall:
         return UpstreamCall("u", "grep", "{}", content, outcome)
 
-    def told(call: UpstreamCall) -> Delta:
+    def notes_of(call: UpstreamCall) -> Delta:
         return Delta(1, 1, 1, 1, "thinking", "", call)
 
-    begun = (AttemptStarted(1, 1, 1, 10.0), said("I look"), told(ran()), said("found", part=2))
+    begun = (AttemptStarted(1, 1, 1, 10.0), delta("I look"), notes_of(ran()), delta("found", part=2))
     cut = [SpokenText("agent", "I look", is_cut=True), SpokenText("agent", "found", is_cut=True)]
     running = Called("grep", "{}", is_elsewhere=True)
     ended = Called("grep", "{}", outcome="ok", content="line 1", is_elsewhere=True)
     assert entries(*begun) == [cut[0], running, cut[1]]
-    assert entries(*begun, told(ran("line 1", Outcome.OK))) == [cut[0], ended, cut[1]]
+    assert entries(*begun, notes_of(ran("line 1", Outcome.OK))) == [cut[0], ended, cut[1]]
 
     response = Response((Text("I look"), ran("line 1", Outcome.OK), Text("found")))
     whole = entries(*begun, ResponseCompleted(1, 1, 1, response, 11.0))
@@ -102,18 +102,18 @@ def test_a_tool_that_ran_upstream_stands_where_it_began() -> None:
     assert call_line(ended, PLAIN, 60) == "       ✓ grep {} ok, elsewhere"
 
 
-def test_words_that_were_never_finished_are_marked() -> None:
-    found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), said("lo"))
+def test_unfinished_text_is_marked() -> None:
+    found = entries(AttemptStarted(1, 1, 1, 10.0), delta("Hel"), delta("lo"))
     assert found == [SpokenText("agent", "Hello", is_cut=True)]
 
 
-def test_the_words_of_a_cut_attempt_go_and_why_it_was_cut_stays() -> None:
+def test_the_text_of_a_failed_attempt_is_removed_and_its_reason_stays() -> None:
     found = entries(
         AttemptStarted(1, 1, 1, 10.0),
-        said("Hel"),
+        delta("Hel"),
         AttemptFailed(1, 1, 1, "model_stalled", "silence", 11.0),
         AttemptStarted(1, 1, 2, 12.0),
-        said("Hello.", attempt=2),
+        delta("Hello.", attempt=2),
     )
     assert found == [
         Noted("attempt 1 failed: silence [model_stalled]"),
@@ -121,13 +121,13 @@ def test_the_words_of_a_cut_attempt_go_and_why_it_was_cut_stays() -> None:
     ]
 
 
-def test_an_attempt_that_goes_on_keeps_its_words_and_silence_is_noted() -> None:
+def test_a_continued_attempt_keeps_its_text_and_silence_is_noted() -> None:
     found = entries(
         AttemptStarted(1, 1, 1, 10.0),
-        said("Half a "),
+        delta("Half a "),
         StallNoticed(1, 1, StalledOn.BETWEEN_TOKENS, 15.0, 11.0),
         AttemptContinued(1, 1, 1, 1, 12.0),
-        said("word"),
+        delta("word"),
     )
     assert found == [
         SpokenText("agent", "Half a word", is_cut=True),
@@ -136,7 +136,7 @@ def test_an_attempt_that_goes_on_keeps_its_words_and_silence_is_noted() -> None:
     ]
 
 
-def test_a_call_has_its_outcome_and_how_often_it_ran() -> None:
+def test_a_call_has_its_outcome_and_the_number_of_its_runs() -> None:
     response = Response((ToolCall("c1", "look", "{}"),), Finish.CALLS)
     found = entries(
         ResponseCompleted(1, 1, 1, response, 11.0),
@@ -151,7 +151,7 @@ def test_a_call_has_its_outcome_and_how_often_it_ran() -> None:
     ]
 
 
-def test_how_a_turn_ended_is_told() -> None:
+def test_the_end_of_a_turn_is_noted() -> None:
     (turn,) = read([ASKED, CancelRequested(1, 11.0, 16.0), TurnEnded(1, TurnStatus.CANCELLED, 12.0)])
     assert (turn.status, turn.ended_at) == ("cancelled", 12.0)
     assert list(lines([turn], PLAIN, 60))[1:] == [
@@ -171,7 +171,7 @@ def test_no_line_is_wider_than_the_terminal_and_long_results_are_cut() -> None:
     (turn,) = read(
         [
             ASKED,
-            said("word " * 100),
+            delta("word " * 100),
             ResponseCompleted(1, 1, 1, Response((Text("word " * 100), call), Finish.CALLS), 11.0),
             CallEnded(1, 1, ToolResult("c1", "\n".join("line" for _ in range(9))), 12.0),
         ]
@@ -188,7 +188,7 @@ def test_a_call_is_one_line_with_its_state() -> None:
     assert call_line(ended, PLAIN, 60) == "       ? look {} unknown 1.0 s (run 2)"
 
 
-def test_tools_that_came_and_went_are_named_but_not_all_of_many() -> None:
+def test_added_and_removed_tools_are_named_up_to_a_limit() -> None:
     many = tuple(f"t{number}" for number in range(9))
     changed = ToolsChanged(1, 10.0, many, ("a", "b"), ("mail",))
     expected = "tools added: t0, t1, t2, t3, t4, t5, t6, t7, …; tools gone: a, b; not reachable: mail"
@@ -197,7 +197,7 @@ def test_tools_that_came_and_went_are_named_but_not_all_of_many() -> None:
     assert entries(changed) == [Noted(expected)]
 
 
-def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
+def test_people_and_sub_agents_are_shown_in_their_turn() -> None:
     call = ToolCall("c1", "clerk", '{"task":"pay"}')
     responded = ResponseCompleted(1, 1, 1, Response((call,), Finish.CALLS), 11.0)
     inner: tuple[Record, ...] = (
@@ -241,7 +241,7 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
     ]
 
 
-def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times() -> None:
+def test_a_pruned_journal_starts_with_its_text_and_results_without_their_times() -> None:
     call = Response((Text("look"), ToolCall("a", "read", "{}")), Finish.CALLS)
     records: list[Record] = [
         EpochStarted(1, "me", 9.0),
@@ -266,7 +266,7 @@ def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times(
     assert [turn.status for turn in running] == ["running"]
 
 
-def test_what_an_upstreams_agent_wants_leave_for_is_noted_with_what_came_of_it() -> None:
+def test_a_permission_request_of_an_upstream_agent_is_noted_with_its_result() -> None:
     wants = QuestionAsked(
         1, 1, "leave-1", QuestionKind.APPROVAL, "d", 11.0, attempt=1, name="Bash", arguments='{"a":1}'
     )
@@ -280,7 +280,7 @@ def test_what_an_upstreams_agent_wants_leave_for_is_noted_with_what_came_of_it()
     assert note_of(AnswerUsed(1, 1, 1, "leave-1", 12.0)) == ""
 
 
-def test_a_failed_call_shows_why_within_the_width() -> None:
+def test_a_failed_call_shows_its_error_within_the_width() -> None:
     arguments = '{"url": "https://example.com/a/long/path"}'
     failed = Called("fetch", arguments, outcome="error", content="ValueError: no such page\nmore")
     line = call_line(failed, PLAIN, 79, has_reason=True)

@@ -1,4 +1,4 @@
-"""`midstream gateway --upstream scripted`: client applications are tried with calls, failures and slow answers."""
+"""`midstream gateway --upstream scripted`: tests of client applications with calls, failures and slow answers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from midstream.history.messages import (
 )
 from midstream.models.responses import ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.session.session import CONTINUE
-from tests.cli.test_gateway import WAIT_S, ended, key_of, started
+from tests.cli.test_gateway import WAIT_S, key_of, start, stop
 
 TOOL: Any = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
 CALLS = 'call look {"at": "a tree"}\ncall look'
 
 
 class QuickWorld(World):
-    """A clock that only notes its pauses."""
+    """A clock that only records its pauses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,17 +59,17 @@ def _text(events: list[ModelEvent]) -> str:
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Any:  # noqa: ANN401 - what `ready` says
-    process, ready = started(tmp_path)
+    process, ready = start(tmp_path)
     yield ready
-    ended(process)
+    stop(process)
 
 
-async def test_anything_else_is_repeated() -> None:
+async def test_any_other_message_is_repeated() -> None:
     assert _text(await _events(History((UserMessage.of("hi  there"),)))) == "You said: hi  there"
     assert _text(await _events(History((UserMessage.of(""),)))) == "You said nothing."
 
 
-async def test_words_begin_with_a_name_where_several_are_told_apart() -> None:
+async def test_answers_start_with_the_prefix_of_their_model() -> None:
     cut = Step(Response((Text("amber: You said: one"),), Finish.INTERRUPTED))
     for entries, words in (((), "amber: You said: one two"), ((cut, UserMessage.of(CONTINUE)), " two")):
         history = History((UserMessage.of("one two"), *entries))
@@ -77,7 +77,7 @@ async def test_words_begin_with_a_name_where_several_are_told_apart() -> None:
         assert _text([each async for each in model.stream(ModelRequest("", history, (LOOK,)))]) == words
 
 
-async def test_calls_have_ids_of_their_own_and_their_results_are_named() -> None:
+async def test_calls_have_their_own_ids_and_their_results_are_listed() -> None:
     asked = History((UserMessage.of(CALLS),))
     called = [each for each in await _events(asked) if isinstance(each, ToolCallRequested)]
     assert [(each.name, each.arguments) for each in called] == [("look", '{"at": "a tree"}'), ("look", "{}")]
@@ -98,13 +98,13 @@ async def test_a_slow_answer_takes_its_time() -> None:
 
 
 @pytest.mark.parametrize("kind", FAILURES)
-async def test_it_fails_as_it_is_told(kind: str) -> None:
+async def test_it_fails_with_the_requested_error(kind: str) -> None:
     with pytest.raises(ModelError) as caught:
         await _events(History((UserMessage.of(f"fail {kind}"),)))
     assert type(caught.value) is FAILURES[kind]
 
 
-async def test_a_slow_answer_fails_behind_its_words() -> None:
+async def test_a_slow_answer_fails_after_its_text() -> None:
     message = "slow 1\nfail overloaded"
     stream = TrialModel("scripted", QuickWorld()).stream(
         ModelRequest("", History((UserMessage.of(message),)), ())
@@ -116,14 +116,14 @@ async def test_a_slow_answer_fails_behind_its_words() -> None:
         await anext(stream)
 
 
-async def test_a_side_call_only_repeats_its_words() -> None:
+async def test_a_side_call_only_repeats_its_message() -> None:
     history = History((UserMessage.of("fail access\ncall look"),))
     request = ModelRequest("", history, (LOOK,), is_ephemeral=True)
     events = [each async for each in TrialModel("scripted").stream(request)]
     assert _text(events) == "You said: fail access\ncall look"
 
 
-async def test_a_tool_that_the_request_does_not_have_is_named_with_those_it_has() -> None:
+async def test_a_call_of_an_unknown_tool_lists_the_tools_of_the_request() -> None:
     answer = _text(await _events(History((UserMessage.of("call loook"),))))
     assert answer == "The request has no tool loook, but: look"
 
@@ -133,7 +133,7 @@ async def test_an_unknown_failure_is_refused_with_the_known_ones() -> None:
         await _events(History((UserMessage.of("fail somehow"),)))
 
 
-async def test_clients_of_each_api_are_called_back(gateway: dict[str, Any]) -> None:
+async def test_clients_of_each_api_receive_tool_calls(gateway: dict[str, Any]) -> None:
     url, key = gateway["url"], key_of(gateway)
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=WAIT_S) as client:
         messages: list[Any] = [{"role": "user", "content": CALLS}]
@@ -190,7 +190,7 @@ async def test_clients_receive_the_failure_of_their_api(
             await other.messages.create(model="m", max_tokens=9, messages=words)
 
 
-async def test_a_slow_answer_of_a_gateway_that_was_killed_goes_on_behind_its_words(tmp_path: Path) -> None:
+async def test_a_slow_answer_of_a_killed_gateway_continues_after_its_text(tmp_path: Path) -> None:
     words = "slow 2\n" + " ".join(f"word{number}" for number in range(40))
 
     async def deltas(client: openai.AsyncOpenAI) -> AsyncGenerator[str]:
@@ -198,18 +198,18 @@ async def test_a_slow_answer_of_a_gateway_that_was_killed_goes_on_behind_its_wor
             if event.type == "response.output_text.delta":
                 yield event.delta
 
-    process, ready = started(tmp_path)
+    process, ready = start(tmp_path)
     try:
         async with asyncio.timeout(WAIT_S), _openai(ready) as client:
             async with aclosing(deltas(client)) as first:
                 await anext(first)
             process.send_signal(signal.SIGKILL)
             await asyncio.to_thread(process.communicate)
-        process, ready = started(tmp_path)
+        process, ready = start(tmp_path)
         async with asyncio.timeout(WAIT_S), _openai(ready) as client:
             assert "".join([each async for each in deltas(client)]) == f"You said: {words}"
     finally:
-        ended(process)
+        stop(process)
 
 
 def _openai(ready: dict[str, Any]) -> openai.AsyncOpenAI:

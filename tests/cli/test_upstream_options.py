@@ -1,4 +1,4 @@
-"""Upstreams by the names they have on the command line."""
+"""Upstreams by their names on the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMESPACE = MemoryStore()
         ("openai-compatible:http://127.0.0.1/v1", "--model"),
     ],
 )
-def test_what_is_missing_is_said(named: str, words: str) -> None:
+def test_missing_options_are_reported(named: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find_upstream(named, NAMESPACE)
 
@@ -48,7 +48,7 @@ def test_what_is_missing_is_said(named: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "extra"), [(name, kind.extra) for name, kind in KINDS.items() if kind.extra]
 )
-def test_an_extra_that_is_not_installed_is_named(
+def test_the_name_of_a_missing_extra_is_reported(
     kind: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, KINDS[kind].module, None)
@@ -58,7 +58,7 @@ def test_an_extra_that_is_not_installed_is_named(
 
 
 @pytest.mark.parametrize("named", ["acp:agent", "scripted"])
-def test_what_an_upstream_can_make_nothing_of_is_refused(named: str) -> None:
+def test_options_that_an_upstream_does_not_support_are_refused(named: str) -> None:
     with pytest.raises(UsageError, match="does not support --model"):
         find_upstream(named, NAMESPACE, model="m")
     for each in (named, "claude"):
@@ -66,7 +66,7 @@ def test_what_an_upstream_can_make_nothing_of_is_refused(named: str) -> None:
             find_upstream(each, NAMESPACE, key_variable="PATH")
 
 
-def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_read_from_the_given_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     named = "openai-compatible:http://127.0.0.1/v1"
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(UsageError, match="SOME_KEY of --key-from is not set"):
@@ -75,7 +75,7 @@ def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.Monk
     assert isinstance(find_upstream(named, NAMESPACE, model="m", key_variable="SOME_KEY"), OpenAICompatible)
 
 
-def test_what_remembers_is_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upstreams_with_a_memory_are_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openai")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UsageError, match="needs a key"):
@@ -98,7 +98,7 @@ def test_what_remembers_is_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("codex", "openai_codex", UpstreamOptions(sandbox="beach"), "it supports read-only, workspace-write"),
     ],
 )
-def test_a_word_that_an_upstream_does_not_know_is_refused_with_those_it_knows(
+def test_a_value_that_an_upstream_does_not_support_is_refused_with_the_supported_ones(
     named: str, package: str, options: UpstreamOptions, words: str
 ) -> None:
     pytest.importorskip(package)
@@ -117,7 +117,7 @@ def test_a_word_that_an_upstream_does_not_know_is_refused_with_those_it_knows(
 def test_an_option_reaches_its_upstream(
     named: str, package: str, options: UpstreamOptions, tmp_path: Path
 ) -> None:
-    """A conversation belongs to what its agent may do: another permission is another identity, or ability."""
+    """A conversation belongs to its agent's permissions: another permission is another identity, or ability."""
     pytest.importorskip(package)
     made = [
         find_upstream(named, NAMESPACE, cwd=tmp_path, options=each) for each in (options, UpstreamOptions())
@@ -147,7 +147,7 @@ def program(folder: Path, command: str) -> Path:
 
 
 @pytest.mark.parametrize(("rules", "ran"), [(None, 0), (Rules(HARMLESS | {"execute"}), 1)])
-async def test_claude_takes_its_program_its_variables_and_rules(
+async def test_claude_uses_its_program_variables_and_rules(
     tmp_path: Path, kv: MemoryStore, rules: Rules | None, ran: int
 ) -> None:
     pytest.importorskip("claude_agent_sdk")
@@ -166,7 +166,7 @@ async def test_claude_takes_its_program_its_variables_and_rules(
 
 
 @pytest.mark.parametrize("sessions", ["", "cli", "store"])
-async def test_conversations_of_claude_are_kept_in_the_store_on_request(
+async def test_conversations_of_claude_are_stored_in_the_store_on_request(
     tmp_path: Path, kv: MemoryStore, sessions: str
 ) -> None:
     pytest.importorskip("claude_agent_sdk")
@@ -187,7 +187,7 @@ async def test_conversations_of_claude_are_kept_in_the_store_on_request(
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(("rules", "ran"), [(Rules(), False), (Rules(HARMLESS | {"execute"}), True)])
-async def test_codex_takes_its_program_its_variables_and_rules(
+async def test_codex_uses_its_program_variables_and_rules(
     tmp_path: Path, kv: MemoryStore, rules: Rules, *, ran: bool
 ) -> None:
     pytest.importorskip("openai_codex")
@@ -207,7 +207,7 @@ async def test_codex_takes_its_program_its_variables_and_rules(
     async with aclosing(model):
         assert "one" in await answer(model, "one")
     del model
-    gc.collect()  # the package leaves the pipes of a process it has ended: not to the next test
+    gc.collect()  # the package leaves the pipes of an ended process open: collect them in this test
     assert (tmp_path / "started").read_text() == "thing app-server --listen stdio://\n"
     assert (tmp_path / "ran.jsonl").exists() is ran
 
@@ -221,7 +221,7 @@ def test_an_acp_agent_has_its_own_defaults(tmp_path: Path) -> None:
     assert (terms.permissions, terms.instructions, terms.sign_in, terms.env) == (CAUTIOUS, "meta", "", {})
 
 
-async def test_the_scripted_one_says_again_what_it_hears() -> None:
+async def test_the_scripted_upstream_repeats_its_message() -> None:
     model = find_upstream("scripted", NAMESPACE)
     request = ModelRequest("", History((UserMessage.of("hi there"),)))
     said = [event.text async for event in model.stream(request) if isinstance(event, TextDelta)]
@@ -232,7 +232,7 @@ async def test_the_scripted_one_says_again_what_it_hears() -> None:
     ("named", "model", "path"),
     [("openai-compatible:{url}", "m", "/v1/chat/completions"), ("anthropic:m", "", "/v1/messages")],
 )
-async def test_the_limit_of_silence_holds_for_a_model_over_http(
+async def test_the_silence_limit_applies_to_a_model_over_http(
     named: str, model: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with chat_server(refusal(503), silence(), path=path) as server:

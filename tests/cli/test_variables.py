@@ -16,7 +16,7 @@ def command_of(name: str) -> click.Command:
     return command
 
 
-def parsed(name: str, *arguments: str) -> dict[str, Any]:
+def parse(name: str, *arguments: str) -> dict[str, Any]:
     """Return the options of a command with these arguments."""
     context = command_of(name).make_context(
         name, [*arguments], auto_envvar_prefix=f"MIDSTREAM_{name.upper()}"
@@ -24,7 +24,7 @@ def parsed(name: str, *arguments: str) -> dict[str, Any]:
     return context.params
 
 
-def test_the_name_of_the_flag_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_has_the_name_of_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "ALLOW_HOST": "a.example",
         "SERVE_AS": "one",
@@ -34,7 +34,7 @@ def test_the_name_of_the_flag_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, value in given.items():
         monkeypatch.setenv(f"MIDSTREAM_GATEWAY_{name}", value)
-    found = parsed("gateway", "--upstream", "scripted")
+    found = parse("gateway", "--upstream", "scripted")
     expected = {
         "allowed_hosts": ("a.example",),
         "names": ("one",),
@@ -45,9 +45,9 @@ def test_the_name_of_the_flag_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_a_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIDSTREAM_GATEWAY_GRACE", "7")
-    assert parsed("gateway", "--upstream", "scripted", "--grace", "2")["grace_s"] == 2.0
+    assert parse("gateway", "--upstream", "scripted", "--grace", "2")["grace_s"] == 2.0
 
 
 def options_of(command: click.Command, prefix: str) -> list[tuple[str, click.Option]]:

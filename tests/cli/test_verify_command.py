@@ -49,7 +49,7 @@ def test_a_store_is_verified_and_compared_with_a_checkpoint(run: Run, tmp_path: 
 
 
 @spec("SEC-46")
-def test_a_changed_record_is_named(run: Run, tmp_path: Path) -> None:
+def test_a_changed_record_is_reported(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     talk(SQLiteStore(path), "a", "b")
     _tamper(path, "update record set body = cast('{}' as blob) where session_id = 1 and position = 2")
@@ -75,7 +75,7 @@ def test_an_encrypted_store_needs_the_operators_keys(run: Run, tmp_path: Path) -
     assert (found.exit_code, found.stdout.startswith("a: damaged: the append of records 1 to ")) == (6, True)
 
 
-def test_what_is_no_store_or_no_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_store_or_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("verify", tmp_path / "none.db").exit_code == 3
     path = tmp_path / "x.db"
     talk(SQLiteStore(path), "a")

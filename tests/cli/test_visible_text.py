@@ -1,4 +1,4 @@
-"""The table of invisible characters: what it holds, and how it is shown."""
+"""The table of invisible characters: its contents, and how they are shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IGNORABLE_BY_DEFAULT = (
     0xFFF0,
     0xE0100,
 )
-"""Code points with this property that no category names."""
+"""Code points with this property outside the categories."""
 
 
 def is_listed(code: int) -> bool:
@@ -37,7 +37,7 @@ def is_listed(code: int) -> bool:
 
 
 @spec("SEC-70")
-def test_the_table_has_every_category_without_ink_of_this_pythons_unicode_data() -> None:
+def test_the_table_has_every_invisible_category_of_this_pythons_unicode_data() -> None:
     expected = {
         code
         for code in range(sys.maxunicode + 1)
@@ -48,7 +48,7 @@ def test_the_table_has_every_category_without_ink_of_this_pythons_unicode_data()
 
 
 @spec("SEC-70")
-def test_what_has_ink_is_not_in_the_table() -> None:
+def test_visible_characters_are_not_in_the_table() -> None:
     listed = [code for first, last in INVISIBLE for code in range(first, last + 1)]
     others = {unicodedata.category(chr(code)) for code in listed} - CATEGORIES
     assert others <= {"Cn", "Mn", "Lo", "So"}, "unassigned ones, joiners, selectors and fillers"
@@ -68,12 +68,12 @@ def test_what_has_ink_is_not_in_the_table() -> None:
     ],
 )
 @spec("SEC-70")
-def test_a_character_without_ink_is_shown_by_its_code(text: str, shown: str) -> None:
+def test_an_invisible_character_is_shown_by_its_code(text: str, shown: str) -> None:
     assert reveal(text) == shown
 
 
 @given(st.text(), st.text())
-def test_two_texts_that_differ_look_different(one: str, other: str) -> None:
+def test_two_different_texts_look_different(one: str, other: str) -> None:
     assert (reveal(one) == reveal(other)) == (one == other)
 
 
@@ -82,12 +82,12 @@ def test_one_line_is_one_line() -> None:
 
 
 @given(st.text())
-def test_escaped_json_is_harmless_and_the_same_value(text: str) -> None:
+def test_escaped_json_is_printable_and_the_same_value(text: str) -> None:
     document = escape_json(json.dumps({"said": text}, ensure_ascii=False))
     assert reveal(document.replace("⟨", "")) == document.replace("⟨", "")
     assert json.loads(document) == {"said": text}
 
 
 @spec("SEC-70")
-def test_the_page_has_the_same_table() -> None:
+def test_the_documentation_has_the_same_table() -> None:
     assert invisible_js.TARGET.read_text(encoding="utf-8") == invisible_js.text()

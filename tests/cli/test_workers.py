@@ -27,7 +27,7 @@ FRESH: dict[str, Any] = {"limits": httpx2.Limits(max_keepalive_connections=0), "
 
 
 def _children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
+    """Return the child processes of a process."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -107,7 +107,7 @@ def test_one_ready_line_one_token_and_metrics_of_all_workers(tmp_path: Path) -> 
         assert server.listening["workers"] == 3
         assert server.listening["pid"] == server._process.pid
         assert len(_children(server._process.pid)) == 3
-        with _http(server.url) as client:  # made once, and good at each of them
+        with _http(server.url) as client:  # created once, and valid at each of them
             for number in range(12):
                 _say(client, server.url, f"s{number}", "hi")
                 assert _text_of(client, server.url, f"s{number}") == "You said: hi."
@@ -131,7 +131,7 @@ def test_a_killed_worker_is_replaced_and_no_connection_is_refused(tmp_path: Path
         for victim in (first, second):
             os.kill(victim, signal.SIGKILL)
             _wait_for(lambda victim=victim: not _is_running(victim))
-            for _ in range(20):  # half of them belong to the socket of the dead one
+            for _ in range(20):  # half of them belong to the socket of the dead worker
                 answer = client.get(f"{server.url}/health")
                 assert answer.status_code == 200
             _wait_for(lambda: len(_children(server._process.pid)) == 2)
@@ -141,12 +141,12 @@ def test_a_killed_worker_is_replaced_and_no_connection_is_refused(tmp_path: Path
 
 
 def _is_ready_twice(server: Serving, client: httpx2.Client) -> bool:
-    """Whether each of two workers holds a lock in the store."""
+    """Return whether each of two workers holds a lock in the store."""
     locks = [*Path(f"{server.store}.nodes").glob("*.lock")]
     return len(locks) >= 2 and client.get(f"{server.url}/ready").status_code == 200
 
 
-def test_the_end_of_the_supervisor_is_the_end_of_its_workers(tmp_path: Path) -> None:
+def test_the_workers_end_with_the_supervisor(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--workers", "2"]) as server:
         workers = _children(server._process.pid)
         server._process.kill()
@@ -154,7 +154,7 @@ def test_the_end_of_the_supervisor_is_the_end_of_its_workers(tmp_path: Path) -> 
         server._process.communicate(timeout=WAIT_S)
 
 
-def test_a_rolling_restart_replaces_all_workers_and_cuts_no_turn(tmp_path: Path) -> None:
+def test_a_rolling_restart_replaces_all_workers_and_interrupts_no_turn(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--workers", "2"]) as server, _http(server.url) as client:
         before = set(_children(server._process.pid))
         _say(client, server.url, "s", "long")
@@ -200,7 +200,7 @@ def test_a_server_that_cannot_start_ends_with_the_reason(
     assert "Traceback" not in done.stderr
 
 
-def test_the_port_of_other_workers_is_taken(tmp_path: Path) -> None:
+def test_the_port_of_other_workers_is_reported_as_taken(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--workers", "2"]) as server:
         command = ("serve", "told:agent", "--workers", "2", "--port", str(server.port))
         done = run(*command, "--store", tmp_path / "other.db", cwd=tmp_path)
@@ -245,7 +245,7 @@ CLIENTS, KILLS = 6, 5
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-async def test_clients_lose_and_double_nothing_while_workers_are_killed(
+async def test_clients_lose_and_duplicate_nothing_while_workers_are_killed(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     store = ""

@@ -15,7 +15,7 @@ import openai
 import pytest
 import websockets
 
-from tests.cli.test_gateway import ended, key_of, started
+from tests.cli.test_gateway import key_of, start, stop
 from tests.dialects.serving import WAIT_S
 from tests.fault.stored import use_postgres
 from tests.forked import Forked
@@ -41,7 +41,7 @@ class Killed:
 
     def start(self) -> None:
         url = f"openai-compatible:{self.upstream.url}"
-        self._process, ready = started(self._home, "--upstream", url, "--model", "m", *self._options)
+        self._process, ready = start(self._home, "--upstream", url, "--model", "m", *self._options)
         self.url, self.token = ready["url"], key_of(ready)
 
     def kill(self) -> None:
@@ -51,7 +51,7 @@ class Killed:
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            ended(self._process)
+            stop(self._process)
 
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(

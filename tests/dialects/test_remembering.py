@@ -21,7 +21,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream, UpstreamMemory, words_of
 from midstream.testing.upstream_contract import SEPARATOR
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
-from tests.cli.test_gateway import started
+from tests.cli.test_gateway import start
 from tests.dialects.serving import TOKEN, WAIT_S, Json, Served, make_gateway, serving
 from tests.spec import spec
 
@@ -190,7 +190,7 @@ async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
     messages: list[Any] = []
     for number, (words, way) in enumerate(zip(("one", "two", "three"), (*ways, signal.SIGKILL), strict=True)):
         options = ("--upstream", "openai:gpt-5", "--token", TOKEN)
-        process, told = await asyncio.to_thread(started, tmp_path, *options)
+        process, told = await asyncio.to_thread(start, tmp_path, *options)
         try:
             async with openai.AsyncOpenAI(
                 base_url=f"{told['url']}/v1", api_key=TOKEN, timeout=WAIT_S

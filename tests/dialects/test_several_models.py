@@ -23,7 +23,7 @@ from midstream.models.openai_compatible import OpenAICompatible
 from midstream.models.routed_models import Route, RoutedModels
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.agents.scripted_peer import Orders
-from tests.cli.test_gateway import ended, key_of, started_with
+from tests.cli.test_gateway import key_of, start_with, stop
 from tests.dialects.serving import WAIT_S, Served, make_gateway, say, serving
 from tests.dialects.test_passthrough_requests import VECTORS, whole
 from tests.forked import Forked
@@ -134,7 +134,7 @@ class Killed:
         self.url = self.token = ""
 
     def start(self) -> None:
-        self.process, ready = started_with(self.home, "--config", str(self.config))
+        self.process, ready = start_with(self.home, "--config", str(self.config))
         self.url, self.token = ready["url"], key_of(ready)
         assert "amber" in ready["upstream"].split(", ")
 
@@ -160,7 +160,7 @@ class Killed:
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
-            ended(self.process)
+            stop(self.process)
 
     def openai(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(

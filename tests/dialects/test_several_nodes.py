@@ -14,7 +14,7 @@ import pytest
 
 from midstream.environment import World
 from tests.cli.processes import WAIT_S
-from tests.cli.test_gateway import ended, key_of, started
+from tests.cli.test_gateway import key_of, start, stop
 from tests.fault.stored import use_postgres
 from tests.models.chat_server import Answer, ChatServer, chat_server, delta
 from tests.models.chat_server import stream as streamed
@@ -66,8 +66,8 @@ async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]
         begun: list[Any] = []
         try:
             # One after the other: the first one makes the key.
-            begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
-            begun.append(await asyncio.to_thread(started, home, *options, "--grace", str(GRACE_S)))
+            begun.append(await asyncio.to_thread(start, home, *options, "--grace", str(GRACE_S)))
+            begun.append(await asyncio.to_thread(start, home, *options, "--grace", str(GRACE_S)))
             pair = Pair(
                 upstream,
                 (begun[0][1]["url"], begun[1][1]["url"]),
@@ -81,7 +81,7 @@ async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]
         finally:
             for process, _ in begun:
                 if process.poll() is None:
-                    await asyncio.to_thread(ended, process)
+                    await asyncio.to_thread(stop, process)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import openai
 from starlette.types import Receive, Scope, Send
 
 from midstream.environment import World
-from tests.cli.test_gateway import ended, key_of, started_with
+from tests.cli.test_gateway import key_of, start_with, stop
 from tests.dialects.serving import WAIT_S
 from tests.forked import Forked
 from tests.models.chat_server import delta, serve_app, usage
@@ -92,7 +92,7 @@ class UserGateway:
 
     def start(self) -> None:
         """Start it."""
-        self.process, ready = started_with(self.home, *self.options)
+        self.process, ready = start_with(self.home, *self.options)
         self.url, self.own_key = ready["url"], key_of(ready)
 
     def kill(self) -> None:
@@ -104,7 +104,7 @@ class UserGateway:
     def stop(self) -> None:
         """End it."""
         if self.process is not None and self.process.poll() is None:
-            ended(self.process)
+            stop(self.process)
 
     def openai(self, key: str, **options: Any) -> openai.AsyncOpenAI:  # noqa: ANN401 - of the SDK
         """Return OpenAI's own client, pointed here."""
