@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.keyrings import FileKeyring, chosen, keyring_in
+from tests.client.keyrings import FileKeyring, keyring_in, use_keyring
 
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test a user without a server key, which other tests may have left. Scripted servers have no proof."""
+    """Give each test a user without a server key, which other tests may have left: scripted servers have no proof."""
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[FileKeyring]:
-    """The keyring of whoever runs the test, in a file."""
+    """The keyring of the user who runs the test, in a file."""
     backend = keyring_in(tmp_path)
-    with chosen(backend):
+    with use_keyring(backend):
         yield backend

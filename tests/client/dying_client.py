@@ -1,6 +1,6 @@
 """A client process that dies at a fault point: `python -m tests.client.dying_client URL STATE LEDGER POINT COUNT`.
 
-It writes each push of its tool and each event it has handled into the ledger, outside of everything midstream keeps.
+It writes each push of its tool and each handled event into the ledger, outside of midstream's files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from midstream.testing.fake_worlds import KillingWorld
 from midstream.tools.function_tools import Tool, tool
 
 
-def pushing(ledger: Path) -> Tool:
+def push_tool(ledger: Path) -> Tool:
     """Return the tool whose effects the ledger holds."""
 
     @tool
@@ -36,7 +36,7 @@ def note(ledger: Path, line: str) -> None:
 async def main(url: str, state: str, ledger: Path, point: str, count: str) -> None:
     world = KillingWorld(Fault(point), int(count))
     keyring = "KEYRING_PROPERTY_PATH" in os.environ
-    async with connect(url, state=state, keyring=keyring, tools=[pushing(ledger)], world=world) as client:
+    async with connect(url, state=state, keyring=keyring, tools=[push_tool(ledger)], world=world) as client:
         async for event in client.send("s1", "push it"):
             note(ledger, f"saw {event.id}")
     note(ledger, "lived")

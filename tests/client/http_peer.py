@@ -1,4 +1,4 @@
-"""What `peer.Peer` is over a WebSocket, over plain HTTP: by server-sent events, and by long poll."""
+"""A peer like `peer.Peer`, over plain HTTP: by server-sent events, and by long poll."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SSE = FrameEncoding(event_of_frame, events_of_records)
 
 
 class Asked(Struct, frozen=True):
-    """A request; the names of its headers are in small letters."""
+    """A request; the names of its headers are in lower case."""
 
     path: str
     query: dict[str, list[str]]
@@ -34,25 +34,25 @@ class Asked(Struct, frozen=True):
 
     @property
     def opening(self) -> Open:
-        """The `open` that is its body."""
+        """The `open` in its body."""
         frame = decode_client(self.body)
         assert isinstance(frame, Open)
         return frame
 
     @property
     def is_opening(self) -> bool:
-        """Whether a connection begins with it."""
+        """Whether a connection starts with it."""
         return self.path.endswith("/events") or self.query.get("n") == ["0"]
 
 
 class HttpPeer:
-    """Serve one session; what opens a connection the n-th time meets the n-th script, later ones are honest."""
+    """Serve one session; the n-th opening request meets the n-th script, later ones are served correctly."""
 
     def __init__(self, *scripts: Script | int, degraded_reason: str = "") -> None:
         self.host = MemoryHost()
         self.url = ""
         self.requests: list[Asked] = []
-        """What opened a connection."""
+        """The requests that opened a connection."""
         self._scripts = [*scripts]
         self._degraded_reason = degraded_reason
         self._writers: set[asyncio.StreamWriter] = set()
@@ -68,7 +68,7 @@ class HttpPeer:
             self.cut()
 
     async def feed(self) -> None:
-        """Send what the journal gained."""
+        """Send the new records of the journal."""
         for writer, stream in [*self._following.items()]:
             self.host.serve(stream, now=time.monotonic())
             _write_command(writer, b"".join(stream.frames_to_send()))
@@ -144,7 +144,7 @@ class HttpPeer:
 
 
 async def _follow_script(asked: Asked, script: Script, writer: asyncio.StreamWriter) -> None:
-    """Say what is to be said, and reset the connection; a poll's answer breaks off in the middle, or has no more."""
+    """Send the script's frames, and reset the connection; a poll's answer breaks off in the middle, or has no more."""
     if asked.path.endswith("/events"):
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
         writer.write(b"transfer-encoding: chunked\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Backends for `keyring`, as somebody would write them: one that keeps, in a file, and ones that do not."""
+"""Backends for `keyring`, as third parties write them: one that stores, in a file, and others that fail."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from keyring.backend import KeyringBackend
 from keyring.errors import PasswordDeleteError
 
 LONGEST_S = 60.0
-"""Nothing here is held for ever, whatever a test forgets."""
+"""The longest time for which anything here is held, whatever a test leaves behind."""
 
 
 class FileKeyring(KeyringBackend):
-    """Keeps everything in one file. Another process has it by `PYTHON_KEYRING_BACKEND` and `KEYRING_PROPERTY_PATH`."""
+    """Stores all in one file. `PYTHON_KEYRING_BACKEND` and `KEYRING_PROPERTY_PATH` select it in another process."""
 
     priority = 1
     path = ""
@@ -44,11 +44,11 @@ class FileKeyring(KeyringBackend):
             self._write(kept)
 
     def lose(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         Path(self.path).unlink()
 
     def kept(self) -> list[str]:
-        """Return the secrets that are kept."""
+        """Return the stored secrets."""
         return sorted(self._all().values())
 
     def _all(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class FileKeyring(KeyringBackend):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Let nobody else change it, in any thread or process: a keyring loses nothing that two put at once."""
+        """Exclude changes by other threads and processes: a keyring loses nothing in concurrent writes."""
         with Path(f"{self.path}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
             yield
@@ -69,14 +69,14 @@ class FileKeyring(KeyringBackend):
 
 
 def keyring_in(folder: Path) -> FileKeyring:
-    """Return a keyring that keeps everything in this folder."""
+    """Return a keyring that stores everything in this folder."""
     backend = FileKeyring()
     backend.path = str(folder / "keyring.json")
     return backend
 
 
 class LockedKeyring(FileKeyring):
-    """Waits for a person before it does anything."""
+    """Waits for a person before any operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,14 +88,14 @@ class LockedKeyring(FileKeyring):
 
 
 class BrokenKeyring(FileKeyring):
-    """Raises what nobody expects, with the secret in its words."""
+    """Raises an unexpected error that contains the secret."""
 
     def set_password(self, service: str, username: str, password: str) -> None:
         raise ZeroDivisionError(f"cannot divide {password}")
 
 
 class DeadlyKeyring(FileKeyring):
-    """Keeps it, and the process is no more."""
+    """Stores the secret, then kills the process."""
 
     def set_password(self, service: str, username: str, password: str) -> None:
         super().set_password(service, username, password)
@@ -103,14 +103,14 @@ class DeadlyKeyring(FileKeyring):
 
 
 class ForgetfulKeyring(FileKeyring):
-    """Says yes and keeps nothing."""
+    """Reports success and stores nothing."""
 
     def set_password(self, service: str, username: str, password: str) -> None:
         pass
 
 
 @contextmanager
-def chosen(backend: KeyringBackend) -> Iterator[None]:
+def use_keyring(backend: KeyringBackend) -> Iterator[None]:
     """Let `keyring` use this backend."""
     before = keyring.get_keyring()
     keyring.set_keyring(backend)

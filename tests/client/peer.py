@@ -1,6 +1,7 @@
-"""A WebSocket peer for what a correct server cannot do, and a wire that can be cut.
+"""A WebSocket peer for behaviour that a correct server does not have, and a wire that can be cut.
 
-The peer's honest part is `ServerStream` over a journal in memory; a connection may be given to a script instead.
+The peer's correct part is `ServerStream` over a journal in memory; a connection may be given to a script
+instead.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ HALF = b'{"type":"events"'
 
 
 class Script(Struct, frozen=True):
-    """What a peer says to an open before it breaks the connection: frames, and perhaps half of one more."""
+    """The frames that a peer sends after an open before it breaks the connection, and perhaps half of one more."""
 
     frames: tuple[bytes, ...]
     is_broken: bool = False
 
 
 class Peer:
-    """Serve one session; connection number n is given to the n-th script, the ones after that are honest."""
+    """Serve one session; connection number n is given to the n-th script, later ones are served correctly."""
 
     def __init__(self, *scripts: Script | int, heartbeat_s: float = 10.0, degraded_reason: str = "") -> None:
         self.host = MemoryHost()
@@ -57,7 +58,7 @@ class Peer:
                 connection.transport.abort()
 
     async def feed(self) -> None:
-        """Send what the journal gained."""
+        """Send the new records of the journal."""
         for connection, stream in [*self._open.items()]:
             self.host.serve(stream, now=time.monotonic())
             for frame in stream.frames_to_send():
@@ -96,12 +97,12 @@ class Peer:
             del self._open[connection]
 
 
-def says(*said: ServerFrame | bytes) -> Script:
+def after_frames(*said: ServerFrame | bytes) -> Script:
     """Answer the open with these frames, then break the connection."""
     return Script(tuple(each if isinstance(each, bytes) else frames.encode(each) for each in said))
 
 
-def breaks_in_a_frame(*said: ServerFrame) -> Script:
+def after_half_a_frame(*said: ServerFrame) -> Script:
     """Send these frames, then half of one more, and reset the connection."""
     return Script(tuple(frames.encode(frame) for frame in said), is_broken=True)
 
@@ -119,8 +120,8 @@ async def _follow(script: Script, connection: ServerConnection) -> None:
 
 
 @contextlib.asynccontextmanager
-async def asks_to_wait(said: str) -> AsyncIterator[str]:
-    """Serve 503 with a `Retry-After`, as a proxy does whose server is away; yield its address."""
+async def busy_proxy(said: str) -> AsyncIterator[str]:
+    """Serve 503 with a `Retry-After`, as a proxy does whose server is unreachable; yield its address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -137,7 +138,7 @@ async def asks_to_wait(said: str) -> AsyncIterator[str]:
 
 
 class Cutter:
-    """A wire to a server that can be cut, by hand or after so many bytes of the server's."""
+    """A connection to a server that can be cut, by hand or after a number of the server's bytes."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition("/")[2].partition(":")
@@ -145,7 +146,7 @@ class Cutter:
         self.url = ""
         self.connections = 0
         self.cuts = 0
-        """Connections that were reset because they had carried what they may."""
+        """Connections that were reset because they had reached their limit."""
         self.cut_after: list[int] = []
         """Bytes that connection n may carry to the client before it is reset."""
         self._writers: set[asyncio.StreamWriter] = set()
@@ -183,7 +184,7 @@ class Cutter:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, allowed: int | None) -> bool:
-    """Carry bytes until their end, or as many as are allowed; return whether it was the limit."""
+    """Carry bytes until their end or the limit; return whether it was the limit."""
     with contextlib.suppress(OSError):
         while allowed is None or allowed > 0:
             piece = await reader.read(65536 if allowed is None else min(allowed, 65536))

@@ -1,4 +1,4 @@
-"""Proxies as they stand in offices and hotels: they refuse upgrades, hold answers back or cut them short."""
+"""Proxies as in offices and hotels: they refuse upgrades, buffer answers or cut them short."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINE_END = b"\r\n"
 
 
 class Upgrades(Enum):
-    """What becomes of a WebSocket's handshake."""
+    """The handling of a WebSocket's handshake."""
 
     PASSED = "both ways, byte for byte"
     REFUSED = "answered with 403"
@@ -23,10 +23,10 @@ class Upgrades(Enum):
 class Proxy:
     """An HTTP proxy in front of one server.
 
+
     Args:
-        target: The server's address.
-        is_buffering: An answer is passed on when it is whole.
-        body_bytes_max: An answer ends, cleanly, after so many bytes of its body.
+        target: The server's address.     is_buffering: An answer is passed on when it is whole.
+            body_bytes_max: An answer ends, cleanly, after this number of bytes of its body.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Proxy:
         self._open: set[asyncio.StreamWriter] = set()
         self.upgrades = upgrades
         self.before_upgrade: Callable[[], Awaitable[None]] | None = None
-        """What happens before the next handshake is passed on, once."""
+        """An action before the next handshake is passed on, once."""
         self.is_away = False
-        """The server behind it is not there: each connection is closed without an answer."""
+        """The server behind it is unreachable: each connection is closed without an answer."""
         self.url = ""
         self.asked: list[str] = []
         """Method and path of each request, and `upgrade` for a handshake."""
@@ -64,7 +64,7 @@ class Proxy:
             self.cut()
 
     def cut(self) -> None:
-        """Reset every connection, as a network does that is gone."""
+        """Reset every connection, as a failing network does."""
         for writer in self._open:
             writer.transport.abort()
 
@@ -76,7 +76,7 @@ class Proxy:
                 head = await reader.readuntil(LINE_END * 2)
                 is_upgrade = b"upgrade: websocket" in head.lower()
                 request = head.split(b" HTTP")[0].partition(b"?")[0].decode()
-                if "/v1/challenge" not in request:  # of any client, where this user has a server's key
+                if "/v1/challenge" not in request:  # of any client, if this user has a server's key
                     self.asked.append("upgrade" if is_upgrade else request)
                 if self.is_away:
                     return

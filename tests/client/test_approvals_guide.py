@@ -1,4 +1,4 @@
-"""The examples of `docs/guides/approvals.md` run, and its table is the truth."""
+"""The examples of `docs/guides/approvals.md` run, and its table is correct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "approvals.md").read_te
 WAIT_S = 60.0
 
 
-async def test_the_agent_asks_what_the_program_answers(
+async def test_the_agents_question_is_answered_by_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ async def test_the_agent_asks_what_the_program_answers(
     assert names["rules"].verdict(wanted) == Ask("It changes something.", 3600)
 
 
-def test_the_table_names_every_choice_of_every_question() -> None:
+def test_the_table_has_every_choice_of_every_question() -> None:
     rows = {
         match[1]: set(re.findall(r"`(\w+)`", match[2]))
         for match in re.finditer(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", GUIDE, re.MULTILINE)

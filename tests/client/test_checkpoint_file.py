@@ -1,4 +1,4 @@
-"""The client's file: what is kept comes back, and what cannot be trusted is refused."""
+"""The client's file: stored values are read back, and untrustworthy ones are refused."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def file(path: Path, secrets: SecretStore) -> AsyncIterator[CheckpointFile
     await file.close()
 
 
-async def test_a_stream_comes_back_as_it_was_left(
+async def test_a_stream_is_read_back_as_it_was_written(
     file: CheckpointFile, path: Path, secrets: SecretStore
 ) -> None:
     await file.write("a", [*BEGUN, CommandKept(1, ONE), CommandKept(2, TWO)])
@@ -89,13 +89,13 @@ async def test_a_stream_comes_back_as_it_was_left(
     await again.close()
 
 
-async def test_a_cursor_can_be_taken_back(file: CheckpointFile) -> None:
+async def test_a_cursor_can_be_moved_back(file: CheckpointFile) -> None:
     await file.write("a", [*BEGUN, CursorMoved(EventId(2, 7))])
     await file.write("a", [CursorMoved(None)])
     assert [kept.checkpoint.event_id for kept in await file.streams()] == [None]
 
 
-async def test_every_change_says_when_it_was(path: Path, secrets: SecretStore) -> None:
+async def test_every_change_stores_its_time(path: Path, secrets: SecretStore) -> None:
     world = FakeWorld(at=100.0)
     file = CheckpointFile(path, server=SERVER, secrets=secrets, world=world)
     await file.open()
@@ -106,7 +106,7 @@ async def test_every_change_says_when_it_was(path: Path, secrets: SecretStore) -
     await file.close()
 
 
-async def test_what_is_forgotten_leaves_nothing_behind(file: CheckpointFile, path: Path) -> None:
+async def test_a_deleted_stream_leaves_no_rows(file: CheckpointFile, path: Path) -> None:
     await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN)])
     await file.write("b", BEGUN)
     await file.write("a", [Forgotten()])
@@ -118,7 +118,7 @@ async def test_what_is_forgotten_leaves_nothing_behind(file: CheckpointFile, pat
     connection.close()
 
 
-async def test_a_call_is_kept_through_its_life(file: CheckpointFile) -> None:
+async def test_a_call_is_stored_through_its_states(file: CheckpointFile) -> None:
     await file.write("a", [*BEGUN, CallNoted(1, 2, CALL, PLAN)])
     lives = [await file.calls("a")]
     result = ToolResult("c1", "found", Outcome.ERROR)
@@ -147,7 +147,7 @@ async def test_each_server_has_its_own_streams(
     await other.close()
 
 
-async def test_epochs_rise_over_lives(file: CheckpointFile, path: Path, secrets: SecretStore) -> None:
+async def test_epochs_increase_over_processes(file: CheckpointFile, path: Path, secrets: SecretStore) -> None:
     first = [await file.start_epoch(), await file.start_epoch()]
     await file.close()
     again = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
@@ -169,7 +169,7 @@ async def test_epochs_rise_over_lives(file: CheckpointFile, path: Path, secrets:
         (Forgotten(), False),
     ],
 )
-async def test_what_is_acted_on_is_on_the_disk_first(
+async def test_changes_that_are_acted_on_are_synced_to_disk_first(
     file: CheckpointFile, write: FileWrite, *, is_full: bool
 ) -> None:
     await file.write("a", BEGUN)
@@ -178,7 +178,7 @@ async def test_what_is_acted_on_is_on_the_disk_first(
     assert synchronous == (2 if is_full else 1)
 
 
-async def test_fault_points_stand_around_every_write(secrets: SecretStore) -> None:
+async def test_every_write_has_fault_points_around_it(secrets: SecretStore) -> None:
     world = FakeWorld()
     file = CheckpointFile(None, server=SERVER, secrets=secrets, world=world)
     await file.open()
@@ -188,7 +188,7 @@ async def test_fault_points_stand_around_every_write(secrets: SecretStore) -> No
     await file.close()
 
 
-async def test_a_write_is_all_or_nothing(file: CheckpointFile) -> None:
+async def test_a_write_is_atomic(file: CheckpointFile) -> None:
     await file.write("a", BEGUN)
     with pytest.raises(StoreDamagedError):
         await file.write("a", [CommandKept(1, b"new"), CommandKept(0, b"twice")])
@@ -201,7 +201,9 @@ def readable(path: Path) -> None:
     path.touch(mode=0o644)
 
 
-async def test_nobody_else_may_read_the_file(readable: None, file: CheckpointFile, path: Path) -> None:
+async def test_the_file_is_readable_only_by_its_owner(
+    readable: None, file: CheckpointFile, path: Path
+) -> None:
     await file.write("a", BEGUN)
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     assert modes == {"state.db": 0o600, "state.db-wal": 0o600}
@@ -242,7 +244,7 @@ DAMAGES = {
 
 @spec("STREAM-48")
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_damage_costs_what_is_damaged_and_not_the_stream(
+async def test_damage_affects_the_damaged_part_and_not_the_stream(
     file: CheckpointFile, path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await file.write("a", [*BEGUN, CommandKept(1, ONE), CursorMoved(EventId(1, 3), EventId(1, 2))])
@@ -259,7 +261,7 @@ async def test_damage_costs_what_is_damaged_and_not_the_stream(
 
 
 @spec("STREAM-48")
-async def test_the_last_command_is_missed_where_its_row_is_gone_and_those_before_were_acknowledged(
+async def test_a_missing_row_of_the_last_command_is_detected_and_earlier_ones_were_acknowledged(
     file: CheckpointFile, path: Path
 ) -> None:
     await file.write("a", [*BEGUN, CommandsAcked(0), CommandKept(1, ONE)])
@@ -283,7 +285,7 @@ async def test_the_last_command_is_missed_where_its_row_is_gone_and_those_before
         ),
     ],
 )
-async def test_a_message_that_is_lost_and_numbers_that_are_lost_are_told(
+async def test_a_lost_message_and_lost_numbers_are_reported(
     file: CheckpointFile, path: Path, change: str, said: str
 ) -> None:
     await file.write("a", BEGUN)
@@ -352,7 +354,7 @@ def strange(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, type[
     return path, error, said
 
 
-async def test_a_strange_file_is_refused_and_stays_as_it_is(
+async def test_a_foreign_file_is_refused_and_unchanged(
     strange: tuple[Path, type[MidstreamError], str], secrets: SecretStore
 ) -> None:
     path, error, said = strange
@@ -364,7 +366,7 @@ async def test_a_strange_file_is_refused_and_stays_as_it_is(
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile) -> None:
+async def test_a_full_disk_is_reported_and_nothing_is_written(file: CheckpointFile) -> None:
     await file.write("a", BEGUN)
     await file._call(lambda: file._execute("PRAGMA max_page_count = 1"))
     with pytest.raises(StoreFullError):
@@ -372,14 +374,14 @@ async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile)
     assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
 
 
-async def test_a_folder_that_cannot_be_made_is_named(secrets: SecretStore) -> None:
+async def test_a_folder_that_cannot_be_created_is_reported(secrets: SecretStore) -> None:
     file = CheckpointFile(Path("/dev/null") / "state.db", server=SERVER, secrets=secrets, world=FakeWorld())
     with pytest.raises(UsageError, match="cannot be created"):
         await file.open()
     await file.close()
 
 
-async def test_a_closed_file_says_how_to_use_it(file: CheckpointFile) -> None:
+async def test_the_error_of_a_closed_file_explains_its_use(file: CheckpointFile) -> None:
     await file.close()
     await file.close()
     with pytest.raises(UsageError, match="async with"):
@@ -387,7 +389,7 @@ async def test_a_closed_file_says_how_to_use_it(file: CheckpointFile) -> None:
 
 
 @spec("TURN-72")
-async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
+async def test_a_damaged_outcome_puts_only_its_own_call_in_doubt(
     file: CheckpointFile, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other, result = ToolCall("c2", "look", "{}"), ToolResult("c1", "seen")
@@ -418,7 +420,7 @@ def _bytes_beside(path: Path) -> bytes:
 
 
 @spec("STREAM-76")
-async def test_no_byte_of_a_secret_is_ever_in_the_checkpoint(file: CheckpointFile, path: Path) -> None:
+async def test_the_checkpoint_never_contains_a_byte_of_a_secret(file: CheckpointFile, path: Path) -> None:
     await file.write("a", SECRETIVE)
     await file.write("a", [CursorMoved(EventId(1, 1)), CommandKept(1, TWO)])
     while_open = _bytes_beside(path)
@@ -427,7 +429,7 @@ async def test_no_byte_of_a_secret_is_ever_in_the_checkpoint(file: CheckpointFil
 
 
 @spec("STREAM-76")
-async def test_a_secret_is_kept_before_the_stream_and_until_after_it(
+async def test_a_secret_is_stored_before_its_stream_and_deleted_after_it(
     ring: FileKeyring, path: Path, secrets: SecretStore
 ) -> None:
     world = FakeWorld()
@@ -455,7 +457,7 @@ async def test_a_secret_is_kept_before_the_stream_and_until_after_it(
     await file.close()
 
 
-async def test_a_stream_whose_secret_cannot_be_kept_is_not_kept_either(path: Path) -> None:
+async def test_a_stream_whose_secret_cannot_be_stored_is_not_stored_either(path: Path) -> None:
     nowhere = SecretStore(Path("/dev/null/secrets.db"), world=World())
     file = CheckpointFile(path, server=SERVER, secrets=nowhere, world=FakeWorld())
     await file.open()
@@ -466,7 +468,7 @@ async def test_a_stream_whose_secret_cannot_be_kept_is_not_kept_either(path: Pat
     await nowhere.close()
 
 
-async def test_a_stream_that_is_over_leaves_no_secret(
+async def test_a_finished_stream_leaves_no_secret(
     ring: FileKeyring, file: CheckpointFile, secrets: SecretStore
 ) -> None:
     await file.write("a", SECRETIVE)
@@ -477,7 +479,7 @@ async def test_a_stream_that_is_over_leaves_no_secret(
     assert ring.kept() == ["another"]
 
 
-async def test_a_stream_whose_secret_is_gone_is_damaged_and_says_so(
+async def test_a_stream_whose_secret_is_lost_is_reported_as_damaged(
     ring: FileKeyring, file: CheckpointFile
 ) -> None:
     await file.write("a", SECRETIVE)
@@ -487,18 +489,18 @@ async def test_a_stream_whose_secret_is_gone_is_damaged_and_says_so(
     assert (kept.damage, kept.checkpoint.unacked) == ("the secret of this stream is missing", ())
 
 
-async def test_a_checkpoint_is_not_opened_where_others_may_read_the_secrets(
+async def test_a_checkpoint_is_not_opened_if_others_may_read_the_secrets(
     file: CheckpointFile, path: Path, secrets: SecretStore, tmp_path: Path
 ) -> None:
     await file.write("a", SECRETIVE)
     await file.close()
     await secrets.close()
-    _let_others_read(tmp_path / "secrets.db")
+    _allow_others(tmp_path / "secrets.db")
     with pytest.raises(UsageError, match="chmod 600"):
         await file.open()
 
 
-def _let_others_read(path: Path) -> None:
+def _allow_others(path: Path) -> None:
     path.chmod(0o644)
 
 
@@ -514,7 +516,9 @@ def _sizes(path: Path) -> tuple[int, int]:
     return path.stat().st_size, path.with_name(f"{path.name}-wal").stat().st_size
 
 
-async def test_a_change_is_appended_whatever_is_kept_beside(file: CheckpointFile, path: Path) -> None:
+async def test_the_cost_of_a_change_does_not_depend_on_the_other_rows(
+    file: CheckpointFile, path: Path
+) -> None:
     payload = encode(SendPayload((Text("x" * 1000),)))
     await file.write("a", [StreamBegun("s1", SECRET), *(CommandKept(n, payload) for n in range(1000))])
     await file._call(lambda: file._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
@@ -526,7 +530,7 @@ async def test_a_change_is_appended_whatever_is_kept_beside(file: CheckpointFile
     assert (len(content) > 1_000_000, _read(path) == content) == (True, True)
 
 
-async def test_a_file_does_not_grow_with_what_was_in_it(file: CheckpointFile, path: Path) -> None:
+async def test_a_file_does_not_grow_with_its_former_contents(file: CheckpointFile, path: Path) -> None:
     payload = encode(SendPayload((Text("x" * 16_000),)))
     await file.write("a", BEGUN)
     for n in range(1, 250):
@@ -536,7 +540,7 @@ async def test_a_file_does_not_grow_with_what_was_in_it(file: CheckpointFile, pa
     assert (size < written / 20, log <= LOG_BYTES_MAX + 64 * 4120) == (True, True)
 
 
-async def test_what_was_much_once_is_given_back(file: CheckpointFile, path: Path) -> None:
+async def test_unused_space_is_returned(file: CheckpointFile, path: Path) -> None:
     payload = encode(SendPayload((Text("x" * 250_000),)))
     await file.write("a", [StreamBegun("s1", SECRET), *(CommandKept(n, payload) for n in range(40))])
     await file.write("a", [CommandsAcked(39)])

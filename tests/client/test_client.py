@@ -1,4 +1,4 @@
-"""The client as an application sees it, against the real server; a scripted peer says what no server would."""
+"""The client as an application uses it, against the real server; a scripted peer shows behaviour that no server has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from midstream.testing import Gate, calls, text
 from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.client.http_peer import HttpPeer
-from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says
+from tests.client.peer import Cutter, Peer, after_frames, after_half_a_frame
 from tests.server.serving import KEYS, Served, Socket, make_app, served
 from tests.spec import spec
 
@@ -61,14 +61,14 @@ WORDS = "one two three four five six seven eight nine ten"
 
 
 class Eager(World):
-    """A world in which chance makes every wait short."""
+    """A world in which every random wait is short."""
 
     def chance(self) -> float:
         return 0.999
 
 
 class Hand:
-    """A tool that counts what it did in the world."""
+    """A tool that counts its effects."""
 
     def __init__(self, on_doubt: OnDoubtName = "unknown") -> None:
         self.done: list[str] = []
@@ -95,7 +95,7 @@ def dial(way: TransportKind) -> Dial:
 
 @pytest.fixture
 def scripted(way: TransportKind) -> Scripted:
-    """A server that may say what a correct one does not."""
+    """A server that may break the rules of a correct one."""
     return Peer if way is TransportKind.WEBSOCKET else HttpPeer
 
 
@@ -112,7 +112,7 @@ async def _all(events: AsyncIterator[Event]) -> list[Event]:
 
 
 @spec("STREAM-49")
-async def test_a_turn_is_iterated_to_its_end(dial: Dial) -> None:
+async def test_the_events_of_a_turn_end_with_the_turn(dial: Dial) -> None:
     async with served(make_app([text(WORDS)])) as server, dial(server.url) as client:
         events = await _all(client.send("s1", "hi"))
         assert "".join(event.text for event in events) == WORDS
@@ -122,7 +122,7 @@ async def test_a_turn_is_iterated_to_its_end(dial: Dial) -> None:
         assert again[0].id == f"1-{len(events) + 2}"
 
 
-async def test_a_tool_of_the_client_runs_where_the_client_is(dial: Dial, server: Served) -> None:
+async def test_a_tool_of_the_client_runs_in_the_client(dial: Dial, server: Served) -> None:
     hand = Hand()
     async with dial(server.url, tools=[hand.tool]) as client:
         events = await _all(client.send("s1", "push it"))
@@ -131,7 +131,7 @@ async def test_a_tool_of_the_client_runs_where_the_client_is(dial: Dial, server:
     assert _status(events) is TurnStatus.COMPLETED
 
 
-async def test_a_tool_whose_turn_was_stopped_is_stopped_too(dial: Dial, server: Served) -> None:
+async def test_a_tool_of_a_cancelled_turn_is_cancelled_too(dial: Dial, server: Served) -> None:
     running, stopped = asyncio.Event(), asyncio.Event()
 
     async def push(button: str) -> None:
@@ -165,7 +165,7 @@ async def test_a_plain_function_is_a_tool(dial: Dial, server: Served) -> None:
     assert done == ["red"]
 
 
-async def test_a_busy_session_is_told_at_once(dial: Dial) -> None:
+async def test_a_busy_session_is_reported_at_once(dial: Dial) -> None:
     gate = asyncio.Event()
     async with served(make_app([[Gate(gate), *text(WORDS)]])) as server, dial(server.url) as client:
         first = client.send("s1", "hi")
@@ -178,7 +178,7 @@ async def test_a_busy_session_is_told_at_once(dial: Dial) -> None:
 
 
 @spec("STREAM-15")
-async def test_a_cancel_by_whoever_speaks_ends_the_turn_they_iterate_over(dial: Dial) -> None:
+async def test_a_cancel_by_the_sender_ends_the_turn_that_it_iterates_over(dial: Dial) -> None:
     async with served(make_app([[TextDelta("half a"), Gate(asyncio.Event())]])) as server:
         async with dial(server.url) as client:
             events: list[Event] = []
@@ -190,7 +190,7 @@ async def test_a_cancel_by_whoever_speaks_ends_the_turn_they_iterate_over(dial: 
 
 
 @spec("STREAM-15", "STREAM-26")
-async def test_anybody_may_cancel(dial: Dial) -> None:
+async def test_any_client_may_cancel(dial: Dial) -> None:
     app = make_app([[TextDelta("half a"), Gate(asyncio.Event())]])
     async with served(app) as server, dial(server.url) as speaker, dial(server.url) as other:
         turn = speaker.send("s1", "hi")
@@ -201,7 +201,7 @@ async def test_anybody_may_cancel(dial: Dial) -> None:
 
 
 @spec("STREAM-25", "STREAM-26")
-async def test_leaving_the_loop_detaches_and_the_next_process_sees_the_rest(
+async def test_leaving_the_loop_detaches_and_the_next_process_receives_the_rest(
     dial: Dial, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.db"
@@ -235,7 +235,7 @@ async def test_leaving_the_loop_at_the_end_leaves_nothing_to_resume(dial: Dial, 
 
 
 @spec("STREAM-30")
-async def test_what_is_older_than_the_look_back_is_cleared(dial: Dial, tmp_path: Path) -> None:
+async def test_streams_older_than_the_look_back_are_deleted(dial: Dial, tmp_path: Path) -> None:
     async with served(make_app([[Gate(asyncio.Event())]])) as server:
         async with dial(server.url, state=tmp_path / "s.db", world=FakeWorld(at=1000.0)) as client:
             await anext(client.send("s1", "hi"))
@@ -246,14 +246,14 @@ async def test_what_is_older_than_the_look_back_is_cleared(dial: Dial, tmp_path:
 
 
 @spec("STREAM-30")
-async def test_a_stream_that_never_said_anything_is_cleared(dial: Dial, tmp_path: Path) -> None:
+async def test_a_stream_without_any_command_is_deleted(dial: Dial, tmp_path: Path) -> None:
     async with dial("http://127.0.0.1:1", state=tmp_path / "s.db") as client:
         await client._file.write("stream-1", [StreamBegun("s1", "secret")])
         assert await client.resume_interrupted() == []
         assert await client._file.streams() == []
 
 
-async def test_a_stop_that_was_never_acknowledged_is_said_again(dial: Dial, tmp_path: Path) -> None:
+async def test_an_unacknowledged_cancel_is_sent_again(dial: Dial, tmp_path: Path) -> None:
     state = tmp_path / "state.db"
     async with served(make_app([[Gate(asyncio.Event())]])) as server, dial(server.url) as speaker:
         turn = speaker.send("s1", "hi")
@@ -266,8 +266,8 @@ async def test_a_stop_that_was_never_acknowledged_is_said_again(dial: Dial, tmp_
             assert _status(await _all(turn)) is TurnStatus.CANCELLED
 
 
-async def _left_and_damaged(dial: Dial, url: str, state: Path) -> None:
-    """Leave a turn, and damage the numbers of what was kept of it."""
+async def _leave_and_damage(dial: Dial, url: str, state: Path) -> None:
+    """Leave a turn, and damage the stored numbers of its commands."""
     async with dial(url, state=state) as client:
         turn = client.send("s1", "hi")
         await anext(turn)
@@ -281,12 +281,12 @@ def _damage(state: Path, change: str) -> None:
 
 
 @spec("STREAM-48")
-async def test_what_cannot_be_played_back_is_said_with_the_session_as_it_is_and_the_rest_follows(
+async def test_an_unplayable_command_is_replaced_by_a_snapshot_and_the_rest_follows(
     dial: Dial, tmp_path: Path
 ) -> None:
     state, gate = tmp_path / "state.db", asyncio.Event()
     async with served(make_app([[TextDelta("half a"), Gate(gate), *text(" sentence")]])) as server:
-        await _left_and_damaged(dial, server.url, state)
+        await _leave_and_damage(dial, server.url, state)
         async with dial(server.url, state=state) as client:
             (turn,) = await client.resume_interrupted()
             events = aiter(turn)
@@ -303,12 +303,12 @@ async def test_what_cannot_be_played_back_is_said_with_the_session_as_it_is_and_
 
 
 @spec("STREAM-48")
-async def test_a_lost_playback_is_said_again_until_it_was_heard_and_a_session_at_rest_has_no_more(
+async def test_a_lost_playback_is_reported_until_it_was_received_and_an_idle_session_has_no_more(
     tmp_path: Path,
 ) -> None:
     state, gate = tmp_path / "state.db", asyncio.Event()
     async with served(make_app([[Gate(gate), *text(WORDS)]])) as server:
-        await _left_and_damaged(connect, server.url, state)
+        await _leave_and_damage(connect, server.url, state)
         gate.set()
         async with connect(server.url) as other:
             async for event in other.follow("s1", "0-0"):
@@ -326,7 +326,7 @@ async def test_a_lost_playback_is_said_again_until_it_was_heard_and_a_session_at
 
 
 @spec("STREAM-48")
-async def test_a_playback_that_nobody_ever_saw_is_lost_with_an_error(tmp_path: Path) -> None:
+async def test_an_unreadable_playback_without_any_event_is_an_error(tmp_path: Path) -> None:
     async with served(make_app()) as server, connect(server.url, state=tmp_path / "s.db") as client:
         command = CommandKept(0, b"what is this")
         await client._file.write("stream-1", [StreamBegun("s1", "secret"), command])
@@ -336,7 +336,7 @@ async def test_a_playback_that_nobody_ever_saw_is_lost_with_an_error(tmp_path: P
         assert await client.resume_interrupted() == []
 
 
-async def test_a_reader_sees_what_others_say(dial: Dial) -> None:
+async def test_a_reader_receives_the_turns_of_others(dial: Dial) -> None:
     app = make_app([text(WORDS)])
     async with served(app) as server, dial(server.url) as client, dial(server.url) as reader:
         said = await _all(client.send("s1", "hi"))
@@ -354,7 +354,9 @@ async def test_a_reader_sees_what_others_say(dial: Dial) -> None:
 
 @spec("STREAM-58")
 @pytest.mark.parametrize("beginning", ["0", "0-0"])
-async def test_zero_is_the_beginning(dial: Dial, server: Served, way: TransportKind, beginning: str) -> None:
+async def test_zero_is_the_start_of_a_session(
+    dial: Dial, server: Served, way: TransportKind, beginning: str
+) -> None:
     hand = Hand()
     async with dial(server.url, tools=[hand.tool]) as client:
         await _all(client.send("s1", "push it"))
@@ -372,7 +374,7 @@ async def test_zero_is_the_beginning(dial: Dial, server: Served, way: TransportK
             assert answer.status_code == 200, "one that has seen nothing may begin a session"
 
 
-async def test_a_session_nobody_began_cannot_be_followed(dial: Dial, server: Served) -> None:
+async def test_an_unknown_session_cannot_be_followed(dial: Dial, server: Served) -> None:
     async with dial(server.url) as client:
         with pytest.raises(SessionNotFoundError):
             await _all(client.follow("nobody"))
@@ -382,7 +384,7 @@ async def test_a_session_nobody_began_cannot_be_followed(dial: Dial, server: Ser
             await _all(client.send("", "hi"))
 
 
-def test_what_is_no_address_is_refused_at_once() -> None:
+def test_an_invalid_url_is_refused_at_once() -> None:
     with pytest.raises(UsageError):
         connect("localhost:8000")
 
@@ -390,7 +392,9 @@ def test_what_is_no_address_is_refused_at_once() -> None:
 @pytest.mark.parametrize(
     "headers", [{"x-a": "b\r\nc: d"}, {"x-a": "\u20ac"}, {"x-a": "secret\n"}, {"x a": "b"}, {"": "b"}]
 )
-def test_what_no_request_can_carry_is_refused_at_once_and_not_repeated(headers: dict[str, str]) -> None:
+def test_values_that_no_request_can_carry_are_refused_at_once_and_not_retried(
+    headers: dict[str, str],
+) -> None:
     with pytest.raises(UsageError) as caught:
         connect("http://127.0.0.1:1", headers=headers)
     assert "secret" not in str(caught.value)
@@ -409,7 +413,7 @@ async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("way", "step"), [*((way, 401) for way in TransportKind), (TransportKind.WEBSOCKET, 53)]
 )
-async def test_a_turn_survives_a_cut_at_every_so_many_bytes(dial: Dial, step: int) -> None:
+async def test_a_turn_survives_a_cut_at_every_offset(dial: Dial, step: int) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
     async with served(make_app(script)) as server, Cutter(server.url).listening() as wire:
         for cut_after in range(1, CUTS_MAX * step, step):
@@ -424,7 +428,7 @@ async def test_a_turn_survives_a_cut_at_every_so_many_bytes(dial: Dial, step: in
 
 
 @spec("STREAM-14", "STREAM-21")
-async def test_a_server_that_restarts_in_the_middle_is_found_again(dial: Dial) -> None:
+async def test_a_restarted_server_is_reached_again(dial: Dial) -> None:
     store = MemoryStore()
     reconnecting: list[tuple[str, bool]] = []
     first = make_app([[TextDelta("half a"), Gate(asyncio.Event())]], store=store)
@@ -454,7 +458,7 @@ async def test_a_server_that_restarts_in_the_middle_is_found_again(dial: Dial) -
 
 
 @spec("STREAM-29")
-async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_path: Path) -> None:
+async def test_an_unreachable_server_exhausts_the_patience_and_loses_nothing(tmp_path: Path) -> None:
     async with connect("http://127.0.0.1:1", state=tmp_path / "s.db", settings=IMPATIENT) as client:
         with pytest.raises(ConnectionLostError):
             await _all(client.send("s1", "hi"))
@@ -473,7 +477,7 @@ async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_pa
         (TransportKind.POLL, Fault.AFTER_TOOL, "rerun"),
     ],
 )
-async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
+async def test_a_client_that_dies_at_any_point_is_continued_by_the_next(
     dial: Dial, tmp_path: Path, point: Fault, policy: OnDoubtName
 ) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
@@ -502,13 +506,13 @@ async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
         "UPDATE call SET result = substr(result, 1, 9)",
     ],
 )
-async def test_a_damaged_row_costs_no_stored_outcome(tmp_path: Path, change: str) -> None:
+async def test_a_damaged_row_loses_no_stored_outcome(tmp_path: Path, change: str) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
     hand, seen, state = Hand(), dict[str, Event](), tmp_path / "s.db"
     async with served(make_app(script)) as server:
-        for life in range(1, LIVES_MAX):  # until the death comes right after the outcome was stored
+        for life in range(1, LIVES_MAX):  # until the process dies right after the outcome was stored
             hand, seen, state = Hand(), {}, tmp_path / f"{life}.db"
-            # How many checkpoints come before depends on the moment: each number is tried several times.
+            # The number of earlier checkpoints depends on timing: each number is tried several times.
             count = life % CHECKPOINTS + 1
             first = connect(
                 server.url, state=state, tools=[hand.tool], world=_dying(Fault.AFTER_CHECKPOINT, count)
@@ -528,7 +532,7 @@ async def test_a_damaged_row_costs_no_stored_outcome(tmp_path: Path, change: str
 
 
 def _check_outcome(seen: list[Event], hand: Hand, policy: str) -> None:
-    """A tool that may not run again has run once at most, and where nobody knows the model was told."""
+    """Assert that a tool that may not run again ran at most once, and an unknown outcome was sent to the model."""
     results = [each.record.result for each in seen if isinstance(each.record, CallEnded)]
     if not seen:
         assert hand.done == [], "nothing was said before the first write"
@@ -555,18 +559,18 @@ async def _second_life(dial: Dial, server: Served, state: Path, hand: Hand, seen
 
 
 async def _live(client: Client, session: str, seen: dict[str, Event]) -> None:
-    """Speak until the turn or the world ends."""
+    """Send until the turn or the process ends."""
     with contextlib.suppress(Crashed):
         async with client, asyncio.timeout(WAIT_S):
             async for event in client.send(session, "hi"):
                 seen[event.id] = event
 
 
-# --- what no correct server does -----------------------------------------------------------------------------------
+# --- beyond a correct server ---------------------------------------------------------------------------------------
 
 
-async def test_a_frame_that_breaks_in_the_middle_is_read_again(dial: Dial, scripted: Scripted) -> None:
-    script = breaks_in_a_frame(Welcome("", "1-1", "1-1"))
+async def test_a_frame_that_breaks_in_the_middle_is_received_again(dial: Dial, scripted: Scripted) -> None:
+    script = after_half_a_frame(Welcome("", "1-1", "1-1"))
     async with scripted(script).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
@@ -584,10 +588,10 @@ async def test_a_frame_that_breaks_in_the_middle_is_read_again(dial: Dial, scrip
         [Error("store_full", "no space is left", "later", seqno=0, retry_after_s=0.0)],
     ],
 )
-async def test_a_server_out_of_its_mind_is_left_and_asked_again(
+async def test_a_server_that_breaks_the_protocol_is_disconnected_and_tried_again(
     dial: Dial, scripted: Scripted, said: list[Ack | bytes]
 ) -> None:
-    async with scripted(says(*said)).serving() as peer, dial(peer.url) as client:
+    async with scripted(after_frames(*said)).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
@@ -604,7 +608,10 @@ async def test_a_server_out_of_its_mind_is_left_and_asked_again(
 async def test_a_classified_refusal_is_raised_as_its_type(
     dial: Dial, scripted: Scripted, error: Error, kind: type[MidstreamError], *, is_kept: bool
 ) -> None:
-    async with scripted(says(Welcome("", "1-1", "1-1"), error)).serving() as peer, dial(peer.url) as client:
+    async with (
+        scripted(after_frames(Welcome("", "1-1", "1-1"), error)).serving() as peer,
+        dial(peer.url) as client,
+    ):
         with pytest.raises(kind):
             await _all(client.send("s1", "hi"))
         assert (client.is_reconnecting("s1"), len(await client.resume_interrupted())) == (False, is_kept)
@@ -612,14 +619,14 @@ async def test_a_classified_refusal_is_raised_as_its_type(
 
 
 @spec("STREAM-107")
-async def test_a_turn_outlives_who_answers_in_the_servers_place(dial: Dial, scripted: Scripted) -> None:
-    script = says(Welcome("", "1-1", "1-1"))
+async def test_a_turn_survives_a_foreign_answer_in_the_servers_place(dial: Dial, scripted: Scripted) -> None:
+    script = after_frames(Welcome("", "1-1", "1-1"))
     async with scripted(script, 404).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
 @spec("STREAM-107")
-async def test_a_kept_stream_outlives_who_answers_in_the_servers_place(
+async def test_a_stored_stream_survives_a_foreign_answer_in_the_servers_place(
     dial: Dial, scripted: Scripted, tmp_path: Path
 ) -> None:
     state = tmp_path / "state.db"
@@ -638,7 +645,7 @@ async def test_a_kept_stream_outlives_who_answers_in_the_servers_place(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(
+async def test_an_http_refusal_is_raised_and_nothing_is_lost(
     dial: Dial, scripted: Scripted, status: int
 ) -> None:
     async with scripted(status).serving() as peer, dial(peer.url, headers={"authorization": "x"}) as client:
@@ -652,14 +659,14 @@ async def test_a_refusal_in_http_is_raised_and_nothing_is_lost(
 
 
 @spec("STREAM-9")
-async def test_a_degraded_server_is_used_once_and_nothing_is_kept(dial: Dial, scripted: Scripted) -> None:
+async def test_a_degraded_server_is_used_once_and_nothing_is_stored(dial: Dial, scripted: Scripted) -> None:
     peer = scripted(degraded_reason="no disk")
     hand = Hand()
     async with peer.serving(), dial(peer.url, tools=[hand.tool]) as client:
         turn = client.send("s1", "hi")
         first = await asyncio.wait_for(anext(turn), WAIT_S)
         assert isinstance(first.record, StreamOpened)
-        await _ask_for_push(peer)
+        await _call_push(peer)
         async with asyncio.timeout(WAIT_S):
             while not isinstance((await anext(turn)).record, CallEnded):
                 pass
@@ -674,7 +681,7 @@ async def test_a_degraded_server_is_used_once_and_nothing_is_kept(dial: Dial, sc
 
 
 @spec("STREAM-23")
-async def test_events_that_are_gone_are_to_be_forgotten(dial: Dial, scripted: Scripted) -> None:
+async def test_lost_events_are_reported_as_void(dial: Dial, scripted: Scripted) -> None:
     async with scripted().serving() as peer, dial(peer.url) as client:
         turn = client.send("s1", "hi")
         seen = [await asyncio.wait_for(anext(turn), WAIT_S) for _ in range(3)]
@@ -704,8 +711,8 @@ async def _turn_at(peer: Peer | HttpPeer, client: Client) -> list[Event]:
     return events
 
 
-async def _ask_for_push(peer: Peer | HttpPeer) -> None:
-    """Let the peer's model ask for the client's tool."""
+async def _call_push(peer: Peer | HttpPeer) -> None:
+    """Let the peer's model call the client's tool."""
     response = Response((ToolCall("c1", "push", '{"button":"red"}'),), Finish.CALLS)
     plans = (CallPlan("c1", "digest", Site.CLIENT),)
     peer.host.do(ModelResponded(AttemptRef(1, 1, 1), response, plans), at=1.0)
@@ -713,7 +720,7 @@ async def _ask_for_push(peer: Peer | HttpPeer) -> None:
 
 
 async def _answer(peer: Peer | HttpPeer) -> None:
-    """Let the peer's model answer as soon as it is asked."""
+    """Let the peer's model answer as soon as a response is requested."""
     async with asyncio.timeout(WAIT_S):
         while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What comes of a stream, as the events that an application receives."""
+"""The input of a stream as the events that an application receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.session.records import Delta
 WORD = Delta(1, 1, 1, 0, "text", "hello")
 
 
-def test_an_event_has_its_place_its_record_and_the_answer_so_far() -> None:
+def test_an_event_has_its_id_its_record_and_the_answer_so_far() -> None:
     reading = EventReader()
     told = event_of(Applied(EventId(1, 4), WORD), reading)
     assert (told, told.text, told.transcript) == (Event("1-4", WORD), "hello", "hello")

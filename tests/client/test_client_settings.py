@@ -1,4 +1,4 @@
-"""What an application decides about its streams holds from the moment it says so."""
+"""An application's settings for its streams apply immediately."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = "one two three four five six"
 
 
 def _held(gate: asyncio.Event) -> list[ScriptedStep]:
-    """A response that waits before its first word."""
+    """Return a response that waits before its first word."""
     return [Gate(gate), *text(WORDS)]
 
 
@@ -39,13 +39,13 @@ async def _first(events: AsyncGenerator[Event, None]) -> Event:
 @pytest.mark.parametrize(
     "wrong", [{"look_back_s": -1.0}, {"look_back_s": 1e9}, {"patience_s": -1.0}, {"stall_after_s": 0.0}]
 )
-def test_numbers_out_of_their_bounds_are_refused(wrong: dict[str, float]) -> None:
+def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         ClientSettings(**wrong)  # type: ignore[arg-type]  # each is a number
 
 
 @spec("STREAM-78")
-async def test_while_recovery_is_off_nothing_is_kept_and_it_is_switched_while_the_client_runs(
+async def test_without_recovery_nothing_is_stored_and_it_can_be_switched_at_run_time(
     tmp_path: Path,
 ) -> None:
     gate = asyncio.Event()
@@ -75,7 +75,9 @@ def _read(path: Path) -> bytes:
 
 
 @spec("STREAM-78")
-async def test_what_is_not_kept_survives_lost_connections_and_its_tools_run_once(tmp_path: Path) -> None:
+async def test_a_stream_without_a_checkpoint_survives_lost_connections_and_its_tools_run_once(
+    tmp_path: Path,
+) -> None:
     done: list[str] = []
 
     def push(button: str) -> str:
@@ -94,7 +96,7 @@ async def test_what_is_not_kept_survives_lost_connections_and_its_tools_run_once
     assert (len([each for each in events if isinstance(each.record, CallEnded)]), done) == (1, ["red"])
 
 
-async def test_the_look_back_of_the_settings_is_used_where_none_is_named(tmp_path: Path) -> None:
+async def test_the_look_back_of_the_settings_is_the_default(tmp_path: Path) -> None:
     gate = asyncio.Event()
     state, secrets = tmp_path / "s.db", tmp_path / "secrets.db"
     async with served(make_app([_held(gate)])) as server:
@@ -116,7 +118,7 @@ async def test_the_look_back_of_the_settings_is_used_where_none_is_named(tmp_pat
         gate.set()
 
 
-async def test_patience_of_the_settings_holds_for_streams_that_begin_after_the_change(tmp_path: Path) -> None:
+async def test_a_changed_patience_applies_to_later_streams(tmp_path: Path) -> None:
     async with connect("http://127.0.0.1:1", state=tmp_path / "s.db") as client:
         client.settings = ClientSettings(patience_s=0.0)
         with pytest.raises(ConnectionLostError):
@@ -129,7 +131,7 @@ async def _all(events: AsyncGenerator[Event, None]) -> list[Event]:
 
 
 @spec("STREAM-30", "STREAM-79")
-async def test_interrupted_turns_are_taken_up_at_the_start_all_at_the_same_time(tmp_path: Path) -> None:
+async def test_interrupted_turns_are_resumed_at_the_start_concurrently(tmp_path: Path) -> None:
     gate = asyncio.Event()
     state, seen = tmp_path / "s.db", dict[str, list[Event]]()
     both_run = asyncio.Barrier(2)
@@ -141,7 +143,7 @@ async def test_interrupted_turns_are_taken_up_at_the_start_all_at_the_same_time(
                 await turn.aclose()
         ended = asyncio.Event()
 
-        async def take_up(turn: InterruptedTurn) -> None:
+        async def resume(turn: InterruptedTurn) -> None:
             seen[turn.session] = []
             await both_run.wait()
             gate.set()
@@ -150,7 +152,7 @@ async def test_interrupted_turns_are_taken_up_at_the_start_all_at_the_same_time(
             if all(events and events[-1].is_end for events in seen.values()):
                 ended.set()
 
-        async with connect(server.url, state=state, on_interrupted=take_up) as client:
+        async with connect(server.url, state=state, on_interrupted=resume) as client:
             await asyncio.wait_for(ended.wait(), WAIT_S)
             assert await client.resume_interrupted() == []
     assert sorted(seen) == ["s1", "s2"]
@@ -158,7 +160,7 @@ async def test_interrupted_turns_are_taken_up_at_the_start_all_at_the_same_time(
 
 
 @spec("STREAM-79")
-async def test_what_taking_up_raises_is_told_at_the_end_and_leaving_detaches(tmp_path: Path) -> None:
+async def test_errors_of_resumption_are_raised_at_the_end_and_leaving_detaches(tmp_path: Path) -> None:
     gate = asyncio.Event()
     state = tmp_path / "s.db"
     async with served(make_app([_held(gate)])) as server:

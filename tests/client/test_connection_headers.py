@@ -30,7 +30,7 @@ async def test_given_headers_are_sent_and_a_function_is_called_for_each_connecti
     assert [(await headers())["authorization"] for _ in range(2)] == ["Bearer 0", "Bearer 1"]
 
 
-async def test_what_no_request_can_carry_is_refused() -> None:
+async def test_values_that_no_request_can_carry_are_refused() -> None:
     with pytest.raises(UsageError):
         ConnectionHeaders("http://127.0.0.1:1", {"x-a": "b\r\nc"})
     with pytest.raises(UsageError):
@@ -69,7 +69,7 @@ async def test_after_a_proof_nothing_is_sent_to_a_program_without_one(
 @pytest.mark.slow
 @spec("SEC-11")
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
-async def test_a_turn_goes_on_after_its_server_and_with_it_the_token_began_anew(
+async def test_a_turn_continues_after_a_restart_that_changed_the_servers_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: TransportName
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
@@ -91,7 +91,7 @@ async def test_a_turn_goes_on_after_its_server_and_with_it_the_token_began_anew(
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
-async def test_a_refused_credential_is_found_anew_once(transport: TransportName) -> None:
+async def test_a_refused_credential_is_requested_again_once(transport: TransportName) -> None:
     sent: list[str] = []
 
     def ended_then_good() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A client that is killed, for real, at every point where it matters; the next one goes on."""
+"""A client killed with a signal at every relevant point; the next one continues."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from midstream.history.messages import Outcome
 from midstream.paths import Paths
 from midstream.session.records import CallEnded, TurnEnded, TurnStatus
 from midstream.testing import calls, text
-from tests.client.dying_client import note, pushing
-from tests.client.keyrings import FileKeyring, chosen
+from tests.client.dying_client import note, push_tool
+from tests.client.keyrings import FileKeyring, use_keyring
 from tests.house.source import ROOT
 from tests.server.serving import make_app, served
 from tests.spec import spec
@@ -40,7 +40,7 @@ DEATHS = SHORT if os.environ.get("MIDSTREAM_FAULT_FULL") is None else [*SHORT, *
 
 
 async def _live(url: str, state: Path, ledger: Path, point: Fault, count: int, **more: str) -> int | None:
-    """Let a client live in a process of its own until it dies, and return how that ended."""
+    """Run a client in its own process until it dies, and return its exit."""
     arguments = [url, str(state), str(ledger), point.value, str(count)]
     dying = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.client.dying_client", *arguments, cwd=ROOT, env={**os.environ, **more}
@@ -52,10 +52,10 @@ async def _live(url: str, state: Path, ledger: Path, point: Fault, count: int, *
 @spec("STREAM-76")
 @pytest.mark.parametrize("is_in_keyring", [False, True], ids=["in a file", "in a keyring"])
 @pytest.mark.parametrize("point", [Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT])
-async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
+async def test_a_killed_client_leaves_no_secret_without_a_stream(
     tmp_path: Path, point: Fault, *, is_in_keyring: bool
 ) -> None:
-    """One point lies between the secret and its checkpoint, the other behind both."""
+    """One point lies between the secret and its checkpoint, the other after both."""
     ring, home = FileKeyring(), tmp_path / "home"
     ring.path = str(tmp_path / "keyring.json")
     more = {
@@ -66,7 +66,7 @@ async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
     state, ledger, secrets = tmp_path / "client" / "state.db", tmp_path / "ledger", Paths.find(home).secrets
     ledger.touch()
     script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
-    with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):
+    with use_keyring(ring if is_in_keyring else load_keyring(NO_KEYRING)):
         async with served(make_app(script)) as server:
             assert await _live(server.url, state, ledger, point, 1, **more) == -signal.SIGKILL
             left = survey(secrets)  # the stream's, and the session's, which the server may need
@@ -75,7 +75,7 @@ async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
             )
             assert len(ring.kept()) == left.in_keyring
             client = connect(
-                server.url, state=state, secrets=secrets, keyring=is_in_keyring, tools=[pushing(ledger)]
+                server.url, state=state, secrets=secrets, keyring=is_in_keyring, tools=[push_tool(ledger)]
             )
             async with client:
                 turns = await client.resume_interrupted()
@@ -89,14 +89,14 @@ async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
 @pytest.mark.fault
 @spec("STREAM-11", "STREAM-18", "STREAM-24")
 @pytest.mark.parametrize(("point", "count"), DEATHS)
-async def test_a_killed_client_is_taken_up_by_the_next(tmp_path: Path, point: Fault, count: int) -> None:
+async def test_a_killed_client_is_continued_by_the_next(tmp_path: Path, point: Fault, count: int) -> None:
     state, ledger = tmp_path / "state.db", tmp_path / "ledger"
     ledger.touch()
     async with served(make_app([calls(("c1", "push", '{"button":"red"}')), text("one two")])) as server:
         code = await _live(server.url, state, ledger, point, count)
         lines = ledger.read_text().splitlines()
         assert (code, "lived" in lines) in ((-signal.SIGKILL, False), (0, True))
-        async with connect(server.url, state=state, tools=[pushing(ledger)]) as client:
+        async with connect(server.url, state=state, tools=[push_tool(ledger)]) as client:
             turns = await client.resume_interrupted()
             events: list[Event] = []
             for turn in turns:

@@ -1,4 +1,4 @@
-"""A connection as requests: what goes up and when, what comes down and how much of it, and how each ends."""
+"""A connection as requests: what is sent and when, what is received and how much of it, and how each ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from midstream.protocol.frames import (
 )
 from midstream.server.api.problems import problem_of
 from tests.client.http_peer import HttpPeer
-from tests.client.peer import Script, asks_to_wait, breaks_in_a_frame, says
+from tests.client.peer import Script, after_frames, after_half_a_frame, busy_proxy
 from tests.spec import spec
 
 WAIT_S = 60.0
@@ -76,7 +76,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 class Answers:
-    """Requests answered by the test: a status and a body for each path, or nothing for a while."""
+    """Requests answered by the test: a status and a body for each path, or no answer for a while."""
 
     def __init__(self) -> None:
         self.asked: list[httpx2.Request] = []
@@ -107,12 +107,12 @@ def polled(*said: frames.ServerFrame, more: bool = True) -> tuple[int, bytes]:
     return 200, b'{"frames":[%b],"more":%b}' % (body, b"true" if more else b"false")
 
 
-# --- what goes over the wire --------------------------------------------------------------------------------------
+# --- the wire -----------------------------------------------------------------------------------------------------
 
 
 @spec("STREAM-37")
-async def test_an_open_is_a_body_and_its_secret_is_in_no_address(down: Ways) -> None:
-    async with HttpPeer(says(WELCOME)).serving() as peer, at(peer.url, down) as transport:
+async def test_an_open_is_a_body_and_its_secret_is_in_no_url(down: Ways) -> None:
+    async with HttpPeer(after_frames(WELCOME)).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
         assert await transport.receive() == frames.encode(WELCOME)
     (asked,) = peer.requests
@@ -125,17 +125,17 @@ async def test_an_open_is_a_body_and_its_secret_is_in_no_address(down: Ways) -> 
     assert "secret" not in f"{asked.path}{asked.query}"
 
 
-async def test_a_reader_shows_no_stream(down: Ways) -> None:
-    async with HttpPeer(says(WELCOME)).serving() as peer, at(peer.url, down) as transport:
+async def test_a_reader_sends_no_stream(down: Ways) -> None:
+    async with HttpPeer(after_frames(WELCOME)).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(Open(event_id="1-4"))])
         await transport.receive()
     assert peer.requests[0].opening == Open(event_id="1-4")
 
 
-async def test_records_come_as_events_frames_with_their_stored_bytes(down: Ways) -> None:
+async def test_records_arrive_as_event_frames_with_their_stored_bytes(down: Ways) -> None:
     records = [frames.EventFrame(f"1-{n}", msgspec.Raw(b'{"type":"x","n":%d}' % n)) for n in (5, 6)]
     said = (WELCOME, Events(tuple(records)), HeartbeatFrame("1-6", "model"))
-    async with HttpPeer(says(*said)).serving() as peer, at(peer.url, down) as transport:
+    async with HttpPeer(after_frames(*said)).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
         heard: list[frames.ServerFrame] = []
         while not heard or not isinstance(heard[-1], HeartbeatFrame):
@@ -149,7 +149,7 @@ async def test_records_come_as_events_frames_with_their_stored_bytes(down: Ways)
 
 
 @spec("STREAM-38", "STREAM-103")
-async def test_nothing_is_said_before_the_welcome() -> None:
+async def test_no_command_is_sent_before_the_welcome() -> None:
     answers = Answers()
     async with answers.transport() as transport:
         await transport.send([frames.encode(OPENING), frames.encode(SAY)])
@@ -170,7 +170,7 @@ async def test_nothing_is_said_before_the_welcome() -> None:
 
 
 @spec("STREAM-39")
-async def test_what_is_posted_is_answered_by_a_frame() -> None:
+async def test_a_post_is_answered_by_a_frame() -> None:
     refused = problem_of(DrainingError("restarting", retry_after_s=2.0))
     answers = Answers()
     answers.polls = [polled(WELCOME)]
@@ -195,9 +195,7 @@ async def test_what_is_posted_is_answered_by_a_frame() -> None:
 
 
 @spec("STREAM-39")
-async def test_a_close_that_waits_is_said_and_what_was_not_acknowledged_is_left_to_the_next_connection() -> (
-    None
-):
+async def test_a_waiting_close_is_sent_and_unacknowledged_commands_are_left_to_the_next_connection() -> None:
     answers = Answers()
     answers.polls, answers.posts = [polled(WELCOME)], [(204, b"")]
     async with answers.transport() as transport:
@@ -212,7 +210,7 @@ async def test_a_close_that_waits_is_said_and_what_was_not_acknowledged_is_left_
 
 
 @spec("STREAM-41")
-async def test_each_poll_shows_the_last_event_of_the_one_before() -> None:
+async def test_each_poll_contains_the_last_event_of_the_previous_one() -> None:
     record = msgspec.Raw(b"{}")
     answers = Answers()
     answers.polls = [
@@ -239,7 +237,7 @@ async def test_each_poll_shows_the_last_event_of_the_one_before() -> None:
 @pytest.mark.parametrize(
     "body", [b"<html>", b'{"frames":[1],"more":true}', b'{"frames":[],"more":true}', b"\xff"]
 )
-async def test_an_answer_that_is_no_poll_ends_the_connection_and_is_not_asked_for_again(body: bytes) -> None:
+async def test_an_invalid_poll_answer_ends_the_connection_and_is_not_requested_again(body: bytes) -> None:
     answers = Answers()
     answers.polls = [(200, body)]
     async with answers.transport() as transport:
@@ -263,7 +261,7 @@ async def _heard(transport: HttpTransport) -> bytes | MidstreamError:
 @pytest.mark.parametrize(
     ("status", "kind"), [(401, AccessError), (503, ConnectionLostError), (502, ConnectionLostError)]
 )
-async def test_a_refusal_is_heard_as_its_type(down: Ways, status: int, kind: type[MidstreamError]) -> None:
+async def test_a_refusal_is_received_as_its_type(down: Ways, status: int, kind: type[MidstreamError]) -> None:
     async with HttpPeer(status).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
         with pytest.raises(kind):
@@ -271,17 +269,17 @@ async def test_a_refusal_is_heard_as_its_type(down: Ways, status: int, kind: typ
 
 
 @spec("STREAM-29")
-async def test_a_proxy_that_asks_to_wait_is_heard(down: Ways) -> None:
-    async with asks_to_wait("7") as url, at(url, down) as transport:
+async def test_a_proxys_retry_after_is_received(down: Ways) -> None:
+    async with busy_proxy("7") as url, at(url, down) as transport:
         await transport.send([frames.encode(OPENING)])
         with pytest.raises(ConnectionLostError) as caught:
             await transport.receive()
     assert caught.value.retry_after_s == 7.0
 
 
-@pytest.mark.parametrize("script", [says(WELCOME), breaks_in_a_frame(WELCOME)])
+@pytest.mark.parametrize("script", [after_frames(WELCOME), after_half_a_frame(WELCOME)])
 @spec("STREAM-27")
-async def test_an_end_of_the_way_down_is_a_cut_clean_or_not(down: Ways, script: Script) -> None:
+async def test_the_end_of_the_download_is_a_cut_clean_or_not(down: Ways, script: Script) -> None:
     async with HttpPeer(script).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
         heard = [await _heard(transport) for _ in range(3)]
@@ -289,7 +287,7 @@ async def test_an_end_of_the_way_down_is_a_cut_clean_or_not(down: Ways, script: 
     assert sum(isinstance(each, bytes) for each in heard) <= 1
 
 
-async def test_a_page_that_answers_in_the_servers_place_is_a_lost_connection() -> None:
+async def test_a_page_in_the_servers_place_is_a_lost_connection() -> None:
     async with HttpPeer().serving() as peer, at(peer.url, EventStream) as transport:
         transport._paths = HttpPaths(f"{peer.url}/login", "c", {})
         peer._following = {}
@@ -304,7 +302,7 @@ async def test_a_page_that_answers_in_the_servers_place_is_a_lost_connection() -
 
 
 @pytest.mark.parametrize("status", [500, 502])
-async def test_a_post_that_fails_on_the_way_drops_the_connection(status: int) -> None:
+async def test_a_failed_post_drops_the_connection(status: int) -> None:
     answers = Answers()
     answers.polls, answers.posts = [polled(WELCOME)], [(status, b"<html>")]
     async with answers.transport() as transport:
@@ -326,7 +324,7 @@ async def test_an_application_that_does_not_read_stops_the_server() -> None:
             await transport.receive()
 
 
-async def test_a_fault_of_ours_is_raised_and_not_waited_for(down: Ways) -> None:
+async def test_a_programming_error_is_raised_and_not_retried(down: Ways) -> None:
     async with httpx2.AsyncClient() as client:
         paths = HttpPaths("http://127.0.0.1:1/v1/sessions/s1", "c1", {"x-a": "\u20ac"})
         transport = HttpTransport(client, paths, down())
@@ -348,7 +346,7 @@ async def test_cancelling_a_receive_loses_no_frame() -> None:
         assert await transport.receive() == frames.encode(WELCOME)
 
 
-async def test_closing_twice_or_before_anything_was_said_is_harmless() -> None:
+async def test_closing_twice_or_before_anything_was_sent_is_harmless() -> None:
     async with Answers().transport() as transport:
         await transport.close()
         await transport.close()

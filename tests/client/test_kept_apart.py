@@ -1,4 +1,4 @@
-"""A client whose secrets a keyring has: what it does when the keyring answers, is locked, hangs, and has lost them."""
+"""A client with its secrets in a keyring: one that answers, is locked, hangs, or has lost them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.errors import UnavailableError, UsageError
 from midstream.session.records import TurnEnded, TurnStatus
 from midstream.testing import Gate, text
 from midstream.testing.fake_worlds import Crashed, FakeWorld
-from tests.client.keyrings import FileKeyring, chosen
+from tests.client.keyrings import FileKeyring, use_keyring
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
@@ -32,7 +32,7 @@ def gate() -> asyncio.Event:
 
 @pytest.fixture
 async def server(gate: asyncio.Event) -> AsyncIterator[Served]:
-    """Waits for the gate before its first word."""
+    """A server that waits for the gate before its first word."""
     async with served(make_app([[Gate(gate), *text(WORDS)]])) as server:
         yield server
         gate.set()
@@ -44,7 +44,7 @@ def _client(server: Served, folder: Path, *, world: World | None = None) -> Clie
 
 
 async def _leave(client: Client) -> None:
-    """Begin a turn, and detach from it."""
+    """Start a turn, and detach from it."""
     turn = client.send("s1", "hi")
     await asyncio.wait_for(anext(turn), WAIT_S)
     await turn.aclose()
@@ -82,13 +82,13 @@ async def test_the_keyring_has_the_secret_while_the_stream_lives_and_no_file_eve
 
 
 @spec("STREAM-76")
-async def test_a_turn_whose_secret_is_locked_away_waits_and_goes_on_when_it_is_not(
+async def test_a_turn_with_a_locked_secret_waits_and_continues_after_the_unlock(
     server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
 ) -> None:
     async with _client(server, tmp_path) as client:
         await _leave(client)
     async with _client(server, tmp_path) as client:
-        with chosen(load_keyring(NONE)):
+        with use_keyring(load_keyring(NONE)):
             (turn,) = await client.resume_interrupted()
             with pytest.raises(UnavailableError, match="keyring"):
                 await _rest(turn.resume())
@@ -98,7 +98,7 @@ async def test_a_turn_whose_secret_is_locked_away_waits_and_goes_on_when_it_is_n
 
 
 @spec("STREAM-48", "STREAM-76")
-async def test_a_turn_whose_secret_is_gone_begins_with_the_session_as_it_is(
+async def test_a_turn_with_a_lost_secret_starts_with_a_snapshot(
     server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
 ) -> None:
     async with _client(server, tmp_path) as client:
@@ -116,15 +116,15 @@ async def test_a_turn_whose_secret_is_gone_begins_with_the_session_as_it_is(
 
 
 @spec("STREAM-15", "STREAM-76")
-async def test_a_stop_whose_secret_is_locked_away_is_kept_and_said_later(
+async def test_a_cancel_with_a_locked_secret_is_stored_and_sent_later(
     server: Served, ring: FileKeyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connect(server.url) as speaker:
         turn = speaker.send("s1", "hi")
         await asyncio.wait_for(anext(turn), WAIT_S)
-        await _die_while_stopping(server, tmp_path)
+        await _die_during_cancel(server, tmp_path)
         async with _client(server, tmp_path) as client:
-            with chosen(load_keyring(NONE)):
+            with use_keyring(load_keyring(NONE)):
                 assert len(await client.resume_interrupted()) == 1
             assert "cannot be finished now" in caplog.text
             assert await client.resume_interrupted() == []
@@ -132,12 +132,12 @@ async def test_a_stop_whose_secret_is_locked_away_is_kept_and_said_later(
 
 
 @spec("STREAM-48", "STREAM-76")
-async def test_a_stop_whose_secret_is_gone_is_not_passed_over(
+async def test_a_cancel_with_a_lost_secret_is_not_dropped(
     server: Served, ring: FileKeyring, tmp_path: Path
 ) -> None:
     async with _client(server, tmp_path) as client:
         await _leave(client)
-    await _die_while_stopping(server, tmp_path)
+    await _die_during_cancel(server, tmp_path)
     ring.lose()
     async with _client(server, tmp_path) as client:
         turns = await client.resume_interrupted()
@@ -149,7 +149,9 @@ async def test_a_stop_whose_secret_is_gone_is_not_passed_over(
             await events.aclose()
 
 
-def test_a_user_without_a_home_is_told_what_to_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_for_a_user_without_a_home_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -161,8 +163,8 @@ def test_a_user_without_a_home_is_told_what_to_give(monkeypatch: pytest.MonkeyPa
     connect("http://127.0.0.1:1")
 
 
-async def _die_while_stopping(server: Served, folder: Path) -> None:
-    """Leave a stop that is written down and was never said."""
+async def _die_during_cancel(server: Served, folder: Path) -> None:
+    """Leave a cancel that is stored and was never sent."""
     world = FakeWorld(at=World().now())
     world.crash_at(Fault.AFTER_CHECKPOINT)
     async with _client(server, folder, world=world) as dying:

@@ -1,4 +1,4 @@
-"""One stream at work, over a wire in memory: what is kept, sent, read and let go of, and in which order."""
+"""One stream over a wire in memory: what it stores, sends, reads and releases, and in which order."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Wire:
         self.received_bytes = 0
         self._incoming: asyncio.Queue[bytes | ConnectionLostError] = asyncio.Queue()
 
-    def hears(self, *said: ServerFrame | bytes) -> None:
+    def deliver(self, *said: ServerFrame | bytes) -> None:
         for frame in said:
             self._incoming.put_nowait(frame if isinstance(frame, bytes) else frames.encode(frame))
 
-    def breaks(self) -> None:
+    def fail(self) -> None:
         self._incoming.put_nowait(ConnectionLostError("reset"))
 
     async def receive(self) -> bytes:
@@ -79,7 +79,7 @@ class Wire:
 
 
 class Bench:
-    """An attachment with everything it stands on."""
+    """An attachment with all its parts."""
 
     def __init__(self, *, world: FakeWorld | None = None, stream: ClientStream | None = None) -> None:
         self.world = world or FakeWorld()
@@ -89,7 +89,7 @@ class Bench:
         self.stalled: list[str] = []
         self.reads = 0
         self.kept: deque[SecretsToShow | MidstreamError] = deque([SecretsToShow("secret")])
-        """What opens the session, each time that it is read; the last one from then on."""
+        """The secrets that each read returns; the last one from then on."""
         self.is_read: asyncio.Future[None] | None = None
         secrets = SecretStore(None, world=self.world)
         self.file = CheckpointFile(None, server="http://s", secrets=secrets, world=self.world)
@@ -137,25 +137,25 @@ class Bench:
             while not is_so():  # noqa: ASYNC110 - what is waited for rings no bell
                 await asyncio.sleep(0)
 
-    async def connected(self, number: int = 1) -> Wire:
+    async def await_connection(self, number: int = 1) -> Wire:
         await self.until(lambda: len(self.wires) >= number and len(self.wires[number - 1].sent) > 0)
         return self.wires[number - 1]
 
 
 @spec("STREAM-11")
-async def test_what_is_sent_is_kept_first() -> None:
+async def test_a_command_is_stored_before_it_is_sent() -> None:
     async with Bench() as bench:
-        wire = await bench.connected()
+        wire = await bench.await_connection()
         assert wire.sent[0] == frames.encode(Open("a", "secret", None, 1, 1))
         (kept,) = await bench.file.streams()
         assert kept.checkpoint.unacked == ((0, frames.encode(HI)),)
 
 
-async def test_a_command_that_cannot_be_kept_is_not_sent() -> None:
+async def test_a_command_that_cannot_be_stored_is_not_sent() -> None:
     bench = Bench()
     async with bench:
-        wire = await bench.connected()
-        wire.hears(Welcome("a", "0-0", "0-0"))
+        wire = await bench.await_connection()
+        wire.deliver(Welcome("a", "0-0", "0-0"))
         await bench.file._call(lambda: bench.file._execute("PRAGMA max_page_count = 1"))
         sent = len(wire.sent)
         bench.stream.submit(SendPayload((Text("x" * 50_000),)))
@@ -164,18 +164,18 @@ async def test_a_command_that_cannot_be_kept_is_not_sent() -> None:
         assert (len(wire.sent), wire.is_closed) == (sent, True)
 
 
-async def test_a_lost_connection_is_made_anew_and_the_user_is_told() -> None:
+async def test_a_lost_connection_is_replaced_and_the_user_is_notified() -> None:
     async with Bench() as bench:
-        (await bench.connected()).breaks()
-        again = await bench.connected(2)
+        (await bench.await_connection()).fail()
+        again = await bench.await_connection(2)
         assert again.sent == [frames.encode(Open("a", "secret", None, 1, 2)), bench.wires[0].sent[1]]
         assert bench.reconnecting == [True]
-        again.hears(Welcome("a", "0-0", "0-0"), Ack(0))
+        again.deliver(Welcome("a", "0-0", "0-0"), Ack(0))
         await asyncio.wait_for(bench.attachment.wait_for_acks(), WAIT_S)
         assert bench.reconnecting == [True, False]
 
 
-async def test_an_attempt_that_fails_waits_its_time() -> None:
+async def test_a_failed_attempt_is_followed_by_a_pause() -> None:
     bench = Bench()
     bench.refusals = [ConnectionLostError("refused"), ConnectionLostError("refused", retry_after_s=7.0)]
     async with bench:
@@ -184,7 +184,7 @@ async def test_an_attempt_that_fails_waits_its_time() -> None:
         await bench.world.advance(6.9)
         assert bench.wires == []
         await bench.world.advance(0.2)
-        await bench.connected()
+        await bench.await_connection()
 
 
 async def test_an_attempt_that_can_never_succeed_ends_the_stream() -> None:
@@ -197,23 +197,23 @@ async def test_an_attempt_that_can_never_succeed_ends_the_stream() -> None:
 
 
 @spec("STREAM-32")
-async def test_a_silent_server_is_left_for_a_new_connection() -> None:
+async def test_a_silent_server_is_disconnected_for_a_new_connection() -> None:
     async with Bench() as bench:
-        wire = await bench.connected()
-        wire.hears(Welcome("a", "0-0", "0-0", heartbeat_s=2.0))
+        wire = await bench.await_connection()
+        wire.deliver(Welcome("a", "0-0", "0-0", heartbeat_s=2.0))
         await bench.until(lambda: wire.reads > 1)
         await bench.world.advance(5.9)
         assert len(bench.wires) == 1
         await bench.world.advance(0.2)
-        await bench.connected(2)
+        await bench.await_connection(2)
         assert wire.is_closed
 
 
 @spec("STREAM-46")
-async def test_a_long_frame_on_a_slow_line_is_no_silence() -> None:
+async def test_a_long_frame_on_a_slow_connection_is_not_silence() -> None:
     async with Bench() as bench:
-        wire = await bench.connected()
-        wire.hears(Welcome("a", "0-0", "0-0", heartbeat_s=2.0))
+        wire = await bench.await_connection()
+        wire.deliver(Welcome("a", "0-0", "0-0", heartbeat_s=2.0))
         await bench.until(lambda: wire.reads > 1)
         for _ in range(3):
             await bench.world.advance(2.0)
@@ -221,28 +221,28 @@ async def test_a_long_frame_on_a_slow_line_is_no_silence() -> None:
             await bench.world.advance(4.0)
         assert (len(bench.wires), wire.is_closed) == (1, False)
         await bench.world.advance(6.1)
-        await bench.connected(2)
+        await bench.await_connection(2)
         assert wire.is_closed, "bytes that stopped coming are silence"
 
 
 @spec("STREAM-47")
-async def test_a_turn_that_stands_still_is_told_once() -> None:
+async def test_a_stalled_turn_is_reported_once() -> None:
     async with Bench() as bench:
-        wire = await bench.connected()
-        wire.hears(Welcome("a", "0-0", "0-0"), Ack(0))
+        wire = await bench.await_connection()
+        wire.deliver(Welcome("a", "0-0", "0-0"), Ack(0))
         await bench.until(lambda: wire.reads == 3)
         for count in range(4, 13):
-            wire.hears(HeartbeatFrame("0-0", "tool"))
+            wire.deliver(HeartbeatFrame("0-0", "tool"))
             await bench.until(lambda: wire.reads == count)  # noqa: B023 - it is asked now
             await bench.world.advance(10.0)
         assert (bench.stalled, len(bench.wires)) == (["tool"], 1)
 
 
-async def test_nothing_is_read_while_the_application_has_too_much_to_read() -> None:
+async def test_nothing_is_read_while_the_application_has_too_many_unread_events() -> None:
     stream = ClientStream(after=EventId(1, 0), now=1_000_000.0)
     async with Bench(stream=stream) as bench:
-        wire = await bench.connected()
-        wire.hears(Welcome("", "1-9999", "1-0"), *events_frames(_words(range(1, 3000))))
+        wire = await bench.await_connection()
+        wire.deliver(Welcome("", "1-9999", "1-0"), *events_frames(_words(range(1, 3000))))
         await bench.until(lambda: len(bench.attachment._unread) >= EVENTS_UNREAD_MAX)
         await bench.world.settle()
         reads = wire.reads
@@ -256,10 +256,10 @@ async def test_nothing_is_read_while_the_application_has_too_much_to_read() -> N
 @spec("STREAM-24")
 async def test_the_cursor_follows_the_application() -> None:
     async with Bench() as bench:
-        wire = await bench.connected()
+        wire = await bench.await_connection()
         opened = records.encode(records.StreamOpened("a", "d"))
         lines = [(EventId(1, 1), opened), *_words(range(2, 4))]
-        wire.hears(Welcome("a", "1-3", "0-0"), *events_frames(lines))
+        wire.deliver(Welcome("a", "1-3", "0-0"), *events_frames(lines))
         for expected in (None, EventId(1, 1), EventId(1, 2)):
             await asyncio.wait_for(bench.attachment.next(), WAIT_S)
             await bench.world.settle()
@@ -268,10 +268,10 @@ async def test_the_cursor_follows_the_application() -> None:
 
 
 @spec("STREAM-25")
-async def test_closing_detaches_and_lets_go() -> None:
+async def test_closing_detaches_and_releases_everything() -> None:
     async with Bench() as bench:
-        wire = await bench.connected()
-        wire.hears(Welcome("a", "0-0", "0-0"))
+        wire = await bench.await_connection()
+        wire.deliver(Welcome("a", "0-0", "0-0"))
         await bench.until(lambda: wire.reads > 1)
         await bench.attachment.close()
         await bench.attachment.close()
@@ -281,7 +281,7 @@ async def test_closing_detaches_and_lets_go() -> None:
         assert await bench.attachment.next() is None
 
 
-async def test_a_world_that_ends_at_a_fault_point_is_told_to_the_application() -> None:
+async def test_a_death_at_a_fault_point_is_raised_in_the_application() -> None:
     world = FakeWorld()
     world.crash_at(Fault.AFTER_CHECKPOINT)
     bench = Bench(world=world)
@@ -298,7 +298,7 @@ def _words(positions: range) -> list[tuple[EventId, bytes]]:
     ]
 
 
-def test_a_frame_of_events_is_smaller_than_what_may_be_unread() -> None:
+def test_a_frame_of_events_is_smaller_than_the_unread_limit() -> None:
     first = next(iter(events_frames(_words(range(1, 3000)))))
     frame = frames.decode_server(first)
     assert isinstance(frame, Events)
@@ -312,49 +312,49 @@ def _opening(wire: Wire) -> Open:
 
 
 @spec("STREAM-96")
-async def test_each_connection_shows_what_is_kept_when_it_is_made() -> None:
+async def test_each_connection_sends_the_secret_that_is_stored_when_it_is_made() -> None:
     async with Bench() as bench:
-        wire = await bench.connected()
+        wire = await bench.await_connection()
         assert (_opening(wire).secret, bench.reads) == ("secret", 0)
-        wire.hears(Welcome("a", "0-0", "0-0", is_encrypted=True), HeartbeatFrame("0-0"))
+        wire.deliver(Welcome("a", "0-0", "0-0", is_encrypted=True), HeartbeatFrame("0-0"))
         bench.kept = deque([SecretsToShow("newer", "secret"), UnavailableError("the keyring is locked")])
-        wire.breaks()
-        again = await bench.connected(2)
+        wire.fail()
+        again = await bench.await_connection(2)
         assert (_opening(again).secret, _opening(again).old_secret) == ("newer", "secret")
-        again.hears(Welcome("a", "0-0", "0-0", is_encrypted=True), HeartbeatFrame("0-0"))
-        again.breaks()
-        last = await bench.connected(3)
+        again.deliver(Welcome("a", "0-0", "0-0", is_encrypted=True), HeartbeatFrame("0-0"))
+        again.fail()
+        last = await bench.await_connection(3)
         assert (_opening(last).secret, bench.reads) == ("newer", 2), "what was shown before may still do"
 
 
 @spec("STREAM-96")
-async def test_where_no_secret_opens_a_session_none_is_read() -> None:
+async def test_no_secret_is_read_for_a_session_without_one() -> None:
     async with Bench() as bench:
         for number in range(1, 4):
-            wire = await bench.connected(number)
-            wire.hears(Welcome("a", "0-0", "0-0"), HeartbeatFrame("0-0"))
-            wire.breaks()
-        await bench.connected(4)
+            wire = await bench.await_connection(number)
+            wire.deliver(Welcome("a", "0-0", "0-0"), HeartbeatFrame("0-0"))
+            wire.fail()
+        await bench.await_connection(4)
         assert bench.reads == 0
 
 
 @spec("STREAM-96")
 @pytest.mark.parametrize("is_told", [True, False], ids=["by a frame", "by the connection"])
 @pytest.mark.parametrize("is_changed", [True, False])
-async def test_a_refused_secret_is_read_anew_once(*, is_told: bool, is_changed: bool) -> None:
+async def test_a_refused_secret_is_read_again_once(*, is_told: bool, is_changed: bool) -> None:
     refused = WrongSecretError("no")
     async with Bench() as bench:
         if is_changed:
             bench.kept = deque([SecretsToShow("newer")])
         if is_told:
-            (await bench.connected()).hears(Error(refused.code, refused.message))
+            (await bench.await_connection()).deliver(Error(refused.code, refused.message))
         else:
             bench.refusals.append(refused)
         made = 1 + int(is_told)
         if is_changed:
-            wire = await bench.connected(made)
+            wire = await bench.await_connection(made)
             assert _opening(wire).secret == "newer"
-            wire.hears(Error(refused.code, refused.message))
+            wire.deliver(Error(refused.code, refused.message))
         with pytest.raises(WrongSecretError):
             await bench.attachment.next()
         assert len(bench.wires) == made - int(not is_changed)
@@ -362,12 +362,12 @@ async def test_a_refused_secret_is_read_anew_once(*, is_told: bool, is_changed: 
 
 
 @spec("STREAM-96")
-async def test_a_stream_that_is_left_while_its_secret_is_read_waits_for_nobody() -> None:
+async def test_a_stream_closed_while_its_secret_is_read_does_not_wait() -> None:
     async with Bench() as bench:
         never = asyncio.get_running_loop().create_future()
         bench.is_read = never
-        wire = await bench.connected()
-        wire.breaks()
+        wire = await bench.await_connection()
+        wire.fail()
         await bench.until(lambda: bench.reads == 1)
         async with asyncio.timeout(WAIT_S):
             await bench.attachment.close()

@@ -42,7 +42,7 @@ def look(path: str) -> str:
     return f"{path}: {current_call().effect_key}"
 
 
-def test_a_call_is_noted_then_asked_then_run() -> None:
+def test_a_call_is_stored_then_requested_then_run() -> None:
     tools = _tools()
     tools.take(_response())
     assert (tools.writes(), tools.to_start()) == ([CallNoted(1, 1, CALL, PLAN)], [])
@@ -52,7 +52,7 @@ def test_a_call_is_noted_then_asked_then_run() -> None:
 
 
 @spec("STREAM-18")
-def test_an_outcome_is_kept_and_answered_once() -> None:
+def test_an_outcome_is_stored_and_sent_once() -> None:
     tools = _started()
     result = ToolResult("c1", "found")
     tools.note_end(PLACE, result)
@@ -63,7 +63,7 @@ def test_an_outcome_is_kept_and_answered_once() -> None:
     assert tools.to_start() == []
 
 
-def test_events_that_come_again_start_nothing_again() -> None:
+def test_replayed_events_start_nothing_again() -> None:
     tools = _started()
     tools.take(_response())
     tools.take(STARTED)
@@ -74,7 +74,7 @@ def test_events_that_come_again_start_nothing_again() -> None:
     "plan",
     [CallPlan("c1", "digest", Site.SERVER), CallPlan("c1", "digest", Site.CLIENT, problem="bad arguments")],
 )
-def test_the_calls_of_others_and_impossible_ones_are_left_alone(plan: CallPlan) -> None:
+def test_calls_of_others_and_invalid_ones_are_ignored(plan: CallPlan) -> None:
     tools = _tools()
     tools.take(_response(plan))
     tools.take(STARTED)
@@ -83,8 +83,8 @@ def test_the_calls_of_others_and_impossible_ones_are_left_alone(plan: CallPlan) 
 
 @spec("STREAM-18")
 @pytest.mark.parametrize("on_doubt", [OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY])
-def test_a_call_in_doubt_runs_again_where_its_tool_allows(on_doubt: OnDoubt) -> None:
-    tools = _tools(_kept(on_doubt, runs=1))
+def test_a_call_in_doubt_runs_again_if_its_tool_allows(on_doubt: OnDoubt) -> None:
+    tools = _tools(_stored_call(on_doubt, runs=1))
     assert tools.writes() == [CallIntended(*PLACE, 2, 7)]
     assert tools.to_start() == [StartLocally(PLACE, CALL, 2)]
 
@@ -94,25 +94,25 @@ def test_a_call_in_doubt_runs_again_where_its_tool_allows(on_doubt: OnDoubt) -> 
     ("on_doubt", "runs"), [(OnDoubt.UNKNOWN, 1), (OnDoubt.RERUN, RERUNS_MAX + 1), (OnDoubt.UNKNOWN, 9)]
 )
 def test_a_call_in_doubt_that_may_not_run_again_is_answered_as_unknown(on_doubt: OnDoubt, runs: int) -> None:
-    tools = _tools(_kept(on_doubt, runs=runs))
+    tools = _tools(_stored_call(on_doubt, runs=runs))
     unknown = ToolResult("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
     assert tools.writes() == [CallAnswered(1, 1, unknown)]
     assert (tools.answers(), tools.to_start()) == ([ResultPayload(1, 1, unknown)], [])
 
 
-def test_a_call_that_was_asked_for_and_never_begun_begins() -> None:
-    tools = _tools(_kept(OnDoubt.UNKNOWN, runs=0))
+def test_a_requested_call_that_never_started_starts() -> None:
+    tools = _tools(_stored_call(OnDoubt.UNKNOWN, runs=0))
     assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
 
 
-def test_a_call_that_nobody_asked_for_yet_waits() -> None:
+def test_an_unrequested_call_waits() -> None:
     tools = _tools(KeptCall(1, 1, CallState(CALL, PLAN), is_asked=False))
     assert (tools.writes(), tools.to_start()) == ([], [])
     tools.take(STARTED)
     assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
 
 
-def test_a_call_that_has_its_outcome_is_left_alone() -> None:
+def test_a_call_with_an_outcome_is_not_run() -> None:
     kept = KeptCall(1, 1, CallState(CALL, PLAN, runs=1, epoch=3, result=ToolResult("c1", "x")), is_asked=True)
     tools = _tools(kept)
     tools.take(STARTED)
@@ -130,7 +130,7 @@ def test_another_call_in_the_same_place_is_another_call() -> None:
     assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
 
 
-def test_the_servers_word_ends_a_call_that_still_runs() -> None:
+def test_an_outcome_from_the_server_ends_a_running_call() -> None:
     tools = _started()
     tools.take(CallEnded(1, 1, ToolResult("c1", "too late", Outcome.UNKNOWN), 0.0))
     assert tools.to_stop() == [PLACE]
@@ -138,13 +138,13 @@ def test_the_servers_word_ends_a_call_that_still_runs() -> None:
     assert (tools.answers(), tools.writes()) == ([], [])
 
 
-async def test_a_tool_knows_its_call() -> None:
+async def test_a_tool_receives_the_identity_of_its_call() -> None:
     tools = _started()
     result = await tools.run(StartLocally(PLACE, CALL, 1))
     assert result == ToolResult("c1", "a: s1/1/1/c1")
 
 
-async def test_a_tool_that_this_client_no_longer_has_is_told_to_the_model() -> None:
+async def test_a_missing_tool_is_reported_to_the_model() -> None:
     result = await _tools().run(StartLocally(PLACE, ToolCall("c1", "gone"), 1))
     assert result is not None
     assert (result.outcome, "no tool named 'gone'" in result.content) == (Outcome.ERROR, True)
@@ -167,7 +167,7 @@ EDITED = CallStarted(1, 1, "c1", 1, 0.0, arguments='{"path":"b"}')
 
 
 @spec("TURN-33")
-def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next() -> None:
+def test_a_call_runs_with_the_edited_arguments_in_this_process_and_the_next() -> None:
     tools = _tools()
     tools.take(_response())
     tools.writes()
@@ -175,7 +175,7 @@ def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next
     edited = ToolCall("c1", "look", '{"path":"b"}')
     assert tools.writes() == [CallNoted(1, 1, edited, PLAN), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
     assert tools.to_start() == [StartLocally(PLACE, edited, 1)]
-    for again in (_response(), EDITED):  # events that come again
+    for again in (_response(), EDITED):  # replayed events
         tools.take(again)
     assert (tools.writes(), tools.to_start()) == ([CallAsked(*PLACE)], [])
 
@@ -190,13 +190,13 @@ def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next
     [(Happened("a: seen"), "a: seen", 0), (DidNotHappen(), "a: s1/1/1/c1", 1), (None, UNKNOWN_CONTENT, 0)],
 )
 @spec("TURN-37", "STREAM-18")
-async def test_a_call_in_doubt_with_a_probe_is_asked_about(says: Probed, content: str, runs: int) -> None:
+async def test_a_call_in_doubt_with_a_probe_is_probed(says: Probed, content: str, runs: int) -> None:
     @tool(name="look", probe=lambda path: says)
-    def probed(path: str) -> str:
+    def probe_path(path: str) -> str:
         """Look."""
         return look.function(path)  # type: ignore[no-any-return] # it is the function above
 
-    tools = LocalTools("s1", by_name([probed]), epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
+    tools = LocalTools("s1", by_name([probe_path]), epoch=7, kept=[_stored_call(OnDoubt.PROBE, runs=1)])
     (probe,) = tools.to_start()
     assert probe == StartLocally(PLACE, CALL, 1, is_probe=True)
     tools.note_end(PLACE, await tools.run(probe))
@@ -209,7 +209,7 @@ async def test_a_call_in_doubt_with_a_probe_is_asked_about(says: Probed, content
 
 
 @spec("TURN-35")
-def test_what_did_not_happen_and_was_allowed_once_does_not_run_without_another_permission() -> None:
+def test_a_call_that_did_not_happen_needs_a_new_approval_to_run() -> None:
     plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=OnDoubt.PROBE, needs_approval=True)
     tools = _tools(KeptCall(1, 1, CallState(CALL, plan, runs=1, epoch=3), is_asked=True))
     assert [start.is_probe for start in tools.to_start()] == [True]
@@ -220,11 +220,11 @@ def test_what_did_not_happen_and_was_allowed_once_does_not_run_without_another_p
     ]
 
 
-async def test_a_probe_is_not_believed_for_ever_and_a_lost_one_knows_nothing() -> None:
-    tools = _tools(_kept(OnDoubt.PROBE, runs=RERUNS_MAX + 1))
+async def test_the_reruns_after_probes_are_limited_and_a_missing_probe_means_unknown() -> None:
+    tools = _tools(_stored_call(OnDoubt.PROBE, runs=RERUNS_MAX + 1))
     tools.note_end(PLACE, None)
     assert [answer.result.outcome for answer in tools.answers()] == [Outcome.UNKNOWN]
-    gone = LocalTools("s1", {}, epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
+    gone = LocalTools("s1", {}, epoch=7, kept=[_stored_call(OnDoubt.PROBE, runs=1)])
     (probe,) = gone.to_start()
     assert await gone.run(probe) == ToolResult("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
 
@@ -236,13 +236,13 @@ async def test_a_probe_is_not_believed_for_ever_and_a_lost_one_knows_nothing() -
         CallPlan("c1", "digest", Site.CLIENT, on_doubt=OnDoubt.RERUN, needs_approval=True),
     ],
 )
-def test_a_call_in_doubt_that_only_a_person_could_decide_is_answered_as_unknown(plan: CallPlan) -> None:
+def test_a_call_in_doubt_on_hold_for_a_person_is_answered_as_unknown(plan: CallPlan) -> None:
     tools = _tools(KeptCall(1, 1, CallState(CALL, plan, runs=1, epoch=3), is_asked=True))
     assert [answer.result.outcome for answer in tools.answers()] == [Outcome.UNKNOWN]
     assert tools.to_start() == []
 
 
-def test_a_person_is_asked_about_every_call_of_a_tool_with_a_rule() -> None:
+def test_a_tool_with_an_approval_rule_needs_approval_for_every_call() -> None:
     sometimes = tool(name="some", needs_approval=lambda path: path == "/")(lambda: None)
     always = tool(name="all", needs_approval=True, answer_s=60.0)(lambda: None)
     assert [offer.needs_approval for offer in declare([look, sometimes, always])] == [False, True, True]
@@ -255,7 +255,7 @@ def test_a_tool_that_a_person_answers_is_refused() -> None:
         refuse_foreign([look, question()])
 
 
-def test_what_the_server_is_told_of_a_tool() -> None:
+def test_the_description_of_a_tool_for_the_server() -> None:
     (offer,) = declare([look])
     assert (offer.spec, offer.has_effects, offer.on_doubt, offer.timeout_s) == (
         look.spec,
@@ -282,13 +282,13 @@ def _response(plan: CallPlan = PLAN) -> ResponseCompleted:
     return ResponseCompleted(1, 1, 1, Response((CALL,), Finish.CALLS), 0.0, (plan,))
 
 
-def _kept(on_doubt: OnDoubt, *, runs: int) -> KeptCall:
+def _stored_call(on_doubt: OnDoubt, *, runs: int) -> KeptCall:
     plan = CallPlan("c1", "digest", Site.CLIENT, on_doubt=on_doubt)
     return KeptCall(1, 1, CallState(CALL, plan, runs=runs, epoch=3), is_asked=True)
 
 
 @spec("TURN-67")
-def test_a_tool_that_wants_the_stores_transaction_cannot_be_a_clients() -> None:
+def test_a_tool_that_uses_the_stores_transaction_cannot_be_a_clients() -> None:
     @tool(on_doubt="in_transaction")
     def note() -> str:
         return ""

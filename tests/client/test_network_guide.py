@@ -1,4 +1,4 @@
-"""The examples of `docs/guides/network.md` run, and what it shows of `midstream doctor` is what it prints."""
+"""The examples of `docs/guides/network.md` run, and its output of `midstream doctor` is correct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from midstream.client.network_probe import NetworkReport, Pace, Probed, ProbeOut
 from midstream.client.transport_selection import FIRST_FRAME_S, TransportKind
 from midstream.protocol.client_stream import STALL_AFTER_S
 from midstream.testing import text
-from tests.client.test_network_probe import arrived
+from tests.client.test_network_probe import arrivals
 from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
@@ -33,7 +33,7 @@ SCRIPTS = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=["with async", "without async"])
-def test_the_script_talks(
+def test_the_script_sends_and_receives(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -42,10 +42,10 @@ def test_the_script_talks(
     assert capsys.readouterr().out == "It says hello.\n"
 
 
-def test_what_the_doctor_prints_is_what_the_guide_shows() -> None:
+def test_the_guide_shows_the_doctors_output() -> None:
     probed = (
         Probed("websocket", ProbeOutcome.REFUSED, detail="it was answered with HTTP status 403"),
-        judge("sse", arrived(2.4, 2.4, 2.4, 2.4, 2.4), Pace()),
+        judge("sse", arrivals(2.4, 2.4, 2.4, 2.4, 2.4), Pace()),
         Probed("poll", ProbeOutcome.WORKS, 5, 0.03),
         Probed("post", ProbeOutcome.WORKS, 1, 0.02),
     )
@@ -54,7 +54,7 @@ def test_what_the_doctor_prints_is_what_the_guide_shows() -> None:
     assert f"$ midstream doctor https://agents.example\n{shown}\n```" in GUIDE
 
 
-def test_the_names_and_numbers_are_true() -> None:
+def test_the_names_and_numbers_are_correct() -> None:
     assert [way for way in TransportKind if f"| `{way}` |" not in GUIDE] == []
     assert REMEMBERED in GUIDE
     assert f"within {FIRST_FRAME_S:g} s" in GUIDE

@@ -1,4 +1,4 @@
-"""What stands in between is told by when the chunks of a probe come, also through real proxies."""
+"""Intermediaries are detected by the arrival times of a probe's chunks, also through real proxies."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tests.spec import spec
 
 WAIT_S = 60.0
 SHORT = Pace(every_ms=300, late_s=1.1)
-"""Chunks take 1.2 s: what holds them back is told from a busy machine, and ten probes last no minute."""
+"""Chunks take 1.2 s: buffering is distinguishable from a busy machine, and ten probes take less than a minute."""
 
 
-def arrived(*times: float, refusal: str = "") -> Arrivals:
+def arrivals(*times: float, refusal: str = "") -> Arrivals:
     arrivals = Arrivals()
     for number, at in enumerate(times):
         arrivals.take(b'{"probe":%d}' % number, at)
@@ -44,25 +44,25 @@ def arrived(*times: float, refusal: str = "") -> Arrivals:
 @pytest.mark.parametrize(
     ("arrivals", "finding"),
     [
-        (arrived(0.1, 0.7, 1.3, 1.9, 2.5), ProbeOutcome.WORKS),
-        (arrived(2.0, 2.6, 3.2, 3.8, 4.4), ProbeOutcome.WORKS),
-        (arrived(2.01, 2.6, 3.2, 3.8, 4.4), ProbeOutcome.BUFFERED),
-        (arrived(2.4, 2.4, 2.4, 2.4, 2.4), ProbeOutcome.BUFFERED),
-        (arrived(2.4), ProbeOutcome.BUFFERED),
-        (arrived(0.1, 0.1, 0.1, 0.1, 0.1), ProbeOutcome.AT_ONCE),
-        (arrived(0.1, 0.7, 1.3, 1.9), ProbeOutcome.INCOMPLETE),
-        (arrived(0.1, 0.7), ProbeOutcome.INCOMPLETE),
-        (arrived(0.1), ProbeOutcome.AT_ONCE),
-        (arrived(0.1, 0.7, refusal="the connection was lost"), ProbeOutcome.INCOMPLETE),
-        (arrived(), ProbeOutcome.NOTHING),
-        (arrived(refusal="403"), ProbeOutcome.REFUSED),
+        (arrivals(0.1, 0.7, 1.3, 1.9, 2.5), ProbeOutcome.WORKS),
+        (arrivals(2.0, 2.6, 3.2, 3.8, 4.4), ProbeOutcome.WORKS),
+        (arrivals(2.01, 2.6, 3.2, 3.8, 4.4), ProbeOutcome.BUFFERED),
+        (arrivals(2.4, 2.4, 2.4, 2.4, 2.4), ProbeOutcome.BUFFERED),
+        (arrivals(2.4), ProbeOutcome.BUFFERED),
+        (arrivals(0.1, 0.1, 0.1, 0.1, 0.1), ProbeOutcome.AT_ONCE),
+        (arrivals(0.1, 0.7, 1.3, 1.9), ProbeOutcome.INCOMPLETE),
+        (arrivals(0.1, 0.7), ProbeOutcome.INCOMPLETE),
+        (arrivals(0.1), ProbeOutcome.AT_ONCE),
+        (arrivals(0.1, 0.7, refusal="the connection was lost"), ProbeOutcome.INCOMPLETE),
+        (arrivals(), ProbeOutcome.NOTHING),
+        (arrivals(refusal="403"), ProbeOutcome.REFUSED),
     ],
 )
-def test_when_chunks_come_says_what_is_in_between(arrivals: Arrivals, finding: ProbeOutcome) -> None:
+def test_the_arrival_times_of_chunks_show_the_intermediary(arrivals: Arrivals, finding: ProbeOutcome) -> None:
     assert judge("sse", arrivals, PACE).finding is finding
 
 
-def test_chunks_out_of_order_are_no_stream_and_a_login_page_is_no_chunk() -> None:
+def test_chunks_out_of_order_are_not_a_stream_and_a_login_page_is_not_a_chunk() -> None:
     mixed = Arrivals()
     for number in (0, 2, 1, 3, 4):
         mixed.take(b'{"probe":%d}' % number, 0.5 * number)
@@ -72,7 +72,7 @@ def test_chunks_out_of_order_are_no_stream_and_a_login_page_is_no_chunk() -> Non
     assert judge("poll", page, PACE).finding is ProbeOutcome.REFUSED
 
 
-def test_a_doctor_takes_three_seconds_and_sees_what_is_held_back_for_two() -> None:
+def test_a_probe_takes_three_seconds_and_detects_a_delay_of_two() -> None:
     assert PACE.late_s < PACE.lasts_s < 3.0
 
 
@@ -85,7 +85,7 @@ def _findings(report: NetworkReport) -> list[ProbeOutcome]:
 
 
 @spec("STREAM-45")
-async def test_nothing_in_between_disturbs_nothing() -> None:
+async def test_a_direct_connection_is_undisturbed() -> None:
     async with served(make_app()) as server:
         report = await _report(server.url)
     assert (_findings(report), report.transport, report.is_clear) == (
@@ -105,7 +105,7 @@ async def test_nothing_in_between_disturbs_nothing() -> None:
         (Upgrades.REFUSED, False, 100, ["refused", "incomplete", "works", "nothing"], None),
     ],
 )
-async def test_a_proxy_is_known_by_what_it_does(
+async def test_a_proxy_is_identified_by_its_behaviour(
     upgrades: Upgrades,
     *,
     is_buffering: bool,
@@ -122,7 +122,7 @@ async def test_a_proxy_is_known_by_what_it_does(
     assert all(each.detail for each in report.probed if each.finding is not ProbeOutcome.WORKS)
 
 
-async def test_where_nothing_answers_it_is_said() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(ConnectionLostError):
         await _report("http://127.0.0.1:1")
     with pytest.raises(UsageError):
@@ -130,10 +130,8 @@ async def test_where_nothing_answers_it_is_said() -> None:
 
 
 @pytest.mark.parametrize(("is_certified", "told"), [(True, "is not trusted"), (False, "does not use TLS")])
-async def test_who_answers_in_another_tongue_is_no_silence(
-    tmp_path: Path, *, is_certified: bool, told: str
-) -> None:
-    """A certificate that nobody signed, or none at all."""
+async def test_a_non_http_answer_is_not_silence(tmp_path: Path, *, is_certified: bool, told: str) -> None:
+    """An untrusted certificate, or no TLS at all."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if is_certified else None
     if tls is not None:
         tls.load_cert_chain(certificate(tmp_path / "server.pem"))
@@ -150,13 +148,13 @@ async def test_who_answers_in_another_tongue_is_no_silence(
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-async def test_a_proxy_that_does_not_reach_its_server_is_no_other_server(status: int) -> None:
+async def test_a_proxy_without_its_server_is_a_lost_connection(status: int) -> None:
     async with Peer(status).serving() as peer:
         with pytest.raises(ConnectionLostError, match=str(status)):
             await _report(peer.url)
 
 
-def test_better_transports_that_are_disturbed_are_named_and_those_that_bring_nothing_are_not() -> None:
+def test_disturbed_better_transports_are_named_and_useless_ones_are_not() -> None:
     found = {
         TransportKind.WEBSOCKET: ProbeOutcome.INCOMPLETE,
         TransportKind.SSE: ProbeOutcome.REFUSED,
@@ -169,7 +167,7 @@ def test_better_transports_that_are_disturbed_are_named_and_those_that_bring_not
     assert NetworkReport("http://s", probed, None).lures == ()
 
 
-async def test_a_server_of_something_else_is_told_as_such() -> None:
+async def test_a_foreign_server_is_reported_as_such() -> None:
     async with Peer(404).serving() as peer:
         with pytest.raises(NotFoundError):
             await _report(peer.url)

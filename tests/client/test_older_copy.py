@@ -1,4 +1,4 @@
-"""A server that was set back to an older copy cannot know: its clients notice, over each transport."""
+"""A server restored from an older copy cannot detect that: its clients do, over each transport."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ async def push() -> str:
     return "pushed"
 
 
-def _set_back(memory: Memory) -> None:
-    """Let the store be what it was when the message had just been accepted."""
+def _restore(memory: Memory) -> None:
+    """Restore the store to the moment after the message was accepted."""
     records = memory.sessions["s1"].records
     kinds = [type(decode(stored.body)) for stored in records]
     del records[kinds.index(MessageAccepted) + 1 :]
@@ -38,7 +38,7 @@ def _set_back(memory: Memory) -> None:
 
 @spec("STREAM-100")
 @pytest.mark.parametrize("way", TransportKind)
-async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_it_has(
+async def test_a_client_of_a_restored_server_is_notified_and_keeps_its_events(
     way: TransportKind, tmp_path: Path, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="midstream.server")
@@ -51,7 +51,7 @@ async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_
             async for event in client.send("s1", "hi"):
                 if isinstance(event.record, CallEnded):
                     break
-        _set_back(memory)
+        _restore(memory)
         app = make_app([text("something else")], store=MemoryStore(memory), tools=[push])
         async with served(app, port=port) as server:
             for _ in range(2):
@@ -66,7 +66,7 @@ async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_
 
 @spec("STREAM-105")
 @pytest.mark.parametrize("way", TransportKind)
-async def test_a_server_that_was_set_back_and_gave_out_the_same_event_ids_since_is_noticed_too(
+async def test_a_restored_server_that_reused_event_ids_is_detected_too(
     way: TransportKind, tmp_path: Path, port: int
 ) -> None:
     memory, state = Memory(), tmp_path / "state.db"
@@ -78,7 +78,7 @@ async def test_a_server_that_was_set_back_and_gave_out_the_same_event_ids_since_
             async for event in client.send("s1", "hi"):
                 if isinstance(event.record, MessageAccepted):
                     break
-        _set_back(memory)
+        _restore(memory)
         older = copy.deepcopy(memory.sessions)
         async with (
             served(make_app(SCRIPT, store=MemoryStore(memory), tools=[push]), port=port) as server,

@@ -1,4 +1,4 @@
-"""The system's keyring: what counts as one, and that nobody waits for it longer than was said."""
+"""The system's keyring: which backends are accepted, and the limited wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keyring.core import load_keyring
 
 from midstream.client.os_keyring import SERVICE, OsKeyring
 from midstream.errors import UnavailableError
-from tests.client.keyrings import BrokenKeyring, FileKeyring, ForgetfulKeyring, LockedKeyring, chosen
+from tests.client.keyrings import BrokenKeyring, FileKeyring, ForgetfulKeyring, LockedKeyring, use_keyring
 from tests.house.source import ROOT
 
 CALLS = 50
@@ -23,7 +23,7 @@ WAIT_S = 60.0
 
 
 class EmptyChain(chainer.ChainerBackend):
-    """A chain that found nobody."""
+    """A chain without a backend."""
 
     backends = ()
 
@@ -31,7 +31,7 @@ class EmptyChain(chainer.ChainerBackend):
         super().__init__()  # type: ignore[no-untyped-call]  # of the package
 
 
-def test_an_entry_is_kept_told_and_forgotten(ring: FileKeyring) -> None:
+def test_an_entry_is_stored_read_and_deleted(ring: FileKeyring) -> None:
     ours = OsKeyring(answer_s=WAIT_S)
     assert ours.get("a") is None
     ours.put("a", "secret")
@@ -45,16 +45,16 @@ NOTHING = ("keyring.backends.fail.Keyring", "keyring.backends.null.Keyring", "an
 
 
 @pytest.mark.parametrize("backend", NOTHING)
-def test_a_backend_that_keeps_nothing_is_none(backend: str) -> None:
+def test_a_backend_that_stores_nothing_is_not_accepted(backend: str) -> None:
     ours = OsKeyring(answer_s=WAIT_S)
-    with chosen(EmptyChain() if "chain" in backend else load_keyring(backend)):
+    with use_keyring(EmptyChain() if "chain" in backend else load_keyring(backend)):
         with pytest.raises(UnavailableError, match="no usable keyring"):
             ours.put("a", "secret")
         with pytest.raises(UnavailableError, match="no usable keyring"):
             ours.get("a")
 
 
-def test_a_missing_package_is_named_with_the_remedy() -> None:
+def test_the_error_for_a_missing_package_contains_the_remedy() -> None:
     script = (
         "import sys\nsys.modules['keyring'] = None\n"
         "from midstream.client.os_keyring import OsKeyring\n"
@@ -68,9 +68,9 @@ def test_a_missing_package_is_named_with_the_remedy() -> None:
 
 
 @pytest.mark.slow
-def test_a_call_that_failed_leaves_nothing_to_the_garbage_collector() -> None:
+def test_a_failed_call_leaves_no_reference_cycles() -> None:
     ours = OsKeyring(answer_s=WAIT_S)
-    with chosen(load_keyring("keyring.backends.fail.Keyring")):
+    with use_keyring(load_keyring("keyring.backends.fail.Keyring")):
         _fail(ours)
         gc.collect()
         gc.disable()
@@ -89,11 +89,11 @@ def _fail(ours: OsKeyring) -> None:
         raise AssertionError("this keyring has nothing")
 
 
-def test_a_prompt_is_not_waited_for_and_the_keyring_is_back_when_it_was_answered(tmp_path: Path) -> None:
+def test_a_prompt_is_not_waited_for_and_the_keyring_works_after_its_answer(tmp_path: Path) -> None:
     backend = LockedKeyring()
     backend.path = str(tmp_path / "keyring.json")
     ours = OsKeyring(answer_s=0.01)
-    with chosen(backend):
+    with use_keyring(backend):
         with pytest.raises(UnavailableError, match=r"within 0\.01 s"):
             ours.put("a", "secret")
         with pytest.raises(UnavailableError, match="earlier call"):
@@ -106,7 +106,7 @@ def test_a_prompt_is_not_waited_for_and_the_keyring_is_back_when_it_was_answered
         assert ours.get("a") == "secret"
 
 
-def test_a_keyring_that_is_stuck_keeps_no_program_alive() -> None:
+def test_a_blocked_keyring_does_not_keep_the_program_running() -> None:
     script = (
         "import keyring\n"
         "from midstream.client.os_keyring import OsKeyring\n"
@@ -122,12 +122,12 @@ def test_a_keyring_that_is_stuck_keeps_no_program_alive() -> None:
 
 
 @pytest.mark.parametrize("kind", [BrokenKeyring, ForgetfulKeyring])
-def test_a_keyring_that_did_not_keep_it_says_so_without_the_secret(
+def test_a_keyring_that_did_not_store_a_secret_raises_an_error_without_it(
     tmp_path: Path, kind: type[FileKeyring]
 ) -> None:
     backend = kind()
     backend.path = str(tmp_path / "keyring.json")
-    with chosen(backend), pytest.raises(UnavailableError) as caught:
+    with use_keyring(backend), pytest.raises(UnavailableError) as caught:
         OsKeyring(answer_s=WAIT_S).put("a", "secret-of-ours")
     assert "secret-of-ours" not in str(caught.value)
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)

@@ -1,4 +1,4 @@
-"""What another process of the same user has changed reaches the streams of this one that run."""
+"""Changes by another process of the same user reach the running streams of this one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.client.client import Client
 from midstream.client.transport_selection import TransportName
 from midstream.errors import WrongSecretError
 from midstream.session.records import Delta, TurnEnded
-from tests.client.keyrings import FileKeyring, chosen
+from tests.client.keyrings import FileKeyring, use_keyring
 from tests.client.proxies import Proxy
 from tests.house.source import ROOT
 from tests.server.escrowing import escrowed_app
@@ -39,7 +39,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def _changed_elsewhere(folder: Path, url: str, **more: str) -> None:
+async def _change_elsewhere(folder: Path, url: str, **more: str) -> None:
     """Let another process change the secret of the session."""
     arguments = [url, str(folder / "other" / "state.db"), str(folder / "secrets.db")]
     changing = await asyncio.create_subprocess_exec(
@@ -48,8 +48,8 @@ async def _changed_elsewhere(folder: Path, url: str, **more: str) -> None:
     assert await asyncio.wait_for(changing.wait(), WAIT_S) == 0
 
 
-async def _changed_by_another_client(folder: Path, url: str) -> None:
-    """Change the secret as another process does, in less time than a connection may take to be made."""
+async def _change_by_another_client(folder: Path, url: str) -> None:
+    """Change the secret as another process does, faster than a connection is made."""
     secrets = folder / "secrets.db"
     async with connect(url, state=folder / "other" / "state.db", secrets=secrets, keyring=False) as client:
         await client.change_secret("s1")
@@ -75,7 +75,7 @@ async def _rest(events: AsyncIterator[Event]) -> str:
 
 @spec("STREAM-96")
 @pytest.mark.parametrize(("way", "is_in_keyring"), [("websocket", False), ("sse", True), ("poll", False)])
-async def test_a_secret_that_another_process_changes_is_shown_by_the_next_connection_of_a_stream(
+async def test_a_secret_changed_by_another_process_is_sent_by_the_next_connection_of_a_stream(
     tmp_path: Path, way: TransportName, *, is_in_keyring: bool
 ) -> None:
     ring, gate = FileKeyring(), asyncio.Event()
@@ -88,7 +88,7 @@ async def test_a_secret_that_another_process_changes_is_shown_by_the_next_connec
         served(escrowed_app(tmp_path, two_halves(gate))) as server,
         Proxy(server.url).listening() as proxy,
     ):
-        with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):
+        with use_keyring(ring if is_in_keyring else load_keyring(NO_KEYRING)):
             async with (
                 asyncio.timeout(WAIT_S),
                 _client(tmp_path, proxy.url, way, keyring=is_in_keyring) as client,
@@ -96,8 +96,8 @@ async def test_a_secret_that_another_process_changes_is_shown_by_the_next_connec
             ):
                 said = await _first_half(events)
                 before = await client.secret("s1")
-                for _ in range(2):  # the one the stream began with is of no use any more
-                    await _changed_elsewhere(tmp_path, proxy.url, **(more if is_in_keyring else {}))
+                for _ in range(2):  # the stream's first secret is no longer valid
+                    await _change_elsewhere(tmp_path, proxy.url, **(more if is_in_keyring else {}))
                 asked = len(proxy.asked)
                 proxy.cut()
                 gate.set()
@@ -108,7 +108,7 @@ async def test_a_secret_that_another_process_changes_is_shown_by_the_next_connec
 
 @spec("STREAM-96")
 @pytest.mark.parametrize("is_told", [True, False])
-async def test_a_secret_that_is_changed_while_a_connection_is_made_is_read_once_more(
+async def test_a_secret_changed_while_a_connection_is_made_is_read_again(
     tmp_path: Path, *, is_told: bool
 ) -> None:
     gate = asyncio.Event()
@@ -116,7 +116,7 @@ async def test_a_secret_that_is_changed_while_a_connection_is_made_is_read_once_
         served(escrowed_app(tmp_path, two_halves(gate))) as server,
         Proxy(server.url).listening() as proxy,
     ):
-        with chosen(load_keyring(NO_KEYRING)):
+        with use_keyring(load_keyring(NO_KEYRING)):
             async with (
                 asyncio.timeout(WAIT_S),
                 _client(tmp_path, proxy.url, "websocket") as client,
@@ -127,7 +127,7 @@ async def test_a_secret_that_is_changed_while_a_connection_is_made_is_read_once_
 
                 async def change() -> None:
                     for _ in range(2):
-                        await _changed_by_another_client(tmp_path, proxy.url)
+                        await _change_by_another_client(tmp_path, proxy.url)
                     if not is_told:
                         await client.keep_secret("s1", before)
 

@@ -1,4 +1,4 @@
-"""People at clients: they answer, queue, take back and resume; from wherever they are, once."""
+"""People at clients: they answer, queue, withdraw and resume; from any client, once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PAY = calls(("pay", '{"sum":3}'))
 
 
 class Purse:
-    """A tool that a person must allow."""
+    """A tool that needs a person's approval."""
 
     def __init__(self) -> None:
         self.paid: list[int] = []
@@ -98,7 +98,7 @@ async def test_a_question_is_answered_by_another_client_and_once() -> None:
         assert (_results(seen), purse.paid) == ([("paid 3", Outcome.OK)], [3])
 
 
-async def test_a_denial_gives_its_reason_and_an_approval_may_change_the_arguments() -> None:
+async def test_a_denial_has_its_reason_and_an_approval_may_change_the_arguments() -> None:
     for choice, more, paid, outcome in (
         ("deny", {"text": "too much"}, [], Outcome.DENIED),
         ("allow", {"arguments": '{"sum":2}'}, [2], Outcome.OK),
@@ -118,7 +118,7 @@ async def test_a_denial_gives_its_reason_and_an_approval_may_change_the_argument
             assert ("too much" in content) is (choice == "deny")
 
 
-async def test_what_is_no_choice_at_all_is_refused_before_it_is_said() -> None:
+async def test_an_invalid_choice_is_refused_before_it_is_sent() -> None:
     app = make_app([PAY, text("ok")], tools=[Purse().tool])
     async with served(app) as server, connect(server.url) as client:
         async for event in client.send("s1", "pay 3"):
@@ -151,7 +151,7 @@ async def test_a_sub_agents_question_is_answered_in_its_own_session() -> None:
 
 
 @spec("TURN-33")
-async def test_a_client_tool_waits_for_approval_and_runs_with_what_the_person_wrote(tmp_path: Path) -> None:
+async def test_a_client_tool_waits_for_approval_and_runs_with_the_edited_arguments(tmp_path: Path) -> None:
     purse = Purse()
     async with (
         served(make_app([PAY, text("ok")])) as server,
@@ -169,7 +169,7 @@ async def test_a_client_tool_waits_for_approval_and_runs_with_what_the_person_wr
         assert content.endswith("paid 1")
 
 
-async def test_an_answer_whose_ack_was_lost_with_its_process_is_said_again(tmp_path: Path) -> None:
+async def test_an_answer_whose_ack_was_lost_with_its_process_is_sent_again(tmp_path: Path) -> None:
     purse = Purse()
     async with (
         served(make_app([PAY, text("ok")], tools=[purse.tool])) as server,
@@ -198,7 +198,7 @@ async def test_an_answer_whose_ack_was_lost_with_its_process_is_said_again(tmp_p
         assert purse.paid == [3]
 
 
-async def test_what_a_person_answers_at_the_server_is_no_tool_of_a_client() -> None:
+async def test_a_tool_answered_by_people_is_not_a_clients_tool() -> None:
     with pytest.raises(ToolDefinitionError, match="'ask_user'"):
         connect("http://127.0.0.1:1", tools=[question()])
 
@@ -207,7 +207,7 @@ async def test_what_a_person_answers_at_the_server_is_no_tool_of_a_client() -> N
 
 
 @spec("STREAM-35")
-async def test_a_message_while_a_turn_runs_waits_and_then_has_its_turn() -> None:
+async def test_a_message_during_a_turn_waits_and_then_has_its_turn() -> None:
     gate = asyncio.Event()
 
     def response(request: ModelRequest) -> list[ScriptedStep]:
@@ -227,7 +227,7 @@ async def test_a_message_while_a_turn_runs_waits_and_then_has_its_turn() -> None
 
 
 @spec("TURN-29")
-async def test_a_queued_message_is_taken_back_by_anybody() -> None:
+async def test_any_client_can_withdraw_a_queued_message() -> None:
     gate = asyncio.Event()
     app = make_app([[Gate(gate), *text("first")]])
     async with served(app) as server, connect(server.url) as client, connect(server.url) as other:
@@ -251,7 +251,7 @@ async def test_a_queued_message_is_taken_back_by_anybody() -> None:
 
 
 @spec("TURN-30", "STREAM-36")
-async def test_a_failed_turn_goes_on_for_whoever_asks_and_not_twice() -> None:
+async def test_any_client_can_resume_a_failed_turn_and_only_once() -> None:
     gate = asyncio.Event()
     lives: list[list[ScriptedStep]] = [
         [TextDelta("half a"), ModelRejectedError("the key has expired")],

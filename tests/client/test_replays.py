@@ -1,4 +1,4 @@
-"""The obvious programs have the whole answer, each word once, whichever process is killed in the middle of it."""
+"""Simple programs receive the whole answer, each word once, whichever process is killed in the middle of it."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def server(tmp_path: Path, port: int) -> Iterator[Serving]:
 
 
 @pytest.mark.fault
-async def test_each_word_comes_once_though_the_server_is_killed_in_mid_answer(
+async def test_each_word_arrives_once_although_the_server_is_killed_in_mid_answer(
     server: Serving, tmp_path: Path, port: int
 ) -> None:
-    """Three programs: one asks, one shows transcripts, one adds up words."""
+    """Three programs: one sends, one shows transcripts, one concatenates deltas."""
     shown, said, revived = "", "", None
     async with asyncio.timeout(WAIT_S), connect(server.url) as client:
         asking = asyncio.ensure_future(client.ask("asked", "long"))
@@ -95,7 +95,7 @@ async def test_the_process_after_a_killed_client_has_the_whole_answer(
 
 
 @pytest.mark.slow
-async def test_a_turn_that_fails_is_an_error_with_its_reason(server: Serving) -> None:
+async def test_a_failed_turn_is_an_error_with_its_reason(server: Serving) -> None:
     async with asyncio.timeout(WAIT_S), connect(server.url) as client:
         with pytest.raises(TurnFailedError, match="no such key") as failed:
             await client.ask("s1", "fail")
@@ -108,20 +108,20 @@ async def test_a_turn_that_fails_is_an_error_with_its_reason(server: Serving) ->
     assert await asyncio.to_thread(ask) == "I will look.\n\nThere is nothing there."
 
 
-async def told(*events: Event, error: SessionNotFoundError | None = None) -> AsyncGenerator[Event, None]:
+async def replay(*events: Event, error: SessionNotFoundError | None = None) -> AsyncGenerator[Event, None]:
     for event in events:
         yield event
     if error is not None:
         raise error
 
 
-async def test_what_was_handled_is_read_and_nothing_behind_it() -> None:
+async def test_handled_events_are_read_up_to_the_cursor() -> None:
     reading = EventReader()
     events = [reading.event(f"1-{number}", Delta(1, 1, 1, 0, "text", f"{number} ")) for number in range(2, 6)]
     end = EventId(1, 3)
-    assert (await answer_until(told(*events), end)).now.transcript == "2 3 "
-    assert (await answer_until(told(*events[:1], *events[3:]), end)).now.transcript == "2 "
+    assert (await answer_until(replay(*events), end)).now.transcript == "2 3 "
+    assert (await answer_until(replay(*events[:1], *events[3:]), end)).now.transcript == "2 "
     gone = reading.event("1-1", Gone("1-1", "a power cut"))
-    assert (await answer_until(told(gone, *events), end)).now.transcript == ""
+    assert (await answer_until(replay(gone, *events), end)).now.transcript == ""
     missing = SessionNotFoundError("no session")
-    assert (await answer_until(told(events[0], error=missing), end)).now.transcript == "2 "
+    assert (await answer_until(replay(events[0], error=missing), end)).now.transcript == "2 "

@@ -1,4 +1,4 @@
-"""One request, one answer, and what is made of a server that is none."""
+"""One request, one answer, and answers of programs that are not a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.server.serving import make_app, send_payload, served
 ASKS = calls(("ask_user", '{"question": "Which one?"}'))
 
 
-async def test_what_waits_is_listed_for_all_sessions_or_for_one() -> None:
+async def test_open_questions_are_listed_for_all_sessions_or_for_one() -> None:
     async with served(make_app([ASKS, text("ok")], tools=[question()])) as server:
         for session in ("a", "b"):
             headers = {"x-idempotency-key": session, "x-idempotent-encryption-key": "s" * 43}
@@ -59,7 +59,7 @@ async def test_a_session_is_shown_as_the_server_has_it() -> None:
         )
 
 
-async def test_a_session_is_removed_for_good() -> None:
+async def test_a_session_is_deleted_permanently() -> None:
     async with served(make_app([text("ok")])) as server:
         headers = {"x-idempotency-key": "a", "x-idempotent-encryption-key": "s" * 43}
         frame = {"type": "command", "seqno": 0, "payload": send_payload("hi")}
@@ -72,12 +72,12 @@ async def test_a_session_is_removed_for_good() -> None:
             await delete(server.url, "a", {})
 
 
-async def test_nobody_there_is_a_lost_connection() -> None:
+async def test_an_unreachable_server_is_a_lost_connection() -> None:
     with pytest.raises(ConnectionLostError):
         await questions("http://127.0.0.1:1", None, {})
 
 
-async def test_a_server_of_something_else_is_told_as_such() -> None:
+async def test_a_foreign_server_is_reported_as_such() -> None:
     async with Peer(404).serving() as peer:
         with pytest.raises(NotFoundError):
             await questions(peer.url, None, {})
@@ -89,7 +89,7 @@ async def test_a_server_of_something_else_is_told_as_such() -> None:
     [b'{"questions":["\xff"],"code":"\xff"}', b'{"questions":' + b"[" * 10_000, b'{"code":' * 10_000],
     ids=len,
 )
-async def test_whatever_answers_is_a_server_or_none(status: int, body: bytes) -> None:
+async def test_any_answer_is_either_a_server_or_an_error(status: int, body: bytes) -> None:
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 %d Told\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
         await writer.drain()

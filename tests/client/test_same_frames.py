@@ -1,4 +1,4 @@
-"""Raw peers against the real server: whatever carries the frames, the same ones are said and heard."""
+"""Raw peers against the real server: every transport carries the same frames."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WORDS = "one two three four five"
 
 
 def stuck() -> Script:
-    """A model that begins to speak and does not end."""
+    """Return a model that starts to send and does not end."""
     return [[TextDelta("half a"), Gate(asyncio.Event())]]
 
 
@@ -53,17 +53,17 @@ def way(request: pytest.FixtureRequest) -> TransportKind:
 
 
 class Raw:
-    """One connection; what is heard is kept by kind."""
+    """One connection; received frames are stored by kind."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.heard: list[ServerFrame] = []
 
-    async def say(self, *said: frames.ClientFrame) -> None:
+    async def send(self, *said: frames.ClientFrame) -> None:
         await self._transport.send([frames.encode(frame) for frame in said])
 
-    async def hear(self) -> ServerFrame:
-        """Hear one frame; a refusal in words of HTTP is the `error` it stands for (STREAM-37)."""
+    async def receive(self) -> ServerFrame:
+        """Receive one frame; an HTTP refusal is the `error` that it stands for (STREAM-37)."""
         try:
             async with asyncio.timeout(WAIT_S):
                 frame = frames.decode_server(await self._transport.receive())
@@ -73,9 +73,9 @@ class Raw:
         return frame
 
     async def until(self, kind: type[ServerFrame] | str) -> ServerFrame:
-        """Hear up to the first frame of a kind, or the first that carries a record of it."""
+        """Receive up to the first frame of a kind, or the first that carries a record of it."""
         while True:
-            frame = await self.hear()
+            frame = await self.receive()
             if kind in self.kinds(frame) or (isinstance(kind, type) and isinstance(frame, kind)):
                 return frame
             assert not isinstance(frame, Error), frame
@@ -119,8 +119,8 @@ def command(seqno: int, payload: Payload = SendPayload((Text("hi"),))) -> Comman
 @spec("STREAM-3", "STREAM-7", "STREAM-13", "STREAM-20")
 async def test_a_turn_is_welcome_ack_and_events_in_order(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server, raw(server, way) as peer:
-        await peer.say(opening(), command(0))
-        welcome = await peer.hear()
+        await peer.send(opening(), command(0))
+        welcome = await peer.receive()
         assert isinstance(welcome, Welcome)
         assert (welcome.stream, welcome.acked, welcome.resume_from) == ("k1", 0, "0-0")
         await peer.until("turn_ended")
@@ -131,14 +131,14 @@ async def test_a_turn_is_welcome_ack_and_events_in_order(way: TransportKind) -> 
 
 
 @spec("STREAM-4", "STREAM-21")
-async def test_who_comes_back_hears_exactly_what_follows(way: TransportKind) -> None:
+async def test_a_reconnected_reader_receives_exactly_the_following_events(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), command(0))
+            await first.send(opening(), command(0))
             await first.until("turn_ended")
         async with raw(server, way) as again:
-            await again.say(opening(first.ids[3], 1))
-            welcome = await again.hear()
+            await again.send(opening(first.ids[3], 1))
+            welcome = await again.receive()
             assert isinstance(welcome, Welcome)
             assert (welcome.acked, welcome.turn, welcome.resume_from) == (1, 1, first.ids[3])
             await again.until("turn_ended")
@@ -146,36 +146,36 @@ async def test_who_comes_back_hears_exactly_what_follows(way: TransportKind) -> 
 
 
 @spec("STREAM-12", "STREAM-28")
-async def test_a_repeated_command_a_gap_and_a_used_number_are_told_apart(way: TransportKind) -> None:
+async def test_a_repeated_command_a_gap_and_a_used_number_are_distinguished(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), command(0))
+        await peer.send(opening(), command(0))
         await peer.until("delta")
         if Ack(0) not in peer.heard:
             await peer.until(Ack)
-        await peer.say(command(0))
+        await peer.send(command(0))
         assert await peer.until(Ack) == Ack(0)
-        await peer.say(command(5, CancelPayload()))
+        await peer.send(command(5, CancelPayload()))
         refused = await peer.until(Error)
         assert isinstance(refused, Error)
         assert (refused.code, refused.seqno, refused.expected) == ("seqno_gap", 5, 1)
-        await peer.say(command(0, SendPayload((Text("something else"),))))
+        await peer.send(command(0, SendPayload((Text("something else"),))))
         reused = await peer.until(Error)
         assert isinstance(reused, Error)
         assert (reused.code, reused.seqno, reused.retry) == ("stream_reused", 0, "never")
 
 
 @spec("STREAM-8", "STREAM-40")
-async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: TransportKind) -> None:
+async def test_a_newer_connection_ends_the_older_one_over_every_transport(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as older:
-        await older.say(opening(), command(0))
+        await older.send(opening(), command(0))
         await older.until("delta")
         async with raw(server, way) as newer:
-            await newer.say(opening(older.ids[-1], 1))
-            assert isinstance(await newer.hear(), Welcome)
+            await newer.send(opening(older.ids[-1], 1))
+            assert isinstance(await newer.receive(), Welcome)
             ended = await older.until(Error)
             assert isinstance(ended, Error)
             assert (ended.code, ended.seqno) == ("stream_fenced", None)
-            await newer.say(command(1, CancelPayload()))
+            await newer.send(command(1, CancelPayload()))
             await newer.until("turn_ended")
 
 
@@ -183,21 +183,21 @@ async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: Tr
 async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), command(0))
+            await first.send(opening(), command(0))
             await first.until("delta")
         async with raw(server, way) as again:
-            await again.say(opening(first.ids[-1], 1), command(1, CancelPayload()))
+            await again.send(opening(first.ids[-1], 1), command(1, CancelPayload()))
             await again.until("turn_ended")
             last = msgspec.json.decode(again.heard[-1].events[-1].record)  # type: ignore[union-attr] # they are events
             assert last["status"] == "cancelled"
 
 
 @spec("STREAM-55")
-async def test_what_shall_become_of_a_turn_without_its_client_is_kept_with_its_stream(
+async def test_the_cancel_delay_of_a_turn_without_its_client_is_stored_with_its_stream(
     way: TransportKind,
 ) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(Open("k1", SECRET, cancel_after_s=29.5), command(0))
+        await peer.send(Open("k1", SECRET, cancel_after_s=29.5), command(0))
         await peer.until("delta")
         kept = (await server.app.host.session("s1")).state.streams["k1"].cancel_after_s
         assert kept == (29.5 if way is TransportKind.WEBSOCKET else 30.0)
@@ -206,35 +206,35 @@ async def test_what_shall_become_of_a_turn_without_its_client_is_kept_with_its_s
 @spec("STREAM-31", "STREAM-39")
 async def test_a_ping_is_answered_by_a_heartbeat(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), command(0))
+        await peer.send(opening(), command(0))
         await peer.until("delta")
-        await peer.say(Ping())
+        await peer.send(Ping())
         heartbeat = await peer.until(HeartbeatFrame)
         assert heartbeat == HeartbeatFrame(peer.ids[-1], "model")
 
 
 @spec("STREAM-25", "STREAM-39")
-async def test_a_close_gives_the_place_back(way: TransportKind) -> None:
+async def test_a_close_releases_the_stream(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), command(0))
+        await peer.send(opening(), command(0))
         await peer.until("delta")
-        await peer.say(Close())
+        await peer.send(Close())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
-                while not isinstance(await peer.hear(), Error):
+                while not isinstance(await peer.receive(), Error):
                     pass
         assert isinstance(peer.heard[-1], Error), "the connection is over"
         assert server.app.open_streams == 0
 
 
 @spec("STREAM-23")
-async def test_an_event_of_another_line_is_gone(way: TransportKind) -> None:
+async def test_an_event_of_another_history_is_gone(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), command(0))
+            await first.send(opening(), command(0))
             await first.until("turn_ended")
         async with raw(server, way) as again:
-            await again.say(opening("7-3", 1))
+            await again.send(opening("7-3", 1))
             gone = await again.until(Gone)
             assert isinstance(gone, Gone)
             await again.until("turn_ended")
@@ -251,21 +251,21 @@ async def test_an_event_of_another_line_is_gone(way: TransportKind) -> None:
         (Open("k" * 300, SECRET), "malformed_frame"),
     ],
 )
-async def test_who_is_not_let_in_is_told_why(way: TransportKind, said: Open, code: str) -> None:
+async def test_a_refused_client_receives_the_reason(way: TransportKind, said: Open, code: str) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), command(0))
+            await first.send(opening(), command(0))
             await first.until("turn_ended")
         async with raw(server, way) as other:
-            await other.say(said)
-            refused = await other.hear()
+            await other.send(said)
+            refused = await other.receive()
             assert isinstance(refused, Error)
             assert (refused.code, refused.retry) == (code, "never")
 
 
-async def test_a_server_that_drains_says_so_and_asks_to_come_back(way: TransportKind) -> None:
+async def test_a_draining_server_announces_it_and_a_retry_delay(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), command(0))
+        await peer.send(opening(), command(0))
         await peer.until("delta")
         server.app.drain()
         ended = await peer.until(Error)
@@ -273,14 +273,14 @@ async def test_a_server_that_drains_says_so_and_asks_to_come_back(way: Transport
         assert (ended.code, ended.retry) == ("draining", "later")
 
 
-async def test_a_reader_says_nothing_and_hears_what_comes(way: TransportKind) -> None:
+async def test_a_reader_sends_nothing_and_receives_events(way: TransportKind) -> None:
     async with (
         served(make_app([text(WORDS)])) as server,
         raw(server, way) as speaker,
         raw(server, way) as reader,
     ):
-        await speaker.say(opening(), command(0))
+        await speaker.send(opening(), command(0))
         await speaker.until("turn_ended")
-        await reader.say(Open(event_id="0-0"))
+        await reader.send(Open(event_id="0-0"))
         await reader.until("turn_ended")
         assert reader.ids == speaker.ids

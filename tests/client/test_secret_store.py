@@ -27,7 +27,7 @@ from midstream.client.secret_store import (
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreDamagedError, UnavailableError, UsageError
 from midstream.testing.fake_worlds import FakeWorld
-from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, chosen, keyring_in
+from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, keyring_in, use_keyring
 from tests.house.source import ROOT
 
 WAIT_S = 60.0
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def make(path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Open]:
-    """Open the file as often as wanted; a test that uses the keyring has new secrets there."""
+    """Open the file as often as needed; a test that uses the keyring has new secrets there."""
     place = "in a keyring" if "ring" in request.fixturenames else "in a file"
     if "place" in request.fixturenames:
         place = request.getfixturevalue("place")
@@ -78,7 +78,7 @@ def place(request: pytest.FixtureRequest, ring: FileKeyring) -> Iterator[str]:
     if request.param == "in a file":
         yield request.param
         return
-    with chosen(ring):
+    with use_keyring(ring):
         yield request.param
 
 
@@ -99,7 +99,7 @@ def _rows(path: Path) -> list[tuple[object, ...]]:
         return db.execute("SELECT stream, entry, secret FROM secret ORDER BY at").fetchall()
 
 
-async def test_a_secret_is_kept_for_a_session_and_for_each_of_its_streams(place: str, make: Open) -> None:
+async def test_a_secret_is_stored_for_a_session_and_for_each_of_its_streams(place: str, make: Open) -> None:
     first = make()
     assert await first.put(SESSION, SECRET) == SECRET
     assert await first.put(STREAM, OTHER) == OTHER
@@ -112,7 +112,7 @@ async def test_a_secret_is_kept_for_a_session_and_for_each_of_its_streams(place:
     assert [await second.get(key) for key in (SESSION, STREAM)] == [None, OTHER]
 
 
-async def test_one_that_was_replaced_meanwhile_is_not_forgotten(place: str, store: SecretStore) -> None:
+async def test_a_secret_that_was_replaced_meanwhile_is_not_deleted(place: str, store: SecretStore) -> None:
     await store.put(SESSION, SECRET)
     await store.delete(SESSION, only=OTHER)
     assert await store.get(SESSION) == SECRET
@@ -120,10 +120,10 @@ async def test_one_that_was_replaced_meanwhile_is_not_forgotten(place: str, stor
     assert await store.get(SESSION) is None
 
 
-async def test_what_a_keyring_keeps_stands_nowhere_else(
+async def test_a_secret_in_a_keyring_is_nowhere_else(
     ring: FileKeyring, store: SecretStore, path: Path
 ) -> None:
-    with chosen(ring):
+    with use_keyring(ring):
         await store.put(STREAM, SECRET)
         assert (ring.kept(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
         await store.close()
@@ -133,7 +133,7 @@ async def test_what_a_keyring_keeps_stands_nowhere_else(
     assert (ring.kept(), _rows(path)) == ([], [])
 
 
-async def test_without_a_keyring_it_is_a_file_of_its_owner_and_what_is_forgotten_is_gone_from_it(
+async def test_without_a_keyring_it_is_a_private_file_and_deleted_secrets_are_erased(
     store: SecretStore, path: Path
 ) -> None:
     await store.put(STREAM, SECRET)
@@ -159,7 +159,7 @@ async def test_a_file_that_others_may_read_is_refused(
     assert _mode(path) == mode
 
 
-async def test_the_first_of_two_that_put_different_secrets_wins_and_both_are_told(
+async def test_the_first_of_two_different_secrets_wins_and_both_callers_receive_it(
     place: str, make: Open
 ) -> None:
     one, two = make(), make()
@@ -169,7 +169,7 @@ async def test_the_first_of_two_that_put_different_secrets_wins_and_both_are_tol
     assert await one.put(SESSION, "a third") == told[0]
 
 
-async def test_a_secret_is_replaced_by_who_knows_it(
+async def test_a_secret_is_replaced_only_with_the_old_one(
     place: str, store: SecretStore, ring: FileKeyring
 ) -> None:
     await store.put(SESSION, SECRET)
@@ -179,14 +179,14 @@ async def test_a_secret_is_replaced_by_who_knows_it(
     assert ring.kept() == ([OTHER] if place == "in a keyring" else [])
 
 
-async def test_a_keyring_that_waits_for_a_person_is_given_up_and_blocks_no_event_loop(
+async def test_a_keyring_that_waits_for_a_person_is_abandoned_and_blocks_no_event_loop(
     make: Open, ring: FileKeyring, path: Path, tmp_path: Path
 ) -> None:
     locked = LockedKeyring()
     locked.path = str(tmp_path / "locked.json")
     store = make(keyring=OsKeyring(answer_s=0.01))
     ticks = 0
-    with chosen(locked):
+    with use_keyring(locked):
         putting = asyncio.ensure_future(store.put(STREAM, SECRET))
         while not putting.done():
             await asyncio.sleep(0)
@@ -197,12 +197,12 @@ async def test_a_keyring_that_waits_for_a_person_is_given_up_and_blocks_no_event
     assert SECRET.encode() not in _bytes(path), "a keyring was chosen"
 
 
-async def test_a_keyring_that_fails_is_an_error_and_the_file_has_no_secret(
+async def test_a_failing_keyring_is_an_error_and_the_file_has_no_secret(
     store: SecretStore, ring: FileKeyring, path: Path, tmp_path: Path
 ) -> None:
     broken = BrokenKeyring()
     broken.path = str(tmp_path / "broken.json")
-    with chosen(broken):
+    with use_keyring(broken):
         with pytest.raises(UnavailableError) as caught:
             await store.put(STREAM, SECRET)
         assert await store.get(STREAM) is None
@@ -215,7 +215,7 @@ async def test_a_keyring_that_is_locked_later_loses_nothing(
     make: Open, store: SecretStore, ring: FileKeyring, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = StateFileRef("ours", str(path))
-    with chosen(ring):
+    with use_keyring(ring):
         await store.put(STREAM, SECRET, keeper=ours)
         await store.put(SESSION, SECRET)
     for call in (store.get(STREAM), store.put(SESSION, OTHER), store.delete(STREAM)):
@@ -223,16 +223,16 @@ async def test_a_keyring_that_is_locked_later_loses_nothing(
             await call
     await store.settle(ours, ())
     assert "could not be removed" in caplog.text
-    with chosen(ring):
+    with use_keyring(ring):
         assert ring.kept() == [SECRET, SECRET]
         await make().settle(ours, ())
         assert (ring.kept(), await store.get(SESSION)) == ([SECRET], SECRET)
 
 
-async def test_secrets_in_the_file_and_in_the_keyring_are_both_read_whatever_is_chosen_for_new_ones(
+async def test_secrets_in_the_file_and_in_the_keyring_are_both_read_whichever_is_used_for_new_ones(
     ring: FileKeyring, path: Path
 ) -> None:
-    with chosen(ring):
+    with use_keyring(ring):
         for key, keyring in ((SESSION, None), (STREAM, OsKeyring(answer_s=WAIT_S))):
             store = SecretStore(path, world=World(), keyring=keyring)
             await store.put(key, SECRET)
@@ -245,14 +245,14 @@ async def test_secrets_in_the_file_and_in_the_keyring_are_both_read_whatever_is_
 
 
 async def test_an_entry_that_the_keyring_lost_is_gone(store: SecretStore, ring: FileKeyring) -> None:
-    with chosen(ring):
+    with use_keyring(ring):
         await store.put(SESSION, SECRET)
         ring.lose()
         assert await store.get(SESSION) is None
         assert await store.put(SESSION, OTHER) == OTHER
 
 
-async def test_a_checkpoint_that_is_opened_clears_the_secrets_of_streams_it_does_not_have(
+async def test_opening_a_checkpoint_deletes_the_secrets_of_streams_that_it_does_not_have(
     place: str, store: SecretStore, make: Open, path: Path
 ) -> None:
     ours, theirs = StateFileRef("ours", str(path)), StateFileRef("theirs", str(path.parent))
@@ -267,7 +267,7 @@ async def test_a_checkpoint_that_is_opened_clears_the_secrets_of_streams_it_does
     assert places == [("elsewhere now",)]
 
 
-async def test_a_checkpoint_that_was_deleted_is_waited_for_and_then_its_secrets_go(
+async def test_the_secrets_of_a_deleted_checkpoint_are_removed_after_a_delay(
     store: SecretStore, make: Open, path: Path, tmp_path: Path
 ) -> None:
     now = World().now()
@@ -286,10 +286,10 @@ async def test_a_checkpoint_that_was_deleted_is_waited_for_and_then_its_secrets_
     assert found == [None, SECRET]
 
 
-async def test_a_checkpoint_made_anew_in_the_same_place_does_not_take_what_may_be_anothers_for_a_while(
+async def test_a_new_checkpoint_in_the_same_place_does_not_delete_the_secrets_of_the_old_one_at_once(
     store: SecretStore, make: Open, path: Path
 ) -> None:
-    """Two machines that share a home may each have a file of that name."""
+    """Two machines that share a home folder may each have a file of that name."""
     now, place = World().now(), str(path)
     await store.put(STREAM, SECRET, keeper=StateFileRef("old", place))
     await make(world=FakeWorld(at=now + 60)).settle(StateFileRef("new", place), ())
@@ -298,7 +298,7 @@ async def test_a_checkpoint_made_anew_in_the_same_place_does_not_take_what_may_b
     assert await store.get(STREAM) is None
 
 
-async def test_settling_makes_no_file(store: SecretStore, path: Path) -> None:
+async def test_settling_creates_no_file(store: SecretStore, path: Path) -> None:
     await store.settle(StateFileRef("ours", str(path)), ())
     assert ([*path.parent.parent.iterdir()], survey(path)) == ([], SecretFileSummary())
 
@@ -327,7 +327,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
-async def test_whoever_is_killed_while_the_keyring_keeps_it_leaves_a_trace_by_which_it_is_removed(
+async def test_a_process_killed_during_a_keyring_write_leaves_a_row_by_which_the_secret_is_removed(
     make: Open, ring: FileKeyring, path: Path
 ) -> None:
     chosen_there = {
@@ -345,7 +345,7 @@ async def test_whoever_is_killed_while_the_keyring_keeps_it_leaves_a_trace_by_wh
         env={**os.environ, **chosen_there},
     )
     assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
-    with chosen(ring):
+    with use_keyring(ring):
         assert (ring.kept(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
         await make().settle(StateFileRef("ours", str(path)), ())
         assert (ring.kept(), _rows(path)) == ([], [])
@@ -367,9 +367,9 @@ async def test_two_processes_of_one_user_do_not_disturb_each_other(store: Secret
     assert await store.get(SecretKey("server", "shared")) == said[0]
 
 
-async def test_in_memory_no_keyring_is_asked(ring: FileKeyring) -> None:
+async def test_an_in_memory_store_uses_no_keyring(ring: FileKeyring) -> None:
     store = SecretStore(None, world=World())
-    with chosen(ring):
+    with use_keyring(ring):
         await store.put(STREAM, SECRET)
         await store.settle(StateFileRef("ours", ""), ())
         assert (await store.get(STREAM), ring.kept()) == (SECRET, [])
@@ -383,9 +383,7 @@ STRANGE: dict[str, tuple[bytes, type[MidstreamError]]] = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-async def test_a_strange_file_is_refused_and_stays_as_it_is(
-    store: SecretStore, path: Path, what: str
-) -> None:
+async def test_a_foreign_file_is_refused_and_unchanged(store: SecretStore, path: Path, what: str) -> None:
     content, error = STRANGE[what]
     _fill(path, content)
     before = _bytes(path)
@@ -403,7 +401,7 @@ def _fill(path: Path, content: bytes) -> None:
             db.execute("CREATE TABLE theirs (x)")
 
 
-async def test_a_file_of_an_earlier_layout_begins_anew_and_the_log_has_a_warning(
+async def test_a_file_of_an_earlier_layout_is_replaced_with_a_warning_in_the_log(
     store: SecretStore, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _fill(path, b"")
@@ -419,7 +417,7 @@ async def test_a_file_of_an_earlier_layout_begins_anew_and_the_log_has_a_warning
     assert [f"{path} has an earlier layout" in each for each in caplog.messages] == [True]
 
 
-async def test_a_folder_that_cannot_be_made_is_named() -> None:
+async def test_a_folder_that_cannot_be_created_is_reported() -> None:
     store = SecretStore(Path("/dev/null/secrets.db"), world=World())
     with pytest.raises(UsageError, match="cannot be created"):
         await store.put(STREAM, SECRET)

@@ -1,4 +1,4 @@
-"""A client has one secret for each session, and the right one whatever is cut short."""
+"""A client has one secret for each session, and the right one wherever it is interrupted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def store() -> AsyncIterator[SecretStore]:
     await store.close()
 
 
-def test_what_is_shown_is_not_written_anywhere() -> None:
+def test_secrets_to_send_are_not_in_their_representation() -> None:
     shown = SecretsToShow(SECRET, OTHER)
     assert SECRET not in repr(shown)
     assert OTHER not in repr(shown)
@@ -48,7 +48,7 @@ def test_what_is_shown_is_not_written_anywhere() -> None:
     assert SecretsToShow().headers == {}
 
 
-async def test_a_session_and_its_sub_agents_have_one_secret_for_good(store: SecretStore) -> None:
+async def test_a_session_and_its_sub_agents_have_one_permanent_secret(store: SecretStore) -> None:
     secrets = _secrets(store)
     assert await secrets.read("s") == SecretsToShow()
     made = await secrets.read_or_create("s")
@@ -59,13 +59,13 @@ async def test_a_session_and_its_sub_agents_have_one_secret_for_good(store: Secr
     assert (await secrets.read_or_create("t")).secret != made.secret
 
 
-async def test_of_two_that_make_one_the_same_counts_for_both(store: SecretStore) -> None:
+async def test_two_clients_that_create_a_secret_get_the_same_one(store: SecretStore) -> None:
     one, other = _secrets(store), _secrets(store)
     assert await one.read("s") == await other.read("s") == SecretsToShow()
     assert await one.read_or_create("s") == await other.read_or_create("s")
 
 
-async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
+async def test_a_given_secret_replaces_the_stored_one(store: SecretStore) -> None:
     secrets = _secrets(store)
     await secrets.read_or_create("s")
     assert await secrets.keep("s", OTHER) == SecretsToShow(OTHER)
@@ -73,7 +73,7 @@ async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
 
 
 @spec("STREAM-95")
-async def test_what_is_forgotten_opens_nothing_and_is_not_kept(tmp_path: Path) -> None:
+async def test_a_forgotten_secret_opens_nothing_and_is_not_stored(tmp_path: Path) -> None:
     secrets = tmp_path / "client-secrets.db"
     async with (
         served(escrowed_app(tmp_path, [text("one")])) as server,
@@ -88,7 +88,7 @@ async def test_what_is_forgotten_opens_nothing_and_is_not_kept(tmp_path: Path) -
 
 
 @spec("STREAM-95")
-async def test_none_is_kept_where_the_server_has_no_use_for_it(store: SecretStore) -> None:
+async def test_no_secret_is_stored_if_the_server_does_not_need_it(store: SecretStore) -> None:
     secrets = _secrets(store)
     made = await secrets.read_or_create("s")
     await secrets.release("s::child")
@@ -98,7 +98,7 @@ async def test_none_is_kept_where_the_server_has_no_use_for_it(store: SecretStor
     assert await secrets.keep("s", OTHER) == await _secrets(store).read("s") == SecretsToShow(OTHER)
 
 
-async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is_needed(
+async def test_a_change_ends_even_if_a_stream_learned_meanwhile_that_none_is_needed(
     store: SecretStore,
 ) -> None:
     secrets = _secrets(store)
@@ -110,7 +110,7 @@ async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is
 
 @spec("STREAM-95")
 @pytest.mark.parametrize("is_encrypted", [True, False])
-async def test_a_secret_outlives_its_streams_where_it_opens_their_session(
+async def test_a_secret_survives_its_streams_if_it_opens_their_session(
     tmp_path: Path, *, is_encrypted: bool
 ) -> None:
     steps = [text("one"), text("two")]
@@ -127,19 +127,19 @@ async def test_a_secret_outlives_its_streams_where_it_opens_their_session(
 
 
 @spec("STREAM-88")
-async def test_while_it_is_changed_both_are_shown_also_by_the_next_process(store: SecretStore) -> None:
+async def test_during_a_change_both_secrets_are_sent_also_by_the_next_process(store: SecretStore) -> None:
     before = (await _secrets(store).read_or_create("s")).secret
     both = await _secrets(store).begin_change("s")  # and the process dies
     assert both.old_secret == before
     again = _secrets(store)
     assert await again.read("s") == both
-    assert await again.begin_change("s") == both  # the same one, as the server may know it already
+    assert await again.begin_change("s") == both  # the same one, as the server may already have it
     await again.end_change("s", both)
     assert await again.read("s") == SecretsToShow(both.secret) == await _secrets(store).read("s")
 
 
 @spec("STREAM-96")
-async def test_what_another_process_changes_is_known_at_once(store: SecretStore) -> None:
+async def test_a_change_by_another_process_is_visible_at_once(store: SecretStore) -> None:
     one, other = _secrets(store), _secrets(store)
     made = await one.read_or_create("s")
     assert await other.read("s") == made
@@ -152,7 +152,7 @@ async def test_what_another_process_changes_is_known_at_once(store: SecretStore)
 
 
 @spec("STREAM-88")
-async def test_who_ends_a_change_late_does_not_end_the_next_one(store: SecretStore) -> None:
+async def test_the_late_end_of_a_change_does_not_end_the_next_one(store: SecretStore) -> None:
     late, other = _secrets(store), _secrets(store)
     both = await late.begin_change("s")
     assert await other.begin_change("s") == both
@@ -163,7 +163,9 @@ async def test_who_ends_a_change_late_does_not_end_the_next_one(store: SecretSto
 
 
 @spec("STREAM-88")
-async def test_a_change_that_died_between_its_two_writes_is_ended_by_the_next_one(store: SecretStore) -> None:
+async def test_a_change_interrupted_between_its_two_writes_is_ended_by_the_next_one(
+    store: SecretStore,
+) -> None:
     secrets = _secrets(store)
     both = await secrets.begin_change("s")
     await store.put(SecretKey("http://here", "s"), both.secret, replaces=both.old_secret)
@@ -173,14 +175,14 @@ async def test_a_change_that_died_between_its_two_writes_is_ended_by_the_next_on
     assert (await store.get(SecretKey("http://here", "s", NEXT)), again) == (None, SecretsToShow(both.secret))
 
 
-async def test_another_one_is_kept_also_while_it_is_being_changed(store: SecretStore) -> None:
+async def test_a_given_secret_is_stored_even_during_a_change(store: SecretStore) -> None:
     secrets = _secrets(store)
     await secrets.begin_change("s")
     assert await secrets.keep("s", OTHER) == await _secrets(store).read("s") == SecretsToShow(OTHER)
 
 
 @spec("STREAM-95")
-async def test_a_session_that_needs_a_secret_after_all_keeps_the_one_it_was_begun_with(
+async def test_a_session_that_needs_a_secret_later_keeps_its_first_one(
     store: SecretStore,
 ) -> None:
     secrets = _secrets(store)
@@ -192,14 +194,14 @@ async def test_a_session_that_needs_a_secret_after_all_keeps_the_one_it_was_begu
     assert await secrets.read("s") == made
 
 
-async def _told(client: Client, session: str, words: str) -> str:
+async def _send(client: Client, session: str, words: str) -> str:
     records = [event.record async for event in client.send(session, words)]
     assert isinstance(records[-1], TurnEnded)
     return "".join(each.text for each in records if isinstance(each, Delta))
 
 
 def _client(folder: Path, url: str, way: TransportName = "auto") -> Client:
-    """The same client in each process."""
+    """Return a client with the same files in each process."""
     return connect(url, transport=way, state=folder / "state.db", secrets=folder / "secrets.db")
 
 
@@ -211,13 +213,13 @@ async def _server(folder: Path, memory: Memory) -> AsyncIterator[Served]:
 
 @spec("STREAM-84")
 @pytest.mark.parametrize("way", WAYS)
-async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way: TransportName) -> None:
+async def test_its_sessions_open_for_one_client_and_for_no_other(tmp_path: Path, way: TransportName) -> None:
     async with _server(tmp_path, Memory()) as server:
         async with _client(tmp_path, server.url, way) as client:
-            assert await _told(client, "s", "one") == "an answer"
-            assert await _told(client, "s", "two") == "an answer"
+            assert await _send(client, "s", "one") == "an answer"
+            assert await _send(client, "s", "two") == "an answer"
         async with _client(tmp_path, server.url, way) as client:  # another process of the same client
-            assert await _told(client, "s", "three") == "an answer"
+            assert await _send(client, "s", "three") == "an answer"
             async for event in client.follow("s", "0-0"):
                 if isinstance(event.record, TurnEnded) and event.record.turn == 3:
                     break
@@ -226,18 +228,18 @@ async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way
             secret = await client.secret("s")
         async with connect(server.url, transport=way) as stranger:
             with pytest.raises(WrongSecretError):
-                await _told(stranger, "s", "mine?")
+                await _send(stranger, "s", "mine?")
             with pytest.raises(WrongSecretError):
                 await anext(stranger.follow("s", "0-0"))
             await stranger.keep_secret("s", secret)  # another device of the same person
-            assert await _told(stranger, "s", "four") == "an answer"
+            assert await _send(stranger, "s", "four") == "an answer"
 
 
 @spec("STREAM-89")
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_viewer_is_shown_and_says_nothing(tmp_path: Path, way: TransportName) -> None:
+async def test_a_viewer_can_read_and_not_send(tmp_path: Path, way: TransportName) -> None:
     async with _server(tmp_path, Memory()) as server, connect(server.url) as client:
-        await _told(client, "s", "one")
+        await _send(client, "s", "one")
         word = await client.let_look("s", for_s=60.0)
         async with connect(server.url, transport=way) as viewer:
             assert (await anext(viewer.follow("s", "0-0", word=word))).id == "1-1"
@@ -254,23 +256,25 @@ async def test_a_viewer_is_shown_and_says_nothing(tmp_path: Path, way: Transport
 
 @spec("STREAM-88")
 @pytest.mark.parametrize("reaches", [False, True])
-async def test_a_change_that_is_cut_short_shuts_nobody_out(
+async def test_an_interrupted_change_locks_no_client_out(
     tmp_path: Path,
     reaches: bool,  # noqa: FBT001 - whether the server hears of it
 ) -> None:
     async with _server(tmp_path, Memory()) as server:
         async with _client(tmp_path, server.url) as client:
-            await _told(client, "s", "one")
+            await _send(client, "s", "one")
             before = await client.secret("s")
-        store = SecretStore(tmp_path / "secrets.db", world=World())  # what `change_secret` does, and dies of
+        store = SecretStore(
+            tmp_path / "secrets.db", world=World()
+        )  # the steps of `change_secret` before its death
         both = await SessionSecrets(store, server=server.url, world=World()).begin_change("s")
         await store.close()
         if reaches:
             assert (await server.http.get("/v1/sessions/s", headers=both.headers)).status_code == 200
         async with _client(tmp_path, server.url) as client:
-            assert await _told(client, "s", "two") == "an answer"
+            assert await _send(client, "s", "two") == "an answer"
             await client.change_secret("s")
-            assert await _told(client, "s", "three") == "an answer"
+            assert await _send(client, "s", "three") == "an answer"
             assert await client.secret("s") == both.secret
         async with connect(server.url) as thief:
             await thief.keep_secret("s", before)
@@ -280,7 +284,7 @@ async def test_a_change_that_is_cut_short_shuts_nobody_out(
 
 @pytest.mark.parametrize("is_escrowed", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_stream_that_began_under_another_secret_is_resumed(
+async def test_a_stream_that_started_under_another_secret_is_resumed(
     tmp_path: Path,
     is_escrowed: bool,  # noqa: FBT001 - both kinds of servers
     way: TransportName,

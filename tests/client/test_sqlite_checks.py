@@ -1,4 +1,4 @@
-"""A client's files: whose they are, and what is said when one cannot be used."""
+"""A client's files: the check of their origin, and the errors for unusable ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def db() -> Iterator[sqlite3.Connection]:
         yield db
 
 
-def test_a_file_has_no_layout_until_it_is_laid_out(db: sqlite3.Connection) -> None:
+def test_a_file_has_no_layout_until_it_is_created(db: sqlite3.Connection) -> None:
     assert not is_laid_out(db, OURS, LAYOUT, called="file")
     lay_out(db, "CREATE TABLE one (x);\nCREATE TABLE two (x)", OURS, LAYOUT)
     assert is_laid_out(db, OURS, LAYOUT, called="file")
@@ -42,14 +42,14 @@ def test_a_file_has_no_layout_until_it_is_laid_out(db: sqlite3.Connection) -> No
         ("CREATE TABLE theirs (x)", "another program"),
     ],
 )
-def test_what_is_not_ours_is_refused(db: sqlite3.Connection, script: str, said: str) -> None:
+def test_a_foreign_file_is_refused(db: sqlite3.Connection, script: str, said: str) -> None:
     db.executescript(script)
     with pytest.raises(UsageError, match=said):
         is_laid_out(db, OURS, LAYOUT, called="file")
 
 
 @pytest.mark.parametrize("moment", range(1, 4))
-def test_a_file_that_another_process_lays_out_meanwhile_is_ours_before_and_after(
+def test_a_file_that_another_process_creates_meanwhile_is_ours_before_and_after(
     tmp_path: Path, moment: int
 ) -> None:
     with (
@@ -60,7 +60,7 @@ def test_a_file_that_another_process_lays_out_meanwhile_is_ours_before_and_after
 
         def step(statement: str) -> None:
             if next(steps) == moment:
-                # Locked: it comes later.
+                # Locked: it follows later.
                 with (
                     contextlib.suppress(sqlite3.OperationalError),
                     transaction(other),
@@ -68,7 +68,7 @@ def test_a_file_that_another_process_lays_out_meanwhile_is_ours_before_and_after
                     lay_out(other, "CREATE TABLE one (x)", OURS, LAYOUT)
 
         looking.set_trace_callback(step)
-        is_laid_out(looking, OURS, LAYOUT, called="file")  # either way, and raises nothing
+        is_laid_out(looking, OURS, LAYOUT, called="file")  # either result, and no error
         looking.set_trace_callback(None)
         assert is_laid_out(looking, OURS, LAYOUT, called="file") == is_laid_out(
             other, OURS, LAYOUT, called="file"
@@ -94,7 +94,7 @@ def _sqlite(code: int) -> sqlite3.Error:
         (OSError(errno.EACCES, "not yours"), UsageError),
     ],
 )
-def test_what_the_system_says_is_told_in_our_words(raised: Exception, kind: type[MidstreamError]) -> None:
+def test_system_errors_are_translated(raised: Exception, kind: type[MidstreamError]) -> None:
     def work() -> None:
         raise raised
 

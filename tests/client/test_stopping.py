@@ -1,4 +1,4 @@
-"""What `Client.cancel` stops, whoever is at what when it is called."""
+"""The scope of `Client.cancel`: which turn it stops in each state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 @pytest.fixture
 async def server() -> AsyncIterator[Served]:
-    """A server whose model says two words, and then nothing until it is stopped."""
+    """A server whose model sends two words, and then nothing until it is cancelled."""
     async with served(make_app([[TextDelta("half a"), Gate(asyncio.Event())]])) as served_app:
         yield served_app
 
@@ -45,7 +45,7 @@ def _is_stopped(event: Event) -> bool:
 
 @spec("STREAM-15")
 @pytest.mark.parametrize("steps", range(1, 8))
-async def test_a_stop_right_behind_a_message_stops_it(server: Served, steps: int) -> None:
+async def test_a_cancel_right_after_a_message_cancels_it(server: Served, steps: int) -> None:
     async with connect(server.url) as client:
         ending = asyncio.create_task(_until(client.send("s1", "hi"), TurnEnded))
         for _ in range(steps):
@@ -55,7 +55,7 @@ async def test_a_stop_right_behind_a_message_stops_it(server: Served, steps: int
 
 
 @spec("STREAM-15")
-async def test_a_stop_of_a_turn_that_is_over_stops_no_later_one(server: Served) -> None:
+async def test_a_cancel_of_a_finished_turn_does_not_cancel_a_later_one(server: Served) -> None:
     async with connect(server.url) as client, connect(server.url) as other:
         first = client.send("s1", "hi")
         ending = asyncio.create_task(_until(first, TurnEnded))
@@ -72,7 +72,7 @@ async def test_a_stop_of_a_turn_that_is_over_stops_no_later_one(server: Served) 
 
 
 @spec("STREAM-15", "TURN-29")
-async def test_a_stop_reaches_somebody_elses_turn_past_what_waits_for_it(server: Served) -> None:
+async def test_a_cancel_reaches_another_clients_turn_before_the_queued_messages(server: Served) -> None:
     async with connect(server.url) as client, connect(server.url) as other:
         ending = asyncio.create_task(_until(other.send("s1", "hi"), TurnEnded))
         await _running(server)
@@ -84,7 +84,7 @@ async def test_a_stop_reaches_somebody_elses_turn_past_what_waits_for_it(server:
         await rest
 
 
-async def test_there_is_nothing_to_stop_where_nothing_was_said(server: Served) -> None:
+async def test_a_session_without_messages_has_nothing_to_cancel(server: Served) -> None:
     async with connect(server.url) as client:
         with pytest.raises(SessionNotFoundError):
             await client.cancel("s1")

@@ -36,7 +36,7 @@ class Line:
 
 
 class Bench:
-    """A stream with a message, and its carrier; the first tries to connect fail as often as a test says."""
+    """A stream with a message, and its carrier; the first connection attempts fail as often as a test sets."""
 
     def __init__(self, *, failures: int = 0) -> None:
         self.world = FakeWorld()
@@ -61,7 +61,7 @@ class Bench:
         return SecretsToShow("secret")
 
     async def step(self) -> None:
-        """Do what an attachment does between two rings."""
+        """Run one step, as an attachment does between two wake-ups."""
         self.tasks.signal.clear()
         self.stream.writes()
         await self.carrier.send(self.stream.frames_to_send())
@@ -75,7 +75,7 @@ class Bench:
                 await self.step()
 
 
-async def test_the_open_and_the_commands_go_out_with_the_connection() -> None:
+async def test_the_open_and_the_commands_are_sent_with_the_connection() -> None:
     bench = Bench(failures=2)
     await bench.until_connected(1)
     first, second = (frames.decode_client(body) for body in bench.lines[0].sent)

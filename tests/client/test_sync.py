@@ -1,4 +1,4 @@
-"""The client for scripts does what the asynchronous one does, and leaves nothing behind."""
+"""The synchronous client behaves like the asynchronous one, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Serve = Callable[[Script], str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serve a script in a thread of its own, and look that no thread of a client is left at the end."""
+    """Serve a script in its own thread, and check that no thread of a client is left at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(script: Script) -> str:
@@ -72,7 +72,9 @@ def test_a_turn_is_iterated_with_a_tool_of_this_process(serve: Serve) -> None:
         followed.close()
 
 
-def test_leaving_the_loop_detaches_and_the_next_process_sees_the_rest(serve: Serve, tmp_path: Path) -> None:
+def test_leaving_the_loop_detaches_and_the_next_process_receives_the_rest(
+    serve: Serve, tmp_path: Path
+) -> None:
     gate = asyncio.Event()
     url = serve([[*text("half a"), Gate(gate), *text(" sentence")]])
     state = tmp_path / "state.db"
@@ -92,7 +94,7 @@ def test_leaving_the_loop_detaches_and_the_next_process_sees_the_rest(serve: Ser
         assert client.resume_interrupted() == []
 
 
-def test_ctrl_c_interrupts_what_waits_and_the_turn_goes_on(serve: Serve, tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_the_wait_and_the_turn_continues(serve: Serve, tmp_path: Path) -> None:
     main = threading.main_thread().ident
     assert main is not None
     url, state = serve([PUSH, text(WORDS)]), tmp_path / "state.db"
@@ -114,7 +116,7 @@ def test_ctrl_c_interrupts_what_waits_and_the_turn_goes_on(serve: Serve, tmp_pat
         assert [event for event in turn if event.is_end]
 
 
-def test_a_person_answers_and_takes_back(serve: Serve) -> None:
+def test_a_person_answers_and_withdraws(serve: Serve) -> None:
     asks = calls(("c1", "ask_user", '{"question": "Which one?"}'))
     with connect(serve([asks, text("ok")])) as client:
         turn = client.send("s1", "hi")
@@ -126,7 +128,7 @@ def test_a_person_answers_and_takes_back(serve: Serve) -> None:
         assert "".join(event.text for event in turn) == "ok"
 
 
-def test_an_error_comes_as_its_type(serve: Serve) -> None:
+def test_an_error_is_raised_as_its_type(serve: Serve) -> None:
     with connect(serve([text(WORDS)])) as client:
         with pytest.raises(SessionNotFoundError):
             next(client.follow("nobody"))
@@ -175,7 +177,7 @@ def test_a_client_is_closed_while_another_thread_iterates(serve: Serve) -> None:
     assert (thread.is_alive(), seen[-1]) == (False, "half a")
 
 
-def test_who_waits_while_another_thread_closes_is_told() -> None:
+def test_a_wait_during_the_close_by_another_thread_raises_an_error() -> None:
     portal = Portal()
     portal.open()
     told: list[BaseException] = []
@@ -199,7 +201,7 @@ def test_who_waits_while_another_thread_closes_is_told() -> None:
     assert [type(error) for error in told] == [UsageError]
 
 
-def test_a_client_is_used_in_one_block(serve: Serve) -> None:
+def test_a_client_is_used_in_one_block_only(serve: Serve) -> None:
     client = connect(serve([text(WORDS)]))
     with client:
         pass
@@ -213,14 +215,14 @@ def test_a_callback_may_not_wait_for_its_own_thread() -> None:
     with connect(
         "http://127.0.0.1:1",
         settings=ClientSettings(patience_s=0.0),
-        on_reconnecting=lambda *_: told.append(_asked(client)),
+        on_reconnecting=lambda *_: told.append(_usage_error(client)),
     ) as client:
         portal = client._portal
-        portal.call(_call_soon(lambda: told.append(_asked(client))))
+        portal.call(_call_soon(lambda: told.append(_usage_error(client))))
     assert ["callbacks" in error.message for error in told] == [True]
 
 
-def _asked(client: sync.SyncClient) -> UsageError:
+def _usage_error(client: sync.SyncClient) -> UsageError:
     with pytest.raises(UsageError) as caught:
         client.waiting_on("s1")
     return caught.value
@@ -231,6 +233,6 @@ async def _call_soon(what: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in vars(asynchronous.Client) if not name.startswith("_")])
-def test_every_method_is_there_with_the_same_parameters(name: str) -> None:
+def test_it_has_every_method_with_the_same_parameters(name: str) -> None:
     ours, theirs = getattr(sync.SyncClient, name), getattr(asynchronous.Client, name)
     assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters

@@ -1,4 +1,4 @@
-"""A client finds a transport that gets through, and begins with it the next time."""
+"""A client finds a transport that works, and starts with it the next time."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from tests.spec import spec
 
 WAIT_S = 60.0
 SHORT_S = 1.5
-"""Enough for a server on this machine, even a busy one: a welcome that is later only costs another transport."""
+"""Enough for a server on this machine, even a busy one: a later welcome only costs another transport."""
 WORDS = "one two three"
 SERVER = "http://server:8000"
 
 
 class Carrier:
-    """A transport that breaks off as it is told to, or brings one frame for each that is sent."""
+    """A transport that fails as set, or delivers one frame for each sent one."""
 
     def __init__(self, failure: MidstreamError | None) -> None:
         self.received_bytes = 0
@@ -71,7 +71,7 @@ class Carrier:
 
 
 class ScriptedWays(TransportSelection):
-    """Ways whose transports do what a table says: an error at once, an error later, or work."""
+    """A selection whose transports behave by a table: an error at once, an error later, or success."""
 
     def __init__(self, remembered: RememberedTransports, world: FakeWorld) -> None:
         super().__init__(SERVER, headers=ConnectionHeaders(SERVER, {}), remembered=remembered, world=world)
@@ -91,8 +91,8 @@ class ScriptedWays(TransportSelection):
         self.made.append(Carrier(self.later.get(way)))
         return self.made[-1]
 
-    async def heard(self) -> bytes | MidstreamError:
-        """Make a connection, say something, and return what is heard first."""
+    async def connect_and_send(self) -> bytes | MidstreamError:
+        """Make a connection, send a frame, and return the first received one."""
         self.tried.clear()
         try:
             transport = await self.connect("s1")
@@ -124,7 +124,7 @@ def _is_kept(kept: Path) -> bool:
 
 
 def _only(kept: Path) -> tuple[str, int]:
-    """Return the one file of the folder, and who may read it."""
+    """Return the one file of the folder, and its mode."""
     (file,) = kept.parent.iterdir()
     return file.name, file.stat().st_mode & 0o777
 
@@ -139,7 +139,9 @@ async def _all(url: str, state: Path, transport: TransportName = "auto") -> list
 
 
 @spec("STREAM-42", "STREAM-43", "STREAM-44")
-async def test_a_proxy_without_websockets_is_passed_by_events_and_known_the_next_time(tmp_path: Path) -> None:
+async def test_a_proxy_without_websockets_is_bypassed_by_events_and_remembered_the_next_time(
+    tmp_path: Path,
+) -> None:
     state = tmp_path / "state.db"
     async with (
         served(make_app([text(WORDS)])) as server,
@@ -157,7 +159,7 @@ async def test_a_proxy_without_websockets_is_passed_by_events_and_known_the_next
 
 
 @spec("STREAM-41", "STREAM-42")
-async def test_a_proxy_that_holds_answers_back_is_passed_by_polls(tmp_path: Path) -> None:
+async def test_a_proxy_that_buffers_answers_is_bypassed_by_polls(tmp_path: Path) -> None:
     state = tmp_path / "state.db"
     async with (
         served(make_app([text(WORDS)])) as server,
@@ -171,7 +173,7 @@ async def test_a_proxy_that_holds_answers_back_is_passed_by_polls(tmp_path: Path
 
 
 @spec("STREAM-42")
-async def test_a_socket_that_is_made_and_lets_nothing_through_is_left(tmp_path: Path) -> None:
+async def test_a_socket_that_delivers_nothing_is_abandoned(tmp_path: Path) -> None:
     async with (
         served(make_app([text(WORDS)])) as server,
         Proxy(server.url, upgrades=Upgrades.SILENT).listening() as proxy,
@@ -185,8 +187,10 @@ async def test_a_socket_that_is_made_and_lets_nothing_through_is_left(tmp_path: 
 
 @spec("STREAM-108")
 @pytest.mark.parametrize("status", [None, 502])
-async def test_a_server_that_was_away_is_reached_as_before(tmp_path: Path, status: int | None) -> None:
-    """It is restarted: nothing listens, or what stands in front says so."""
+async def test_a_restarted_server_is_reached_over_the_same_transport(
+    tmp_path: Path, status: int | None
+) -> None:
+    """It is restarted: nothing listens, or an intermediary reports that."""
     file = tmp_path / "ways.json"
     async with served(make_app()) as server, Peer(*[status or 500] * 100).serving() as peer:
         proxy = Proxy(server.url if status is None else peer.url)
@@ -211,7 +215,7 @@ async def test_a_server_that_was_away_is_reached_as_before(tmp_path: Path, statu
     assert not file.exists()
 
 
-async def test_a_transport_that_is_named_is_taken_and_no_other(tmp_path: Path) -> None:
+async def test_a_given_transport_is_the_only_one_tried(tmp_path: Path) -> None:
     async with served(make_app([text(WORDS)])) as server, Proxy(server.url).listening() as proxy:
         events = await _all(proxy.url, tmp_path / "state.db", transport="poll")
         assert "".join(event.text for event in events) == WORDS
@@ -219,63 +223,63 @@ async def test_a_transport_that_is_named_is_taken_and_no_other(tmp_path: Path) -
     assert not (tmp_path / REMEMBERED).exists()
 
 
-# --- what is tried, and when ------------------------------------------------------------------------------------
+# --- the order of attempts --------------------------------------------------------------------------------------
 
 
-async def test_the_best_transport_works_and_nothing_is_kept(ways: ScriptedWays, kept: Path) -> None:
-    assert await ways.heard() == b"a frame"
+async def test_the_best_transport_works_and_nothing_is_stored(ways: ScriptedWays, kept: Path) -> None:
+    assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.WEBSOCKET]
     assert not _is_kept(kept)
 
 
 @spec("STREAM-42", "STREAM-43")
 @pytest.mark.parametrize("refusal", [AccessError("403"), NotFoundError("404"), ProtocolError("426")])
-async def test_what_may_be_a_proxys_refusal_is_gone_around_for_a_day(
+async def test_a_possible_refusal_by_a_proxy_is_avoided_for_a_day(
     ways: ScriptedWays, kept: Path, world: FakeWorld, refusal: MidstreamError
 ) -> None:
     ways.at_once[TransportKind.WEBSOCKET] = refusal
     ways.later[TransportKind.SSE] = refusal
-    assert await ways.heard() == b"a frame"
+    assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.WEBSOCKET, TransportKind.SSE, TransportKind.POLL]
     assert [(carrier.sent, carrier.is_closed) for carrier in ways.made] == [([b"open"], True)] * 2
     assert RememberedTransports(kept, world=world).get(SERVER) == Remembered(
         TransportKind.POLL, 1000.0 + REMEMBERED_S
     )
-    await ways.heard()
+    await ways.connect_and_send()
     assert ways.tried == [TransportKind.POLL]
     ways.at_once.clear()
     await world.advance(REMEMBERED_S + 1)
-    await ways.heard()
+    await ways.connect_and_send()
     assert ways.tried == [TransportKind.WEBSOCKET], "after a day the best one has its turn again"
 
 
-async def test_where_all_refuse_the_first_refusal_is_told(ways: ScriptedWays, kept: Path) -> None:
+async def test_if_all_transports_refuse_the_first_refusal_is_raised(ways: ScriptedWays, kept: Path) -> None:
     first = AccessError("log in")
     ways.at_once[TransportKind.WEBSOCKET] = first
     ways.later = {TransportKind.SSE: NotFoundError("404"), TransportKind.POLL: ProtocolError("400")}
-    assert await ways.heard() is first
+    assert await ways.connect_and_send() is first
     assert (len(ways.tried), _is_kept(kept)) == (3, False)
 
 
 @spec("STREAM-107")
 @pytest.mark.parametrize("fixed", [None, TransportKind.WEBSOCKET, TransportKind.POLL])
 @pytest.mark.parametrize("refusal", [NotFoundError("404"), ProtocolError("405")])
-async def test_who_answers_where_the_server_was_will_go_again(
+async def test_a_foreign_answer_in_the_servers_place_is_temporary(
     ways: ScriptedWays, refusal: MidstreamError, fixed: TransportKind | None
 ) -> None:
     ways._fixed = fixed
-    assert await ways.heard() == b"a frame"
+    assert await ways.connect_and_send() == b"a frame"
     ways.later = dict.fromkeys(TransportKind, refusal)
     ways.at_once = {TransportKind.WEBSOCKET: refusal}
-    heard = await ways.heard()
+    heard = await ways.connect_and_send()
     assert (type(heard), len(ways.tried)) == (ConnectionLostError, 1 if fixed else 3)
     ways.later.clear()
     ways.at_once.clear()
-    assert await ways.heard() == b"a frame"
+    assert await ways.connect_and_send() == b"a frame"
 
 
 @spec("STREAM-107")
-async def test_who_answers_in_the_middle_is_a_lost_connection_and_a_refused_caller_is_told(
+async def test_a_foreign_answer_in_the_middle_is_a_lost_connection_and_a_refused_caller_gets_the_error(
     ways: ScriptedWays,
 ) -> None:
     for refusal, kind in ((NotFoundError("404"), ConnectionLostError), (AccessError("403"), AccessError)):
@@ -285,47 +289,47 @@ async def test_who_answers_in_the_middle_is_a_lost_connection_and_a_refused_call
         with pytest.raises(kind):
             await transport.receive()
     ways.later = dict.fromkeys(TransportKind, AccessError("403"))
-    assert isinstance(await ways.heard(), AccessError), "somebody has to log in"
+    assert isinstance(await ways.connect_and_send(), AccessError), "somebody has to log in"
 
 
 @pytest.mark.parametrize("refusal", [DrainingError("restarting"), UsageError("a bad id")])
-async def test_a_servers_own_refusal_is_no_reason_to_try_another(
+async def test_a_servers_own_refusal_does_not_cause_another_attempt(
     ways: ScriptedWays, refusal: MidstreamError
 ) -> None:
     ways.at_once[TransportKind.WEBSOCKET] = refusal
-    assert await ways.heard() is refusal
+    assert await ways.connect_and_send() is refusal
     assert ways.tried == [TransportKind.WEBSOCKET]
 
 
 @spec("STREAM-108")
 @pytest.mark.parametrize("known", [TransportKind.WEBSOCKET, TransportKind.SSE])
-async def test_while_nothing_answers_nothing_is_learnt_about_transports(
+async def test_an_unreachable_server_changes_nothing_about_transports(
     ways: ScriptedWays, kept: Path, world: FakeWorld, known: TransportKind
 ) -> None:
-    """A server that is restarted is no proxy."""
+    """A restarted server is not a proxy."""
     if known is not TransportKind.WEBSOCKET:
         RememberedTransports(kept, world=world).put(SERVER, Remembered(known, 2000.0))
     ways.at_once = dict.fromkeys(TransportKind, ConnectionLostError("refused"))
     ways.answers = False
     for _ in range(2 * LOST_MAX):
-        assert isinstance(await ways.heard(), ConnectionLostError)
+        assert isinstance(await ways.connect_and_send(), ConnectionLostError)
         assert ways.tried == [known]
     ways.at_once.clear()
     ways.answers = True
-    assert await ways.heard() == b"a frame"
+    assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [known]
 
 
 @spec("STREAM-109")
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_handshake_that_something_swallows_is_silence_where_the_server_answers(
+async def test_a_swallowed_handshake_is_a_timeout_if_the_server_answers(
     ways: ScriptedWays, kept: Path, world: FakeWorld, *, answers: bool
 ) -> None:
     swallowed = ConnectionLostError("timed out during the handshake")
     swallowed.__cause__ = TimeoutError()
     ways.at_once[TransportKind.WEBSOCKET] = swallowed
     ways.answers = answers
-    heard = await ways.heard()
+    heard = await ways.connect_and_send()
     if answers:
         assert (heard, ways.tried) == (b"a frame", [TransportKind.WEBSOCKET, TransportKind.SSE])
         assert RememberedTransports(kept, world=world).get(SERVER) == Remembered(
@@ -336,7 +340,7 @@ async def test_a_handshake_that_something_swallows_is_silence_where_the_server_a
 
 
 @spec("STREAM-109")
-async def test_a_proxy_that_swallows_handshakes_is_passed_by_events(
+async def test_a_proxy_that_swallows_handshakes_is_bypassed_by_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(websocket_transport, "CONNECT_S", SHORT_S)
@@ -353,47 +357,47 @@ async def test_a_proxy_that_swallows_handshakes_is_passed_by_events(
 
 
 @spec("STREAM-43")
-async def test_a_lost_connection_is_a_bad_network_at_first_and_something_in_between_for_minutes(
+async def test_a_lost_connection_is_first_attributed_to_the_network_and_then_to_a_proxy_for_minutes(
     ways: ScriptedWays, kept: Path, world: FakeWorld
 ) -> None:
     ways.later[TransportKind.WEBSOCKET] = ConnectionLostError("reset")
     for _ in range(LOST_MAX):
-        assert isinstance(await ways.heard(), ConnectionLostError)
+        assert isinstance(await ways.connect_and_send(), ConnectionLostError)
         assert ways.tried == [TransportKind.WEBSOCKET]
-    assert await ways.heard() == b"a frame"
+    assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.SSE]
     found = RememberedTransports(kept, world=world).get(SERVER)
     assert found == Remembered(TransportKind.SSE, 1000.0 + REMEMBERED_DOUBTFUL_S)
     await world.advance(REMEMBERED_DOUBTFUL_S + 1)
     ways.later.clear()
-    await ways.heard()
+    await ways.connect_and_send()
     assert ways.tried == [TransportKind.WEBSOCKET]
 
 
-async def test_a_network_that_is_down_for_long_tries_all_in_turn_and_forgets_nothing(
+async def test_a_long_network_failure_tries_all_in_turn_and_keeps_the_stored_choice(
     ways: ScriptedWays, kept: Path
 ) -> None:
     ways.at_once = dict.fromkeys(TransportKind, ConnectionLostError("refused"))
     order: list[TransportKind] = []
     for _ in range(2 * LOST_MAX * len(TransportKind)):
-        await ways.heard()
+        await ways.connect_and_send()
         order += ways.tried
     assert order == [way for way in (*TransportKind, *TransportKind) for _ in range(LOST_MAX)]
     assert not _is_kept(kept)
 
 
-async def test_a_better_transport_that_works_again_is_not_kept_from_the_next_process(
+async def test_a_better_transport_that_works_again_is_used_by_the_next_process(
     ways: ScriptedWays, kept: Path, world: FakeWorld
 ) -> None:
     remembered = RememberedTransports(kept, world=world)
     remembered.put(SERVER, Remembered(TransportKind.POLL, 2000.0))
     ways.at_once[TransportKind.POLL] = NotFoundError("a server of before")
-    await ways.heard()
+    await ways.connect_and_send()
     assert ways.tried == [TransportKind.POLL, TransportKind.WEBSOCKET]
     assert remembered.get(SERVER) is None
 
 
-async def test_what_is_said_while_a_transport_is_changed_is_said_over_the_next(ways: ScriptedWays) -> None:
+async def test_frames_sent_during_a_change_of_transport_are_sent_over_the_next(ways: ScriptedWays) -> None:
     ways.later[TransportKind.WEBSOCKET] = ProtocolError("cut by a proxy")
     trial = Trial(ways, "s1", [*TransportKind])
     await trial.begin()
@@ -409,7 +413,7 @@ async def test_what_is_said_while_a_transport_is_changed_is_said_over_the_next(w
 # --- the file ---------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_kept_is_found_by_the_next_process_until_it_is_old(
+async def test_a_stored_choice_is_used_by_the_next_process_until_it_expires(
     kept: Path, world: FakeWorld
 ) -> None:
     RememberedTransports(kept, world=world).put("http://a", Remembered(TransportKind.SSE, 1100.0))
@@ -427,7 +431,7 @@ async def test_what_was_kept_is_found_by_the_next_process_until_it_is_old(
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"[]", b'{"http://a":{"transport":"pigeon","until":1}}']
 )
-def test_a_file_that_cannot_be_read_is_as_good_as_none(kept: Path, world: FakeWorld, content: bytes) -> None:
+def test_an_unreadable_file_is_treated_as_absent(kept: Path, world: FakeWorld, content: bytes) -> None:
     kept.parent.mkdir()
     kept.write_bytes(content)
     remembered = RememberedTransports(kept, world=world)
@@ -436,7 +440,7 @@ def test_a_file_that_cannot_be_read_is_as_good_as_none(kept: Path, world: FakeWo
     assert remembered.get("http://a") == Remembered(TransportKind.SSE, 1100.0)
 
 
-def test_a_file_that_cannot_be_written_costs_nothing_else(tmp_path: Path, world: FakeWorld) -> None:
+def test_an_unwritable_file_affects_nothing_else(tmp_path: Path, world: FakeWorld) -> None:
     (tmp_path / "file").touch()
     remembered = RememberedTransports(tmp_path / "file" / "ways.json", world=world)
     remembered.put("http://a", Remembered(TransportKind.SSE, 1100.0))
@@ -444,28 +448,28 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(tmp_path: Path, world:
 
 
 @spec("STREAM-43")
-async def test_a_clock_that_was_wrong_is_not_believed_for_years(
+async def test_an_entry_from_a_wrong_clock_is_ignored(
     ways: ScriptedWays, kept: Path, world: FakeWorld
 ) -> None:
     ahead = RememberedTransports(kept, world=FakeWorld(at=world.now() + 400 * REMEMBERED_S))
     ahead.put(SERVER, Remembered(TransportKind.POLL, world.now() + 401 * REMEMBERED_S))
-    assert await ways.heard() == b"a frame"
+    assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.WEBSOCKET]
 
 
-def test_only_so_many_servers_are_remembered(kept: Path, world: FakeWorld) -> None:
+def test_the_number_of_stored_servers_is_limited(kept: Path, world: FakeWorld) -> None:
     remembered = RememberedTransports(kept, world=world)
     for number in range(SERVERS_MAX + 2):
         remembered.put(f"http://{number}", Remembered(TransportKind.SSE, 1100.0 + number))
     assert [remembered.get(f"http://{number}") is None for number in range(4)] == [True, True, False, False]
 
 
-def test_without_a_state_file_it_is_kept_as_long_as_the_client(world: FakeWorld) -> None:
+def test_without_a_state_file_the_choice_lasts_as_long_as_the_client(world: FakeWorld) -> None:
     remembered = RememberedTransports(None, world=world)
     remembered.put("http://a", Remembered(TransportKind.SSE, 1100.0))
     assert remembered.get("http://a") == Remembered(TransportKind.SSE, 1100.0)
 
 
-def test_a_transport_nobody_knows_is_refused() -> None:
+def test_an_unknown_transport_is_refused() -> None:
     with pytest.raises(UsageError, match="auto or one of websocket, sse, poll"):
         connect(SERVER, transport="pigeon")  # type: ignore[arg-type]

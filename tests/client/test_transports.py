@@ -1,4 +1,4 @@
-"""Where a server is, and what each refusal means."""
+"""The address of a server, and the meaning of each refusal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_server_has_one_address_for_every_transport(server: str, base: str, so
     assert websocket_url(base) == socket
 
 
-def test_a_session_stands_below_the_server_whatever_its_name() -> None:
+def test_a_session_path_is_quoted() -> None:
     assert session_path("a/b c") == "/v1/sessions/a%2Fb%20c"
 
 
@@ -47,7 +47,7 @@ def test_a_session_stands_below_the_server_whatever_its_name() -> None:
     "server",
     ["", "localhost:8000", "ftp://host", "http://", "http://host:99999", "http://host:x", "http://[::1"],
 )
-def test_what_is_no_address_is_refused(server: str) -> None:
+def test_an_invalid_url_is_refused(server: str) -> None:
     with pytest.raises(UsageError):
         base_url(server)
 
@@ -92,7 +92,7 @@ FOREIGN = b'{"type":"about:blank","code":"UNAVAILABLE","detail":"no healthy upst
         (400, b"", None, ProtocolError, None),
     ],
 )
-def test_a_refusal_in_http_is_a_typed_error(
+def test_an_http_refusal_is_a_typed_error(
     status: int, body: bytes, said_s: float | None, kind: type[MidstreamError], after_s: float | None
 ) -> None:
     error = refusal_of(status, body, said_s)

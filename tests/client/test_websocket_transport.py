@@ -11,7 +11,7 @@ from midstream.client.transports import SERVER_FRAME_BYTES_MAX, session_path, we
 from midstream.client.websocket_transport import connect_websocket
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.protocol.frames import Ack, encode
-from tests.client.peer import Peer, asks_to_wait, breaks_in_a_frame, says
+from tests.client.peer import Peer, after_frames, after_half_a_frame, busy_proxy
 from tests.spec import spec
 
 HUGE = b'"' + b"x" * SERVER_FRAME_BYTES_MAX + b'"'
@@ -21,8 +21,8 @@ def _at(server: str) -> str:
     return websocket_url(f"{server}{session_path('s')}/stream")
 
 
-async def test_frames_go_both_ways_and_a_lost_connection_is_told() -> None:
-    async with Peer(says(Ack(1), Ack(2))).serving() as peer:
+async def test_frames_pass_both_ways_and_a_lost_connection_is_raised() -> None:
+    async with Peer(after_frames(Ack(1), Ack(2))).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={"authorization": "Bearer x"})
         await transport.send([b"{}"])
         assert [await transport.receive(), await transport.receive()] == [encode(Ack(1)), encode(Ack(2))]
@@ -35,7 +35,7 @@ async def test_frames_go_both_ways_and_a_lost_connection_is_told() -> None:
 
 
 async def test_a_frame_above_the_limit_ends_the_connection() -> None:
-    async with Peer(says(HUGE)).serving() as peer:
+    async with Peer(after_frames(HUGE)).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={})
         await transport.send([b"{}"])
         with pytest.raises(ConnectionLostError):
@@ -44,7 +44,7 @@ async def test_a_frame_above_the_limit_ends_the_connection() -> None:
 
 
 async def test_cancelling_a_receive_loses_no_frame() -> None:
-    async with Peer(says(Ack(1))).serving() as peer:
+    async with Peer(after_frames(Ack(1))).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={})
         waiting = asyncio.ensure_future(transport.receive())
         await asyncio.sleep(0)
@@ -56,21 +56,21 @@ async def test_cancelling_a_receive_loses_no_frame() -> None:
 
 
 @pytest.mark.parametrize("status", [403, 404, 503])
-async def test_a_refused_handshake_says_why(status: int) -> None:
+async def test_a_refused_handshake_has_the_reason(status: int) -> None:
     async with Peer(status).serving() as peer:
         with pytest.raises(MidstreamError, match=str(status)):
             await connect_websocket(_at(peer.url), headers={})
 
 
 @spec("STREAM-29")
-async def test_a_proxy_that_asks_to_wait_is_heard() -> None:
-    async with asks_to_wait("7") as url:
+async def test_a_proxys_retry_after_is_received() -> None:
+    async with busy_proxy("7") as url:
         with pytest.raises(ConnectionLostError) as caught:
             await connect_websocket(_at(url), headers={})
     assert caught.value.retry_after_s == 7.0
 
 
-async def test_a_server_that_is_not_there_may_come_later() -> None:
+async def test_an_unreachable_server_is_a_lost_connection() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -78,7 +78,7 @@ async def test_a_server_that_is_not_there_may_come_later() -> None:
             await connect_websocket(f"ws://127.0.0.1:{port}/", headers={})
 
 
-async def test_a_server_that_speaks_something_else_may_come_later() -> None:
+async def test_a_server_with_another_protocol_is_a_lost_connection() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"220 mail ready\r\n")
         writer.close()
@@ -92,7 +92,7 @@ async def test_a_server_that_speaks_something_else_may_come_later() -> None:
 
 @spec("STREAM-46")
 async def test_bytes_are_counted_before_their_frame_is_whole() -> None:
-    async with Peer(breaks_in_a_frame(Ack(1))).serving() as peer:
+    async with Peer(after_half_a_frame(Ack(1))).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={})
         before = transport.received_bytes
         await transport.send([b"{}"])
