@@ -1,4 +1,4 @@
-"""One run of a session at a time, and what a run that was cancelled owes the next one."""
+"""One run of a session at a time, and the wait for a cancelled run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from midstream.engine.active_runs import ActiveRuns
 from midstream.errors import SessionBusyError
 
 
-async def test_a_second_run_is_refused_while_the_first_is_at_work() -> None:
+async def test_a_second_run_is_refused_while_the_first_is_active() -> None:
     runs = ActiveRuns()
     first = await runs.enter("s")
     with pytest.raises(SessionBusyError, match="running in this process"):
@@ -18,12 +18,12 @@ async def test_a_second_run_is_refused_while_the_first_is_at_work() -> None:
     other = await runs.enter("other")
     assert (runs.leave("s", first), "s" in runs, "other" in runs) == (True, False, True)
     second = await runs.enter("s")
-    assert (runs.leave("s", first), "s" in runs) == (False, True)  # the first has no say any more
+    assert (runs.leave("s", first), "s" in runs) == (False, True)  # the first run can append no more
     assert runs.leave("s", second)
     assert runs.leave("other", other)
 
 
-async def test_a_run_that_was_cancelled_is_waited_for() -> None:
+async def test_a_cancelled_run_is_waited_for() -> None:
     runs, ends = ActiveRuns(), asyncio.Event()
 
     async def work() -> None:
@@ -47,12 +47,12 @@ async def test_a_run_that_was_cancelled_is_waited_for() -> None:
     await asyncio.wait([first])
 
 
-async def test_a_run_that_does_not_end_is_not_waited_for_without_limit() -> None:
+async def test_the_wait_for_a_run_that_does_not_end_is_limited() -> None:
     runs = ActiveRuns(ending_s=0.02)
 
     async def work() -> None:
         await runs.enter("s")
 
-    await asyncio.create_task(work())  # its task has ended, and it never left
+    await asyncio.create_task(work())  # its task has ended without leaving the run
     with pytest.raises(SessionBusyError, match=r"has not ended within 0\.02 s"):
         await runs.enter("s")

@@ -19,13 +19,13 @@ def read(path: str) -> str:
     return path
 
 
-def test_plain_functions_become_tools_with_the_careful_defaults() -> None:
+def test_plain_functions_become_tools_with_the_safe_defaults() -> None:
     agent = Agent(ScriptedModel([]), tools=[read])
     assert agent.tools["read"].has_effects
     assert agent.tools["read"].on_doubt == "unknown"
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_two_tools_with_the_same_name_are_refused() -> None:
     with pytest.raises(ToolDefinitionError, match="'read'"):
         Agent(ScriptedModel([]), tools=[read, read])
 
@@ -42,7 +42,7 @@ class Shelf:
         pass
 
 
-def test_sources_stand_beside_tools_and_two_of_one_name_are_refused() -> None:
+def test_sources_are_combined_with_tools_and_two_with_the_same_name_are_refused() -> None:
     shelf = Shelf()
     agent = Agent(ScriptedModel([]), instructions="be brief", tools=[read, shelf], name="a")
     assert (sorted(agent.tools), agent.sources) == (["read"], (shelf,))
@@ -51,7 +51,7 @@ def test_sources_stand_beside_tools_and_two_of_one_name_are_refused() -> None:
         agent.with_tools(Shelf())
 
 
-def test_an_agent_with_more_tools_is_another_one() -> None:
+def test_an_agent_with_more_tools_is_a_separate_agent() -> None:
     agent = Agent(ScriptedModel([]), instructions="be brief", tools=[read], name="a")
     more = agent.with_tools(Shelf())
     assert (more.model, more.instructions, more.name) == (agent.model, "be brief", "a")
@@ -73,7 +73,7 @@ def greet(name: str) -> str:
         (Agent(ScriptedModel([])), r"midstream.sub_agent\(agent"),
     ],
 )
-def test_what_is_no_model_is_refused_when_the_agent_is_made(model: object, advice: str) -> None:
+def test_an_invalid_model_is_refused_by_the_constructor(model: object, advice: str) -> None:
     with pytest.raises(UsageError, match=advice):
         Agent(model)  # type: ignore[arg-type]
 
@@ -90,11 +90,11 @@ def test_models_and_agents_of_other_frameworks_are_refused_with_their_wrapper() 
 
 
 @pytest.mark.parametrize("tools", ["greet", greet, [greet, 3], [Agent], [functools.partial(greet, "Ada")]])
-def test_what_is_no_tool_is_refused_with_what_to_give(tools: object) -> None:
+def test_an_invalid_tool_is_refused_with_the_accepted_types(tools: object) -> None:
     with pytest.raises(ToolDefinitionError, match=r"`tools` (is|contains) .*(expected|Give)"):
         Agent(ScriptedModel([]), tools=tools)  # type: ignore[arg-type]
 
 
-def test_instructions_are_text() -> None:
+def test_instructions_must_be_text() -> None:
     with pytest.raises(UsageError, match=r"`instructions` is a `builtins.list`; expected a string"):
         Agent(ScriptedModel([]), instructions=["be brief"])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""An open turn belongs to the agent that it was begun with."""
+"""An open turn belongs to the agent with which it started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, calls, records_until_end, text
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import tool
-from tests.engine.test_host import _die, _started
+from tests.engine.test_host import _die, _start
 from tests.spec import spec
 
 
@@ -39,31 +39,31 @@ def _agent(
     return Agent(ScriptedModel([*script]), name=name, version=version, tools=[push])
 
 
-async def _left(store: MemoryStore, *, version: str = "") -> None:
-    """Leave a turn of the agent `cook` in the middle of its words."""
-    host = await _started(Host(_agent("cook", [TextDelta("half"), Stall()], version=version), store))
+async def _leave_turn(store: MemoryStore, *, version: str = "") -> None:
+    """Leave a turn of the agent `cook` in the middle of its text."""
+    host = await _start(Host(_agent("cook", [TextDelta("half"), Stall()], version=version), store))
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     await _die(host)
 
 
-async def _served(store: MemoryStore, agent: Agent) -> Runner:
-    return await (await _started(Host(agent, store))).session("s")
+async def _open_session(store: MemoryStore, agent: Agent) -> Runner:
+    return await (await _start(Host(agent, store))).session("s")
 
 
 @spec("TURN-86")
 @pytest.mark.parametrize(("name", "version"), [("waiter", ""), ("waiter", "1"), ("cook", "2")])
-async def test_another_agent_does_not_go_on_with_a_turn_and_says_what_to_do(name: str, version: str) -> None:
+async def test_another_agent_does_not_continue_a_turn_and_logs_the_remedy(name: str, version: str) -> None:
     store = MemoryStore()
-    await _left(store, version="1")
-    runner = await _served(store, _agent(name, text("stolen"), version=version))
+    await _leave_turn(store, version="1")
+    runner = await _open_session(store, _agent(name, text("stolen"), version=version))
     before = runner.newest
     for command in (None, SendMessage(UserMessage.of("and?")), Answer(CallRef(1, 1, "c"), "d", Choice.ALLOW)):
         if command is not None:
             with pytest.raises(AgentMismatchError, match=f"'cook' 1.*{name!r}.*serve that agent"):
                 await runner.submit(command)
         assert (runner.newest, runner.state.is_live, runner.state.agent) == (before, True, "cook")
-    again = await _served(store, _agent("cook", text("the whole answer"), version="1"))
+    again = await _open_session(store, _agent("cook", text("the whole answer"), version="1"))
     ended = await records_until_end(again, after=0)
     assert again.state.last_turn is not None
     assert again.state.last_turn.status is TurnStatus.COMPLETED
@@ -72,18 +72,18 @@ async def test_another_agent_does_not_go_on_with_a_turn_and_says_what_to_do(name
 
 @spec("TURN-86")
 @pytest.mark.parametrize("versions", [("1", "1"), ("", "1"), ("1", "")])
-async def test_an_empty_version_fits_any(versions: tuple[str, str]) -> None:
+async def test_an_empty_version_matches_any(versions: tuple[str, str]) -> None:
     store = MemoryStore()
-    await _left(store, version=versions[0])
-    runner = await _served(store, _agent("cook", text("the whole answer"), version=versions[1]))
+    await _leave_turn(store, version=versions[0])
+    runner = await _open_session(store, _agent("cook", text("the whole answer"), version=versions[1]))
     await records_until_end(runner, after=0)
     assert not runner.state.is_live
 
 
 @spec("TURN-86")
-async def test_a_permission_is_not_used_up_by_another_agent() -> None:
+async def test_an_approval_is_not_consumed_by_another_agent() -> None:
     store, ran = MemoryStore(), list[str]()
-    first = await _started(Host(_agent("cook", calls(("c1", "push", '{"button":"red"}'))), store))
+    first = await _start(Host(_agent("cook", calls(("c1", "push", '{"button":"red"}'))), store))
     runner = await first.session("s", create=True)
     end = await runner.submit(SendMessage(UserMessage.of("hi")))
     while not runner.state.rests_on_people:
@@ -93,22 +93,22 @@ async def test_a_permission_is_not_used_up_by_another_agent() -> None:
     await _die(first)
 
     allowed = Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW)
-    other = await _served(store, _agent("waiter", text("stolen"), ran=ran))
+    other = await _open_session(store, _agent("waiter", text("stolen"), ran=ran))
     with pytest.raises(AgentMismatchError):
         await other.submit(allowed)
     assert ran == []
-    again = await _served(store, _agent("cook", text("done"), ran=ran))
+    again = await _open_session(store, _agent("cook", text("done"), ran=ran))
     await again.submit(allowed)
     records = await records_until_end(again, after=0)
     assert (ran, len([each for each in records if isinstance(each, CallStarted)])) == (["red"], 1)
 
 
 @spec("TURN-86")
-async def test_a_cancel_ends_the_turn_and_starts_nothing_of_it() -> None:
+async def test_a_cancel_ends_the_held_turn_without_running_any_of_it() -> None:
     store = MemoryStore()
-    await _left(store)
+    await _leave_turn(store)
     model = ScriptedModel([text("next")])
-    runner = await _served(store, Agent(model, name="waiter"))
+    runner = await _open_session(store, Agent(model, name="waiter"))
     await runner.submit(Cancel())
     assert runner.state.last_turn is not None
     assert runner.state.last_turn.status is TurnStatus.CANCELLED
@@ -118,10 +118,10 @@ async def test_a_cancel_ends_the_turn_and_starts_nothing_of_it() -> None:
 
 
 @spec("TURN-86")
-async def test_a_resume_on_purpose_goes_on_with_the_agent_that_is_served() -> None:
+async def test_an_explicit_resume_continues_with_the_served_agent() -> None:
     store = MemoryStore()
-    await _left(store)
-    runner = await _served(store, _agent("waiter", text("the whole answer")))
+    await _leave_turn(store)
+    runner = await _open_session(store, _agent("waiter", text("the whole answer")))
     await runner.submit(Resume())
     await records_until_end(runner, after=0)
     assert runner.state.last_turn is not None
@@ -129,15 +129,15 @@ async def test_a_resume_on_purpose_goes_on_with_the_agent_that_is_served() -> No
     assert (runner.state.turns, runner.state.agent) == (1, "waiter")
 
 
-def test_a_journal_from_before_names_no_agent_and_fits_any() -> None:
+def test_a_journal_without_an_agent_name_matches_any() -> None:
     old = decode(msgspec.json.encode({"type": "epoch_started", "epoch": 1, "node": "o", "at": 1.0}))
     state = fold([(1, old)], Session())
     assert (state.agent, state.is_turn_of_other("waiter", "2")) == ("", False)
 
 
-async def _left_asking(store: MemoryStore) -> Runner:
-    """Leave a turn that waits for a person to allow a call of `push`."""
-    first = await _started(Host(_agent("cook", calls(("c1", "push", '{"button":"red"}'))), store))
+async def _leave_question(store: MemoryStore) -> Runner:
+    """Leave a turn that waits for a person's approval of a call of `push`."""
+    first = await _start(Host(_agent("cook", calls(("c1", "push", '{"button":"red"}'))), store))
     runner = await first.session("s", create=True)
     end = await runner.submit(SendMessage(UserMessage.of("hi")))
     while not runner.state.rests_on_people:
@@ -148,11 +148,11 @@ async def _left_asking(store: MemoryStore) -> Runner:
 
 
 @spec("TURN-90")
-async def test_a_turn_whose_tools_are_gone_is_held_and_shown() -> None:
+async def test_a_turn_with_missing_tools_is_held_and_listed() -> None:
     store = MemoryStore()
-    left = await _left_asking(store)
+    left = await _leave_question(store)
     digest = left.state.turn.calls[0].plan.digest  # type: ignore[union-attr]
-    host = await _started(Host(Agent(ScriptedModel([text("stolen")]), name="cook"), store))
+    host = await _start(Host(Agent(ScriptedModel([text("stolen")]), name="cook"), store))
     runner = await host.session("s")
     before = runner.newest
     assert host.waits_for(runner) == "agent"
@@ -161,22 +161,22 @@ async def test_a_turn_whose_tools_are_gone_is_held_and_shown() -> None:
             await runner.submit(command)
     assert (runner.newest, runner.state.is_live) == (before, True)
     ran: list[str] = []
-    again = await _served(store, _agent("cook", text("done"), ran=ran))
+    again = await _open_session(store, _agent("cook", text("done"), ran=ran))
     await again.submit(Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW))
     await records_until_end(again, after=0)
     assert ran == ["red"]
 
 
 @spec("TURN-90")
-async def test_a_turn_whose_tools_are_gone_goes_on_when_it_is_resumed_or_ends_when_it_is_cancelled() -> None:
+async def test_a_held_turn_continues_when_it_is_resumed_or_ends_when_it_is_cancelled() -> None:
     for command, status, outcome in (
         (Resume(), TurnStatus.COMPLETED, Outcome.ERROR),
         (Cancel(), TurnStatus.CANCELLED, Outcome.CANCELLED),
     ):
         store = MemoryStore()
-        left = await _left_asking(store)
+        left = await _leave_question(store)
         digest = left.state.turn.calls[0].plan.digest  # type: ignore[union-attr]
-        runner = await _served(store, Agent(ScriptedModel([text("without it")]), name="cook"))
+        runner = await _open_session(store, Agent(ScriptedModel([text("without it")]), name="cook"))
         await runner.submit(command)
         if runner.state.is_live and runner.state.rests_on_people:
             await runner.submit(Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW))
@@ -188,13 +188,13 @@ async def test_a_turn_whose_tools_are_gone_goes_on_when_it_is_resumed_or_ends_wh
 
 
 @spec("TURN-90")
-async def test_more_tools_hold_nothing() -> None:
+async def test_additional_tools_do_not_hold_a_turn() -> None:
     store = MemoryStore()
-    await _left_asking(store)
+    await _leave_question(store)
     ran: list[str] = []
     cook = _agent("cook", text("done"), ran=ran)
     more = Agent(cook.model, name="cook", tools=[*cook.tools.values(), tool(has_effects=False)(_more)])
-    host = await _started(Host(more, store))
+    host = await _start(Host(more, store))
     assert host.waits_for(await host.session("s")) == "person"
 
 

@@ -10,10 +10,10 @@ from midstream.engine.host import Host
 from midstream.environment import World
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, text
-from tests.engine.test_toolset import Shelf, named
+from tests.engine.test_toolset import Shelf, named_tool
 
 
-async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_once() -> None:
+async def test_a_stopping_host_closes_the_sources_of_sub_agents_too_and_each_once() -> None:
     shared, deep = Shelf("shared"), Shelf("deep")
     below = sub_agent(Agent(ScriptedModel([]), name="below", tools=[deep, shared]), description="Deep.")
     middle = sub_agent(Agent(ScriptedModel([]), name="middle", tools=[below]), description="Less so.")
@@ -24,7 +24,7 @@ async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_o
     assert (shared.closings, deep.closings) == (1, 1)
 
 
-async def test_tool_servers_that_take_their_time_do_not_keep_the_store_from_others() -> None:
+async def test_slow_tool_servers_do_not_delay_the_release_of_the_store() -> None:
     store = MemoryStore()
     nodes: list[str] = []
 
@@ -52,8 +52,8 @@ async def test_a_tool_server_that_cannot_be_closed_is_logged_and_the_others_are_
     assert "its pipe is gone" in caplog.text
 
 
-async def test_sources_of_one_session_are_its_own_and_are_closed_with_it_or_with_the_host() -> None:
-    mine, later, other = Shelf("mine", named("a")), Shelf("later"), Shelf("other")
+async def test_sources_of_one_session_are_closed_with_it_or_with_the_host() -> None:
+    mine, later, other = Shelf("mine", named_tool("a")), Shelf("later"), Shelf("other")
     model = ScriptedModel(lambda request: text(f"I have {[each.name for each in request.tools]}"))
     async with Host(Agent(model), MemoryStore()) as host:
         await host.set_sources("one", [mine])

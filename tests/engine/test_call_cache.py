@@ -1,4 +1,4 @@
-"""Calls that a graph asks for again: one start, one outcome, and an id that means one thing."""
+"""Calls that a graph requests again: one start, one outcome, and an unambiguous id."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def plan(call: ToolCall = CALL, policy: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
 
 
 class Book(CallBook):
-    """A book in a process of its own, in which a run of the thread is at work."""
+    """A call cache in its own process, with an active run of the thread."""
 
     def __init__(self, store: Store) -> None:
         super().__init__("graph", store)
         self.run: ActiveRun | None = None
 
     async def call(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
-        """Start a call, in a run that is begun with the first."""
+        """Start a call, in a run that starts with the first one."""
         if self.run is None:
             self.run = await self.begin_run(session)
         return await self.start(session, self.run, call, plan)
@@ -53,7 +53,7 @@ def book(memory: Memory) -> Book:
     return Book(MemoryStore(memory))
 
 
-async def freed(memory: Memory) -> None:
+async def wait_until_free(memory: Memory) -> None:
     """Wait until no process has the thread."""
     for _ in range(SETTLE_TURNS):
         await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def freed(memory: Memory) -> None:
 
 
 @spec("DRIVEN-8")
-async def test_an_outcome_is_given_again_and_other_arguments_are_refused() -> None:
+async def test_a_recorded_outcome_is_returned_again_and_other_arguments_are_refused() -> None:
     memory = Memory()
     started = await (first := book(memory)).call("t", CALL, plan())
     assert isinstance(started, CallContext)
@@ -77,7 +77,7 @@ async def test_an_outcome_is_given_again_and_other_arguments_are_refused() -> No
 
 
 @spec("DRIVEN-8")
-async def test_a_call_that_was_cut_is_in_doubt_in_this_process_and_in_the_next() -> None:
+async def test_an_interrupted_call_is_in_doubt_in_this_process_and_in_the_next() -> None:
     memory = Memory()
     first = book(memory)
     started = await first.call("t", CALL, plan())
@@ -94,7 +94,7 @@ async def test_a_call_that_was_cut_is_in_doubt_in_this_process_and_in_the_next()
         assert (known.result.content, known.result.outcome) == (UNKNOWN_CONTENT, Outcome.UNKNOWN)
 
 
-async def test_a_policy_runs_it_again_at_most_twice() -> None:
+async def test_a_policy_reruns_a_call_at_most_twice() -> None:
     memory = Memory()
     runs = []
     for _ in range(5):
@@ -103,7 +103,7 @@ async def test_a_policy_runs_it_again_at_most_twice() -> None:
     assert runs == [1, 2, 3, 0, 0]
 
 
-async def test_a_call_that_waits_for_somebody_starts_again() -> None:
+async def test_a_call_that_waits_for_a_person_starts_again() -> None:
     memory = Memory()
     first = book(memory)
     started = await first.call("t", CALL, plan())
@@ -113,7 +113,7 @@ async def test_a_call_that_waits_for_somebody_starts_again() -> None:
     assert isinstance(again, CallContext)
 
 
-async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
+async def test_sibling_calls_start_in_one_append_and_the_journal_folds() -> None:
     memory = Memory()
     calls = [ToolCall(name, "work", "{}") for name in "abc"]
     asked = book(memory)
@@ -128,7 +128,7 @@ async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
     assert not memory.sessions["t"].mark.is_live
 
 
-async def test_runs_of_an_old_thread_are_epochs_of_their_own(tmp_path: Path) -> None:
+async def test_runs_of_an_old_thread_are_separate_epochs(tmp_path: Path) -> None:
     calls = [ToolCall(name, "work", "{}") for name in "abc"]
     for policy in (OnDoubt.UNKNOWN, OnDoubt.RERUN):
         asked = CallBook("graph", SQLiteStore(tmp_path / "calls.db"))
@@ -142,7 +142,7 @@ async def test_runs_of_an_old_thread_are_epochs_of_their_own(tmp_path: Path) -> 
 
 
 @spec("DRIVEN-12")
-async def test_a_thread_belongs_to_the_process_whose_run_is_at_work() -> None:
+async def test_a_thread_belongs_to_the_process_with_the_active_run() -> None:
     memory = Memory()
     first = book(memory)
     started = await first.call("t", CALL, plan())
@@ -154,20 +154,20 @@ async def test_a_thread_belongs_to_the_process_whose_run_is_at_work() -> None:
     with pytest.raises(SessionBusyError):
         await first.begin_run("t")
     await first.end()
-    await freed(memory)
+    await wait_until_free(memory)
     there = await other.call("t", sibling, plan(sibling))
     assert isinstance(there, CallContext)
     await other.finish(there, ToolResult("b", "2"))
     await other.end()
-    await freed(memory)
-    known = await first.call("t", sibling, plan(sibling))  # what the other one did is known here
+    await wait_until_free(memory)
+    known = await first.call("t", sibling, plan(sibling))  # the records of the other process are read here
     assert isinstance(known, CallEnded)
     assert known.result.content == "2"
     await other.close()
 
 
 @spec("DRIVEN-12")
-async def test_a_call_of_a_run_that_has_ended_is_refused() -> None:
+async def test_a_call_of_a_finished_run_is_refused() -> None:
     memory = Memory()
     asked = book(memory)
     run = await asked.begin_run("t")
@@ -180,7 +180,7 @@ async def test_a_call_of_a_run_that_has_ended_is_refused() -> None:
     assert isinstance(await asked.start("t", later, CALL, plan()), CallContext)
 
 
-async def test_a_run_that_was_cut_waits_for_its_calls() -> None:
+async def test_a_cancelled_run_waits_for_its_calls() -> None:
     asked = book(Memory())
     started = await asked.call("t", CALL, plan())
     assert isinstance(started, CallContext)
@@ -193,7 +193,7 @@ async def test_a_run_that_was_cut_waits_for_its_calls() -> None:
 
 
 @spec("DRIVEN-8")
-async def test_outcomes_that_come_at_once_end_the_turn() -> None:
+async def test_simultaneous_outcomes_end_the_turn() -> None:
     memory = Memory()
     asked = book(memory)
     asked.run = await asked.begin_run("t")
@@ -209,7 +209,7 @@ async def test_outcomes_that_come_at_once_end_the_turn() -> None:
     assert status_of(memory) == ("completed", 1)
 
 
-async def test_an_outcome_may_come_after_the_end_of_its_run() -> None:
+async def test_an_outcome_may_arrive_after_the_end_of_its_run() -> None:
     memory = Memory()
     asked = book(memory)
     started = await asked.call("t", CALL, plan())
@@ -219,9 +219,9 @@ async def test_an_outcome_may_come_after_the_end_of_its_run() -> None:
     await asyncio.sleep(0)
     ending.cancel()  # it waits for the call, and not longer than its own task
     await asyncio.wait([ending])
-    await freed(memory)
+    await wait_until_free(memory)
     await asked.finish(started, ToolResult("a", "late"))
-    await freed(memory)
+    await wait_until_free(memory)
     assert status_of(memory) == ("completed", 1)
     known = await book(memory).call("t", CALL, plan())
     assert isinstance(known, CallEnded)
@@ -229,12 +229,12 @@ async def test_an_outcome_may_come_after_the_end_of_its_run() -> None:
 
 
 def status_of(memory: Memory) -> tuple[str, int]:
-    """Return what a listing shows of the thread: its status and how many turns it had."""
+    """Return the thread's status in a listing, and its number of turns."""
     mark = memory.sessions["t"].mark
     return mark.status, mark.turns
 
 
-async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> None:
+async def test_a_thread_with_only_finished_calls_is_listed_as_completed() -> None:
     memory = Memory()
     asked = book(memory)
     sibling, later = ToolCall("b", "work"), ToolCall("c", "work")
@@ -257,7 +257,7 @@ async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> N
     fold([(each.epoch, decode(each.body)) for each in memory.sessions["t"].records])
 
 
-async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> None:
+async def test_a_thread_with_a_waiting_call_or_a_call_in_doubt_is_not_completed() -> None:
     memory = Memory()
     asked = book(memory)
     started = await asked.call("t", CALL, plan())
@@ -271,12 +271,14 @@ async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> N
     asked.leave_in_doubt(again)
     await asked.end(is_complete=False)
     assert status_of(memory) == ("running", 1)
-    assert isinstance(await book(memory).call("t", CALL, plan()), CallEnded)  # unknown, and told so
+    assert isinstance(
+        await book(memory).call("t", CALL, plan()), CallEnded
+    )  # the outcome is unknown, and recorded as such
     assert status_of(memory) == ("completed", 1)
 
 
 @spec("DRIVEN-8")
-async def test_a_complete_run_settles_what_it_did_not_request_again() -> None:
+async def test_a_complete_run_settles_calls_that_it_did_not_request_again() -> None:
     memory = Memory()
     asked, waiting = book(memory), ToolCall("b", "work")
     started = await asked.call("t", CALL, plan())
@@ -287,7 +289,7 @@ async def test_a_complete_run_settles_what_it_did_not_request_again() -> None:
     asked = book(memory)
     asked.run = await asked.begin_run("t")
     await asked.end()
-    assert status_of(memory) == ("waiting", 1)  # the call that waits may be requested later
+    assert status_of(memory) == ("waiting", 1)  # the waiting call may be requested later
     asked.run = await asked.begin_run("t")
     overtaken = asked.end_overtaken("t", "b")
     assert overtaken is not None

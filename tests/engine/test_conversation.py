@@ -1,4 +1,4 @@
-"""Speaking in a session of one's own process: the answer as a client has it, also after a SIGKILL."""
+"""Conversations with a session of the same process: complete answers, also after a SIGKILL."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def look(where: str) -> str:
     return f"nothing in {where}"
 
 
-def answering(*script: Response, tools: Sequence[Tool] = ()) -> Agent:
-    """Return an agent that answers with one response after the other, whichever turn asks."""
+def agent_with(*script: Response, tools: Sequence[Tool] = ()) -> Agent:
+    """Return an agent with one response after the other, in whichever turn."""
     responses = iter(script)
     return Agent(ScriptedModel(lambda _: next(responses)), tools=tools)
 
 
-async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
+async def test_ask_returns_the_answer_and_send_yields_the_turn() -> None:
     script = [
         calls(("look", '{"where": "the harbour"}'), text="I look."),
         text("Nothing there."),
@@ -44,7 +44,7 @@ async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
     ]
     async with (
         asyncio.timeout(WAIT_S),
-        Host(answering(*script, tools=[look]), MemoryStore()) as host,
+        Host(agent_with(*script, tools=[look]), MemoryStore()) as host,
     ):
         assert await host.ask("s1", "look") == "I look.\n\nNothing there."
         shown, events = "", []
@@ -55,10 +55,10 @@ async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
         assert (shown, [event.is_end for event in events].count(True), events[-1].is_end) == ("Bye.", 1, True)
 
 
-async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> None:
+async def test_messages_are_queued_and_each_has_its_own_answer() -> None:
     gate = asyncio.Event()
     script: list[Response] = [[Gate(gate), *text("first")], text("second")]
-    async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
+    async with asyncio.timeout(WAIT_S), Host(agent_with(*script), MemoryStore()) as host:
         first, second = host.send("s1", "a"), host.send("s1", "b")
         await anext(first)
         queued = [await anext(second) for _ in range(3)]
@@ -71,9 +71,9 @@ async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> Non
         assert (rest[-1].transcript, [event.transcript async for event in first][-1]) == ("second", "first")
 
 
-async def test_what_fails_is_an_error_with_its_reason() -> None:
+async def test_a_failure_is_an_error_with_its_reason() -> None:
     script: list[Response] = [[ModelRejectedError("no such key")], text("fine")]
-    async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
+    async with asyncio.timeout(WAIT_S), Host(agent_with(*script), MemoryStore()) as host:
         with pytest.raises(TurnFailedError, match="no such key") as failed:
             await host.ask("s1", "hi")
         assert (failed.value.status, failed.value.cause) == ("failed", "model_rejected")
@@ -82,9 +82,9 @@ async def test_what_fails_is_an_error_with_its_reason() -> None:
         assert await host.ask("s1", "hi") == "fine"
 
 
-async def test_a_host_that_stops_says_so_and_the_next_one_ends_the_turn(tmp_path: Path) -> None:
+async def test_a_stopping_host_raises_an_error_and_the_next_one_ends_the_turn(tmp_path: Path) -> None:
     gate = asyncio.Event()
-    host = Host(answering([*text("half a")[:-1], Gate(gate)]), SQLiteStore(tmp_path / "sessions.db"))
+    host = Host(agent_with([*text("half a")[:-1], Gate(gate)]), SQLiteStore(tmp_path / "sessions.db"))
     async with asyncio.timeout(WAIT_S):
         async with host:
             events = host.send("s1", "hi")
@@ -98,7 +98,7 @@ async def test_a_host_that_stops_says_so_and_the_next_one_ends_the_turn(tmp_path
         with pytest.raises(DrainingError):
             await host.ask("s1", "hi")
         async with Host(
-            answering(text("half a word"), text("two")), SQLiteStore(tmp_path / "sessions.db")
+            agent_with(text("half a word"), text("two")), SQLiteStore(tmp_path / "sessions.db")
         ) as again:
             assert await again.ask("s1", "and?") == "two"
 
@@ -126,21 +126,21 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.fault
-async def test_a_killed_program_leaves_a_turn_that_its_next_start_ends(tmp_path: Path) -> None:
-    async def started(*messages: str) -> asyncio.subprocess.Process:
+async def test_the_next_start_of_a_killed_program_ends_its_turn(tmp_path: Path) -> None:
+    async def start(*messages: str) -> asyncio.subprocess.Process:
         arguments = (sys.executable, "-c", PROGRAM, str(tmp_path / "sessions.db"), *messages)
         return await asyncio.create_subprocess_exec(
             *arguments, stdout=asyncio.subprocess.PIPE, cwd=ROOT, env=os.environ
         )
 
     async with asyncio.timeout(2 * WAIT_S):
-        dying = await started("long")
+        dying = await start("long")
         assert dying.stdout is not None
         async for line in dying.stdout:
             if b"w5 " in line:
                 break
         dying.send_signal(signal.SIGKILL)
         assert await dying.wait() == -signal.SIGKILL
-        out, _ = await (await started("hello")).communicate()
+        out, _ = await (await start("hello")).communicate()
         assert b"You said: hello." in out
     assert b"w5" not in out, "the words of the turn before are no answer to this message"

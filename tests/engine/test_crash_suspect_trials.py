@@ -1,4 +1,4 @@
-"""Suspects are resumed one at a time; all others at once."""
+"""Suspects of crashes are resumed one at a time; all other sessions at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, Stall, calls, steps_since_user, text
 from midstream.tools.function_tools import tool
-from tests.engine.test_host import _die, _started
+from tests.engine.test_host import _die, _start
 from tests.spec import spec
 
 WAIT_S = 60.0
@@ -20,7 +20,7 @@ SUSPECTS = ("a", "b", "c")
 
 
 class Tools:
-    """What runs, and until when."""
+    """The running tools, and their end."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -42,7 +42,7 @@ class Tools:
             self.running -= 1
         return "worked"
 
-    async def until_began(self, count: int) -> None:
+    async def until_started(self, count: int) -> None:
         async with asyncio.timeout(WAIT_S), self.changed:
             await self.changed.wait_for(lambda: self.began >= count)
 
@@ -57,20 +57,20 @@ def _response(request: ModelRequest) -> list[ScriptedStep]:
 
 async def _host(store: MemoryStore, tools: Tools) -> Host:
     work = tool(on_doubt="rerun", has_effects=False)(tools.work)
-    return await _started(Host(Agent(ScriptedModel(_response), tools=[work]), store))
+    return await _start(Host(Agent(ScriptedModel(_response), tools=[work]), store))
 
 
-async def _dead_in_its_tools(store: MemoryStore) -> None:
+async def _die_in_its_tools(store: MemoryStore) -> None:
     tools = Tools()
     host = await _host(store, tools)
     for session in SUSPECTS:
         await (await host.session(session, create=True)).submit(SendMessage(UserMessage.of("work")))
     await (await host.session("model", create=True)).submit(SendMessage(UserMessage.of("wait")))
-    await tools.until_began(len(SUSPECTS))
+    await tools.until_started(len(SUSPECTS))
     await _die(host)
 
 
-async def _ended(host: Host, session: str) -> None:
+async def _wait_for_end(host: Host, session: str) -> None:
     runner = await host.session(session)
     async with asyncio.timeout(WAIT_S):
         while runner.state.is_live:
@@ -78,9 +78,9 @@ async def _ended(host: Host, session: str) -> None:
 
 
 @spec("TURN-84", "TURN-57")
-async def test_suspects_resume_one_at_a_time_and_all_of_them_in_the_end() -> None:
+async def test_suspects_resume_one_at_a_time_until_all_have_resumed() -> None:
     store = MemoryStore()
-    await _dead_in_its_tools(store)
+    await _die_in_its_tools(store)
     tools = Tools()
     host = await _host(store, tools)
     assert (host.recovery.resumed, host.recovery.is_done) == (4, True)
@@ -88,21 +88,21 @@ async def test_suspects_resume_one_at_a_time_and_all_of_them_in_the_end() -> Non
     assert model.state.suspected == 0
     states = [(await host.session(each)).state for each in SUSPECTS]
     assert [each.suspected for each in states] == [1, 1, 1]
-    await tools.until_began(1)
+    await tools.until_started(1)
     tools.go.set()
     for session in SUSPECTS:
-        await _ended(host, session)
+        await _wait_for_end(host, session)
     assert (tools.began, tools.most) == (3, 1)
     await host.stop()
 
 
 @spec("TURN-84")
-async def test_a_suspect_that_is_held_back_can_be_cancelled_and_is_not_one_after_a_graceful_end() -> None:
+async def test_a_held_suspect_can_be_cancelled_and_a_graceful_end_makes_no_suspect() -> None:
     store = MemoryStore()
-    await _dead_in_its_tools(store)
+    await _die_in_its_tools(store)
     tools = Tools()
     host = await _host(store, tools)
-    await tools.until_began(1)
+    await tools.until_started(1)
     held = [each for each in SUSPECTS if (await host.session(each)).state.turn.calls[0].runs == 1]  # type: ignore[union-attr] # in its tool
     assert len(held) == 2
     await (await host.session(held[0])).submit(Cancel())
@@ -112,7 +112,7 @@ async def test_a_suspect_that_is_held_back_can_be_cancelled_and_is_not_one_after
     tools.go.set()
     host = await _host(store, tools)
     for session in SUSPECTS:
-        await _ended(host, session)
+        await _wait_for_end(host, session)
     statuses = {each: (await host.session(each)).state.last_turn.status for each in SUSPECTS}  # type: ignore[union-attr] # ended
     assert statuses.pop(held[0]) == "cancelled"
     assert set(statuses.values()) == {"completed"}

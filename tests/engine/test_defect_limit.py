@@ -7,7 +7,7 @@ from midstream.errors import InternalError
 from midstream.testing import FakeWorld
 
 
-async def test_a_session_that_stops_each_time_is_not_opened_again_for_a_while() -> None:
+async def test_a_session_that_fails_repeatedly_is_not_opened_again_for_a_while() -> None:
     world = FakeWorld()
     defects = Defects(world)
     for _ in range(DEFECTS_MAX):
@@ -20,7 +20,7 @@ async def test_a_session_that_stops_each_time_is_not_opened_again_for_a_while() 
     defects.check("s")
 
 
-async def test_stops_that_lie_far_apart_refuse_nothing() -> None:
+async def test_failures_far_apart_refuse_nothing() -> None:
     world = FakeWorld()
     defects = Defects(world)
     for _ in range(10 * DEFECTS_MAX):

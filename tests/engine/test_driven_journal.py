@@ -32,7 +32,7 @@ def kinds(memory: Memory) -> list[str]:
     return [type(decode(each.body)).__name__ for each in memory.sessions["s"].records]
 
 
-async def test_a_run_begins_after_everything_that_the_one_before_it_still_wrote() -> None:
+async def test_a_run_starts_after_all_writes_of_the_previous_one() -> None:
     memory = Memory()
     journal = await journal_of(memory)
     heard: list[tuple[int, str]] = []
@@ -58,7 +58,7 @@ async def test_a_run_begins_after_everything_that_the_one_before_it_still_wrote(
     ]
 
 
-async def test_a_run_that_writes_nothing_leaves_nothing() -> None:
+async def test_a_run_without_writes_leaves_no_record() -> None:
     memory = Memory()
     journal = await journal_of(memory)
     await journal.begin_run()
@@ -67,7 +67,7 @@ async def test_a_run_that_writes_nothing_leaves_nothing() -> None:
     assert (memory.sessions["s"].records, memory.sessions["s"].node) == ([], None)
 
 
-async def test_a_run_of_another_process_is_refused_and_costs_nothing() -> None:
+async def test_a_run_of_another_process_is_refused_and_changes_nothing() -> None:
     memory = Memory()
     first, second = await journal_of(memory), await journal_of(memory)
     await first.begin_run()
@@ -81,13 +81,13 @@ async def test_a_run_of_another_process_is_refused_and_costs_nothing() -> None:
 
 
 class _LateStore(MemoryStore):
-    """Notices a death a moment later."""
+    """Detects a death a moment later."""
 
     death_noticed_s = 5.0
 
 
 @pytest.mark.parametrize("is_dead", [True, False])
-async def test_a_run_waits_until_the_death_of_the_last_process_can_be_noticed(*, is_dead: bool) -> None:
+async def test_a_run_waits_until_the_death_of_the_last_process_can_be_detected(*, is_dead: bool) -> None:
     memory, world = Memory(), FakeWorld()
     first, store = await journal_of(memory), _LateStore(memory)
     await first.begin_run()
@@ -109,15 +109,15 @@ async def test_a_run_waits_until_the_death_of_the_last_process_can_be_noticed(*,
             await running
 
 
-async def test_what_others_appended_is_heard_with_the_claim() -> None:
+async def test_records_of_others_are_received_with_the_claim() -> None:
     memory = Memory()
     first, second = await journal_of(memory), await journal_of(memory)
     heard: list[Record] = []
 
-    def hear(records: Sequence[tuple[int, Record]]) -> None:
+    def collect(records: Sequence[tuple[int, Record]]) -> None:
         heard.extend(each for _, each in records)
 
-    second.on_records = hear
+    second.on_records = collect
     await first.begin_run()
     await first.submit(BEGIN)
     first.release_when_idle()

@@ -1,4 +1,4 @@
-"""A loop of somebody else's on a real journal: told again, grouped, refused, and left alone by a host."""
+"""A foreign loop on a real journal: replayed, grouped, refused, and not run by a host."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_whole_turn_is_four_appends() -> None:
     await turn.journal_response(DONE, (), "")
     await turn.close(TurnStatus.COMPLETED, {})
     driver.leave("s")
-    # begin; response and both starts; two outcomes (one append where they come at once); the answer; the end
+    # begin; response and both starts; two outcomes (one append if they arrive together); the answer; the end
     assert store.appends <= 6
     assert kinds(await stored(memory))[-2:] == ["StepCommitted", "TurnEnded"]
     turn = await driver.begin("s", UserMessage.of("more"))
@@ -83,7 +83,7 @@ async def test_a_whole_turn_is_four_appends() -> None:
     assert [type(record) for record in await stored(memory)].count(EpochStarted) <= 2
 
 
-async def test_observers_are_told_of_a_turn_that_another_loop_drives() -> None:
+async def test_observers_receive_the_records_of_a_driven_turn() -> None:
     told: list[Record] = []
 
     class Noting:
@@ -105,7 +105,7 @@ async def test_observers_are_told_of_a_turn_that_another_loop_drives() -> None:
     assert told == [record for record in await stored(memory) if not isinstance(record, Delta)]
 
 
-async def test_words_are_journaled_before_the_response_they_belong_to() -> None:
+async def test_deltas_are_journaled_before_their_response() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
@@ -119,7 +119,7 @@ async def test_words_are_journaled_before_the_response_they_belong_to() -> None:
 
 
 @spec("DRIVEN-5")
-async def test_a_held_response_is_written_soon_also_without_a_call() -> None:
+async def test_a_delayed_response_is_written_soon_even_without_a_call() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
@@ -136,7 +136,7 @@ async def test_a_held_response_is_written_soon_also_without_a_call() -> None:
     "point", [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.BEFORE_TOOL, Fault.AFTER_TOOL]
 )
 @pytest.mark.parametrize("count", range(1, 7))
-async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, count: int) -> None:
+async def test_after_a_death_at_any_point_the_next_process_continues(point: Fault, count: int) -> None:
     memory, ran = Memory(), list[str]()
 
     async def loop(driver: Driver) -> list[str]:
@@ -175,7 +175,7 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
     assert len([record for record in records if isinstance(record, CallEnded)]) == 2
 
 
-async def test_an_outcome_waits_for_a_store_that_is_full() -> None:
+async def test_an_outcome_waits_while_the_store_is_full() -> None:
     memory, world = Memory(), FakeWorld()
     store = FailingStore(MemoryStore(memory))
     driver = Driver("loop", store, world=world)
@@ -194,7 +194,7 @@ async def test_an_outcome_waits_for_a_store_that_is_full() -> None:
     assert kinds(await stored(memory))[-1] == "CallEnded"
 
 
-async def test_what_nobody_waited_for_is_told_to_the_next_one() -> None:
+async def test_a_background_failure_is_raised_in_the_next_call() -> None:
     store = FailingStore(MemoryStore(), {2: StoreDamagedError("gone")})
     driver = Driver("loop", store)
     turn = await driver.begin("s", GO)
@@ -210,7 +210,7 @@ async def test_what_nobody_waited_for_is_told_to_the_next_one() -> None:
         await driver.begin("s", UserMessage.of("other"))
 
 
-async def test_a_first_append_that_fails_leaves_nothing_behind() -> None:
+async def test_a_failed_first_append_leaves_nothing_behind() -> None:
     memory = Memory()
     driver = Driver("loop", FailingStore(MemoryStore(memory), {1: StoreFullError("no room")}))
     with pytest.raises(StoreFullError):
@@ -237,7 +237,7 @@ async def test_another_process_is_refused_while_the_first_one_lives() -> None:
     assert await (await second.begin("s", GO)).request_response({}) is None
 
 
-async def test_a_driver_of_another_name_does_not_go_on() -> None:
+async def test_a_driver_with_another_name_does_not_continue() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     await driver.begin("s", GO)
@@ -249,18 +249,18 @@ async def test_a_driver_of_another_name_does_not_go_on() -> None:
 
 
 @pytest.mark.parametrize("session", ["", "a b", "x" * 129])
-async def test_a_session_has_a_plain_name(session: str) -> None:
+async def test_a_session_needs_a_plain_name(session: str) -> None:
     with pytest.raises(UsageError, match="a session id has"):
         await Driver("loop", MemoryStore()).begin(session, GO)
 
 
-async def test_nobody_follows_a_session_that_did_not_run_here() -> None:
+async def test_a_session_without_a_run_in_this_process_cannot_be_followed() -> None:
     with pytest.raises(UsageError, match="no run of this process"):
         await anext(Driver("loop", MemoryStore()).follow("s"))
 
 
 @spec("DRIVEN-2")
-async def test_a_host_reads_a_driven_session_and_does_nothing_for_it() -> None:
+async def test_a_host_reads_a_driven_session_and_runs_nothing_of_it() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
@@ -285,7 +285,7 @@ async def test_a_host_reads_a_driven_session_and_does_nothing_for_it() -> None:
     assert doubtful.result.content == UNKNOWN_CONTENT
 
 
-async def test_the_journal_of_a_turn_that_was_abandoned_says_so() -> None:
+async def test_the_journal_of_an_abandoned_turn_has_its_end() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     await driver.begin("s", GO)
@@ -304,7 +304,7 @@ async def test_between_turns_a_session_is_free_for_other_processes() -> None:
     memory = Memory()
     first, second = Driver("loop", MemoryStore(memory)), Driver("loop", MemoryStore(memory))
 
-    async def turn_of(driver: Driver, words: str) -> int:
+    async def run_turn(driver: Driver, words: str) -> int:
         turn = await driver.begin("s", UserMessage.of(words))
         await turn.request_response({})
         await turn.journal_response(DONE, (), "")
@@ -315,12 +315,12 @@ async def test_between_turns_a_session_is_free_for_other_processes() -> None:
         assert memory.sessions["s"].node is None
         return turn.number
 
-    turns = [await turn_of(driver, str(n)) for n, driver in enumerate((first, second, first, first, second))]
+    turns = [await run_turn(driver, str(n)) for n, driver in enumerate((first, second, first, first, second))]
     assert turns == [1, 2, 3, 4, 5]
     assert kinds(await stored(memory)).count("TurnEnded") == 5
 
 
-async def test_a_turn_that_begins_at_once_keeps_the_session() -> None:
+async def test_an_immediate_next_turn_keeps_the_session() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     await driver.begin("s", GO)
@@ -333,7 +333,7 @@ async def test_a_turn_that_begins_at_once_keeps_the_session() -> None:
 
 @spec("DRIVEN-10")
 @pytest.mark.parametrize(("agent", "version"), [("thief", ""), ("cook", "2")])
-async def test_a_turn_of_another_agent_is_neither_gone_on_with_nor_listed(agent: str, version: str) -> None:
+async def test_a_turn_of_another_agent_is_neither_continued_nor_listed(agent: str, version: str) -> None:
     memory = Memory()
     cook = Driver("loop", MemoryStore(memory), agent="cook", agent_version="1")
     await (await cook.begin("s", GO, key="k")).request_response({})
@@ -347,7 +347,7 @@ async def test_a_turn_of_another_agent_is_neither_gone_on_with_nor_listed(agent:
             await other.begin("s", GO, key=key, goes_on=goes_on)
     assert await stored(memory) == before
     await other.close()
-    for name in ("cook", ""):  # its own agent, or a program that names none
+    for name in ("cook", ""):  # its own agent, or a program without a name
         driver = Driver("loop", MemoryStore(memory), agent=name)
         assert [each.session async for each in driver.open_turns()] == ["s"]
         assert (await driver.begin("s", GO)).number == 1
@@ -358,7 +358,7 @@ async def test_a_turn_of_another_agent_is_neither_gone_on_with_nor_listed(agent:
 
 
 @spec("DRIVEN-7")
-async def test_a_run_that_was_cut_while_it_began_leaves_the_session_free() -> None:
+async def test_a_run_cancelled_during_its_start_leaves_the_session_free() -> None:
     for turns in range(1, 30):
         memory = Memory()
         driver = Driver("loop", MemoryStore(memory))
@@ -378,7 +378,7 @@ async def test_a_run_that_was_cut_while_it_began_leaves_the_session_free() -> No
 
 
 @spec("DRIVEN-6")
-async def test_an_outcome_that_comes_late_is_taken_and_nothing_else_of_a_run_that_has_left() -> None:
+async def test_only_a_late_outcome_of_a_finished_run_is_accepted() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     first = await driver.begin("s", GO)

@@ -1,4 +1,4 @@
-"""Keys of clients are in memory as long as somebody is there or something runs, and what waits for them waits."""
+"""Client keys are in memory while a client is connected or work runs; work without keys waits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _nobody_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(escrow_locks, "LINGER_S", 0.0)
 
 
-def _host(
+def _no_linger(
     folder: Path,
     script: Script,
     memory: Memory,
@@ -76,7 +76,7 @@ async def _until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
 
 
 async def _killed(host: Host, memory: Memory) -> None:
-    """Let a process die with all that it was doing."""
+    """Let a process die in the middle of its work."""
     assert isinstance(host.store, EscrowedStore)
     inner = host.store._store._store
     assert isinstance(inner, MemoryStore)
@@ -89,10 +89,10 @@ async def _killed(host: Host, memory: Memory) -> None:
 
 
 @spec("STREAM-92")
-async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotten(tmp_path: Path) -> None:
+async def test_a_turn_without_readers_continues_and_then_its_keys_are_deleted(tmp_path: Path) -> None:
     gate, world = asyncio.Event(), FakeWorld()
     memory = Memory()
-    host = _host(tmp_path, [[Gate(gate), *text("the end")]], memory, world=world)
+    host = _no_linger(tmp_path, [[Gate(gate), *text("the end")]], memory, world=world)
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         runner = await host.session("s", create=True)
@@ -114,16 +114,16 @@ async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotte
 
 
 @spec("STREAM-90")
-async def test_a_start_forgets_what_opens_deleted_sessions(tmp_path: Path) -> None:
+async def test_a_start_deletes_the_key_shares_of_deleted_sessions(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
-    first = _host(tmp_path, [text("one")], memory, world=world)
+    first = _no_linger(tmp_path, [text("one")], memory, world=world)
     await first.start()
     with await _locks(first).hold("s", SECRET, begins=True):
         await run_turn(first, "s", "hi")
     await first.stop(grace_s=0.1)
     del memory.sessions["s"]
     await world.advance(3601.0)
-    second = _host(tmp_path, [], memory, world=world)
+    second = _no_linger(tmp_path, [], memory, world=world)
     await second.start()
     await _until(lambda: set(memory.values["escrow"]) == {""})
     await second.stop(grace_s=0.1)
@@ -132,13 +132,13 @@ async def test_a_start_forgets_what_opens_deleted_sessions(tmp_path: Path) -> No
 @spec("STREAM-92")
 async def test_the_last_of_several_holders_locks(tmp_path: Path) -> None:
     world = FakeWorld()
-    host = _host(tmp_path, [text("one")], Memory(), world=world)
+    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     locks = _locks(host)
     with await locks.hold("s", SECRET, begins=True):
         with await locks.hold("s", SECRET):
             await run_turn(host, "s", "hi")
-            with pytest.raises(WrongSecretError):  # who is refused holds nothing, and lets nothing go
+            with pytest.raises(WrongSecretError):  # a refused caller holds nothing, and releases nothing
                 await locks.hold("s", OTHER)
         await world.advance(10.0)
         assert not _is_locked(host)
@@ -148,12 +148,12 @@ async def test_the_last_of_several_holders_locks(tmp_path: Path) -> None:
 
 
 @spec("STREAM-92")
-async def test_a_client_that_comes_again_soon_finds_it_open(
+async def test_a_client_that_reconnects_soon_finds_the_session_unlocked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(escrow_locks, "LINGER_S", 5.0)
     world = FakeWorld()
-    host = _host(tmp_path, [text("one")], Memory(), world=world)
+    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         await run_turn(host, "s", "hi")
@@ -167,14 +167,14 @@ async def test_a_client_that_comes_again_soon_finds_it_open(
     await host.stop(grace_s=0.1)
 
 
-async def test_who_comes_while_it_is_being_locked_keeps_it_open(tmp_path: Path) -> None:
+async def test_a_client_that_connects_during_the_lock_keeps_the_session_unlocked(tmp_path: Path) -> None:
     world = FakeWorld()
-    host = _host(tmp_path, [text("one")], Memory(), world=world)
+    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     locks = _locks(host)
     with await locks.hold("s", SECRET, begins=True):
         await run_turn(host, "s", "hi")
-    for pause in range(12):  # at each point of the way
+    for pause in range(12):  # at each point of the lock
         with await locks.hold("s", SECRET):
             assert (await host.session("s")).state.turns == 1
         for _ in range(pause):
@@ -188,7 +188,7 @@ async def test_who_comes_while_it_is_being_locked_keeps_it_open(tmp_path: Path) 
 
 @spec("STREAM-93")
 @pytest.mark.parametrize("is_survivor", [False, True])
-async def test_what_was_left_waits_for_its_client_without_an_error(
+async def test_unfinished_work_waits_for_its_client_without_an_error(
     tmp_path: Path,
     is_survivor: bool,  # noqa: FBT001 - started before or after the other one died
     caplog: pytest.LogCaptureFixture,
@@ -203,8 +203,8 @@ async def test_what_was_left_waits_for_its_client_without_an_error(
         return "done"
 
     model: list[Response] = [calls(("once", "{}")), [Gate(asyncio.Event())]]
-    first = _host(tmp_path, model, memory, tools=[once])
-    second = _host(tmp_path, [text("none"), text("the end")], memory, tools=[once])
+    first = _no_linger(tmp_path, model, memory, tools=[once])
+    second = _no_linger(tmp_path, [text("none"), text("the end")], memory, tools=[once])
     await first.start()
     if is_survivor:
         await second.start()
@@ -240,7 +240,7 @@ async def test_what_was_left_waits_for_its_client_without_an_error(
 
 
 @spec("STREAM-93")
-async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path) -> None:
+async def test_a_sub_agents_turn_continues_with_that_of_its_parent(tmp_path: Path) -> None:
     memory = Memory()
     path = tmp_path / "keys"
     FileKeys.make(path)
@@ -274,11 +274,11 @@ async def test_a_sub_agents_turn_goes_on_with_that_of_its_parent(tmp_path: Path)
 
 
 @spec("STREAM-93")
-async def test_what_goes_on_elsewhere_does_not_wait_for_its_client(tmp_path: Path) -> None:
+async def test_work_of_another_process_does_not_wait_for_its_client(tmp_path: Path) -> None:
     gate = asyncio.Event()
     memory = Memory()
-    first = _host(tmp_path, [[Gate(gate), *text("the end")]], memory)
-    second = _host(tmp_path, [], memory)
+    first = _no_linger(tmp_path, [[Gate(gate), *text("the end")]], memory)
+    second = _no_linger(tmp_path, [], memory)
     await first.start()
     with await _locks(first).hold("s", SECRET, begins=True):
         runner = await first.session("s", create=True)
@@ -299,12 +299,12 @@ async def test_what_goes_on_elsewhere_does_not_wait_for_its_client(tmp_path: Pat
 
 
 @spec("STREAM-91")
-async def test_what_is_due_is_pruned_when_its_client_leaves_and_not_before(
+async def test_due_records_are_pruned_when_the_client_leaves_and_not_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory, world = Memory(), FakeWorld()
     retention = Retention(events_for_s=None, events_max=1)
-    host = _host(tmp_path, [text("a few words")], memory, world=world)
+    host = _no_linger(tmp_path, [text("a few words")], memory, world=world)
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         await run_turn(host, "s", "hi")
@@ -333,14 +333,14 @@ async def test_what_is_due_is_pruned_when_its_client_leaves_and_not_before(
 async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
     retention = Retention(sessions_for_s=1000.0)
-    first = _host(tmp_path, [[Gate(asyncio.Event())]], memory, world=world)
+    first = _no_linger(tmp_path, [[Gate(asyncio.Event())]], memory, world=world)
     await first.start()
     for session in ("rests", "runs"):
         with await _locks(first).hold(session, SECRET, begins=True):
             runner = await first.session(session, create=True)
             await runner.submit(SendMessage(UserMessage.of("hi")))
     await _killed(first, memory)
-    second = _host(tmp_path, [text("one")], memory, world=world)
+    second = _no_linger(tmp_path, [text("one")], memory, world=world)
     await second.start()
     await second.wait_for_recovery()
 
@@ -356,7 +356,7 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
     assert set(memory.sessions) == {"rests", "runs"}
     await world.advance(1000.0)
     await pruner.sweep()
-    assert memory.sessions == {}  # also the one whose client never came back
+    assert memory.sessions == {}  # also the one whose client never reconnected
     assert set(memory.values["escrow"]) == {""}
     await second.stop(grace_s=0.1)
 
@@ -365,9 +365,9 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
 
 
 @spec("STREAM-89")
-async def test_a_viewer_is_asked_again_at_the_end_of_its_word(tmp_path: Path) -> None:
+async def test_a_viewers_access_is_checked_again_when_it_expires(tmp_path: Path) -> None:
     world = FakeWorld()
-    host = _host(tmp_path, [text("one")], Memory(), world=world)
+    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     locks = _locks(host)
     with await locks.hold("s", SECRET, begins=True) as held:
@@ -386,9 +386,9 @@ async def test_a_viewer_is_asked_again_at_the_end_of_its_word(tmp_path: Path) ->
 
 
 @spec("STREAM-89")
-async def test_a_word_that_was_withdrawn_at_another_server_ends_within_a_minute(tmp_path: Path) -> None:
+async def test_access_withdrawn_at_another_server_ends_within_a_minute(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
-    host, other = (_host(tmp_path, [text("one")], memory, world=world) for _ in range(2))
+    host, other = (_no_linger(tmp_path, [text("one")], memory, world=world) for _ in range(2))
     await host.start()
     await other.start()
     with await _locks(host).hold("s", SECRET, begins=True):

@@ -72,7 +72,7 @@ from tests.spec import spec
 
 
 class Noted:
-    """A runner's mailbox that keeps what it is given."""
+    """A runner's mailbox that stores its commands."""
 
     session_id = "s"
     is_closing = False
@@ -104,7 +104,7 @@ class Noted:
         self.reports.append(command)
 
     async def confirm(self) -> None:
-        """It is ours."""
+        """Confirm the lease."""
 
     async def report_within(self, pending_work: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
         raise AssertionError(pending_work)
@@ -126,7 +126,7 @@ def _session() -> Session:
 
 
 async def _live(agent: Agent, session: Session | None = None) -> tuple[Noted, FakeWorld]:
-    """Ask the model in a world whose clock goes as fast as it can."""
+    """Call the model in a world whose clock goes as fast as it can."""
     noted, world = Noted(), FakeWorld()
     performing = Executor(agent, world, noted, NOBODY).execute(ASKED, session or _session())
     await world.live_through(performing)
@@ -140,7 +140,7 @@ async def _execute(agent: Agent, work_item: Work) -> Noted:
     return noted
 
 
-async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
+async def test_a_model_receives_history_instructions_and_a_key_that_is_stable_over_attempts() -> None:
     model = ScriptedModel([text("yes")])
     budgets = StallBudgets(first_token_max_s=900.0)
     noted = await _execute(Agent(model, instructions="be brief", stalls=budgets), ASKED)
@@ -184,7 +184,7 @@ async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
     ],
 )
 @spec("TURN-64")
-async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
+async def test_silence_emptiness_and_a_missing_end_are_retriable_failures(
     steps: list[ScriptedStep], code: str
 ) -> None:
     noted, world = await _live(Agent(ScriptedModel([steps])))
@@ -195,28 +195,28 @@ async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
 
 
 class GivesUp(ScriptedModel):
-    """A model whose own patience ends."""
+    """A model whose own timeout expires."""
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         yield TextDelta("let me")
         raise TimeoutError
 
 
-async def test_a_models_own_timeout_is_not_told_as_our_stall() -> None:
+async def test_a_models_own_timeout_is_not_reported_as_our_stall() -> None:
     noted = await _execute(Agent(GivesUp([])), ASKED)
     (failed,) = noted.reports
     assert isinstance(failed, ModelFailed)
     assert (failed.code, failed.is_retriable) == ("model_unavailable", True)
 
 
-def test_only_a_running_tool_is_worth_waiting_for() -> None:
+def test_only_a_running_tool_is_waited_for() -> None:
     executor = Executor(Agent(ScriptedModel([])), World(), Noted(), NOBODY)
     assert executor.is_repeatable(ASKED)
     assert not executor.is_repeatable(RunCall(CallRef(3, 1, "c"), 1))
 
 
 @spec("TURN-25")
-async def test_a_conversation_that_is_too_long_is_reported_with_what_to_leave_out() -> None:
+async def test_a_conversation_that_is_too_long_is_reported_with_the_entries_to_omit() -> None:
     model = ScriptedModel(lambda _: [ContextOverflowError("too long")])
     (failed,) = (await _execute(Agent(model), ASKED)).reports
     assert isinstance(failed, ModelFailed)
@@ -224,7 +224,7 @@ async def test_a_conversation_that_is_too_long_is_reported_with_what_to_leave_ou
 
 
 @spec("TURN-27")
-async def test_the_model_is_shown_what_the_cut_leaves() -> None:
+async def test_the_model_receives_the_history_after_the_cut() -> None:
     model = ScriptedModel([text("yes")])
     history = History((UserMessage.of("one"), Step(Response((Text("x"),))), UserMessage.of("two")))
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
@@ -237,7 +237,7 @@ async def test_the_model_is_shown_what_the_cut_leaves() -> None:
     ("run", "has_effects", "outcome"),
     [(1, True, Outcome.ERROR), (2, False, Outcome.ERROR), (2, True, Outcome.UNKNOWN)],
 )
-async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_forgotten(
+async def test_a_call_with_a_missing_tool_ends_as_unknown_only_if_an_earlier_run_had_effects(
     run: int, *, has_effects: bool, outcome: Outcome
 ) -> None:
     plan = CallPlan("c1", digest_of("put", "{}"), has_effects=has_effects)
@@ -254,7 +254,7 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
 
 
 @spec("TURN-64")
-async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
+async def test_long_arguments_are_not_silence() -> None:
     world = FakeWorld()
     writing = [step for _ in range(20) for step in (Working("put"), Pause(100.0))]
     model = ScriptedModel([[*writing, ToolCallRequested("a", "put", "{}"), Finished()]], world=world)
@@ -266,7 +266,7 @@ async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
 
 
 @spec("TURN-64")
-async def test_a_tool_that_the_upstream_runs_may_be_silent_for_longer() -> None:
+async def test_a_tool_of_the_upstream_may_be_silent_for_longer() -> None:
     world = FakeWorld()
     start, end = UpstreamCallStarted("u", "build", "{}"), UpstreamCallEnded("u", "built")
     model = ScriptedModel([[start, Pause(599.0), end, *text("Done.")]], world=world)
@@ -282,7 +282,7 @@ async def test_a_tool_that_the_upstream_runs_may_be_silent_for_longer() -> None:
 
 
 @spec("TURN-64")
-async def test_one_that_never_ends_is_cut() -> None:
+async def test_a_tool_of_the_upstream_that_never_ends_is_cut() -> None:
     noted, _ = await _live(Agent(ScriptedModel([[UpstreamCallStarted("u", "build", "{}"), Stall()]])))
 
     failed = noted.reports[-1]
@@ -291,7 +291,7 @@ async def test_one_that_never_ends_is_cut() -> None:
 
 
 @spec("TURN-65")
-async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None:
+async def test_a_silent_tool_is_reported_and_its_progress_ends_the_silence() -> None:
     world = FakeWorld()
 
     async def work() -> str:
@@ -315,12 +315,14 @@ async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None
     ]
 
 
-# --- responses that were cut short ------------------------------------------------------------------------------
+# --- truncated responses ----------------------------------------------------------------------------------------
 
 
 @spec("TURN-60")
 @pytest.mark.parametrize("arguments", ['{"path": "/tm', ""], ids=["in the middle", "before they began"])
-async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told(arguments: str) -> None:
+async def test_a_call_truncated_by_the_length_limit_is_not_run_and_the_model_is_informed(
+    arguments: str,
+) -> None:
     def clear(path: str = "/") -> str:
         raise AssertionError(path)
 
@@ -336,7 +338,7 @@ async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told
 
 
 @spec("TURN-60")
-async def test_a_response_that_the_length_limit_cut_is_kept() -> None:
+async def test_a_response_truncated_by_the_length_limit_is_kept() -> None:
     steps: list[ScriptedStep] = [TextDelta("Once upon"), Finished(Finish.LENGTH)]
     noted, _ = await _live(Agent(ScriptedModel([steps])))
     (responded,) = noted.reports
@@ -344,11 +346,11 @@ async def test_a_response_that_the_length_limit_cut_is_kept() -> None:
     assert responded.response == Response((Text("Once upon"),), Finish.LENGTH)
 
 
-# --- responses that their provider keeps ------------------------------------------------------------------------
+# --- responses stored by their provider -------------------------------------------------------------------------
 
 
 class Keeping(ScriptedModel):
-    """A model whose provider keeps what it says."""
+    """A model whose provider stores its responses."""
 
     def __init__(self, steps: list[ScriptedStep]) -> None:
         super().__init__([steps])
@@ -373,7 +375,7 @@ async def _continue(*steps: ScriptedStep) -> tuple[Noted, Keeping]:
 
 
 @spec("TURN-61")
-async def test_a_response_that_is_taken_up_is_shown_only_where_it_is_new() -> None:
+async def test_a_resumed_response_is_shown_only_from_its_new_part() -> None:
     noted, model = await _continue(Resumable("resp_1"), *text("Half a word"))
     assert model.requests[0].resume == "resp_1"
     deltas = [each for said in noted.said if isinstance(said, ModelStreamed) for each in said.deltas]
@@ -385,7 +387,7 @@ async def test_a_response_that_is_taken_up_is_shown_only_where_it_is_new() -> No
 
 @spec("TURN-62")
 @pytest.mark.parametrize("words", ["Another word", "Half", "half a word"])
-async def test_other_words_than_before_are_no_continuation(words: str) -> None:
+async def test_a_different_text_is_not_a_continuation(words: str) -> None:
     noted, _ = await _continue(*text(words))
     (failed,) = noted.reports
     assert isinstance(failed, ModelFailed)
@@ -394,7 +396,7 @@ async def test_other_words_than_before_are_no_continuation(words: str) -> None:
 
 @spec("TURN-61")
 @pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
-async def test_what_is_cut_may_be_taken_up(end: ScriptedStep) -> None:
+async def test_an_interrupted_response_may_be_resumed(end: ScriptedStep) -> None:
     noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
     assert ModelResumable(AttemptRef(3, 1, 1), "resp_1") in noted.said
     failed = noted.reports[-1]
@@ -403,14 +405,14 @@ async def test_what_is_cut_may_be_taken_up(end: ScriptedStep) -> None:
 
 
 class Leaving(Noted):
-    """The mailbox of a process that lets go."""
+    """The mailbox of a process that gives up its session."""
 
     is_closing = True
 
 
 @spec("TURN-63")
 @pytest.mark.parametrize(("noted", "stopped"), [(Noted(), ["resp_1"]), (Leaving(), [])])
-async def test_a_response_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is_left(
+async def test_a_cancelled_response_is_stopped_at_its_provider_and_a_released_one_is_left(
     noted: Noted, stopped: list[str]
 ) -> None:
     model = Keeping([Resumable("resp_1"), TextDelta("Half"), Stall()])
@@ -424,7 +426,7 @@ async def test_a_response_nobody_wants_is_stopped_at_its_provider_and_one_let_go
 
 
 @spec("TURN-73")
-async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -> None:
+async def test_a_call_whose_arguments_do_not_match_its_digest_is_not_run() -> None:
     ran: list[str] = []
 
     @tool
@@ -444,7 +446,7 @@ async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -
     assert ran == []
 
 
-async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_not_run() -> None:
+async def test_a_transactional_tool_of_a_source_is_not_run_with_a_store_without_transactions() -> None:
     @tool(on_doubt="in_transaction")
     def put() -> str:
         raise AssertionError
@@ -463,7 +465,7 @@ async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_
 
 
 class Slow:
-    """A source of one tool that answers when it is let."""
+    """A source of one tool that answers when the test allows it."""
 
     name = "slow"
 
@@ -478,11 +480,11 @@ class Slow:
         return [self._tool]
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class Confirming(Noted):
-    """A runner's mailbox that notes the lease check among what happens."""
+    """A runner's mailbox that records the lease check among the other steps."""
 
     def __init__(self, happened: list[str]) -> None:
         super().__init__()
@@ -501,7 +503,7 @@ CALL = ToolCall("c1", "put", "{}")
 
 
 @spec("TURN-53")
-async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
+async def test_the_lease_is_checked_after_every_slow_step() -> None:
     happened: list[str] = []
 
     @tool
@@ -521,7 +523,7 @@ async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
 
 @spec("TURN-8")
 @pytest.mark.parametrize(("run", "outcome"), [(1, Outcome.CANCELLED), (2, Outcome.UNKNOWN)])
-async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcome(
+async def test_a_call_cancelled_during_the_search_for_its_tool_has_an_outcome(
     run: int, outcome: Outcome
 ) -> None:
     @tool
@@ -541,7 +543,7 @@ async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcom
 
 
 @spec("TURN-75")
-async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_client() -> None:
+async def test_the_hosts_approval_rule_and_the_answer_time_apply_to_client_calls() -> None:
     seen: list[tuple[str, Site]] = []
 
     def approval(call: ToolCall, found: Tool) -> bool | str:
@@ -560,7 +562,7 @@ async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_cli
     assert seen == [("pay", Site.CLIENT)] * 2
 
 
-async def test_what_a_pool_judged_is_journaled_before_the_words() -> None:
+async def test_a_pools_decision_is_journaled_before_the_text() -> None:
     judged = ReuseDecision("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
     noted = await _execute(Agent(ScriptedModel([[ReuseReported(judged), *text("yes")]])), ASKED)
     assert noted.said[0] == ModelReuseDecided(ASKED.ref, judged)

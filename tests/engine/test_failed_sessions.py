@@ -11,7 +11,7 @@ from tests.engine.test_faults import Lab, _say
 
 
 @pytest.mark.parametrize("appends", [3, 8, 14])
-async def test_after_a_long_outage_the_turn_goes_on_by_itself(appends: int) -> None:
+async def test_after_a_long_outage_the_turn_continues_by_itself(appends: int) -> None:
     """The outage is longer than any retry: the session ends as by a crash, and is reopened when the store is back."""
     lab = Lab()
     store = FailingStore(MemoryStore(lab.memory))
@@ -33,8 +33,8 @@ async def test_after_a_long_outage_the_turn_goes_on_by_itself(appends: int) -> N
     await lab.bury()
 
 
-async def test_a_journal_that_lost_its_end_is_taken_up_again() -> None:
-    """A database crashed and lost what was not synced: the session has its lease, and nothing else wakes it."""
+async def test_a_journal_that_lost_its_end_is_opened_again() -> None:
+    """A database crashed and lost unsynced records: the session has its lease, and nothing else wakes it."""
     lab = Lab()
     store = FailingStore(MemoryStore(lab.memory))
     host, world = lab.host(store)

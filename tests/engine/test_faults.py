@@ -1,7 +1,7 @@
-"""A process that dies at any fault point, a store that fails at any append: the turn goes on and nothing repeats.
+"""A process that dies at any fault point, a store that fails at any append: turns continue, nothing repeats.
 
-Everything here is one process: a crash ends the world of a host (`FakeWorld.crash_at`), its runners stop where they
-stand, and the next host finds the journal. `tests/fault` does the same to real processes.
+Everything here is one process: a crash ends the world of a host (`FakeWorld.crash_at`), its runners stop where
+they are, and the next host finds the journal. `tests/fault` does the same to real processes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ IN_THIS_PROCESS = [
 
 
 class Lab:
-    """A memory that outlives hosts, and the ledger of what their tools really did."""
+    """A memory that survives hosts, and the ledger of their tools' effects."""
 
     def __init__(self, seed: int = 0, script: Script = SCRIPT) -> None:
         self.memory = Memory()
@@ -71,7 +71,7 @@ class Lab:
         self._seed = seed
 
     def host(self, store: Store | None = None) -> tuple[Host, FakeWorld]:
-        """Make a new process, so to speak."""
+        """Create a new process, simulated."""
         world = FakeWorld(self._seed + len(self.worlds), at=1_000_000.0 + 60.0 * len(self.worlds))
         agent = Agent(ScriptedModel(self.script, delay_s=0.01, world=world), tools=self._tools(world))
         host = Host(agent, store or MemoryStore(self.memory, world=world), world=world)
@@ -102,11 +102,11 @@ class Lab:
         return [tool(has_effects=False)(read), tool(write)]
 
     def kill(self) -> None:
-        """Let every node so far be dead: their sessions are free."""
+        """Mark all earlier nodes as dead: their sessions are free."""
         self.memory.living.clear()
 
     async def bury(self) -> None:
-        """Let go of what the dead left in this process."""
+        """Release the remains of dead nodes in this process."""
         for host in self.hosts:
             await host.stop(grace_s=0.0)
 
@@ -124,12 +124,12 @@ class Lab:
         return [decode(each.body) for each in self.memory.sessions["s"].records]
 
     def answer(self) -> str:
-        """Return the words of the last whole response."""
+        """Return the text of the last whole response."""
         records = [decode(each.body) for each in self.memory.sessions["s"].records]
         return [each.body.text for each in records if isinstance(each, ResponseCompleted)][-1]
 
 
-async def _rest(host: Host) -> None:
+async def _await_end(host: Host) -> None:
     """Wait until the session's turn has ended."""
     while True:
         try:
@@ -151,7 +151,7 @@ async def _say(host: Host) -> None:
 
 async def _turn(host: Host) -> None:
     await _say(host)
-    await _rest(host)
+    await _await_end(host)
 
 
 async def _until_crash(host: Host, world: FakeWorld) -> bool:
@@ -163,8 +163,8 @@ async def _until_crash(host: Host, world: FakeWorld) -> bool:
     return world.is_dead
 
 
-async def _recovered(lab: Lab) -> None:
-    """Let a new process finish what is there; a message that never arrived is sent again."""
+async def _recover(lab: Lab) -> None:
+    """Let a new process finish the work; a message that never arrived is sent again."""
     lab.kill()
     host, world = lab.host()
 
@@ -173,7 +173,7 @@ async def _recovered(lab: Lab) -> None:
         await host.wait_for_recovery()
         if await host.store.find("s") is None or not (await host.session("s", create=True)).state.turns:
             await _say(host)
-        await _rest(host)
+        await _await_end(host)
 
     await world.live_through(finish())
 
@@ -188,7 +188,7 @@ async def test_a_turn_survives_the_death_of_its_process_at_every_point(point: Fa
         world.crash_at(point, count=count)
         died = await _until_crash(host, world)
         if died:
-            await _recovered(lab)
+            await _recover(lab)
         await lab.bury()
 
         assert check_ended(lab.evidence()) == [], f"{point} {count}"
@@ -202,8 +202,8 @@ async def test_a_turn_survives_the_death_of_its_process_at_every_point(point: Fa
 ENTRIES_READ_MAX = 2
 
 
-def _forgetful(request: ModelRequest) -> Response:
-    """Read three files one after another; refuse whatever is longer than a message and one step."""
+def _short_context_response(request: ModelRequest) -> Response:
+    """Read three files one after another; refuse input longer than a message and one step."""
     if len(request.history.entries) > ENTRIES_READ_MAX:
         return [ContextOverflowError("too long")]
     *_, last = request.history.entries
@@ -215,13 +215,13 @@ def _forgetful(request: ModelRequest) -> Response:
 @spec("TURN-25", "TURN-27")
 @pytest.mark.parametrize("point", IN_THIS_PROCESS)
 async def test_a_turn_that_is_too_long_for_its_model_survives_the_same_deaths(point: Fault) -> None:
-    for count in range(1, 100, 3):  # the test above takes each
-        lab = Lab(script=_forgetful)
+    for count in range(1, 100, 3):  # the test above covers each
+        lab = Lab(script=_short_context_response)
         host, world = lab.host()
         world.crash_at(point, count=count)
         died = await _until_crash(host, world)
         if died:
-            await _recovered(lab)
+            await _recover(lab)
         await lab.bury()
 
         assert check_ended(lab.evidence()) == [], f"{point} {count}"
@@ -234,8 +234,8 @@ async def test_a_turn_that_is_too_long_for_its_model_survives_the_same_deaths(po
 
 
 @pytest.mark.parametrize("seed", range(tried(40)))
-async def test_a_turn_ends_whatever_dies_however_often(seed: int) -> None:
-    """Recovery is killed too: the checker finds nothing, and the turn ends in some known way."""
+async def test_a_turn_ends_however_often_its_processes_die(seed: int) -> None:
+    """Recovery is killed too: the checker finds nothing, and the turn ends in one of the known ways."""
     chance = random.Random(seed)
     lab = Lab(seed)
     for _ in range(chance.randint(1, 6)):
@@ -244,26 +244,26 @@ async def test_a_turn_ends_whatever_dies_however_often(seed: int) -> None:
         world.crash_at(chance.choice(IN_THIS_PROCESS), count=chance.randint(1, 12))
         is_new = not lab.memory.sessions.get("s") or not lab.memory.sessions["s"].records
         try:
-            await world.live_through(_turn(host) if is_new else _go_on(host))
+            await world.live_through(_turn(host) if is_new else _continue(host))
         except (Crashed, MidstreamError):
             assert world.is_dead
         assert check(lab.evidence()) == []
-    await _recovered(lab)
+    await _recover(lab)
     await lab.bury()
     assert check_ended(lab.evidence()) == []
     assert lab.end().status in {TurnStatus.COMPLETED, TurnStatus.INTERRUPTED}
 
 
-async def _go_on(host: Host) -> None:
+async def _continue(host: Host) -> None:
     await host.start()
     await host.wait_for_recovery()
-    await _rest(host)
+    await _await_end(host)
 
 
 @spec("TURN-23")
 @pytest.mark.parametrize("records", range(1, 33, 3))
-async def test_an_node_that_was_only_thought_dead_does_no_harm(records: int) -> None:
-    """It was frozen, its lease went to another, and it wakes in the middle of what it was doing."""
+async def test_a_node_wrongly_considered_dead_does_no_harm(records: int) -> None:
+    """It was frozen, its lease went to another node, and it resumes in the middle of its work."""
     lab = Lab()
     frozen, world = lab.host()
 
@@ -282,14 +282,14 @@ async def test_an_node_that_was_only_thought_dead_does_no_harm(records: int) -> 
 
     await other.live_through(take_over())
     await world.advance(60.0)
-    await other.live_through(_rest(second))
+    await other.live_through(_await_end(second))
     await lab.bury()
     assert check_ended(lab.evidence()) == []
     assert lab.answer() == ANSWER
 
 
 @pytest.mark.parametrize("error", [StoreFullError("full"), StoreBusyError("locked")], ids=lambda e: e.code)
-async def test_a_store_that_fails_for_a_moment_costs_nothing(error: MidstreamError) -> None:
+async def test_a_brief_failure_of_the_store_costs_nothing(error: MidstreamError) -> None:
     for number in range(2, 60):
         lab = Lab()
         store = FailingStore(MemoryStore(lab.memory), {number: error})
@@ -304,7 +304,7 @@ async def test_a_store_that_fails_for_a_moment_costs_nothing(error: MidstreamErr
     pytest.fail("the turn has more appends than expected")
 
 
-async def test_a_message_that_could_not_be_stored_is_refused_and_may_be_sent_again() -> None:
+async def test_a_message_that_could_not_be_stored_is_refused_and_can_be_sent_again() -> None:
     lab = Lab()
     store = FailingStore(MemoryStore(lab.memory), {1: StoreFullError("full")})
     host, world = lab.host(store)
@@ -329,8 +329,8 @@ async def test_a_lost_lease_ends_the_session_here_and_nothing_is_written() -> No
     await lab.bury()
 
 
-def test_an_event_loop_that_ends_does_not_wait_for_a_session_nobody_stopped() -> None:
-    """A host mounted in an app that never says goodbye: Ctrl-C cancels everything at once."""
+def test_a_cancelled_event_loop_does_not_wait_for_an_unstopped_session() -> None:
+    """A host mounted in an app that is never stopped: Ctrl-C cancels everything at once."""
     began = asyncio.Event()
 
     @tool
@@ -350,7 +350,7 @@ def test_an_event_loop_that_ends_does_not_wait_for_a_session_nobody_stopped() ->
     asyncio.run(main())  # the test's timeout bounds it
 
 
-async def test_nobody_waits_for_ever_for_a_session_that_ended_on_a_bug() -> None:
+async def test_waiters_of_a_session_that_ended_on_a_bug_are_released() -> None:
     lab = Lab()
     host, world = lab.host()
     world.crash_at(Fault.BEFORE_CLAIM)

@@ -1,4 +1,4 @@
-"""Readers of journals that are no sessions are woken by any node's append."""
+"""Readers of journals other than sessions are woken by any node's append."""
 
 from __future__ import annotations
 

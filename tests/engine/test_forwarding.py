@@ -42,7 +42,7 @@ COMMANDS: list[Command | Received] = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
-def test_a_command_arrives_as_it_was_handed_over(command: Command | Received) -> None:
+def test_a_forwarded_command_decodes_unchanged(command: Command | Received) -> None:
     assert decode_command(encode_command(command)) == command
 
 
@@ -56,12 +56,12 @@ def test_a_command_arrives_as_it_was_handed_over(command: Command | Received) ->
         b"{}",
     ],
 )
-def test_a_command_of_another_version_may_be_asked_again(body: bytes) -> None:
+def test_a_command_of_another_version_can_be_sent_again(body: bytes) -> None:
     with pytest.raises(UnavailableError):
         decode_command(body)
 
 
-def test_an_node_that_is_asked_to_give_up_is_no_turns_business() -> None:
+def test_a_request_to_give_up_is_not_a_command() -> None:
     with pytest.raises(UnavailableError):
         decode_command(GIVE_UP)
 
@@ -87,7 +87,7 @@ def test_an_answer_of_an_older_server_is_the_journals_end() -> None:
     ],
     ids=lambda error: error.code,
 )
-def test_a_refusal_arrives_as_what_it_was(error: MidstreamError) -> None:
+def test_a_forwarded_refusal_decodes_unchanged(error: MidstreamError) -> None:
     with pytest.raises(type(error)) as caught:
         read_answer(encode_answer(error))
     arrived = caught.value
@@ -98,13 +98,13 @@ def test_a_refusal_arrives_as_what_it_was(error: MidstreamError) -> None:
         assert arrived.expected == error.expected
 
 
-def test_a_refusal_of_another_version_may_be_asked_again() -> None:
+def test_a_refusal_of_another_version_can_be_sent_again() -> None:
     with pytest.raises(UnavailableError, match="new"):
         read_answer(b'{"code":"a_new_one","message":"new"}')
 
 
 @spec("TURN-74")
-def test_what_is_handed_over_has_a_number_or_names_its_turn() -> None:
+def test_a_forwarded_command_has_a_number_or_the_turn() -> None:
     resting = Session()
     running = Session(turn=AwaitingModel(7, 1, attempt=1), turns=7)
     world = FakeWorld()
@@ -132,13 +132,13 @@ def test_what_is_handed_over_has_a_number_or_names_its_turn() -> None:
     ],
     ids=["internal", "also internal", "deep", "no text"],
 )
-def test_what_clients_do_not_send_is_not_decided(body: bytes) -> None:
+def test_commands_that_clients_do_not_send_are_refused(body: bytes) -> None:
     with pytest.raises(UnavailableError):
         decode_command(body)
 
 
 @spec("SEC-49")
-def test_an_answer_without_a_principal_names_the_node_that_took_it() -> None:
+def test_an_answer_without_a_principal_gets_the_name_of_its_node() -> None:
     answer = Answer(CallRef(1, 1, "a"), "digest", Choice.ALLOW)
     named = Answer(CallRef(1, 1, "a"), "digest", Choice.ALLOW, by="node node-7")
     of_ada = Answer(CallRef(1, 1, "a"), "digest", Choice.ALLOW, by="ada")

@@ -38,18 +38,18 @@ from tests.spec import spec
 
 
 async def _die(host: Host) -> None:
-    """Let go of everything at once, as a killed process does; the store keeps what it has."""
+    """Release everything at once, as a killed process does; the store keeps its contents."""
     for runner in host._awake.values():
         await runner.stop(StopMode.CLOSE, DrainingError("killed"))
 
 
-async def _started(host: Host) -> Host:
+async def _start(host: Host) -> Host:
     await host.start()
     await host.wait_for_recovery()
     return host
 
 
-async def test_a_new_session_is_begun_without_a_look_at_the_store() -> None:
+async def test_a_new_session_starts_without_reading_the_store() -> None:
     class Unread(StoreInFront):
         async def before_operation(self, operation: str, session: str) -> None:
             assert (operation, session) not in {("read", "new"), ("find", "new")}
@@ -66,7 +66,7 @@ async def test_a_new_session_is_begun_without_a_look_at_the_store() -> None:
         assert len(runner.state.history.entries) == 2
 
 
-async def test_a_host_that_drains_begins_no_session() -> None:
+async def test_a_draining_host_starts_no_session() -> None:
     async with Host(Agent(ScriptedModel([])), MemoryStore()) as host:
         host.drain()
         with pytest.raises(DrainingError):
@@ -93,14 +93,14 @@ async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: OnDoubtName, r
 
     started = asyncio.Event()
     script = [calls(("write", '{"path":"a"}')), text("done")]
-    first = await _started(Host(Agent(ScriptedModel(script), tools=[writing(hangs=True)]), store))
+    first = await _start(Host(Agent(ScriptedModel(script), tools=[writing(hangs=True)]), store))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     async with asyncio.timeout(60):
         await started.wait()
     await _die(first)
 
-    second = await _started(Host(Agent(ScriptedModel(script), tools=[writing(hangs=False)]), store))
+    second = await _start(Host(Agent(ScriptedModel(script), tools=[writing(hangs=False)]), store))
     records = await records_until_end(await second.session("s"), after=0)
     assert len(ran) == runs
     assert [r.run for r in records if isinstance(r, CallStarted)] == list(range(1, runs + 1))
@@ -122,14 +122,14 @@ async def test_a_turn_whose_tool_runs_at_each_death_of_its_node_is_given_up() ->
         return ""
 
     agent = Agent(ScriptedModel(lambda _request: calls(("write", "{}"))), tools=[write])
-    host = await _started(Host(agent, store))
+    host = await _start(Host(agent, store))
     await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     for _ in range(SUSPECTED_MAX + 1):
         async with asyncio.timeout(60):
             await started.wait()
         await _die(host)
         started.clear()
-        host = await _started(Host(agent, store))
+        host = await _start(Host(agent, store))
     runner = await host.session("s")
     assert not runner.state.is_live
     assert runner.state.last_turn is not None
@@ -139,8 +139,8 @@ async def test_a_turn_whose_tool_runs_at_each_death_of_its_node_is_given_up() ->
     await host.stop(grace_s=0.1)
 
 
-async def test_unknown_and_misnamed_sessions_are_told_apart() -> None:
-    host = await _started(Host(Agent(ScriptedModel([])), MemoryStore()))
+async def test_unknown_and_invalid_session_names_are_distinguished() -> None:
+    host = await _start(Host(Agent(ScriptedModel([])), MemoryStore()))
     with pytest.raises(SessionNotFoundError):
         await host.session("nobody")
     with pytest.raises(UsageError):
@@ -148,7 +148,7 @@ async def test_unknown_and_misnamed_sessions_are_told_apart() -> None:
     await host.stop()
 
 
-async def test_stopping_waits_for_running_tools_and_keeps_their_outcome() -> None:
+async def test_stopping_waits_for_running_tools_and_records_their_outcome() -> None:
     store = MemoryStore()
     started, release = asyncio.Event(), asyncio.Event()
 
@@ -159,7 +159,7 @@ async def test_stopping_waits_for_running_tools_and_keeps_their_outcome() -> Non
         return path
 
     script = [calls(("write", '{"path":"a"}')), text("done")]
-    host = await _started(Host(Agent(ScriptedModel(script), tools=[write]), store))
+    host = await _start(Host(Agent(ScriptedModel(script), tools=[write]), store))
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     async with asyncio.timeout(60):
@@ -173,14 +173,14 @@ async def test_stopping_waits_for_running_tools_and_keeps_their_outcome() -> Non
     stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
     assert [r.result.outcome for r in stored if isinstance(r, CallEnded)] == [Outcome.OK]
 
-    second = await _started(Host(Agent(ScriptedModel(script), tools=[write]), store))
+    second = await _start(Host(Agent(ScriptedModel(script), tools=[write]), store))
     records = await records_until_end(await second.session("s"), after=0)
     assert isinstance(records[-1], TurnEnded)
     assert len([r for r in records if isinstance(r, CallStarted)]) == 1
     await second.stop()
 
 
-async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
+async def test_stopping_is_limited_in_time_if_a_tool_hangs() -> None:
     started = asyncio.Event()
 
     @tool
@@ -190,7 +190,7 @@ async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
         return ""
 
     store = MemoryStore()
-    host = await _started(Host(Agent(ScriptedModel([calls(("hang", "{}"))]), tools=[hang]), store))
+    host = await _start(Host(Agent(ScriptedModel([calls(("hang", "{}"))]), tools=[hang]), store))
     await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     async with asyncio.timeout(60):
         await started.wait()
@@ -198,14 +198,14 @@ async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
         await host.stop()
     await store.open()
     stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
-    assert not any(isinstance(r, CallEnded) for r in stored)  # in doubt, for the next node to judge
+    assert not any(isinstance(r, CallEnded) for r in stored)  # in doubt, for the next node to decide
 
 
-async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
+async def test_records_of_another_process_are_read_and_continued() -> None:
     memory = Memory()
-    here = await _started(Host(Agent(ScriptedModel([text("from here")])), MemoryStore(memory)))
+    here = await _start(Host(Agent(ScriptedModel([text("from here")])), MemoryStore(memory)))
     await run_turn(here, "s", "one")
-    there = await _started(Host(Agent(ScriptedModel([text("from there")])), MemoryStore(memory)))
+    there = await _start(Host(Agent(ScriptedModel([text("from there")])), MemoryStore(memory)))
     cached = await there.session("s")
 
     await run_turn(here, "s", "two")
@@ -213,7 +213,9 @@ async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
 
     await run_turn(here, "s", "three")
     await here.stop()
-    before = await cached.submit(SendMessage(UserMessage.of("four")))  # what it missed is read with the claim
+    before = await cached.submit(
+        SendMessage(UserMessage.of("four"))
+    )  # missed records are read with the claim
     await records_until_end(cached, after=before)
     records = [decode(each.body) for each in await cached.read(after=0, limit=100)]
     said = [r.message.parts[0].text for r in records if isinstance(r, MessageAccepted)]  # type: ignore[union-attr] # words
@@ -223,7 +225,7 @@ async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
 
 
 class SlowTo(StoreInFront):
-    """A store that lets an operation wait."""
+    """A store that delays an operation."""
 
     def __init__(self, operation: str, store: Store) -> None:
         super().__init__(store)
@@ -237,7 +239,7 @@ class SlowTo(StoreInFront):
             await self.may_go_on.wait()
 
 
-async def test_a_host_that_is_stopped_while_it_opens_its_store_leaves_nothing_open() -> None:
+async def test_a_host_stopped_while_it_opens_its_store_leaves_nothing_open() -> None:
     behind = MemoryStore()
     store = SlowTo("open", behind)
     host = Host(Agent(ScriptedModel([])), store)
@@ -253,12 +255,12 @@ async def test_a_host_that_is_stopped_while_it_opens_its_store_leaves_nothing_op
     assert behind.node == ""
 
 
-async def test_a_turn_whose_process_dies_while_others_live_is_taken_up_by_one_of_them() -> None:
+async def test_a_turn_of_a_dead_process_is_taken_over_by_a_living_one() -> None:
     memory = Memory()
-    here = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    here = await _start(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
     await (await here.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     world = FakeWorld()
-    there = await _started(Host(Agent(ScriptedModel([text("done")])), MemoryStore(memory), world=world))
+    there = await _start(Host(Agent(ScriptedModel([text("done")])), MemoryStore(memory), world=world))
     assert (there.recovery.done, there.recovery.failed) == (1, 0)
     await here.stop(grace_s=0.0)
     await world.advance(60.0)
@@ -283,10 +285,10 @@ class Slow(MemoryStore):
         await super().release(session, epoch=epoch)
 
 
-async def test_a_message_on_its_way_keeps_its_session_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_being_stored_keeps_its_session_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
     store = Slow()
-    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    host = await _start(Host(Agent(ScriptedModel([text("a")])), store))
     await run_turn(host, "s", "first")
     store.go.clear()
     runner = await host.session("s")
@@ -304,12 +306,12 @@ async def test_a_message_on_its_way_keeps_its_session_awake(monkeypatch: pytest.
     await host.stop()
 
 
-async def test_sessions_opened_side_by_side_make_room_for_one_another(
+async def test_sessions_opened_concurrently_stay_within_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 3)
     store = Slow()
-    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    host = await _start(Host(Agent(ScriptedModel([text("a")])), store))
     for number in range(3):
         await run_turn(host, f"s{number}", "hi")
     store.go.clear()
@@ -323,9 +325,9 @@ async def test_sessions_opened_side_by_side_make_room_for_one_another(
     await host.stop()
 
 
-async def test_a_session_that_is_being_opened_when_the_host_stops_does_nothing_afterwards() -> None:
+async def test_a_session_being_opened_while_the_host_stops_does_nothing_afterwards() -> None:
     memory = Memory()
-    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    first = await _start(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
     await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     await first.stop()
     store = Slow(memory)
@@ -342,7 +344,7 @@ async def test_a_session_that_is_being_opened_when_the_host_stops_does_nothing_a
 
 async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 3)
-    host = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore()))
+    host = await _start(Host(Agent(ScriptedModel([text("a")])), MemoryStore()))
     for number in range(6):
         await run_turn(host, f"s{number}", "hi")
     assert len(host._awake) == 3
@@ -352,7 +354,7 @@ async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @spec("TURN-35")
-async def test_a_turn_that_waits_for_people_needs_no_node_until_somebody_answers() -> None:
+async def test_a_turn_that_waits_for_people_needs_no_node_until_an_answer() -> None:
     store = MemoryStore()
     ran: list[int] = []
 
@@ -362,7 +364,7 @@ async def test_a_turn_that_waits_for_people_needs_no_node_until_somebody_answers
         return "paid"
 
     script = [calls(("pay", '{"amount": 5}')), text("done")]
-    first = await _started(Host(Agent(ScriptedModel(script), tools=[pay]), store))
+    first = await _start(Host(Agent(ScriptedModel(script), tools=[pay]), store))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("pay")))
     async with asyncio.timeout(60):
@@ -373,7 +375,7 @@ async def test_a_turn_that_waits_for_people_needs_no_node_until_somebody_answers
     assert (found.mark.is_live, found.mark.status) == (False, "waiting")
     await _die(first)
 
-    second = await _started(Host(Agent(ScriptedModel(script), tools=[pay]), store))
+    second = await _start(Host(Agent(ScriptedModel(script), tools=[pay]), store))
     assert second.recovery.total == 0
     woken = await second.session("s")
     assert woken.state.epoch == 1, "looking at it claims nothing"
@@ -388,12 +390,12 @@ async def test_a_turn_that_waits_for_people_needs_no_node_until_somebody_answers
     await second.stop()
 
 
-async def test_whoever_finds_a_session_outdated_at_the_same_time_gets_the_same_one() -> None:
-    """Found by the simulation: the second opened it once more, and the readers of the first heard nothing."""
+async def test_concurrent_reopening_of_an_outdated_session_gives_one_runner() -> None:
+    """Found by the simulation: the second caller opened it once more, and the readers of the first received nothing."""
     memory = Memory()
     agent = Agent(ScriptedModel([text("one"), text("two")]))
-    ours = await _started(Host(agent, _SlowToFind(memory)))
-    theirs = await _started(Host(agent, MemoryStore(memory)))
+    ours = await _start(Host(agent, _SlowToFind(memory)))
+    theirs = await _start(Host(agent, MemoryStore(memory)))
     await run_turn(theirs, "s", "hi")
     await (await theirs.session("s")).stop(StopMode.SLEEP)
     theirs._awake.clear()
@@ -410,7 +412,7 @@ async def test_whoever_finds_a_session_outdated_at_the_same_time_gets_the_same_o
 
 
 class _SlowToFind(MemoryStore):
-    """A store that takes a moment to say where a session ends, each time a little longer."""
+    """A store that takes a moment to find where a session ends, each time a little longer."""
 
     _turns = 0
 
@@ -422,14 +424,14 @@ class _SlowToFind(MemoryStore):
 
 
 def _damage_outcome(memory: Memory) -> None:
-    """Cut the stored record of the first outcome short."""
+    """Truncate the stored record of the first outcome."""
     stored = memory.sessions["s"].records
     at, found = next((at, each) for at, each in enumerate(stored) if isinstance(decode(each.body), CallEnded))
     stored[at] = StoredRecord(found.position, found.epoch, found.body[:-3])
 
 
 @spec("TURN-72")
-async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
+async def test_a_damaged_outcome_does_not_stop_the_session() -> None:
     memory = Memory()
 
     @tool
@@ -437,12 +439,12 @@ async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
         return path
 
     model = ScriptedModel([calls(("write", '{"path":"a"}')), text("ok")])
-    first = await _started(Host(Agent(model, tools=[write]), MemoryStore(memory)))
+    first = await _start(Host(Agent(model, tools=[write]), MemoryStore(memory)))
     await run_turn(first, "s", "hi")
     await first.stop()
     _damage_outcome(memory)
 
-    second = await _started(Host(Agent(model, tools=[write]), MemoryStore(memory)))
+    second = await _start(Host(Agent(model, tools=[write]), MemoryStore(memory)))
     runner = await second.session("s")
     step = runner.state.history.entries[1]
     assert isinstance(step, Step)
@@ -469,7 +471,7 @@ async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> No
         return ""
 
     model = ScriptedModel([calls(("write", '{"path":"a"}'), ("hang", "{}")), text("ok")])
-    first = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
+    first = await _start(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     async with asyncio.timeout(60):
@@ -478,7 +480,7 @@ async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> No
     await first.stop(grace_s=0)
     _damage_outcome(memory)
 
-    second = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
+    second = await _start(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
     await records_until_end(await second.session("s"), after=0)
     step = (await second.session("s")).state.history.entries[1]
     assert isinstance(step, Step)

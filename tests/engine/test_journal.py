@@ -59,7 +59,7 @@ def _batch(journal: Journal, bodies: Sequence[bytes], sync: Sync) -> Batch:
 
 
 class Asked(StoreInFront):
-    """A store that notes what is asked of it."""
+    """A store that records its operations."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(MemoryStore(memory))
@@ -69,7 +69,7 @@ class Asked(StoreInFront):
         self.operations.append(operation)
 
 
-async def test_of_a_new_session_nothing_is_read_before_its_first_append() -> None:
+async def test_a_new_session_reads_nothing_before_its_first_append() -> None:
     store = Asked(Memory())
     await store.open()
     journal = Journal(store, "s", World(), is_new=True)
@@ -86,7 +86,7 @@ async def test_of_a_new_session_nothing_is_read_before_its_first_append() -> Non
     assert store.operations[3:] == ["release", "find", "claim"]
 
 
-async def test_a_claim_ahead_that_is_not_used_is_given_up() -> None:
+async def test_an_unused_early_claim_is_given_up() -> None:
     memory = Memory()
     store, other = Asked(memory), MemoryStore(memory)
     await store.open()
@@ -98,7 +98,7 @@ async def test_a_claim_ahead_that_is_not_used_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-async def test_a_claim_ahead_that_is_undone_leaves_what_was_there(*, is_there: bool) -> None:
+async def test_an_undone_early_claim_leaves_the_earlier_state(*, is_there: bool) -> None:
     memory = Memory()
     if is_there:
         await _open_and_append(memory)
@@ -114,7 +114,7 @@ async def test_a_claim_ahead_that_is_undone_leaves_what_was_there(*, is_there: b
     assert found is None or (found.is_free and found.end == 1)
 
 
-async def test_a_claim_ahead_that_is_refused_is_tried_again() -> None:
+async def test_a_refused_early_claim_is_tried_again() -> None:
     class Busy(Asked):
         async def before_operation(self, operation: str, session: str) -> None:
             await super().before_operation(operation, session)
@@ -130,7 +130,7 @@ async def test_a_claim_ahead_that_is_refused_is_tried_again() -> None:
     assert await journal.claim(at=1.0) == 1
 
 
-async def test_a_session_that_is_not_new_after_all_is_not_appended_to() -> None:
+async def test_a_session_wrongly_considered_new_is_not_appended_to() -> None:
     memory = Memory()
     await _open_and_append(memory)
     store = Asked(memory)
@@ -172,7 +172,7 @@ async def test_a_reader_far_behind_reads_pages_from_the_store(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("bytes_max", "held_max"), [(10_000, 12_000), (3000, 3000), (0, 2000)])
-async def test_what_is_kept_in_memory_is_bounded_in_bytes(bytes_max: int, held_max: int) -> None:
+async def test_the_records_in_memory_are_limited_in_bytes(bytes_max: int, held_max: int) -> None:
     store = MemoryStore()
     await store.open()
     journal = Journal(store, "s", World(), tail_bytes_max=bytes_max)
@@ -208,7 +208,7 @@ async def test_readers_that_leave_a_silent_session_leave_nothing_behind() -> Non
     assert not journal._waiting
 
 
-async def test_a_closed_journal_sends_its_waiters_away_with_the_reason() -> None:
+async def test_a_closed_journal_ends_its_waiters_with_the_reason() -> None:
     journal = await _open(MemoryStore())
     waiting = asyncio.ensure_future(journal.wait(0))
     await asyncio.sleep(0)
@@ -219,7 +219,7 @@ async def test_a_closed_journal_sends_its_waiters_away_with_the_reason() -> None
         await journal.wait(0)
 
 
-async def test_a_record_of_a_newer_version_is_named_by_its_place() -> None:
+async def test_a_record_of_a_newer_version_is_reported_with_its_position() -> None:
     store = MemoryStore()
     journal = await _open(store)
     await journal.append(_batch(journal, [b'{"type":"from_the_future"}'], Sync.FULL))
@@ -228,7 +228,7 @@ async def test_a_record_of_a_newer_version_is_named_by_its_place() -> None:
 
 
 @spec("TURN-72")
-async def test_a_damaged_outcome_costs_only_itself_and_readers_are_told_so(
+async def test_a_damaged_outcome_affects_only_itself_and_readers_are_informed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 1)
@@ -246,7 +246,7 @@ async def test_a_damaged_outcome_costs_only_itself_and_readers_are_told_so(
 
 
 @spec("TURN-72")
-async def test_an_outcome_of_a_newer_version_is_not_damaged_but_refused() -> None:
+async def test_an_outcome_of_a_newer_version_is_refused_and_not_treated_as_damaged() -> None:
     store = MemoryStore()
     journal = await _open(store)
     newer = encode(EpochStarted(1, "o", 1.0, version=VERSION + 1))
@@ -257,14 +257,14 @@ async def test_an_outcome_of_a_newer_version_is_not_damaged_but_refused() -> Non
 
 
 class _Slow(MemoryStore):
-    """Lets the others go first before it says what follows a record."""
+    """Lets other tasks run before it returns the following records."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         await asyncio.sleep(0)
         return await super().read(session, after=after, limit=limit)
 
 
-async def test_who_leaves_while_the_store_is_asked_takes_no_records_along() -> None:
+async def test_a_reader_cancelled_during_a_read_loses_no_records() -> None:
     memory = Memory()
     theirs = await _open(MemoryStore(memory))
     store = _Slow(memory)
@@ -295,7 +295,7 @@ async def _gone(journal: Journal, *, after: int) -> int:
 
 
 @spec("STREAM-63")
-async def test_a_reader_behind_what_was_pruned_is_told_so_and_one_at_its_end_is_not() -> None:
+async def test_a_reader_behind_pruned_records_is_informed_and_one_at_the_end_is_not() -> None:
     memory = Memory()
     store = MemoryStore(memory)
     writer = await _open(store)
@@ -313,7 +313,7 @@ async def test_a_reader_behind_what_was_pruned_is_told_so_and_one_at_its_end_is_
 
 
 @spec("STREAM-63")
-async def test_of_a_journal_that_was_pruned_whole_nothing_but_its_beginning_is_left() -> None:
+async def test_a_completely_pruned_journal_has_only_its_beginning() -> None:
     store = MemoryStore()
     writer = await _open(store)
     assert await writer.beginning() == (START, Session())
@@ -331,7 +331,7 @@ async def test_of_a_journal_that_was_pruned_whole_nothing_but_its_beginning_is_l
 
 
 @spec("STREAM-60")
-async def test_who_follows_and_was_overtaken_goes_on_from_the_beginning_that_is_left() -> None:
+async def test_a_follower_behind_pruned_records_continues_from_the_remaining_beginning() -> None:
     memory = Memory()
     here, there = MemoryStore(memory), MemoryStore(memory)
     writer = await _open(here)
@@ -352,7 +352,7 @@ async def test_who_follows_and_was_overtaken_goes_on_from_the_beginning_that_is_
         await follower.catch_up()
 
 
-async def test_what_is_pruned_between_two_pages_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_pruned_between_two_pages_are_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "PAGE_RECORDS", 2)
 
     class Pruning(MemoryStore):

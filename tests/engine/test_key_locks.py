@@ -8,7 +8,7 @@ from midstream.engine.key_locks import KeyLocks
 from midstream.testing import FakeWorld
 
 
-async def test_who_comes_first_goes_first_and_others_wait() -> None:
+async def test_waiters_enter_in_order() -> None:
     world, order = FakeWorld(), list[str]()
     locks = KeyLocks(world, wait_s=10.0)
 
@@ -30,7 +30,7 @@ async def test_other_keys_do_not_wait() -> None:
     assert await locks.enter("b")
 
 
-async def test_who_has_waited_too_long_goes_without() -> None:
+async def test_a_waiter_proceeds_without_the_lock_after_its_limit() -> None:
     world = FakeWorld()
     locks = KeyLocks(world, wait_s=10.0)
     assert await locks.enter("k")
@@ -42,7 +42,7 @@ async def test_who_has_waited_too_long_goes_without() -> None:
     assert not locks.is_held("k")
 
 
-async def test_a_cancelled_wait_keeps_nobody_out() -> None:
+async def test_a_cancelled_wait_does_not_block_the_others() -> None:
     world = FakeWorld()
     locks = KeyLocks(world, wait_s=10.0)
     assert await locks.enter("k")
@@ -55,7 +55,7 @@ async def test_a_cancelled_wait_keeps_nobody_out() -> None:
     assert next_one.result() is True
 
 
-async def test_whoever_is_cancelled_while_it_is_given_the_key_passes_it_on() -> None:
+async def test_a_waiter_cancelled_while_it_receives_the_lock_passes_it_on() -> None:
     world = FakeWorld()
     locks = KeyLocks(world, wait_s=10.0)
     assert await locks.enter("k")

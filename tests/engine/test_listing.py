@@ -1,4 +1,4 @@
-"""What a listing shows of a session."""
+"""The listing of a session."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from midstream.store.contract import SessionListing
 from tests.session.turn_stories import AT, answers, asks, ended, needs_approval, reads, responses, say
 
 
-def _told(*commands: Command) -> tuple[list[SessionListing | None], Session]:
-    """Return what each command made of the line, and the session."""
+def _listings(*commands: Command) -> tuple[list[SessionListing | None], Session]:
+    """Return the change of the listing after each command, and the session."""
     session = fold([(1, EpochStarted(1, "node", AT))])
     marks: list[SessionListing | None] = []
     for command in commands:
@@ -29,7 +29,7 @@ def _after(session: Session, records: tuple[Record, ...]) -> Session:
 
 
 def test_a_turn_is_running_until_it_ends() -> None:
-    marks, _ = _told(say("  what \n is it? "), asks(reads("a")), ended("a"), answers(response=2))
+    marks, _ = _listings(say("  what \n is it? "), asks(reads("a")), ended("a"), answers(response=2))
     assert marks == [
         SessionListing(is_live=True, at=AT, title="what is it?", turns=1, status="running"),
         None,
@@ -38,16 +38,16 @@ def test_a_turn_is_running_until_it_ends() -> None:
     ]
 
 
-def test_the_title_is_the_beginning_of_the_first_message() -> None:
-    (first, *_, second), _ = _told(say("x" * 500), Cancel(), say("another"))
+def test_the_title_is_the_start_of_the_first_message() -> None:
+    (first, *_, second), _ = _listings(say("x" * 500), Cancel(), say("another"))
     assert first is not None
     assert first.title == "x" * TITLE_CHARS_MAX
     assert second is not None
     assert second.title == "", "the old one stays"
 
 
-def test_a_turn_that_waits_for_people_only_is_nobodys_work() -> None:
-    marks, _ = _told(say(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
+def test_a_turn_that_waits_only_for_people_is_waiting_and_not_live() -> None:
+    marks, _ = _listings(say(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
     assert [(mark.is_live, mark.status) for mark in marks if mark] == [
         (True, "running"),
         (False, "waiting"),
@@ -55,9 +55,9 @@ def test_a_turn_that_waits_for_people_only_is_nobodys_work() -> None:
     ]
 
 
-def test_the_next_turn_of_the_queue_keeps_the_line_running() -> None:
+def test_the_next_turn_of_the_queue_keeps_the_session_running() -> None:
     queued = SendMessage(UserMessage.of("and then"), when_busy=WhenBusy.QUEUE)
-    marks, _ = _told(say(), queued, answers())
+    marks, _ = _listings(say(), queued, answers())
     assert marks[-1] == SessionListing(is_live=True, at=AT, turns=2, status="running")
 
 

@@ -1,9 +1,9 @@
-"""Whatever a turn came to, the next prompt is accepted by every provider.
+"""After any end of a turn, every provider accepts the next prompt.
 
-The real runtime, led through generated lives: models that stop in the middle, fail, stall or say nothing, tools that
-fail or ignore a cancel, a cancel at any moment, a process that dies at any fault point and one that comes back hours
-later. After each turn, and in each request in between, what would be sent is checked for every profile. (The hang
-that issue 3 began with was a history that no provider answered.)
+The real runtime runs through generated lives: models that stop in the middle, fail, stall or return nothing,
+tools that fail or ignore a cancel, a cancel at any moment, a process that dies at any fault point and one that
+restarts hours later. After each turn, and for each request in between, the prompt is checked for every profile.
+(The hang in issue 3 started with a history that no provider answered.)
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ DEATHS = [
 
 
 class TurnPlan(Struct):
-    """How one turn goes: what is said, what the model does, when it is stopped, where the process dies."""
+    """The course of one turn: its message, the model's behaviour, its cancel, the death of the process."""
 
     said: tuple[Text | File, ...]
     responses: list[str]
@@ -102,8 +102,8 @@ plans = st.builds(
 )
 
 
-def refused(history: History) -> dict[str, object]:
-    """Say who would not take a history."""
+def refusing_profiles(history: History) -> dict[str, object]:
+    """Return the profiles that refuse a history."""
     found: dict[str, object] = {}
     for name, profile in PROFILES.items():
         sent = render(history, "Be brief.", name)
@@ -114,7 +114,7 @@ def refused(history: History) -> dict[str, object]:
 
 
 class Life:
-    """One session and the processes it lives in, one after the other."""
+    """One session and its successive processes."""
 
     def __init__(self) -> None:
         self.memory = Memory()
@@ -132,14 +132,14 @@ class Life:
         return world, host
 
     def _response(self, request: ModelRequest) -> Response:
-        if found := refused(request.history):
+        if found := refusing_profiles(request.history):
             self.refused.append(found)
         number = steps_since_user(request.history)
         responses = self.plan.responses
         return RESPONSES[responses[number]] if number < len(responses) else text("done")
 
     async def turn(self, plan: TurnPlan) -> None:
-        """Let one turn come to its end, whatever that is."""
+        """Run one turn to its end, whatever that is."""
         self.plan = plan
         if plan.death is not None:
             point, count = plan.death
@@ -149,13 +149,13 @@ class Life:
             if plan.cancel_after_s is not None:
                 await self.world.advance(plan.cancel_after_s)
                 await self.world.live_through(self._cancel())
-            await self._ended()
+            await self._await_end()
         except (Crashed, MidstreamError):
             assert self.world.is_dead
             self.memory.living.clear()
             self.at = self.world.now() + plan.away_s
             self.world, self.host = self._process()
-            await self._ended()
+            await self._await_end()
         self.world.crash_at(DEATHS[0], count=10**9)
 
     async def _say(self) -> None:
@@ -166,8 +166,8 @@ class Life:
     async def _cancel(self) -> None:
         await (await self._runner()).submit(Cancel())
 
-    async def _ended(self) -> None:
-        """Wait for the end of the turn; where a model is silent for ever, somebody stops it."""
+    async def _await_end(self) -> None:
+        """Wait for the end of the turn; cancel it if the model is silent for ever."""
         try:
             await self.world.live_through(self._rest())
         except TimeoutError:
@@ -215,9 +215,9 @@ async def _live(turns: list[TurnPlan]) -> None:
         session = (await life._runner()).state
         assert not session.is_live
         following = UserMessage.of("and now?")
-        assert refused(session.history.then(following)) == {}
-        assert refused(session.model_history.then(following)) == {}
-        assert refused(session.model_history) == {}
+        assert refusing_profiles(session.history.then(following)) == {}
+        assert refusing_profiles(session.model_history.then(following)) == {}
+        assert refusing_profiles(session.model_history) == {}
     assert life.refused == []
     for host in life.hosts:
         await host.stop(grace_s=0.0)
@@ -227,19 +227,19 @@ async def _live(turns: list[TurnPlan]) -> None:
 @spec("HISTORY-90")
 @settings(max_examples=tried(50), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(plans, min_size=1, max_size=4))
-def test_the_next_prompt_is_accepted_whatever_the_turns_came_to(turns: list[TurnPlan]) -> None:
+def test_the_next_prompt_is_accepted_whatever_the_turns_end(turns: list[TurnPlan]) -> None:
     asyncio.run(_live(turns))
 
 
 @pytest.mark.slow
 @spec("HISTORY-90", "TURN-19")
-def test_the_next_prompt_is_accepted_after_each_end_by_itself() -> None:
+def test_the_next_prompt_is_accepted_after_each_kind_of_end() -> None:
     for name in RESPONSES:
         for cancel_after_s in (None, 0.0, 0.021):
             asyncio.run(_live([TurnPlan((Text("go"),), [name], cancel_after_s, None, 60.0)]))
 
 
-async def test_an_abort_keeps_the_words_and_the_finished_calls() -> None:
+async def test_an_abort_keeps_the_text_and_the_finished_calls() -> None:
     life = Life()
     await life.turn(TurnPlan((Text("go"),), ["half a sentence"], 0.031, None, 60.0))
     await life.turn(TurnPlan((Text("go"),), ["stubborn"], 2.0, None, 60.0))

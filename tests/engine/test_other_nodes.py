@@ -1,4 +1,4 @@
-"""Two hosts on one store: each reads, asks and inherits what is the other's."""
+"""Two hosts on one store: each reads, forwards to and takes over sessions of the other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WAIT_S = 60.0
 
 
 class Hold:
-    """A door before an operation."""
+    """A gate before an operation."""
 
     def __init__(self) -> None:
         self.was_asked = asyncio.Event()
@@ -55,7 +55,7 @@ class Hold:
 
 
 class Scripted(StoreInFront):
-    """A store that refuses an operation, or lets it wait."""
+    """A store that refuses an operation, or delays it."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(MemoryStore(memory))
@@ -63,7 +63,7 @@ class Scripted(StoreInFront):
         self._holds: dict[str, Hold] = {}
 
     def hold(self, operation: str) -> Hold:
-        """Let the next one wait; `claimed` is the return of a claim that has happened."""
+        """Let the next operation wait; `claimed` waits for the return of a claim that has happened."""
         self._holds[operation] = Hold()
         return self._holds[operation]
 
@@ -97,7 +97,7 @@ class Places:
         return host
 
     async def kill(self, host: Host) -> None:
-        """Let a host die as a process does: nothing is given up, nothing is told."""
+        """Let a host die as a process does: nothing is given up or reported."""
         assert isinstance(host.store, MemoryStore)
         host._phase = HostPhase.STOPPED
         await host._caretaker.stop()
@@ -148,7 +148,7 @@ def _command(words: str, *, seqno: int = 0, digest: str = "d") -> Received:
 
 
 @spec("TURN-55")
-async def test_a_reader_elsewhere_is_shown_the_turn_as_it_grows(places: Places) -> None:
+async def test_a_reader_on_another_node_receives_the_turn_as_it_grows(places: Places) -> None:
     go = asyncio.Event()
     here = await places.host([[TextDelta("half"), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host()
@@ -166,7 +166,7 @@ async def test_a_reader_elsewhere_is_shown_the_turn_as_it_grows(places: Places) 
 
 
 @spec("TURN-56")
-async def test_the_node_decides_what_comes_in_elsewhere(places: Places) -> None:
+async def test_the_owning_node_decides_commands_of_other_nodes(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()
     await run_turn_of(here, "first")
@@ -193,7 +193,7 @@ async def run_turn_of(host: Host, words: str) -> None:
 
 
 @spec("TURN-39", "TURN-56")
-async def test_the_agents_limit_for_a_turn_holds_wherever_the_message_came_in(places: Places) -> None:
+async def test_the_agents_turn_limit_applies_wherever_the_message_arrived(places: Places) -> None:
     here = await places.host([text("hello"), text("hello")], turn_s=90.0)
     there = await places.host(turn_s=90.0)
     await run_turn_of(here, "first")
@@ -204,12 +204,12 @@ async def test_the_agents_limit_for_a_turn_holds_wherever_the_message_came_in(pl
 
 @spec("TURN-74")
 @pytest.mark.parametrize("is_running", [True, False])
-async def test_what_is_decided_twice_happens_once(places: Places, *, is_running: bool) -> None:
+async def test_a_command_decided_twice_takes_effect_once(places: Places, *, is_running: bool) -> None:
     here = await places.host([text("hello"), [Stall()] if is_running else text("hello"), text("hello")])
     there = await places.host()
     await run_turn_of(here, "first")
     theirs = await there.session("s")
-    await here._caretaker.stop()  # it is told by the test
+    await here._caretaker.stop()  # the test wakes it
     asking = asyncio.ensure_future(theirs.submit(SendMessage(UserMessage.of("second"))))
     await _until(lambda: bool(places.memory.forwarded_commands))
     ((number, handed),) = places.memory.forwarded_commands.items()
@@ -225,8 +225,8 @@ async def test_what_is_decided_twice_happens_once(places: Places, *, is_running:
 
 
 @spec("TURN-74")
-async def test_what_is_taken_back_or_gone_on_with_twice_happens_once(places: Places) -> None:
-    """What names nothing (all that wait, the last turn) must not mean something else the second time."""
+async def test_a_withdraw_or_resume_decided_twice_takes_effect_once(places: Places) -> None:
+    """A command without a name (all waiting ones, the last turn) must not change its meaning the second time."""
     here = await places.host([[Stall()]])
     there = await places.host()
     ours = await _say(here, "first")
@@ -247,12 +247,12 @@ async def test_what_is_taken_back_or_gone_on_with_twice_happens_once(places: Pla
 
 
 @spec("TURN-56")
-async def test_a_command_whose_node_dies_undecided_goes_to_the_next(places: Places) -> None:
+async def test_an_undecided_command_of_a_dead_node_goes_to_the_next(places: Places) -> None:
     here = await places.host()
     there = await places.host([text("from there")])
     await run_turn(here, "s", "first")
     theirs = await there.session("s")
-    await here._caretaker.stop()  # it hears nothing any more
+    await here._caretaker.stop()  # it receives nothing any more
     asking = asyncio.ensure_future(theirs.submit(_command("second")))
     await _until(lambda: bool(places.memory.forwarded_commands))
     await places.kill(here)
@@ -266,7 +266,7 @@ async def test_a_command_whose_node_dies_undecided_goes_to_the_next(places: Plac
 
 
 @spec("TURN-51")
-async def test_a_survivor_goes_on_unasked_and_its_readers_stay(places: Places) -> None:
+async def test_a_surviving_node_continues_unprompted_and_its_readers_stay(places: Places) -> None:
     here = await places.host([[TextDelta("half"), Stall()]])
     others = [await places.host([text("the whole")]) for _ in range(3)]
     await _say(here, "hi")
@@ -281,7 +281,7 @@ async def test_a_survivor_goes_on_unasked_and_its_readers_stay(places: Places) -
 
 
 @spec("TURN-54")
-async def test_a_host_that_stops_gives_up_at_a_boundary_while_others_live(places: Places) -> None:
+async def test_a_stopping_host_gives_up_at_a_boundary_while_others_live(places: Places) -> None:
     go = asyncio.Event()
     here = await places.host([[TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host([text("no")])
@@ -314,7 +314,7 @@ async def test_nodes_that_hand_a_turn_over_do_not_count_as_dead(places: Places) 
     assert runner.state.last_turn.status is TurnStatus.CANCELLED
 
 
-async def test_a_store_that_is_busy_when_an_node_dies_is_asked_again(places: Places) -> None:
+async def test_a_busy_store_at_the_death_of_a_node_is_tried_again(places: Places) -> None:
     here = await places.host([[Stall()]])
     store = FailingStore(MemoryStore(places.memory))
     there = await places.host([text("done")], store=store)
@@ -326,7 +326,7 @@ async def test_a_store_that_is_busy_when_an_node_dies_is_asked_again(places: Pla
     await records_until_end(await there.session("s"), after=0)
 
 
-async def test_what_others_work_on_is_not_kept_awake_by_recovery(places: Places) -> None:
+async def test_recovery_does_not_keep_sessions_of_other_nodes_awake(places: Places) -> None:
     here = await places.host([[Stall()]])
     await _say(here, "hi")
     there = await places.host()
@@ -334,7 +334,7 @@ async def test_what_others_work_on_is_not_kept_awake_by_recovery(places: Places)
     assert there.awake("s") is None
 
 
-async def test_a_followed_session_that_is_deleted_ends_for_its_readers(places: Places) -> None:
+async def test_the_deletion_of_a_followed_session_ends_its_readers(places: Places) -> None:
     here = await places.host([text("a")])
     there = await places.host()
     await run_turn(here, "s", "hi")
@@ -348,7 +348,7 @@ async def test_a_followed_session_that_is_deleted_ends_for_its_readers(places: P
 
 
 @spec("TURN-56")
-async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(places: Places) -> None:
+async def test_any_node_can_delete_a_session_but_not_during_a_turn(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()
     runner = await _say(here, "hi")
@@ -361,7 +361,7 @@ async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(plac
 
 
 @spec("STREAM-68")
-async def test_readers_of_an_node_that_lets_go_are_told_once_another_process_has_deleted(
+async def test_readers_of_a_releasing_node_are_informed_once_another_process_has_deleted(
     places: Places,
 ) -> None:
     here = await places.host([text("a"), text("b")])
@@ -392,7 +392,7 @@ async def test_readers_of_an_node_that_lets_go_are_told_once_another_process_has
 
 
 @spec("TURN-54")
-async def test_a_session_that_is_given_up_while_another_node_claims_it_counts_as_handed_over(
+async def test_a_session_given_up_while_another_node_claims_it_counts_as_handed_over(
     places: Places,
 ) -> None:
     claiming = Scripted(places.memory)
@@ -412,7 +412,7 @@ async def test_a_session_that_is_given_up_while_another_node_claims_it_counts_as
 
 @spec("TURN-54")
 @pytest.mark.parametrize("moment", ["claim", "claimed"])
-async def test_a_host_that_stops_gives_up_a_session_that_it_was_just_claiming(
+async def test_a_stopping_host_gives_up_a_session_that_it_was_just_claiming(
     places: Places, moment: str
 ) -> None:
     claiming = Scripted(places.memory)
@@ -454,7 +454,7 @@ async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(p
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["command", "deletion"])
 @spec("TURN-76")
-async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_nothing_is_left(
+async def test_a_command_during_the_release_of_its_session_is_accepted_or_leaves_nothing(
     places: Places,
     is_first: bool,  # noqa: FBT001 - a case
 ) -> None:
@@ -488,7 +488,7 @@ async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_n
     reader.detach()
 
 
-async def test_a_session_whose_runner_failed_at_its_node_is_deleted_from_elsewhere(places: Places) -> None:
+async def test_a_session_whose_runner_failed_at_its_node_can_be_deleted_by_another(places: Places) -> None:
     store = FailingStore(MemoryStore(places.memory))
     here = await places.host([text("a")], store=store)
     there = await places.host()
@@ -502,12 +502,12 @@ async def test_a_session_whose_runner_failed_at_its_node_is_deleted_from_elsewhe
     assert places.memory.sessions == {}
 
 
-async def test_a_command_whose_node_is_silent_ends_with_the_host_that_hands_it_over(places: Places) -> None:
+async def test_a_command_for_a_silent_node_ends_with_the_host_that_forwards_it(places: Places) -> None:
     here = await places.host()
     there = await places.host()
     await run_turn(here, "s", "first")
     theirs = await there.session("s")
-    await here._caretaker.stop()  # it hears nothing any more
+    await here._caretaker.stop()  # it receives nothing any more
     asking = asyncio.ensure_future(theirs.submit(_command("second")))
     await _until(lambda: bool(places.memory.forwarded_commands))
     await there.stop(grace_s=0)
@@ -521,7 +521,7 @@ async def test_a_command_that_waits_for_a_refresh_ends_with_its_session(places: 
     there = await places.host()
     await run_turn(here, "s", "first")
     theirs = await there.session("s")
-    async with theirs._unclaimed:  # somebody folds what others appended
+    async with theirs._unclaimed:  # another task folds the records of other nodes
         asking = asyncio.ensure_future(theirs.submit(_command("second")))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -531,7 +531,7 @@ async def test_a_command_that_waits_for_a_refresh_ends_with_its_session(places: 
 
 
 @spec("TURN-55")
-async def test_a_parent_is_shown_the_child_that_another_process_works_on(places: Places) -> None:
+async def test_a_parent_receives_the_child_that_another_process_runs(places: Places) -> None:
     go = asyncio.Event()
     here, there = await places.host(), await places.host()
     here.agent = _boss([])
@@ -551,7 +551,7 @@ async def test_a_parent_is_shown_the_child_that_another_process_works_on(places:
 
 
 @spec("TURN-48")
-async def test_a_parent_stops_the_child_that_another_process_works_on(places: Places) -> None:
+async def test_a_parent_cancels_the_child_that_another_process_runs(places: Places) -> None:
     here, there = await places.host(), await places.host()
     here.agent = _boss([])
     there.agent = _boss([TextDelta("half "), Stall()])
@@ -595,7 +595,7 @@ async def test_a_session_is_deleted_with_its_sub_agents_wherever_they_are_awake(
 
 
 @spec("TURN-76")
-async def test_a_session_is_not_deleted_while_a_sub_agent_is_at_work(places: Places) -> None:
+async def test_a_session_is_not_deleted_while_a_sub_agent_runs(places: Places) -> None:
     here, there = await places.host(), await places.host()
     here.agent = there.agent = _boss([Stall()])
     place = Parent("s", 1, 1, "c1", ("research",))
@@ -608,7 +608,7 @@ async def test_a_session_is_not_deleted_while_a_sub_agent_is_at_work(places: Pla
 
 
 @spec("TURN-48")
-async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_its_parent(
+async def test_a_child_taken_from_a_frozen_process_is_not_given_up_by_its_parent(
     places: Places,
 ) -> None:
     here, there = await places.host(), await places.host()
@@ -634,10 +634,10 @@ def _boss(response: list[ScriptedStep]) -> Agent:
     return Agent(ScriptedModel([calls(("research", '{"task": "find it"}')), text("thanks")]), tools=[helper])
 
 
-# --- turns that no report mentions --------------------------------------------------------------------------------
+# --- turns without a report ---------------------------------------------------------------------------------------
 
 
-async def _left_turn_while_unwatched(places: Places, store: Scripted) -> tuple[Host, Runner]:
+async def _leave_turn_unwatched(places: Places, store: Scripted) -> tuple[Host, Runner]:
     """Return a host that followed a turn whose node died, and has not been informed of that."""
     here = await places.host([[Stall()]])
     there = await places.host([text("done"), text("done")], store=store)
@@ -652,11 +652,11 @@ async def _left_turn_while_unwatched(places: Places, store: Scripted) -> tuple[H
 
 
 @spec("TURN-51")
-async def test_a_turn_goes_on_whose_session_was_claimed_for_a_command_that_could_not_be_written(
+async def test_a_turn_continues_after_a_claim_for_a_command_that_could_not_be_written(
     places: Places,
 ) -> None:
     store = Scripted(places.memory)
-    _, theirs = await _left_turn_while_unwatched(places, store)
+    _, theirs = await _leave_turn_unwatched(places, store)
     store.refused = "append"
     with pytest.raises(StoreBusyError):
         await theirs.submit(SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE))
@@ -665,7 +665,7 @@ async def test_a_turn_goes_on_whose_session_was_claimed_for_a_command_that_could
 
 
 class _Ends:
-    """Observes that a turn ends."""
+    """Observes the end of a turn."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -676,7 +676,7 @@ class _Ends:
 
 
 @spec("TURN-51")
-async def test_a_turn_goes_on_that_was_not_read_yet_when_the_claim_of_its_session_failed(
+async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
     places: Places,
 ) -> None:
     here = await places.host([[Stall()]])
@@ -692,7 +692,7 @@ async def test_a_turn_goes_on_that_was_not_read_yet_when_the_claim_of_its_sessio
     await places.kill(here)
     store.refused = "read"
     with pytest.raises(StoreBusyError):
-        await theirs._mailbox.post(None)  # as a deadline does, which no client sends again
+        await theirs._mailbox.post(None)  # like a deadline, which no client sends again
     store.refused = ""
     ends = _Ends()
     there.observers.add(ends)
@@ -700,7 +700,7 @@ async def test_a_turn_goes_on_that_was_not_read_yet_when_the_claim_of_its_sessio
 
 
 @spec("TURN-51")
-async def test_a_turn_goes_on_whose_node_came_back_and_died_before_it_was_looked_at_again(
+async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     places: Places,
 ) -> None:
     store = Scripted(places.memory)

@@ -49,7 +49,7 @@ def disk() -> Iterator[Disk]:
 
 
 class Reader:
-    """One client, what it received, and the errors the server reported."""
+    """One client, its received events, and the errors that the server reported."""
 
     def __init__(self, url: str, transport: TransportName) -> None:
         self.errors: list[MidstreamError] = []

@@ -1,4 +1,4 @@
-"""What a batch of calls does at the level of a host: order, independence, time limits, progress, late results."""
+"""Batches of calls in a host: order, independence, time limits, progress, late results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _hosted(
         await host.stop()
 
 
-async def _begun(host: Host) -> Runner:
+async def _start(host: Host) -> Runner:
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     return runner
@@ -71,7 +71,7 @@ def _results(records: tuple[Record, ...]) -> dict[str, ToolResult]:
 
 
 @spec("TURN-38")
-async def test_a_coroutine_says_how_far_it_is_while_it_runs() -> None:
+async def test_a_coroutine_reports_its_progress_while_it_runs() -> None:
     go = asyncio.Event()
 
     @tool
@@ -82,7 +82,7 @@ async def test_a_coroutine_says_how_far_it_is_while_it_runs() -> None:
         return "built"
 
     async with _hosted(ScriptedModel([calls(("build", "{}")), text("ok")]), build) as host:
-        runner = await _begun(host)
+        runner = await _start(host)
         (first,) = await _records(runner, CallProgressed)
         assert isinstance(first, CallProgressed)
         assert (first.call_id, first.run, first.text) == ("c1", 1, "half way")
@@ -94,7 +94,7 @@ async def test_a_coroutine_says_how_far_it_is_while_it_runs() -> None:
 
 
 @spec("TURN-38")
-async def test_a_plain_function_says_from_its_thread_how_far_it_is() -> None:
+async def test_a_plain_function_reports_its_progress_from_its_thread() -> None:
     go = threading.Event()
 
     @tool
@@ -104,7 +104,7 @@ async def test_a_plain_function_says_from_its_thread_how_far_it_is() -> None:
         return "built"
 
     async with _hosted(ScriptedModel([calls(("build", "{}")), text("ok")]), build) as host:
-        runner = await _begun(host)
+        runner = await _start(host)
         (first,) = await _records(runner, CallProgressed)
         assert isinstance(first, CallProgressed)
         assert first.text == "half way"
@@ -115,7 +115,7 @@ async def test_a_plain_function_says_from_its_thread_how_far_it_is() -> None:
 # --- independence and time ------------------------------------------------------------------------------------
 
 
-async def test_results_stand_in_the_calls_order_whoever_ends_first() -> None:
+async def test_results_are_in_the_order_of_the_calls_whichever_ends_first() -> None:
     is_second_done = asyncio.Event()
 
     @tool(has_effects=False)
@@ -136,7 +136,7 @@ async def test_results_stand_in_the_calls_order_whoever_ends_first() -> None:
         assert [result.content for result in step.results] == ["1", "2"]
 
 
-async def test_one_call_that_fails_or_takes_too_long_leaves_the_others_alone() -> None:
+async def test_a_failing_or_slow_call_does_not_affect_the_others() -> None:
     @tool(has_effects=False)
     async def fails() -> str:
         raise ValueError("no")
@@ -165,11 +165,11 @@ async def test_one_call_that_fails_or_takes_too_long_leaves_the_others_alone() -
         assert results["c3"].content == "fine"
 
 
-# --- stopping -------------------------------------------------------------------------------------------------
+# --- cancellation ---------------------------------------------------------------------------------------------
 
 
 @spec("TURN-7", "TURN-8")
-async def test_a_plain_function_that_stops_when_it_is_asked_to_keeps_what_it_has() -> None:
+async def test_a_plain_function_that_stops_on_request_keeps_its_result() -> None:
     has_begun = threading.Event()
 
     @tool
@@ -179,7 +179,7 @@ async def test_a_plain_function_that_stops_when_it_is_asked_to_keeps_what_it_has
         return "three of five"
 
     async with _hosted(ScriptedModel([calls(("work", "{}")), text("ok")]), work) as host:
-        runner = await _begun(host)
+        runner = await _start(host)
         await asyncio.to_thread(has_begun.wait, 10)
         await runner.submit(Cancel())
         records = await records_until_end(runner, after=0)
@@ -203,7 +203,7 @@ class Hasty(World):
 
 @spec("TURN-8", "TURN-31")
 @pytest.mark.parametrize("is_plain", [True, False])
-async def test_what_a_tool_gives_after_the_grace_is_kept_as_late(
+async def test_a_result_after_the_grace_is_recorded_as_late(
     is_plain: bool,  # noqa: FBT001 - pytest's parameter
 ) -> None:
     has_begun, may_end, may_end_too = threading.Event(), threading.Event(), asyncio.Event()
@@ -224,7 +224,7 @@ async def test_what_a_tool_gives_after_the_grace_is_kept_as_late(
 
     work = plain if is_plain else stubborn
     async with _hosted(ScriptedModel([calls(("work", "{}")), text("ok")]), work, world=Hasty()) as host:
-        runner = await _begun(host)
+        runner = await _start(host)
         await asyncio.to_thread(has_begun.wait, 10)
         await runner.submit(Cancel())
         records = await records_until_end(runner, after=0)
@@ -236,12 +236,12 @@ async def test_what_a_tool_gives_after_the_grace_is_kept_as_late(
         assert isinstance(late, ResultArrivedLate)
         assert late.result == ToolResult("c1", "all five")
         assert runner.state.history == before
-        again = await run_turn(host, "s", "and now?")  # nobody waited for it
+        again = await run_turn(host, "s", "and now?")  # without a waiter
         assert isinstance(again[-1], TurnEnded)
 
 
 @spec("TURN-8")
-async def test_a_coroutine_that_is_stopped_says_that_it_may_have_taken_effect() -> None:
+async def test_a_cancelled_coroutine_may_have_taken_effect() -> None:
     has_begun = asyncio.Event()
 
     @tool
@@ -251,7 +251,7 @@ async def test_a_coroutine_that_is_stopped_says_that_it_may_have_taken_effect() 
         return ""
 
     async with _hosted(ScriptedModel([calls(("work", "{}")), text("ok")]), work) as host:
-        runner = await _begun(host)
+        runner = await _start(host)
         await has_begun.wait()
         await runner.submit(Cancel())
         records = await records_until_end(runner, after=0)
@@ -293,7 +293,7 @@ async def test_a_large_result_is_small_in_the_session_and_whole_for_the_model() 
         assert model.requests[2].history.entries[1] == shown
 
 
-async def test_a_result_without_end_is_cut_where_people_need_no_more() -> None:
+async def test_an_endless_result_is_cut() -> None:
     @tool(has_effects=False)
     def endless() -> str:
         return "x" * (RESULT_CHARS_MAX + 5)
@@ -315,7 +315,7 @@ class Unreadable(MemoryStore):
         return await super().blob(session, digest)
 
 
-async def test_a_large_result_that_cannot_be_read_is_a_failed_attempt_and_no_dead_session() -> None:
+async def test_an_unreadable_large_result_is_a_failed_attempt_and_the_session_continues() -> None:
     model = ScriptedModel([calls(("read_log", "{}")), text("so long")])
     async with _hosted(model, read_log, world=Hasty(), store=Unreadable()) as host:
         records = await run_turn(host, "s", "hi")

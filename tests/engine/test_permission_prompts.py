@@ -1,4 +1,4 @@
-"""An upstream's agent that waits for people: what its session does, whatever dies, is stopped or takes its time."""
+"""An upstream agent that waits for people: its session after deaths, cancels and long waits."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ PUSH = Permission("agent-1", "Bash", "execute", '{"command":"git push"}', is_fix
 
 
 class Coder:
-    """A model whose agent asks leave for each of these, in order or at once, and writes down what it did."""
+    """A model whose agent requests permission for each of these, in order or at once, and records its actions."""
 
     name = "coder"
 
     def __init__(self, *wants: Permission, terms: Ask = Ask("Sure?"), is_hasty: bool = False) -> None:  # noqa: B008
         self.done: list[str] = []
-        """What it was allowed and did."""
+        """The permitted actions that it ran."""
         self.heard: list[Decision] = []
         self.at_decision: Callable[[], None] = lambda: None
         self._wants = wants or (MAKE,)
@@ -96,17 +96,17 @@ async def _host(coder: Coder, memory: Memory | None = None, world: World | None 
     return host
 
 
-async def _asked(runner: Runner, *, count: int = 1) -> None:
-    """Wait until so many questions are open."""
+async def _wait_for_questions(runner: Runner, *, count: int = 1) -> None:
+    """Wait until this many questions are open."""
     async with asyncio.timeout(60):
         while len(questions_of("s", runner.state)) < count:
             await runner.wait(runner.newest.position)
 
 
-async def _begun(host: Host, *, count: int = 1) -> Runner:
+async def _start(host: Host, *, count: int = 1) -> Runner:
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("build it")))
-    await _asked(runner, count=count)
+    await _wait_for_questions(runner, count=count)
     return runner
 
 
@@ -125,12 +125,12 @@ def _journal(memory: Memory) -> tuple[Record, ...]:
 
 
 @spec("TURN-77", "TURN-79")
-async def test_the_question_its_answer_and_its_use_are_on_record_before_the_agent_goes_on() -> None:
+async def test_question_answer_and_use_are_recorded_before_the_agent_continues() -> None:
     memory, coder = Memory(), Coder()
     seen: list[list[str]] = []
     coder.at_decision = lambda: seen.append(_kinds(_journal(memory)))
     host = await _host(coder, memory)
-    runner = await _begun(host)
+    runner = await _start(host)
     (question,) = questions_of("s", runner.state)
     assert (question.name, question.arguments, question.text) == ("Bash", '{"command":"make"}', "Sure?")
     assert waiting_on(runner.state) == "person"
@@ -148,7 +148,7 @@ async def test_the_question_its_answer_and_its_use_are_on_record_before_the_agen
 async def test_a_denial_reaches_the_agent_with_its_reason() -> None:
     coder = Coder()
     host = await _host(coder)
-    runner = await _begun(host)
+    runner = await _start(host)
     await runner.submit(_answer(runner, Choice.DENY, text="not today"))
     await records_until_end(runner, after=0)
     assert coder.done == []
@@ -157,17 +157,17 @@ async def test_a_denial_reaches_the_agent_with_its_reason() -> None:
 
 
 @spec("TURN-81")
-async def test_other_arguments_reach_an_agent_that_takes_them_and_are_refused_for_one_that_does_not() -> None:
+async def test_edited_arguments_reach_an_agent_that_accepts_them_and_are_refused_for_others() -> None:
     coder = Coder(MAKE, PUSH)
     host = await _host(coder)
-    runner = await _begun(host)
+    runner = await _start(host)
     edited = _answer(runner)
     await runner.submit(
         Answer(
             CallRef(1, 1, edited.ref.call_id), edited.digest, Choice.ALLOW, arguments='{"command":"make -n"}'
         )
     )
-    await _asked(runner)
+    await _wait_for_questions(runner)
     fixed = _answer(runner)
     with pytest.raises(AnswerMismatchError, match="allow it as it is, or deny it"):
         await runner.submit(
@@ -188,7 +188,7 @@ async def test_other_arguments_reach_an_agent_that_takes_them_and_are_refused_fo
 async def test_several_questions_of_one_agent_are_answered_in_any_order() -> None:
     coder = Coder(MAKE, PUSH, is_hasty=True)
     host = await _host(coder)
-    runner = await _begun(host, count=2)
+    runner = await _start(host, count=2)
     await runner.submit(_answer(runner, at=1))
     await runner.submit(_answer(runner, Choice.DENY))
     await records_until_end(runner, after=0)
@@ -197,10 +197,10 @@ async def test_several_questions_of_one_agent_are_answered_in_any_order() -> Non
 
 
 @spec("TURN-80")
-async def test_a_stop_ends_the_wait_and_closes_the_question() -> None:
+async def test_a_cancel_ends_the_wait_and_closes_the_question() -> None:
     coder = Coder()
     host = await _host(coder)
-    runner = await _begun(host)
+    runner = await _start(host)
     late = _answer(runner)
     await runner.submit(Cancel())
     records = await records_until_end(runner, after=0)
@@ -212,13 +212,13 @@ async def test_a_stop_ends_the_wait_and_closes_the_question() -> None:
 
 
 @spec("TURN-78", "TURN-80")
-async def test_people_may_take_hours_and_where_their_time_is_over_the_agent_is_told() -> None:
+async def test_people_may_take_hours_and_after_the_deadline_the_agent_is_informed() -> None:
     world = FakeWorld()
     coder = Coder(terms=Ask(answer_s=3 * 3600.0))
     host = await _host(coder, world=world)
 
     async def begin() -> Runner:
-        return await _begun(host)
+        return await _start(host)
 
     runner = await world.live_through(begin())
     await world.advance(2 * 3600.0)
@@ -233,7 +233,7 @@ async def test_people_may_take_hours_and_where_their_time_is_over_the_agent_is_t
 
 
 @spec("TURN-78")
-async def test_once_people_have_answered_silence_counts_again() -> None:
+async def test_after_an_answer_silence_is_measured_again() -> None:
     world = FakeWorld()
 
     class Silent(Coder):
@@ -248,7 +248,7 @@ async def test_once_people_have_answered_silence_counts_again() -> None:
     host = await _host(coder, world=world)
 
     async def begin() -> Runner:
-        return await _begun(host)
+        return await _start(host)
 
     runner = await world.live_through(begin())
     await world.advance(5000.0)
@@ -261,7 +261,7 @@ async def test_once_people_have_answered_silence_counts_again() -> None:
 
 
 @spec("TURN-77")
-async def test_what_nobody_could_read_is_not_asked() -> None:
+async def test_arguments_that_are_too_long_to_read_are_not_asked_about() -> None:
     long = Permission("agent-1", "Write", "edit", '"' + "x" * ARGUMENTS_CHARS_MAX + '"')
     coder = Coder(long)
     host = await _host(coder)
@@ -274,7 +274,7 @@ async def test_what_nobody_could_read_is_not_asked() -> None:
 
 
 @spec("TURN-80")
-async def test_an_agent_that_waits_no_more_takes_its_question_back() -> None:
+async def test_an_agent_that_stops_waiting_withdraws_its_question() -> None:
     class Impatient(Coder):
         async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
             asking = asyncio.ensure_future(self._do(request, MAKE))
@@ -287,7 +287,7 @@ async def test_an_agent_that_waits_no_more_takes_its_question_back() -> None:
 
     gate = asyncio.Event()
     host = await _host(Impatient())
-    runner = await _begun(host)
+    runner = await _start(host)
     late = _answer(runner)
     gate.set()
     records = await records_until_end(runner, after=0)
@@ -297,7 +297,7 @@ async def test_an_agent_that_waits_no_more_takes_its_question_back() -> None:
     await host.stop()
 
 
-async def test_who_asks_after_its_attempt_has_ended_is_told_so() -> None:
+async def test_a_permission_request_after_the_end_of_its_attempt_is_refused() -> None:
     left: list[Callable[[], object]] = []
 
     class Late(Coder):
@@ -320,7 +320,7 @@ async def test_who_asks_after_its_attempt_has_ended_is_told_so() -> None:
 async def test_an_answer_may_come_at_another_process() -> None:
     memory, coder = Memory(), Coder()
     first, second = await _host(coder, memory), await _host(Coder(), memory)
-    await _begun(first)
+    await _start(first)
     elsewhere = await second.session("s")
     await elsewhere.submit(_answer(elsewhere))
     await records_until_end(await first.session("s"), after=0)
@@ -335,7 +335,7 @@ async def _until_end(runner: Runner) -> None:
 
 
 class People:
-    """Answer whatever is asked, once each, as often as it is asked anew."""
+    """Answers each open question once, again whenever it is reopened."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -363,7 +363,7 @@ async def _turn(host: Host, people: People) -> None:
 
 @spec("TURN-79", "TURN-80")
 @pytest.mark.parametrize("point", [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH])
-async def test_whenever_the_process_dies_the_turn_ends_and_no_leave_is_used_twice(point: Fault) -> None:
+async def test_after_a_death_at_any_point_the_turn_ends_and_no_permission_is_used_twice(point: Fault) -> None:
     for count in range(1, 50):
         memory, coder, people = Memory(), Coder(), People()
         world = FakeWorld()
@@ -394,8 +394,8 @@ async def test_whenever_the_process_dies_the_turn_ends_and_no_leave_is_used_twic
 
 
 @spec("TURN-79")
-async def test_what_was_allowed_and_not_used_when_the_process_died_is_not_asked_about_again() -> None:
-    """Found by trying each append: one of the deaths falls between an answer and its use."""
+async def test_an_unused_permission_of_a_dead_process_is_not_asked_about_again() -> None:
+    """Found by a death at each append: one of them falls between an answer and its use."""
     memory, coder, people = Memory(), Coder(), People()
     for count in range(1, 50):
         memory, coder, people = Memory(), Coder(), People()
@@ -421,20 +421,20 @@ async def test_what_was_allowed_and_not_used_when_the_process_died_is_not_asked_
 
 
 @spec("TURN-79", "TURN-53")
-async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
-    """What a new node of the session found used up is asked about again there; here it must not happen too."""
+async def test_a_frozen_process_gives_its_agent_no_permission() -> None:
+    """A new node asks again about a permission that it found used; the frozen process must not use it too."""
 
     class Taken:
-        """A session that another process has taken over since."""
+        """A session that another process has taken over."""
 
         async def show(self, command: PermissionRequested) -> None:
-            """It was journaled before."""
+            """Do nothing: it was journaled before."""
 
         async def append_first(self, command: PermissionWithdrawn | UseAnswer) -> None:
-            """It was journaled before."""
+            """Do nothing: it was journaled before."""
 
         def note(self, command: PermissionWithdrawn) -> None:
-            """Nobody hears it."""
+            """Do nothing: no reader is connected."""
 
         async def confirm(self) -> None:
             raise asyncio.CancelledError

@@ -1,4 +1,4 @@
-"""Retention at work, in a host on a clock that the test moves."""
+"""Retention in a host, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def publish(words: str) -> str:
 
 
 class Keeping:
-    """A host and a pruner that sweeps when the test says so."""
+    """A host and a pruner that sweeps on the test's command."""
 
     def __init__(self, host: Host, memory: Memory, world: FakeWorld, retention: Retention) -> None:
         self.host = host
@@ -58,7 +58,7 @@ class Keeping:
         await self.world.live_through(self.pruner.sweep())
 
     async def fold(self, session: str = "s") -> Session:
-        """Fold a journal as the next node would, from the store."""
+        """Fold a journal from the store, as the next node does."""
         return fold(await Journal(self.host.store, session, self.world).load())
 
     def positions(self, session: str = "s") -> list[int]:
@@ -94,14 +94,15 @@ async def keeping(
     async with asyncio.timeout(WAIT_S):
         await host.start()
         await host.wait_for_recovery()
-        # These tests move the clock by days at once: with a sweep to wake for, all the timers between would fire.
+        # These tests move the clock by days at once: with a sweep to wake for, all the timers between would
+        # fire.
         await host._sleeping.stop()
         yield Keeping(host, memory, world, retention)
         await host.stop(grace_s=0.1)
 
 
-def _told(*turns: Sequence[Response]) -> Callable[[ModelRequest], Response]:
-    """Return a script of what the model says in each turn; in later ones what it says in the last."""
+def _script(*turns: Sequence[Response]) -> Callable[[ModelRequest], Response]:
+    """Return a script of the model's text in each turn; later turns repeat the last one."""
 
     def response(request: ModelRequest) -> Response:
         turn = sum(isinstance(entry, UserMessage) for entry in request.history.entries) - 1
@@ -119,7 +120,7 @@ async def _until(is_true: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
-async def test_a_sweep_costs_no_more_in_a_large_store_and_all_sessions_have_their_turn(
+async def test_the_cost_of_a_sweep_is_constant_in_a_large_store_and_reaches_all_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pruning_module, "SWEEP_SESSIONS_MAX", 4)
@@ -134,9 +135,9 @@ async def test_a_sweep_costs_no_more_in_a_large_store_and_all_sessions_have_thei
             await on.sweep()
             on.pruner = Pruner(
                 on.host, on.host.store, on.world, AGE
-            )  # another process goes on where this one was
+            )  # another process continues at this position
             pruned.append([name for name in names if on.positions(name)[0] > 1])
-        assert pruned[0] == names[-8:]  # those that were changed last, and some others
+        assert pruned[0] == names[-8:]  # the most recently changed ones, and some others
         assert [len(each) for each in pruned] == [8, 12, 16, 20]
         await on.turns(1, "new")
         await on.world.advance(7200.0)
@@ -146,7 +147,7 @@ async def test_a_sweep_costs_no_more_in_a_large_store_and_all_sessions_have_thei
 
 @spec("STREAM-60", "STREAM-61", "STREAM-62")
 @pytest.mark.parametrize("retention", [AGE, COUNT, BYTES], ids=["age", "count", "bytes"])
-async def test_what_is_too_old_or_too_much_goes_and_the_conversation_stays(
+async def test_old_and_excess_events_are_pruned_and_the_conversation_stays(
     retention: Retention, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning_module, "UNREAD_MAX", 16)
@@ -167,7 +168,7 @@ async def test_what_is_too_old_or_too_much_goes_and_the_conversation_stays(
 
 
 @spec("STREAM-62")
-async def test_readers_of_a_session_that_is_awake_are_told_where_its_events_begin_now() -> None:
+async def test_readers_of_an_awake_session_are_informed_of_the_new_first_event() -> None:
     async with keeping(AGE, [text("one two three four", tokens=9)]) as on:
         await on.turns(2)
         runner = await on.host.session("s")
@@ -182,7 +183,7 @@ async def test_readers_of_a_session_that_is_awake_are_told_where_its_events_begi
 
 
 @spec("STREAM-61", "STREAM-62")
-async def test_nothing_goes_that_is_young_and_little() -> None:
+async def test_recent_events_within_the_limits_are_not_pruned() -> None:
     async with keeping(Retention(), [text("hello")]) as on:
         await on.turns(3)
         before = on.positions()
@@ -192,10 +193,10 @@ async def test_nothing_goes_that_is_young_and_little() -> None:
 
 
 @spec("STREAM-61")
-async def test_a_turn_that_runs_is_not_disturbed() -> None:
+async def test_a_running_turn_is_not_disturbed() -> None:
     go = asyncio.Event()
     slow: Response = [TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]
-    script = _told(*[[text("one two", tokens=7)]] * 5, [slow])
+    script = _script(*[[text("one two", tokens=7)]] * 5, [slow])
     async with keeping(Retention(events_for_s=1.0, events_max=4, bytes_max=1), script) as on:
         await on.turns(5)
         runner = await on.host.session("s")
@@ -212,8 +213,8 @@ async def test_a_turn_that_runs_is_not_disturbed() -> None:
 
 
 @spec("STREAM-61")
-async def test_an_open_question_keeps_what_its_answer_needs() -> None:
-    script = _told([text("hello", tokens=5)], [calls(("publish", '{"words": "x"}')), text("done")])
+async def test_an_open_question_keeps_the_records_that_its_answer_needs() -> None:
+    script = _script([text("hello", tokens=5)], [calls(("publish", '{"words": "x"}')), text("done")])
     async with keeping(
         Retention(events_for_s=1.0, events_max=2, bytes_max=1), script, tools=(publish,)
     ) as on:
@@ -231,7 +232,7 @@ async def test_an_open_question_keeps_what_its_answer_needs() -> None:
 
 
 @spec("STREAM-61")
-async def test_a_childs_events_stay_until_the_turn_of_its_parent_is_over() -> None:
+async def test_a_childs_events_stay_until_its_parents_turn_has_ended() -> None:
     go = asyncio.Event()
     helper = Agent(ScriptedModel([text("found it", tokens=30), text("again", tokens=30)]))
     script: Script = [
@@ -258,9 +259,9 @@ async def test_a_childs_events_stay_until_the_turn_of_its_parent_is_over() -> No
 
 
 @spec("STREAM-68")
-async def test_a_session_past_its_time_is_deleted_and_one_with_an_open_turn_is_not() -> None:
+async def test_an_expired_session_is_deleted_and_one_with_an_open_turn_is_not() -> None:
     kept = Retention(sessions_for_s=3600.0)
-    script = _told([text("hello")], [calls(("publish", '{"words": "x"}'))])
+    script = _script([text("hello")], [calls(("publish", '{"words": "x"}'))])
     async with keeping(kept, script, tools=(publish,)) as on:
         await run_turn(on.host, "old", "hi")
         await run_turn(on.host, "asking", "hi")
@@ -277,7 +278,7 @@ async def test_a_session_past_its_time_is_deleted_and_one_with_an_open_turn_is_n
 
 @spec("STREAM-60")
 @pytest.mark.parametrize("point", [Fault.BEFORE_PRUNE, Fault.AFTER_PRUNE])
-async def test_who_dies_while_pruning_leaves_the_journal_before_or_after(point: Fault) -> None:
+async def test_a_death_during_pruning_leaves_the_journal_before_or_after(point: Fault) -> None:
     memory, world = Memory(), FakeWorld()
     async with keeping(AGE, [text("one two", tokens=9)], memory=memory, world=world) as on:
         await on.turns(4)
@@ -291,7 +292,7 @@ async def test_who_dies_while_pruning_leaves_the_journal_before_or_after(point: 
 
 
 @spec("STREAM-60")
-async def test_a_store_that_is_full_keeps_everything_until_the_next_sweep() -> None:
+async def test_a_full_store_keeps_everything_until_the_next_sweep() -> None:
     memory = Memory()
     store = FailingStore(MemoryStore(memory))
     async with keeping(AGE, [text("one two", tokens=9)], store=store, memory=memory) as on:
@@ -318,7 +319,7 @@ async def test_the_caretaker_sweeps_while_the_host_lives() -> None:
         assert isinstance(decode(on.memory.sessions["s"].records[0].body), JournalPruned)
 
 
-async def test_of_two_who_prune_one_does() -> None:
+async def test_of_two_concurrent_pruners_one_prunes() -> None:
     async with keeping(AGE, [text("one two", tokens=9)]) as on:
         await on.turns(2)
         await on.world.advance(7200.0)
@@ -332,7 +333,7 @@ async def _both(one: Pruner, other: Pruner) -> None:
     await asyncio.gather(one.sweep(), other.sweep())
 
 
-async def test_a_damaged_journal_is_left_as_it_is_and_costs_the_others_nothing(
+async def test_a_damaged_journal_is_left_unchanged_and_does_not_affect_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with keeping(AGE, [text("one two", tokens=9)]) as on:
@@ -346,7 +347,7 @@ async def test_a_damaged_journal_is_left_as_it_is_and_costs_the_others_nothing(
         assert "not pruned" in caplog.text
 
 
-async def test_a_journal_is_not_read_again_before_there_is_something_to_do(
+async def test_a_journal_is_not_read_again_before_pruning_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pruning_module, "UNREAD_MAX", 4)
@@ -369,7 +370,7 @@ async def test_a_journal_is_not_read_again_before_there_is_something_to_do(
         assert len(reads) == 2
 
 
-async def test_a_sweep_that_has_read_enough_leaves_the_rest_to_the_next(
+async def test_a_sweep_that_has_read_its_limit_leaves_the_rest_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pruning_module, "SWEEP_RECORDS_MAX", 1)

@@ -25,18 +25,18 @@ from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import ListPlace, SessionInfo, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, records_until_end, text
-from tests.engine.test_host import _die, _started
+from tests.engine.test_host import _die, _start
 from tests.spec import spec
 
 
-async def test_a_new_host_goes_on_where_a_dead_one_stopped() -> None:
+async def test_a_new_host_continues_where_a_dead_one_stopped() -> None:
     store = MemoryStore()
-    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
+    first = await _start(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     await _die(first)
 
-    second = await _started(Host(Agent(ScriptedModel([text("the whole answer")])), store))
+    second = await _start(Host(Agent(ScriptedModel([text("the whole answer")])), store))
     assert (second.recovery.total, second.recovery.done, second.recovery.is_done) == (1, 1, True)
     runner = await second.session("s")
     records = await records_until_end(runner, after=0)
@@ -56,18 +56,18 @@ class LaterWorld(World):
         return super().now() + self.offset_s
 
 
-async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept() -> None:
+async def test_a_turn_older_than_the_look_back_is_ended_and_its_text_is_kept() -> None:
     store = MemoryStore()
-    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
+    first = await _start(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     async with asyncio.timeout(60):
-        await runner.wait(runner.newest.position)  # the words
+        await runner.wait(runner.newest.position)  # the text
     await _die(first)
 
     later = LaterWorld()
     later.offset_s = 3 * 3600.0
-    second = await _started(Host(Agent(ScriptedModel([text("no")])), store, world=later))
+    second = await _start(Host(Agent(ScriptedModel([text("no")])), store, world=later))
     runner = await second.session("s")
     assert not runner.state.is_live
     assert runner.state.last_turn is not None
@@ -79,20 +79,20 @@ async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept()
 
 
 @spec("TURN-18")
-async def test_a_turn_that_waits_for_a_model_outlives_any_number_of_nodes() -> None:
+async def test_a_turn_that_waits_for_a_model_survives_any_number_of_nodes() -> None:
     store = MemoryStore()
     stalling = Agent(ScriptedModel([[Stall()]]))
-    host = await _started(Host(stalling, store))
+    host = await _start(Host(stalling, store))
     await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     for _ in range(10):
         await _die(host)
-        host = await _started(Host(stalling, store))
+        host = await _start(Host(stalling, store))
     assert (await host.session("s")).state.is_live
     await host.stop()
 
 
 class SlowList(MemoryStore):
-    """A store that cannot say at first what it has."""
+    """A store whose first listings fail."""
 
     failures = 2
 
@@ -110,9 +110,9 @@ class SlowList(MemoryStore):
         return super().list(live=live, of=of, after=after, limit=limit)
 
 
-async def test_recovery_waits_for_a_store_that_is_busy() -> None:
+async def test_recovery_waits_for_a_busy_store() -> None:
     memory = Memory()
-    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    first = await _start(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
     await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     await first.stop()
     world = FakeWorld()
@@ -127,13 +127,13 @@ async def test_recovery_waits_for_a_store_that_is_busy() -> None:
 async def test_a_journal_that_does_not_fold_is_counted_and_the_others_are_recovered() -> None:
     memory = Memory()
     store = MemoryStore(memory)
-    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), store))
+    first = await _start(Host(Agent(ScriptedModel([[Stall()]])), store))
     for name in ("bad", "good"):
         await (await first.session(name, create=True)).submit(SendMessage(UserMessage.of("hi")))
     await first.stop()
     body = encode(CommandAccepted("a stream that was never opened", 0, "digest"))
     memory.sessions["bad"].records.append(StoredRecord(4, 1, body))
-    second = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    second = await _start(Host(Agent(ScriptedModel([text("a")])), store))
     assert (second.recovery.done, second.recovery.failed) == (2, 1)
     await records_until_end(await second.session("good"), after=0)
     with pytest.raises(StoreDamagedError, match="'bad'"):

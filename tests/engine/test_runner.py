@@ -78,11 +78,11 @@ def _kinds(records: tuple[Record, ...]) -> list[type]:
     return [type(record) for record in records]
 
 
-def _ended(records: tuple[Record, ...]) -> dict[str, Outcome]:
+def _turn_end(records: tuple[Record, ...]) -> dict[str, Outcome]:
     return {r.result.call_id: r.result.outcome for r in records if isinstance(r, CallEnded)}
 
 
-async def test_a_turn_leaves_message_words_response_and_end_in_that_order() -> None:
+async def test_a_turn_is_recorded_as_message_deltas_response_and_end() -> None:
     host = await _host(ScriptedModel([text("hello there")]))
     records = await run_turn(host, "s", "hi")
     assert _kinds(records) == [
@@ -100,7 +100,7 @@ async def test_a_turn_leaves_message_words_response_and_end_in_that_order() -> N
     await host.stop()
 
 
-async def test_an_intent_is_in_the_journal_before_its_tool_runs() -> None:
+async def test_the_start_of_a_call_is_recorded_before_its_tool_runs() -> None:
     seen: list[list[str]] = []
 
     @tool
@@ -113,11 +113,11 @@ async def test_an_intent_is_in_the_journal_before_its_tool_runs() -> None:
     host = await _host(ScriptedModel([calls(("write", '{"path":"a"}')), text("ok")]), write)
     records = await run_turn(host, "s", "hi")
     assert seen[0][-1] == "CallStarted"
-    assert _ended(records) == {"c1": Outcome.OK}
+    assert _turn_end(records) == {"c1": Outcome.OK}
     await host.stop()
 
 
-async def test_reading_tools_run_side_by_side_and_writing_tools_in_order() -> None:
+async def test_reading_tools_run_concurrently_and_writing_tools_in_order() -> None:
     barrier = threading.Barrier(2, timeout=60)
     order: list[str] = []
 
@@ -148,7 +148,7 @@ async def test_reading_tools_run_side_by_side_and_writing_tools_in_order() -> No
     await host.stop()
 
 
-async def test_unknown_tools_and_bad_arguments_go_back_to_the_model_as_errors() -> None:
+async def test_unknown_tools_and_invalid_arguments_are_returned_to_the_model_as_errors() -> None:
     @tool
     def write(path: str) -> str:
         return path
@@ -156,13 +156,13 @@ async def test_unknown_tools_and_bad_arguments_go_back_to_the_model_as_errors() 
     batch = calls(("x", "nope", "{}"), ("y", "write", '{"path":'), ("z", "write", '{"path":3.5}'))
     host = await _host(ScriptedModel([batch, text("sorry")]), write)
     records = await run_turn(host, "s", "hi")
-    assert _ended(records) == {"x": Outcome.ERROR, "y": Outcome.ERROR, "z": Outcome.ERROR}
+    assert _turn_end(records) == {"x": Outcome.ERROR, "y": Outcome.ERROR, "z": Outcome.ERROR}
     assert CallStarted not in _kinds(records)
     assert records[-1] == TurnEnded(1, TurnStatus.COMPLETED, records[-1].at)  # type: ignore[union-attr]
     await host.stop()
 
 
-async def test_a_failed_attempt_is_announced_and_repeated_until_it_is_given_up() -> None:
+async def test_a_failed_attempt_is_announced_and_repeated_up_to_its_limit() -> None:
     down = ModelUnavailableError("503", retry_after_s=7.0)
     host = await _host(ScriptedModel([[TextDelta("half"), down]]), world=SwiftWorld())
     records = await run_turn(host, "s", "hi")
@@ -183,7 +183,7 @@ async def test_a_failed_attempt_is_announced_and_repeated_until_it_is_given_up()
         ([RuntimeError("a bug in somebody's model")], "model"),
     ],
 )
-async def test_what_cannot_get_better_is_not_tried_again(script: list[Exception], code: str) -> None:
+async def test_a_permanent_failure_is_not_retried(script: list[Exception], code: str) -> None:
     host = await _host(ScriptedModel(lambda _: _raise(script[0])))
     records = await run_turn(host, "s", "hi")
     end = records[-1]
@@ -197,7 +197,7 @@ def _raise(error: Exception) -> list[TextDelta]:
     raise error
 
 
-async def test_a_response_without_a_word_is_asked_again() -> None:
+async def test_an_empty_response_is_requested_again() -> None:
     host = await _host(ScriptedModel([text("  ")]), world=SwiftWorld())
     records = await run_turn(host, "s", "hi")
     assert [r.code for r in records if isinstance(r, AttemptFailed)] == ["model_empty"] * 3
@@ -217,7 +217,7 @@ async def test_a_second_message_is_refused_while_a_turn_runs() -> None:
     await host.stop()
 
 
-async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
+async def test_a_cancel_keeps_the_text_that_readers_received() -> None:
     responses: list[Sequence[ScriptedStep]] = [[TextDelta("half a sen"), Stall()], text("and on")]
     host = await _host(ScriptedModel(lambda request: responses[len(request.history.entries) > 1]))
     runner = await host.session("s", create=True)
@@ -235,7 +235,7 @@ async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
     await host.stop()
 
 
-async def test_a_cancel_stops_tools_and_tells_unknown_from_not_started() -> None:
+async def test_a_cancel_stops_tools_and_distinguishes_unknown_from_not_started() -> None:
     started = asyncio.Event()
 
     @tool
@@ -251,9 +251,9 @@ async def test_a_cancel_stops_tools_and_tells_unknown_from_not_started() -> None
     async with asyncio.timeout(60):
         await started.wait()
     await runner.submit(Cancel())
-    await runner.submit(Cancel())  # stopping twice is stopping once
+    await runner.submit(Cancel())  # a second cancel changes nothing
     records = await records_until_end(runner, after=0)
-    assert _ended(records) == {"a": Outcome.UNKNOWN, "b": Outcome.CANCELLED}
+    assert _turn_end(records) == {"a": Outcome.UNKNOWN, "b": Outcome.CANCELLED}
     assert len([r for r in records if isinstance(r, CancelRequested)]) == 1
     await host.stop()
 
@@ -273,8 +273,8 @@ async def test_a_repeated_command_changes_nothing_and_a_gap_is_refused() -> None
 
 
 @pytest.mark.parametrize("has_effects", [False, True])
-async def test_a_result_of_a_client_leaves_the_other_calls_their_time(*, has_effects: bool) -> None:
-    """With effects the second call starts when the first one has ended, else with it: its own time counts."""
+async def test_a_clients_result_does_not_shorten_the_time_of_the_other_calls(*, has_effects: bool) -> None:
+    """With effects the second call starts when the first one has ended, otherwise with it: its own time counts."""
     world, times = FakeWorld(), {"first": 8_000.0, "second": 9_000.0}
     model = ScriptedModel([calls(*((name, "{}") for name in times)), text("done")])
     host = await _host(model, world=world)
@@ -291,10 +291,10 @@ async def test_a_result_of_a_client_leaves_the_other_calls_their_time(*, has_eff
     after = [CallStarted] if has_effects else []
     assert _kinds(await _records(runner))[-2 - len(after) :] == [CommandAccepted, CallEnded, *after]
     await world.advance(8_999.0 if has_effects else 8_994.0)  # the first one would have expired by now
-    assert _ended(await _records(runner)) == {"c1": Outcome.OK}
+    assert _turn_end(await _records(runner)) == {"c1": Outcome.OK}
     await world.advance(1.0)
     records = await _records(runner)
-    assert _ended(records) == {"c1": Outcome.OK, "c2": Outcome.UNKNOWN}
+    assert _turn_end(records) == {"c1": Outcome.OK, "c2": Outcome.UNKNOWN}
     assert _kinds(records).count(CallEnded) == 2
     assert isinstance(records[-1], TurnEnded)
     await host.stop()
@@ -325,13 +325,13 @@ async def test_a_full_disk_refuses_the_message_and_nothing_is_half_written() -> 
     with pytest.raises(StoreFullError):
         await runner.submit(SendMessage(UserMessage.of("hi")))
     assert await store.read("s", after=0, limit=10) == []
-    records = await run_turn(host, "s", "hi again")  # there is room again: the session goes on
+    records = await run_turn(host, "s", "hi again")  # there is space again: the session continues
     assert _kinds(records)[0] is EpochStarted
     assert isinstance(records[-1], TurnEnded)
     await host.stop()
 
 
-async def test_what_a_tool_did_outlives_a_disk_that_is_full_for_a_moment() -> None:
+async def test_an_outcome_survives_a_disk_that_is_full_for_a_moment() -> None:
     store = FullOnce()
     runs: list[str] = []
 
@@ -345,12 +345,12 @@ async def test_what_a_tool_did_outlives_a_disk_that_is_full_for_a_moment() -> No
     host = Host(Agent(model, tools=[write]), store, world=SwiftWorld())
     await host.start()
     records = await run_turn(host, "s", "hi")
-    assert _ended(records) == {"c1": Outcome.OK}
+    assert _turn_end(records) == {"c1": Outcome.OK}
     assert runs == ["a"]
     await host.stop()
 
 
-async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_second_run() -> None:
+async def test_a_session_whose_store_failed_for_longer_is_reopened_without_a_second_run() -> None:
     store = FullOnce()
     runs: list[str] = []
 
@@ -370,14 +370,14 @@ async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_seco
             await asyncio.sleep(0)
     revived = await host.session("s")
     assert revived is not runner
-    assert runs == ["a"]  # its outcome was lost with the store: the model was told that it is unknown
+    assert runs == ["a"]  # its outcome was lost with the store: the model received it as unknown
     step = revived.state.history.entries[1]
     assert isinstance(step, Step)
     assert [result.outcome for result in step.results] == [Outcome.UNKNOWN]
     await host.stop()
 
 
-async def test_while_an_outcome_waits_for_the_disk_clients_are_told_and_the_outcome_is_kept() -> None:
+async def test_while_an_outcome_waits_for_the_disk_clients_are_informed_and_it_is_kept() -> None:
     store = FullOnce()
     full = asyncio.Event()
 
@@ -399,13 +399,11 @@ async def test_while_an_outcome_waits_for_the_disk_clients_are_told_and_the_outc
         with pytest.raises(StoreFullError):
             await runner.submit(Cancel(turn=7))
         records = await records_until_end(runner, after=0)
-    assert _ended(records) == {"c1": Outcome.OK}
+    assert _turn_end(records) == {"c1": Outcome.OK}
     await host.stop()
 
 
-async def test_a_command_that_comes_with_an_outcome_to_a_full_disk_is_refused_and_the_outcome_is_kept() -> (
-    None
-):
+async def test_a_command_with_a_waiting_outcome_is_refused_by_a_full_disk_and_the_outcome_is_kept() -> None:
     store = FullOnce()
     asked: list[asyncio.Future[int]] = []
 
@@ -424,12 +422,12 @@ async def test_a_command_that_comes_with_an_outcome_to_a_full_disk_is_refused_an
         records = await records_until_end(runner, after=0)
         with pytest.raises(StoreFullError):
             await asked[0]
-    assert _ended(records) == {"c1": Outcome.OK}
+    assert _turn_end(records) == {"c1": Outcome.OK}
     await host.stop()
 
 
 class CancelsItself(ScriptedModel):
-    """A model that ends its first request as if somebody had cancelled it."""
+    """A model that ends its first request with a cancellation."""
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         if request.attempt == 1:
@@ -438,7 +436,7 @@ class CancelsItself(ScriptedModel):
             yield event
 
 
-async def test_what_is_owed_and_was_dropped_is_taken_up_again() -> None:
+async def test_dropped_pending_work_is_resumed() -> None:
     host = await _host(CancelsItself([text("here")]), world=SwiftWorld())
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
@@ -451,7 +449,7 @@ async def test_what_is_owed_and_was_dropped_is_taken_up_again() -> None:
     await host.stop()
 
 
-async def test_a_call_is_not_started_at_the_last_moment_only_to_be_in_doubt() -> None:
+async def test_a_call_is_not_started_during_the_shutdown() -> None:
     store = MemoryStore()
     began, finish = asyncio.Event(), asyncio.Event()
     ran: list[str] = []
@@ -480,12 +478,12 @@ async def test_a_call_is_not_started_at_the_last_moment_only_to_be_in_doubt() ->
     second = Host(Agent(ScriptedModel(script), tools=[write]), store)
     await second.start()
     records = await records_until_end(await second.session("s"), after=0)
-    assert _ended(records) == {"c1": Outcome.OK, "c2": Outcome.OK}
+    assert _turn_end(records) == {"c1": Outcome.OK, "c2": Outcome.OK}
     assert ran == ["a", "b"]
     await second.stop()
 
 
-async def test_a_fast_model_costs_a_record_per_group_of_words_not_per_word() -> None:
+async def test_a_fast_model_causes_one_record_per_group_of_deltas() -> None:
     words = " ".join(f"word{n}" for n in range(2000))
     host = await _host(ScriptedModel([text(words)]))
     records = await run_turn(host, "s", "hi")
@@ -495,7 +493,7 @@ async def test_a_fast_model_costs_a_record_per_group_of_words_not_per_word() -> 
     await host.stop()
 
 
-async def test_a_refused_request_writes_nothing_and_claims_nothing() -> None:
+async def test_a_refused_command_writes_nothing_and_claims_nothing() -> None:
     store = MemoryStore()
     first = Host(Agent(ScriptedModel([text("yes")])), store)
     await first.start()
@@ -517,11 +515,11 @@ async def test_a_refused_request_writes_nothing_and_claims_nothing() -> None:
     await second.stop()
 
 
-# --- words that come alone
+# --- single deltas
 
 
 class AtOnce(StoreInFront):
-    """A store that appends at once while it is told to, and whose other appends wait while they are told to."""
+    """A store that appends at once if allowed, and whose other appends wait if set."""
 
     def __init__(self, *, may: bool = True, is_ready: bool = True) -> None:
         self._memory = MemoryStore()
@@ -529,11 +527,11 @@ class AtOnce(StoreInFront):
         self.may = may
         self.is_ready = is_ready
         self.tried = 0
-        """Appends at once, also those that did not happen."""
+        """Appends at once, including those that did not happen."""
         self.bug: Exception | None = None
         """Raised after an append at once."""
         self.passed: list[bytes] = []
-        """What was appended at once."""
+        """The records of the appends at once."""
         self.go = asyncio.Event()
         self.go.set()
 
@@ -556,7 +554,7 @@ class AtOnce(StoreInFront):
 
 
 class Speaker:
-    """A model that says each word when it is told to."""
+    """A model that sends each word on the test's command."""
 
     name = "speaker"
 
@@ -580,8 +578,8 @@ async def _speaking(store: AtOnce) -> tuple[Host, Speaker, Runner]:
     return host, model, runner
 
 
-async def _said_to_the_end(host: Host, model: Speaker, runner: Runner) -> list[str]:
-    """Let the turn end; return its words as the journal has them, in its order."""
+async def _read_to_end(host: Host, model: Speaker, runner: Runner) -> list[str]:
+    """Let the turn end; return its text as the journal has it, in its order."""
     model.words.put_nowait("")
     async with asyncio.timeout(60):
         while runner.state.is_live:
@@ -592,7 +590,7 @@ async def _said_to_the_end(host: Host, model: Speaker, runner: Runner) -> list[s
 
 
 @pytest.mark.parametrize("may", [True, False])
-async def test_words_of_one_moment_are_one_record_whoever_appends_it(
+async def test_simultaneous_deltas_are_one_record_whoever_appends_them(
     may: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     store = AtOnce(may=may)
@@ -603,20 +601,20 @@ async def test_words_of_one_moment_are_one_record_whoever_appends_it(
     async with asyncio.timeout(60):
         await runner.wait(start)
     assert [decode(body) for body in store.passed] == [Delta(1, 1, 1, 0, "text", "ab")] * may
-    assert await _said_to_the_end(host, model, runner) == ["ab"]
+    assert await _read_to_end(host, model, runner) == ["ab"]
 
 
-async def test_a_store_that_is_not_ready_is_given_words_with_its_other_appends_only() -> None:
+async def test_a_store_that_is_not_ready_receives_deltas_only_with_its_other_appends() -> None:
     store = AtOnce(is_ready=False)
     host, model, runner = await _speaking(store)
     model.words.put_nowait("a")
     async with asyncio.timeout(30):
         await runner.wait(runner.newest.position)
     assert store.tried == 0
-    assert await _said_to_the_end(host, model, runner) == ["a"]
+    assert await _read_to_end(host, model, runner) == ["a"]
 
 
-async def test_a_word_does_not_overtake_what_is_on_its_way() -> None:
+async def test_a_delta_does_not_overtake_a_pending_append() -> None:
     store = AtOnce()
     host, model, runner = await _speaking(store)
     store.go.clear()
@@ -635,10 +633,10 @@ async def test_a_word_does_not_overtake_what_is_on_its_way() -> None:
     assert _kinds(await _records(runner))[-2:] == [MessageQueued, Delta]
     for word in ("", "c"):  # the end of this turn, and the next one
         model.words.put_nowait(word)
-    assert await _said_to_the_end(host, model, runner) == ["a", "c"]
+    assert await _read_to_end(host, model, runner) == ["a", "c"]
 
 
-async def test_a_bug_while_words_are_said_ends_the_session_and_says_nothing_twice(
+async def test_a_bug_during_an_append_of_deltas_ends_the_session_and_repeats_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = AtOnce()
@@ -657,7 +655,7 @@ async def test_a_bug_while_words_are_said_ends_the_session_and_says_nothing_twic
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """A server may live for hours between two full collections."""
+    """Disable the garbage collector: a server may live for hours between two full collections."""
     gc.disable()
     yield
     gc.enable()
@@ -682,12 +680,12 @@ SCRIPTS: dict[str, list[Sequence[ScriptedStep]]] = {
 
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_of_a_session_that_sleeps_nothing_stays_in_memory(name: str) -> None:
+async def test_a_sleeping_session_leaves_nothing_in_memory(name: str) -> None:
     script = SCRIPTS[name]
     model = ScriptedModel(script or (lambda _: [ModelRejectedError("no")]))
     host = await _host(model, add, shout)
     await run_turn(host, "s", "hi")
-    kept = await _kept(host)
+    kept = await _references(host)
     assert await host.put_to_sleep("s")
     await _pass(model)
     assert [each() for each in kept] == [None, None]
@@ -695,8 +693,8 @@ async def test_of_a_session_that_sleeps_nothing_stays_in_memory(name: str) -> No
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_of_a_session_that_refused_what_came_too_late_nothing_stays_in_memory() -> None:
-    async def come_too_late() -> None:
+async def test_a_session_that_refused_late_callers_leaves_nothing_in_memory() -> None:
+    async def call_too_late() -> None:
         runner = await host.session("s")
         assert await host.put_to_sleep("s")
         for _ in range(2):  # the same refusal, raised again
@@ -707,16 +705,16 @@ async def test_of_a_session_that_refused_what_came_too_late_nothing_stays_in_mem
 
     host = await _host(model := ScriptedModel([text("ok")]))
     await run_turn(host, "s", "hi")
-    kept = await _kept(host)
-    await come_too_late()
+    kept = await _references(host)
+    await call_too_late()
     await _pass(model)
     assert [each() for each in kept] == [None, None]
     await host.stop()
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_of_a_session_that_another_process_took_in_its_turn_nothing_stays_in_memory() -> None:
-    async def say_and_fail() -> None:
+async def test_a_session_taken_over_during_its_turn_leaves_nothing_in_memory() -> None:
+    async def send_and_fail() -> None:
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("hi")))
         store.outage = LeaseLostError("another process has it")
@@ -729,8 +727,8 @@ async def test_of_a_session_that_another_process_took_in_its_turn_nothing_stays_
     host = Host(Agent(model := ScriptedModel([[Gate(going_on), *text("ok")]])), store)
     await host.start()
     await host.wait_for_recovery()
-    kept = await _kept(host)
-    await say_and_fail()
+    kept = await _references(host)
+    await send_and_fail()
     store.outage = None
     async with asyncio.timeout(60):
         # It is opened again first: the lease may be free.
@@ -741,13 +739,13 @@ async def test_of_a_session_that_another_process_took_in_its_turn_nothing_stays_
     await host.stop()
 
 
-async def _kept(host: Host) -> list[weakref.ref[Runner] | weakref.ref[Journal]]:
+async def _references(host: Host) -> list[weakref.ref[Runner] | weakref.ref[Journal]]:
     runner = await host.session("s", create=True)
     return [weakref.ref(runner), weakref.ref(runner.events)]
 
 
 async def _pass(model: ScriptedModel) -> None:
-    """Let what is called back at the end be done with, and the test's model forget who asked it."""
+    """Run the last callbacks, and clear the requests that the test's model has stored."""
     for _ in range(5):
         await asyncio.sleep(0)
     model.requests.clear()

@@ -17,18 +17,18 @@ from midstream.history.messages import UserMessage
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, Stall, run_turn, text
-from tests.engine.test_host import SlowTo, _started
+from tests.engine.test_host import SlowTo, _start
 
 
 async def test_a_session_is_deleted_only_while_no_turn_runs() -> None:
     store = MemoryStore()
-    host = await _started(Host(Agent(ScriptedModel([text("a"), [Stall()]])), store))
+    host = await _start(Host(Agent(ScriptedModel([text("a"), [Stall()]])), store))
     await run_turn(host, "s", "hi")
     await host.delete("s")
     assert await store.find("s") is None
     with pytest.raises(SessionNotFoundError):
         await host.session("s")
-    stalling = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore()))
+    stalling = await _start(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore()))
     await (await stalling.session("t", create=True)).submit(SendMessage(UserMessage.of("hi")))
     with pytest.raises(SessionBusyError):
         await stalling.delete("t")
@@ -36,10 +36,10 @@ async def test_a_session_is_deleted_only_while_no_turn_runs() -> None:
     await stalling.stop()
 
 
-async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_wakes_during_its_deletion_does_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
     store = SlowTo("delete", MemoryStore())
-    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    host = await _start(Host(Agent(ScriptedModel([text("a")])), store))
     await run_turn(host, "s", "one")
     deleting = asyncio.ensure_future(host.delete("s"))
     await store.was_asked.wait()
@@ -56,11 +56,11 @@ async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: 
     await host.stop()
 
 
-async def test_a_session_deleted_by_another_process_begins_anew() -> None:
+async def test_a_session_deleted_by_another_process_starts_anew() -> None:
     memory = Memory()
-    here = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore(memory)))
+    here = await _start(Host(Agent(ScriptedModel([text("a")])), MemoryStore(memory)))
     await run_turn(here, "s", "one")
-    there = await _started(Host(Agent(ScriptedModel([text("b")])), MemoryStore(memory)))
+    there = await _start(Host(Agent(ScriptedModel([text("b")])), MemoryStore(memory)))
     cached = await there.session("s")
     await here.delete("s")
     await run_turn(here, "s", "anew, and longer than before")

@@ -46,7 +46,7 @@ async def test_finishing_starts_nothing_new_and_cuts_a_model_call_only_in_its_mo
         assert len(completed) == (mode is StopMode.FINISH_RESPONSE)
 
 
-async def test_a_tool_that_runs_is_waited_for_and_the_next_model_call_is_not_started() -> None:
+async def test_a_running_tool_is_waited_for_and_the_next_model_call_is_not_started() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     @tool(has_effects=True)

@@ -1,4 +1,4 @@
-"""Sessions that are idle sleep, by time and by bytes; those that are read or at work stay awake."""
+"""Idle sessions sleep, by time and by bytes; sessions with readers or work stay awake."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG = "word " * 20_000
 
 
 @spec("TURN-88")
-async def test_an_idle_session_sleeps_after_a_minute_and_wakes_when_it_is_asked_for() -> None:
+async def test_an_idle_session_sleeps_after_a_minute_and_wakes_on_demand() -> None:
     world = FakeWorld()
     async with Host(Agent(ScriptedModel([text("a")])), MemoryStore(), world=world) as host:
         await host.wait_for_recovery()
@@ -39,7 +39,7 @@ async def test_an_idle_session_sleeps_after_a_minute_and_wakes_when_it_is_asked_
         assert len((await host.session("s")).state.history.entries) == 4
 
 
-async def test_each_use_begins_the_minute_anew() -> None:
+async def test_each_use_restarts_the_minute() -> None:
     world = FakeWorld()
     async with Host(Agent(ScriptedModel([text("a")])), MemoryStore(), world=world) as host:
         await host.wait_for_recovery()
@@ -52,7 +52,7 @@ async def test_each_use_begins_the_minute_anew() -> None:
         assert host.awake("s") is None
 
 
-async def test_sessions_that_are_read_or_at_work_stay_awake() -> None:
+async def test_sessions_with_readers_or_work_stay_awake() -> None:
     world = FakeWorld()
 
     def response(request: ModelRequest) -> list[ScriptedStep]:
@@ -73,7 +73,7 @@ async def test_sessions_that_are_read_or_at_work_stay_awake() -> None:
 
 @pytest.mark.slow
 @spec("TURN-89")
-async def test_all_sessions_together_hold_no_more_than_the_limit(tmp_path: Path) -> None:
+async def test_all_sessions_together_stay_within_the_limit(tmp_path: Path) -> None:
     limit, count = 1000 * KIB, 12
     agent = Agent(ScriptedModel([text(LONG)]))
     async with Host(agent, SQLiteStore(tmp_path / "s.db"), memory=MemoryLimits(bytes_max=limit)) as host:
@@ -91,7 +91,7 @@ async def test_all_sessions_together_hold_no_more_than_the_limit(tmp_path: Path)
             assert host.memory_held <= limit + largest
 
 
-async def test_busy_sessions_keep_fewer_events_where_they_hold_too_much(
+async def test_busy_sessions_above_the_limit_keep_fewer_events(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = FakeWorld()
@@ -113,6 +113,6 @@ async def test_busy_sessions_keep_fewer_events_where_they_hold_too_much(
 
 
 @pytest.mark.parametrize("wrong", [{"bytes_max": 0}, {"idle_s": 0.0}])
-def test_limits_are_above_nothing(wrong: dict[str, float]) -> None:
+def test_limits_are_positive(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="more than 0"):
         MemoryLimits(**wrong)  # type: ignore[arg-type] # one of each kind

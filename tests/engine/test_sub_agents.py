@@ -76,7 +76,7 @@ def _boss(child: Agent, *, responses_max: int = 50, timeout_s: float = 60.0) -> 
     return Agent(ScriptedModel([ASK, text("thanks")]), tools=[helper])
 
 
-async def _started(agent: Agent, store: Store) -> Host:
+async def _start(agent: Agent, store: Store) -> Host:
     host = Host(agent, store)
     await host.start()
     await host.wait_for_recovery()
@@ -97,9 +97,9 @@ def _outcomes(records: Sequence[Record]) -> list[ToolResult]:
 
 
 @spec("TURN-46", "TURN-47")
-async def test_a_child_does_the_work_and_its_records_are_shown_once_and_in_order() -> None:
+async def test_a_child_runs_the_call_and_its_records_are_shown_once_and_in_order() -> None:
     store = MemoryStore()
-    host = await _started(_boss(Agent(ScriptedModel([text("it is here")]), name="finder")), store)
+    host = await _start(_boss(Agent(ScriptedModel([text("it is here")]), name="finder")), store)
     records = await run_turn(host, "s", "where is it?")
     assert _outcomes(records) == [ToolResult("c1", "it is here")]
 
@@ -115,7 +115,7 @@ async def test_a_child_does_the_work_and_its_records_are_shown_once_and_in_order
 
 
 @spec("TURN-46")
-async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> None:
+async def test_after_a_crash_the_same_child_continues_and_its_tools_run_once() -> None:
     store = MemoryStore()
     ran: list[str] = []
 
@@ -129,7 +129,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
         child = ScriptedModel([calls(("note", '{"what": "x"}')), ending])
         return _boss(Agent(child, tools=[note], name="finder"))
 
-    first = await _started(agent(stalls=True), store)
+    first = await _start(agent(stalls=True), store)
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(60):
@@ -140,7 +140,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
             await runner.wait(runner.newest.position)
     await _die(first)
 
-    second = await _started(agent(stalls=False), store)
+    second = await _start(agent(stalls=False), store)
     records = await records_until_end(await second.session("s"), after=0)
     assert ran == ["x"]
     assert _outcomes(records) == [ToolResult("c1", "all of it")]
@@ -150,9 +150,9 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
 
 
 @spec("TURN-48")
-async def test_a_cancel_stops_the_child_too_and_keeps_what_it_said() -> None:
+async def test_a_cancel_stops_the_child_too_and_keeps_its_text() -> None:
     store = MemoryStore()
-    host = await _started(_boss(Agent(ScriptedModel([[TextDelta("so far"), Stall()]]), name="finder")), store)
+    host = await _start(_boss(Agent(ScriptedModel([[TextDelta("so far"), Stall()]]), name="finder")), store)
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(60):
@@ -169,21 +169,21 @@ async def test_a_cancel_stops_the_child_too_and_keeps_what_it_said() -> None:
 
 
 @spec("TURN-48")
-async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -> None:
+async def test_a_child_without_a_waiting_parent_is_cancelled_when_it_is_found() -> None:
     store = MemoryStore()
     child = Agent(ScriptedModel([[TextDelta("so far"), Stall()]]), name="finder")
-    first = await _started(_boss(child), store)
+    first = await _start(_boss(child), store)
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(60):
         while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
     await (await first.session(CHILD)).stop(StopMode.CLOSE, DrainingError("killed first"))
-    runner._work._doing.clear()  # nobody is left to pass the cancel on
+    runner._work._doing.clear()  # no node is left to pass the cancel on
     await runner.submit(Cancel())
     await _die(first)
 
-    second = await _started(_boss(child), store)
+    second = await _start(_boss(child), store)
     async with asyncio.timeout(60):
         found = await second.session(CHILD)
         while found.state.is_live:
@@ -194,7 +194,7 @@ async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -
 
 
 @spec("TURN-49")
-async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
+async def test_a_child_that_reaches_its_limit_hands_in_its_answer() -> None:
     @tool(has_effects=False)
     async def look() -> str:
         return "nothing yet"
@@ -204,7 +204,7 @@ async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
 
     model = ScriptedModel(script)
     store = MemoryStore()
-    host = await _started(_boss(Agent(model, tools=[look], name="finder"), responses_max=2), store)
+    host = await _start(_boss(Agent(model, tools=[look], name="finder"), responses_max=2), store)
     records = await run_turn(host, "s", "where is it?")
     assert _outcomes(records) == [ToolResult("c1", "this much I know")]
     assert len(model.requests) == 3
@@ -213,7 +213,7 @@ async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
 
 
 @spec("TURN-49")
-async def test_a_child_that_takes_too_long_hands_in_what_it_has() -> None:
+async def test_a_child_that_takes_too_long_hands_in_its_answer() -> None:
     def script(request: ModelRequest) -> list[ScriptedStep]:
         return [TextDelta("thinking"), Stall()] if request.tools else text("this much I know")
 
@@ -223,21 +223,21 @@ async def test_a_child_that_takes_too_long_hands_in_what_it_has() -> None:
 
     store = MemoryStore()
     child = Agent(ScriptedModel(script), tools=[look], name="finder")
-    host = await _started(_boss(child, timeout_s=0.05), store)
+    host = await _start(_boss(child, timeout_s=0.05), store)
     records = await run_turn(host, "s", "where is it?")
     assert _outcomes(records) == [ToolResult("c1", "this much I know")]
     await host.stop()
 
 
 @spec("TURN-49")
-async def test_sub_agents_go_only_so_deep() -> None:
+async def test_the_depth_of_sub_agents_is_limited() -> None:
     model = ScriptedModel([ASK, text("done")])
     agent = Agent(model, name="bottom")
     for _ in range(DEPTH_MAX + 1):
         helper = sub_agent(agent, name="research", description="Finds things.")
         agent = Agent(model, tools=[helper])
     store = MemoryStore()
-    host = await _started(agent, store)
+    host = await _start(agent, store)
     records = await run_turn(host, "s", "where is it?")
     assert _outcomes(records) == [ToolResult("c1", "done")]
     sessions = [info.session async for info in store.list()]
@@ -246,17 +246,17 @@ async def test_sub_agents_go_only_so_deep() -> None:
 
 
 @spec("TURN-50", "TURN-35")
-async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
+async def test_a_person_answers_in_the_child_and_the_parent_continues() -> None:
     @tool(needs_approval=True)
     async def pay(amount: int) -> str:
         return f"paid {amount}"
 
     child = Agent(ScriptedModel([calls(("pay", '{"amount": 5}')), text("it is paid")]), tools=[pay])
     store = MemoryStore()
-    host = await _started(_boss(child), store)
+    host = await _start(_boss(child), store)
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("pay them")))
-    asked = await _question(runner)
+    asked = await _wait_for_question(runner)
     assert host.children_wait_for("s") == ["person"]
     answer = Answer(CallRef(asked.turn, asked.response, asked.call_id), asked.digest, Choice.ALLOW)
     await (await host.session(CHILD)).submit(answer)
@@ -266,8 +266,8 @@ async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
     await host.stop()
 
 
-async def _question(runner: object) -> QuestionAsked:
-    """Wait for a question that a child asks, as the readers of its parent see it."""
+async def _wait_for_question(runner: object) -> QuestionAsked:
+    """Wait for a child's question, as the readers of its parent receive it."""
     after = 0
     async with asyncio.timeout(60):
         while True:
@@ -281,8 +281,8 @@ async def _question(runner: object) -> QuestionAsked:
 
 
 @spec("TURN-50")
-async def test_nobody_speaks_to_a_child_but_its_parent() -> None:
-    host = await _started(_boss(Agent(ScriptedModel([text("here")]), name="finder")), MemoryStore())
+async def test_only_the_parent_can_send_messages_to_a_child() -> None:
+    host = await _start(_boss(Agent(ScriptedModel([text("here")]), name="finder")), MemoryStore())
     await run_turn(host, "s", "where is it?")
     child = await host.session(CHILD)
     with pytest.raises(UsageError, match="runs a call of another session"):
@@ -295,11 +295,9 @@ async def test_nobody_speaks_to_a_child_but_its_parent() -> None:
 
 
 @spec("TURN-90")
-async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_error_once_it_is_resumed() -> (
-    None
-):
+async def test_a_turn_with_a_missing_sub_agent_is_held_and_once_resumed_the_model_receives_an_error() -> None:
     store = MemoryStore()
-    first = await _started(_boss(Agent(ScriptedModel([[Stall()]]), name="finder")), store)
+    first = await _start(_boss(Agent(ScriptedModel([[Stall()]]), name="finder")), store)
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(60):
@@ -307,7 +305,7 @@ async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_err
             await runner.wait(runner.newest.position)
     await _die(first)
 
-    second = await _started(Agent(ScriptedModel([ASK, text("well")])), store)
+    second = await _start(Agent(ScriptedModel([ASK, text("well")])), store)
     runner = await second.session("s")
     assert runner.waits_for_agent
     await runner.submit(Resume())
@@ -333,18 +331,18 @@ def test_the_outcome_follows_from_the_end_of_the_child(status: TurnStatus, outco
     assert (result.outcome, "words" in result.content) == (outcome, True)
 
 
-def test_limits_of_a_sub_agent_must_leave_it_something() -> None:
+def test_limits_of_a_sub_agent_are_positive() -> None:
     with pytest.raises(ToolDefinitionError):
         sub_agent(Agent(ScriptedModel([])), description="x", responses_max=0)
     with pytest.raises(ToolDefinitionError):
         sub_agent(Agent(ScriptedModel([])), description="x", timeout_s=0)
 
 
-# --- conserved, whatever is interleaved ---------------------------------------------------------------------------
+# --- invariants under any interleaving ----------------------------------------------------------------------------
 
 
 class _Line(Struct, eq=False):
-    """A session as its journal and its newest node have it."""
+    """A session in its journal and at its newest node."""
 
     name: str
     journal: list[tuple[int, Record]] = field(default_factory=list)
@@ -352,7 +350,7 @@ class _Line(Struct, eq=False):
     session: Session = field(default_factory=Session)
 
     def take_over(self) -> None:
-        """Let its node die and the next one begin."""
+        """Let its node die and the next one start."""
         self.epoch += 1
         self.append((EpochStarted(self.epoch, f"node {self.epoch}", AT),))
         self.tell(Recover())
@@ -371,7 +369,7 @@ class _Line(Struct, eq=False):
 
 
 class _Follower(Struct, eq=False):
-    """An node of the parent, perhaps overtaken: what it believes, and up to where it showed each child."""
+    """A node of the parent, perhaps fenced off: its state, and the shown position of each child."""
 
     epoch: int
     session: Session
@@ -379,7 +377,7 @@ class _Follower(Struct, eq=False):
 
 
 class _Family:
-    """A parent with two children, and everybody who ever followed them."""
+    """A parent with two children, and all their followers."""
 
     def __init__(self) -> None:
         self.parent = _Line("s")
@@ -394,11 +392,11 @@ class _Family:
         self.follow()
 
     def follow(self) -> None:
-        """Let the parent's newest node begin to follow: from where the journal says."""
+        """Let the parent's newest node start to follow: from the position in the journal."""
         self.followers.append(_Follower(self.parent.epoch, self.parent.session))
 
     def show(self, follower: _Follower, call_id: str, limit: int) -> None:
-        """Do one look of `children._follow`, and report what came of the child once all is shown."""
+        """Run one iteration of `children._follow`, and report the child's outcome once all is shown."""
         child = self.children[call_id]
         calls = {each.call.id: each for each in getattr(follower.session.turn, "calls", ())}
         if call_id not in calls:
@@ -427,7 +425,7 @@ class _Family:
 
 @given(st.data())
 @spec("TURN-12", "TURN-46", "TURN-47")
-def test_fan_in_is_conserved_each_child_is_shown_once_and_ends_in_one_outcome(data: st.DataObject) -> None:
+def test_each_child_is_shown_once_and_has_one_outcome_under_any_interleaving(data: st.DataObject) -> None:
     family = _Family()
     for _ in range(data.draw(st.integers(1, 40))):
         call_id = data.draw(st.sampled_from("ab"))
@@ -465,7 +463,7 @@ def test_fan_in_is_conserved_each_child_is_shown_once_and_ends_in_one_outcome(da
 
 
 class _Elsewhere(Host):
-    """A host whose child sessions another process holds, while it says so."""
+    """A host whose child sessions another process holds, while it reports that."""
 
     is_elsewhere = False
 
@@ -481,7 +479,7 @@ class _Elsewhere(Host):
     [(1.0, TurnStatus.CANCELLED), (3600.0, TurnStatus.FAILED)],
     ids=["soon", "never"],
 )
-async def test_a_child_that_cannot_be_reached_when_it_is_to_stop_ends_no_session(
+async def test_a_child_that_cannot_be_reached_for_a_cancel_ends_no_session(
     back_after_s: float, status: TurnStatus
 ) -> None:
     world = FakeWorld()

@@ -1,4 +1,4 @@
-"""Each wait ends once, when its deadline has come, and not while it is no longer waited for."""
+"""Each wait ends once, at its deadline, and not after it was removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.testing.fake_worlds import FakeWorld
 
 
 class Told:
-    """Waits of a session, and what became of them."""
+    """Waits of a session, and the commands that they caused."""
 
     def __init__(self) -> None:
         self.world = FakeWorld()
@@ -25,11 +25,11 @@ class Told:
         self.waits = Waits(self.world, self.commands.append)
 
     def at(self, seconds: float) -> float:
-        """Return a deadline so many seconds from the beginning."""
+        """Return a deadline this many seconds from the start."""
         return FakeWorld().now() + seconds
 
 
-async def test_what_is_waited_for_ends_at_its_deadline_each_kind_by_its_own_command() -> None:
+async def test_each_kind_of_wait_ends_at_its_deadline_with_its_own_command() -> None:
     told = Told()
     told.waits.set(
         [
@@ -52,7 +52,7 @@ async def test_what_is_waited_for_ends_at_its_deadline_each_kind_by_its_own_comm
         assert told.commands == expected[:count]
 
 
-async def test_a_wait_is_told_once_however_often_it_is_still_owed() -> None:
+async def test_a_wait_ends_once_however_often_it_is_set() -> None:
     told = Told()
     client = AwaitClient(CallRef(3, 1, "c"), told.at(10))
     told.waits.set([client])
@@ -63,7 +63,7 @@ async def test_a_wait_is_told_once_however_often_it_is_still_owed() -> None:
     assert told.commands == [CallExpired(CallRef(3, 1, "c")), CallExpired(CallRef(3, 1, "d"))]
 
 
-async def test_what_is_over_is_not_told_and_an_earlier_deadline_comes_first() -> None:
+async def test_a_removed_wait_does_not_fire_and_an_earlier_deadline_comes_first() -> None:
     told = Told()
     told.waits.set([AwaitClient(CallRef(3, 1, "c"), told.at(10))])
     told.waits.set([AwaitClient(CallRef(3, 1, "d"), told.at(5))])
@@ -76,7 +76,7 @@ async def test_what_is_over_is_not_told_and_an_earlier_deadline_comes_first() ->
     assert told.commands == [CallExpired(CallRef(3, 1, "d"))]
 
 
-async def test_a_clock_that_was_set_back_lets_a_wait_last() -> None:
+async def test_a_clock_that_was_set_back_prolongs_a_wait() -> None:
     class SetBack(FakeWorld):
         behind_s = 0.0
 
@@ -93,7 +93,7 @@ async def test_a_clock_that_was_set_back_lets_a_wait_last() -> None:
     assert commands == [TurnExpired(3)]
 
 
-def test_work_and_waits_are_told_apart() -> None:
+def test_work_and_waits_are_distinguished() -> None:
     ask, run = CallModel(AttemptRef(3, 1, 1)), RunCall(CallRef(3, 1, "c"), 1)
     waits: list[Wait] = [
         AwaitClient(CallRef(3, 1, "c"), 1.0),

@@ -17,7 +17,7 @@ from midstream.tools.function_tools import Tool, tool
 from tests.spec import spec
 
 
-def named(name: str, answer: str = "") -> Tool:
+def named_tool(name: str, answer: str = "") -> Tool:
     @tool(name=name, has_effects=False)
     def work() -> str:
         """Work."""
@@ -27,7 +27,7 @@ def named(name: str, answer: str = "") -> Tool:
 
 
 class Shelf:
-    """A source whose tools the test puts on it. What is put on it is offered or raised, or never comes."""
+    """A source with the test's entries: each is offered or raised, or never returns."""
 
     def __init__(self, name: str, *offers: Tool | Exception | None) -> None:
         self.name = name
@@ -49,16 +49,16 @@ class Shelf:
 
 
 async def test_an_agent_without_sources_has_its_own_tools() -> None:
-    agent = Agent(ScriptedModel([]), tools=[named("a")])
+    agent = Agent(ScriptedModel([]), tools=[named_tool("a")])
     assert await read_toolset(agent) == Toolset(agent.tools)
 
 
 @spec("TURN-41")
 async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> None:
     own, first, second = (
-        named("a"),
-        Shelf("one", named("a"), named("b")),
-        Shelf("two", named("b"), named("c")),
+        named_tool("a"),
+        Shelf("one", named_tool("a"), named_tool("b")),
+        Shelf("two", named_tool("b"), named_tool("c")),
     )
     found = await read_toolset(Agent(ScriptedModel([]), tools=[first, own, second]))
     assert found.tools == {"a": own, "b": first.offers[1], "c": second.offers[1]}
@@ -66,13 +66,13 @@ async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> No
 
 
 @spec("TURN-40")
-async def test_a_source_that_hangs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_source_that_hangs_or_fails_is_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolset, "READ_S", 0.5)
     sources = (
         Shelf("slow", None),
         Shelf("down", ToolsUnavailableError("down")),
         Shelf("bug", ZeroDivisionError()),
-        Shelf("up", named("a")),
+        Shelf("up", named_tool("a")),
     )
     async with asyncio.timeout(60):
         found = await read_toolset(Agent(ScriptedModel([]), tools=sources))
@@ -80,8 +80,8 @@ async def test_a_source_that_hangs_or_fails_is_left_out(monkeypatch: pytest.Monk
 
 
 @spec("TURN-40", "TURN-42")
-async def test_readers_hear_of_each_change_once() -> None:
-    shelf = Shelf("shelf", named("a"))
+async def test_readers_receive_each_change_once() -> None:
+    shelf = Shelf("shelf", named_tool("a"))
     model = ScriptedModel([])
     host = Host(Agent(model, tools=[shelf]), MemoryStore())
     await host.start()
@@ -94,7 +94,7 @@ async def test_readers_hear_of_each_change_once() -> None:
     (first,) = await changes()
     assert (first.turn, first.added, first.removed, first.unreachable) == (1, ("a",), (), ())
     assert await changes() == []
-    shelf.offers = [named("b")]
+    shelf.offers = [named_tool("b")]
     (second,) = await changes()
     assert (second.turn, second.added, second.removed) == (3, ("b",), ("a",))
     shelf.offers = [ToolsUnavailableError("down")]
@@ -113,8 +113,8 @@ async def test_readers_hear_of_each_change_once() -> None:
 
 
 @spec("TURN-43")
-async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> None:
-    """Two processes: the first journals the plan and is let go while an earlier call runs."""
+async def test_a_tool_that_disappears_before_its_run_gives_an_error_result() -> None:
+    """Two processes: the first journals the plan and is stopped while an earlier call runs."""
     started = asyncio.Event()
 
     @tool(name="wait")
@@ -126,7 +126,7 @@ async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> N
 
     store = MemoryStore()
     model = ScriptedModel([calls(("wait", "{}"), ("later", "{}"), ("kept", "{}"))])
-    sources = Shelf("shelf", named("later"), named("kept", "here"))
+    sources = Shelf("shelf", named_tool("later"), named_tool("kept", "here"))
     first = Host(Agent(model, tools=[wait_for_ever, sources]), store)
     await first.start()
     turn = asyncio.ensure_future(run_turn(first, "s", "go"))
@@ -136,7 +136,7 @@ async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> N
     await asyncio.wait([turn], timeout=60)
     turn.exception()
 
-    second = Host(Agent(model, tools=[wait_for_ever, Shelf("shelf", named("kept", "here"))]), store)
+    second = Host(Agent(model, tools=[wait_for_ever, Shelf("shelf", named_tool("kept", "here"))]), store)
     await second.start()
     await second.wait_for_recovery()
     runner = await second.session("s")
@@ -155,7 +155,7 @@ async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> N
     assert results[2] == ToolResult("c3", "here")
 
 
-async def test_a_source_that_does_not_close_keeps_no_host_from_stopping() -> None:
+async def test_a_source_that_does_not_close_does_not_block_the_stop_of_a_host() -> None:
     host = Host(Agent(ScriptedModel([]), tools=[Shelf("stuck", None)]), MemoryStore())
     await host.start()
     async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""Tools that write in the transaction of their outcome: effect and outcome are there together, or neither is."""
+"""Tools that write in the transaction of their outcome: effect and outcome are both stored, or neither is."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_tool_writes_into_the_sessions_own_database(tmp_path: Path) -> N
 
 
 @spec("TURN-68")
-async def test_a_tool_that_raises_has_done_nothing_and_the_model_is_told(tmp_path: Path) -> None:
+async def test_a_tool_that_raises_has_no_effect_and_the_model_is_informed(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     batch = calls(("fail", '{"what":"no"}'), ("note", '{"what":"yes"}'), ("note", '{"what":3.5}'))
     async with _hosted(SQLiteStore(path), [batch, text("done")], note, fail) as host:
@@ -126,7 +126,7 @@ class Gated(SQLiteStore):
 
 
 @spec("TURN-68")
-async def test_a_call_that_is_cancelled_before_its_transaction_did_certainly_not_happen(
+async def test_a_call_cancelled_before_its_transaction_certainly_did_not_happen(
     tmp_path: Path,
 ) -> None:
     store = Gated(tmp_path / "x.db")
@@ -195,7 +195,7 @@ class FullOnce(SQLiteStore):
         return await super().append_within(session, full, expected=expected, epoch=epoch)
 
 
-async def test_an_effect_that_found_no_room_is_tried_again_and_is_there_once(tmp_path: Path) -> None:
+async def test_an_effect_refused_by_a_full_disk_is_tried_again_and_is_stored_once(tmp_path: Path) -> None:
     store = FullOnce(tmp_path / "x.db")
     async with _hosted(store, NOTE, note) as host:
         records = await run_turn(host, "s", "hi")
@@ -207,7 +207,7 @@ async def test_an_effect_that_found_no_room_is_tried_again_and_is_there_once(tmp
 @spec("TURN-67")
 @pytest.mark.parametrize("point", [Fault.BEFORE_TOOL, Fault.AFTER_TOOL, Fault.AFTER_APPEND])
 @pytest.mark.parametrize("count", range(1, 8))
-async def test_wherever_a_process_ends_effect_and_outcome_agree(
+async def test_effect_and_outcome_agree_after_a_death_at_any_point(
     tmp_path: Path, point: Fault, count: int
 ) -> None:
     path = tmp_path / "x.db"
@@ -242,7 +242,7 @@ async def test_wherever_a_process_ends_effect_and_outcome_agree(
         assert sorted(what for what, _ in _notes(path)) == ["a", "b", "c"]
 
 
-async def test_a_tool_that_left_its_transaction_between_two_nodes_is_not_run_without_it(
+async def test_a_tool_that_is_no_longer_transactional_is_not_run_after_a_restart(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "x.db"

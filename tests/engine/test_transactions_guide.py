@@ -1,4 +1,4 @@
-"""The example of `docs/guides/transactions.md` runs, and what it says of limits is the truth."""
+"""The example of `docs/guides/transactions.md` runs, and its limits are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silence is told, cut at its limit, and the watchdog itself can do no harm. Time is the fake world's."""
+"""Silence is reported, cut at its limit, and the watchdog itself does no harm. The fake world has the clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST, BETWEEN, TOOL = StalledOn.FIRST_TOKEN, StalledOn.BETWEEN_TOKENS, StalledO
 
 
 class Scene:
-    """A watch in a world of its own; `script` is what is watched."""
+    """A watch in its own world; `script` is the watched task."""
 
     def __init__(
         self, call_id: str = "", on_stall: OnStall | None = None, budgets: StallBudgets = BUDGETS
@@ -40,7 +40,7 @@ class Scene:
         self.watch = Watch(self.world, budgets, place, self.told.append, on_stall)
 
     async def live(self, *pauses_s: float, mark: str = "token") -> None:
-        """Make a sign of progress after each pause."""
+        """Report progress after each pause."""
         async with self.watch:
             for pause_s in pauses_s:
                 await self.world.sleep(pause_s)
@@ -51,14 +51,14 @@ class Scene:
 
 
 @spec("TURN-65")
-async def test_silence_is_told_once_and_so_is_its_end() -> None:
+async def test_silence_and_its_end_are_reported_once() -> None:
     scene = Scene()
     await scene.run(29.0, 14.0, 100.0, 14.0)
     assert scene.told == [Stalled(1, 2, BETWEEN, 15.0), StallFinished(1, 2, BETWEEN, 100.0)]
 
 
 @spec("TURN-65")
-async def test_each_silence_is_an_episode_of_its_own() -> None:
+async def test_each_silence_is_a_separate_episode() -> None:
     scene = Scene()
     await scene.run(31.0, 16.0, 1.0, 17.0)
     assert scene.told == [
@@ -72,7 +72,7 @@ async def test_each_silence_is_an_episode_of_its_own() -> None:
 
 
 @spec("TURN-65")
-async def test_where_no_first_token_comes_each_doubling_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_first_token_each_doubling_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[StallSeen] = []
     scene = Scene(on_stall=seen.append, budgets=StallBudgets(first_token_max_s=600.0))
     await scene.run(500.0, 40.0)
@@ -97,7 +97,7 @@ class Jumping(FakeWorld):
 
 
 @spec("TURN-65")
-async def test_a_look_that_comes_late_warns_once() -> None:
+async def test_a_late_check_warns_once() -> None:
     world, told = Jumping(), list[Stalled | StallFinished]()
     budgets = StallBudgets(first_token_max_s=600.0)
     async with Watch(world, budgets, ("s", 1, 1, ""), told.append):
@@ -108,14 +108,14 @@ async def test_a_look_that_comes_late_warns_once() -> None:
 
 
 @spec("TURN-65")
-async def test_a_tool_has_a_budget_of_its_own_and_is_never_cut_here() -> None:
+async def test_a_tool_has_its_own_budget_and_is_never_cut_here() -> None:
     scene = Scene("c1")
     await scene.run(59.0, 10_000.0)
     assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 10_000.0, "c1")]
 
 
 @spec("TURN-65")
-async def test_a_tool_that_ends_or_is_stopped_ends_its_stall(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tool_that_ends_or_is_cancelled_ends_its_stall(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "midstream")
     for error in (None, asyncio.CancelledError()):
         scene = Scene("c1")
@@ -152,7 +152,7 @@ async def test_silence_past_the_limit_is_cut(pauses_s: tuple[float, ...], cut_at
 
 
 @spec("TURN-64")
-async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_who_wait() -> None:
+async def test_pings_are_not_progress_and_time_spent_in_our_own_code_does_not_count() -> None:
     scene = Scene()
 
     async def pinging() -> None:
@@ -179,7 +179,7 @@ async def test_pings_are_no_progress_and_the_clock_stands_while_we_are_the_ones_
 
 
 @spec("TURN-65")
-async def test_the_log_has_what_happened_last_and_no_words(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_the_last_events_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
 
     async def speaking() -> None:
@@ -209,7 +209,7 @@ async def test_the_log_has_what_happened_last_and_no_words(caplog: pytest.LogCap
 
 
 @spec("TURN-65")
-async def test_the_agents_counter_sees_every_level() -> None:
+async def test_the_agents_counter_receives_every_level() -> None:
     seen: list[StallSeen] = []
     scene = Scene(on_stall=seen.append)
     with pytest.raises(TimeoutError):
@@ -223,7 +223,7 @@ async def test_the_agents_counter_sees_every_level() -> None:
 
 
 @spec("TURN-66")
-async def test_a_counter_that_fails_is_logged_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_counter_is_logged_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_: StallSeen) -> None:
         raise ZeroDivisionError
 
@@ -232,14 +232,14 @@ async def test_a_counter_that_fails_is_logged_and_breaks_nothing(caplog: pytest.
     assert [type(each) for each in scene.told] == [Stalled, StallFinished, Stalled, StallFinished]
     assert [record.exc_info is not None for record in caplog.records].count(True) >= 2
 
-    with pytest.raises(TimeoutError):  # and what must be cut is cut all the same
+    with pytest.raises(TimeoutError):  # and silence past the limit is still cut
         await Scene(on_stall=broken).run(500.0)
 
 
 @spec("TURN-66")
-async def test_a_watchdog_that_breaks_leaves_the_work_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_watchdog_does_not_affect_the_work(caplog: pytest.LogCaptureFixture) -> None:
     class Dizzy(FakeWorld):
-        """A world whose clock fails those who look at it too often."""
+        """A world whose clock fails for callers that read it too often."""
 
         looks = 0
 
@@ -271,7 +271,7 @@ async def test_nothing_is_left_behind() -> None:
 
 
 @spec("TURN-64", "TURN-30")
-async def test_a_provider_that_never_answers_ends_the_turn_in_bounded_time_and_it_can_go_on() -> None:
+async def test_a_provider_that_never_answers_ends_the_turn_in_limited_time_and_it_can_be_resumed() -> None:
     world = FakeWorld()
     answers: list[list[ScriptedStep]] = [[Stall()], [Stall()], [KeepAlive(), Stall()], [*text("at last")]]
     model = ScriptedModel(lambda _: answers.pop(0), world=world)
