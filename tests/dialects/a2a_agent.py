@@ -15,7 +15,7 @@ QUESTIONS = ("First?", "Second?")
 
 
 def answer(request: ModelRequest) -> Response:
-    """Return the response that a request stands at."""
+    """Return the next response for the state of a request."""
     number = steps_since_user(request.history)
     if number < len(QUESTIONS):
         return calls(("ask_user", json.dumps({"question": QUESTIONS[number]})))

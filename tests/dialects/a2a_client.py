@@ -1,10 +1,10 @@
-"""The client of the reference SDK, `a2a-sdk`, unmodified: it brings one message to the end of its task.
+"""The client of the reference SDK, `a2a-sdk`, unmodified: it follows one message to the end of its task.
 
     python a2a_client.py '{"url": ..., "message": {...}, "binding": "JSONRPC", "is_streaming": true}'
 
-A stream that breaks is followed by `SubscribeToTask` where the task is known, and by the same message again where it is
-not. The events are folded by the SDK's own `TaskManager`. It runs in the environment of the SDK, which has nothing of
-ours, and prints what it has as JSON.
+A broken stream is followed by `SubscribeToTask` if the task is known, and otherwise by the same message again.
+The SDK's own `TaskManager` folds the events. It runs in the environment of the SDK, without this repository,
+and prints its result as JSON.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reader:
         json_format.ParseDict({"message": asked["message"]}, self._request)
 
     async def read(self) -> None:
-        """Go on until the task has stopped."""
+        """Read until the task has stopped."""
         while self.task is None or self.task.status.state not in STOPPED:
             self.tries += 1
             if self.tries > TRIES_MAX:
@@ -92,7 +92,7 @@ class Reader:
     async def _fold(self, events: AsyncIterator[StreamResponse]) -> None:
         async for response in events:
             event = getattr(response, response.WhichOneof("payload"))
-            if isinstance(event, Task):  # what it adds to is what was read before
+            if isinstance(event, Task):  # it adds to the state that was read before
                 self._manager = TaskManager(
                     InMemoryTaskStore(), ServerCallContext(), event.id, event.context_id, None
                 )
@@ -114,7 +114,7 @@ async def snapshot(url: str, task_id: str) -> Task:
 
 
 async def main(asked: Json) -> Json:
-    """Play a story, by as many clients at once as it has `clients`."""
+    """Play a story, with as many concurrent clients as its `clients`."""
     readers = [Reader(asked) for _ in range(asked.get("clients", 1))]
     await asyncio.gather(*(each.read() for each in readers))
     tasks = [each.task for each in readers if each.task is not None]

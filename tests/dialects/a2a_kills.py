@@ -1,9 +1,9 @@
-"""A client of the reference SDK of A2A, cut at random bytes, before a server that is killed; and the TCK.
+"""A client of the reference SDK of A2A, cut at random bytes, with a server that is killed; and the TCK.
 
     python -m tests.dialects.a2a_kills [--cuts 200] [--kills 20] [--seed N] [--suite docs/reference/a2a.md]
 
-The client is unmodified (tests/dialects/a2a_client.py). Afterwards the task that it holds has each word once, is equal
-to what `GetTask` returns, and the tool of the agent has run once.
+The client is unmodified (tests/dialects/a2a_client.py). Afterwards the client's task has each word once and
+equals the result of `GetTask`, and the tool of the agent has run once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import httpx2
 
 from midstream.environment import World
 from tests.dialects import a2a_agent, a2a_suite, chat_agent
-from tests.dialects.ui_stream import ChatServer, CuttingRelay, long_form, running
+from tests.dialects.ui_stream import ChatServer, CuttingRelay, long_form, run_servers
 
 Json = dict[str, Any]
 
@@ -40,20 +40,20 @@ STORIES = (
 
 
 def lacking() -> str:
-    """Return what is missing to run the client, or nothing."""
+    """Return the missing requirements of the client, or nothing."""
     installed = (a2a_suite.HOME / "bin" / "python").exists()
     return "" if installed else "the reference SDK of A2A is not installed here (make .venv/.a2a)"
 
 
 async def run_client(story: Json) -> Json:
-    """Play a story of a2a_client.py and return what the client has at its end."""
+    """Play a story of a2a_client.py and return the client's result."""
     program = (Path(__file__).parent / "a2a_client.py").read_text(encoding="utf-8")
     told: Json = json.loads(await run_python(program, json.dumps(story)))
     return told
 
 
 async def run_python(program: str, *arguments: str) -> str:
-    """Run a program in the environment of the SDK and return what it prints."""
+    """Run a program in the environment of the SDK and return its output."""
     process = await asyncio.create_subprocess_exec(
         *(str(a2a_suite.HOME / "bin" / "python"), "-c", program, *arguments),
         stdout=asyncio.subprocess.PIPE,
@@ -71,7 +71,7 @@ async def run_python(program: str, *arguments: str) -> str:
 
 
 def whole(task: Json) -> Json:
-    """Return a task with the texts of each artifact as one: a client has them in the pieces in which they came."""
+    """Return a task with the texts of each artifact as one: a client has them in the pieces in which they arrived."""
     artifacts = [
         {**each, "parts": [{"text": "".join(part["text"] for part in each["parts"])}]}
         for each in task.get("artifacts", ())
@@ -87,8 +87,9 @@ def texts(task: Json) -> list[str]:
 class Story:
     """Tasks of one server that is killed.
 
+
     Args:
-        words: Of each answer.
+        words: The words of each answer.
     """
 
     def __init__(self, server: ChatServer, words: int, chance: random.Random) -> None:
@@ -97,15 +98,15 @@ class Story:
         self.words = words
         self.counts = dict.fromkeys(("tasks", "kills", "cuts", "tries", "subscribed", "events"), 0)
 
-    def ran(self) -> int:
-        """How often the tool of the agent ran."""
+    def count_runs(self) -> int:
+        """Return how often the tool of the agent ran."""
         ledger = self.server.ledger
         return len(ledger.read_text(encoding="utf-8").splitlines()) if ledger.exists() else 0
 
     async def play(self, relay: CuttingRelay, kills: int) -> None:
         """Play one task, and judge it."""
         binding, is_streaming, clients = STORIES[self.counts["tasks"] % len(STORIES)]
-        name, before = f"m-{self.chance.random()}", self.ran()
+        name, before = f"m-{self.chance.random()}", self.count_runs()
         message = {"messageId": name, "role": "ROLE_USER", "parts": [{"text": "hi"}]}
         story = {"url": relay.url, "message": message, "binding": binding}
         playing = asyncio.create_task(run_client({**story, "is_streaming": is_streaming, "clients": clients}))
@@ -119,7 +120,7 @@ class Story:
         assert texts(told["task"]) == expected, f"{binding}: {[len(each) for each in texts(told['task'])]}"
         for fold in told["folds"]:
             assert whole(fold) == whole(told["task"]), f"{binding}: {fold['id']} is not what was streamed"
-        assert self.ran() - before <= 1, f"{binding}: the tool ran {self.ran() - before} times"
+        assert self.count_runs() - before <= 1, f"{binding}: the tool ran {self.count_runs() - before} times"
         self.counts["tasks"] += 1
         for each in ("tries", "subscribed", "events"):
             self.counts[each] += told[each]
@@ -138,17 +139,15 @@ class Story:
 
 
 class AskingServer(ChatServer):
-    """Serves an agent that asks."""
+    """Serves an agent with questions."""
 
     agent = "tests.dialects.a2a_agent:agent"
 
 
 async def answer_questions(folder: Path, kills: int, seed: int, *options: str) -> Json:
-    """Answer the questions of tasks while the server is killed, each message again and again until its answer comes;
-    return what was counted.
-    """
+    """Answer the questions of tasks while the server is killed, each until its answer arrives; return the counts."""
     chance, counts = random.Random(seed), dict.fromkeys(("tasks", "kills", "sent"), 0)
-    async with running(folder, 0, *options, kind=AskingServer) as [server]:
+    async with run_servers(folder, 0, *options, kind=AskingServer) as [server]:
         async with httpx2.AsyncClient(base_url=server.url, timeout=SENT_S) as http:
             while counts["kills"] < kills:
                 await _answer_one(server, http, chance, counts)
@@ -185,7 +184,7 @@ async def _answer_one(
 
 
 async def _send_twice(http: httpx2.AsyncClient, params: Json, counts: dict[str, int]) -> Json:
-    """Send a message until it has its answer, and once more."""
+    """Send a message until its answer arrives, and once more."""
     answers = list[Json]()
     for _ in range(TRIES_MAX):
         counts["sent"] += 1
@@ -202,9 +201,9 @@ async def _send_twice(http: httpx2.AsyncClient, params: Json, counts: dict[str, 
 
 
 async def play(folder: Path, cuts: int, kills: int, seed: int, *options: str, words: int = 1500) -> Json:
-    """Cut and kill so many times under tasks of each kind; return what was counted."""
+    """Cut and kill this many times under tasks of each kind; return the counts."""
     chance = random.Random(seed)
-    async with running(folder, words, *options) as [server]:
+    async with run_servers(folder, words, *options) as [server]:
         story = Story(server, words, chance)
         async with CuttingRelay(server.port, chance, 0, CUT_BYTES) as relay:
             while story.counts["kills"] < kills or relay.cuts < cuts:
@@ -212,7 +211,7 @@ async def play(folder: Path, cuts: int, kills: int, seed: int, *options: str, wo
                 relay.left = min(left, max(2, cuts // 8))
                 await story.play(relay, min(2, kills - story.counts["kills"]))
             story.counts["cuts"] = relay.cuts
-        return {**story.counts, "effects": story.ran()}
+        return {**story.counts, "effects": story.count_runs()}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,8 +1,8 @@
-"""An agent of the reference SDK, `a2a-sdk`, that plays the scenarios of the TCK: what ours is compared with.
+"""An agent of the reference SDK, `a2a-sdk`, with the scenarios of the TCK, for comparison with ours.
 
     python a2a_reference.py PORT
 
-It runs in the environment of the SDK, which has nothing of ours.
+It runs in the environment of the SDK, without this repository.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ARTIFACTS = {
 
 
 class Scenarios(AgentExecutor):  # type: ignore[misc]  # installed in an environment of its own
-    """Does what the beginning of a message's id names."""
+    """Plays the scenario that the prefix of a message's id selects."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Answer a message."""

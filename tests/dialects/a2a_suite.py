@@ -1,7 +1,7 @@
-"""The Technology Compatibility Kit of A2A (TCK) before an app whose agent plays the scenarios that the kit names.
+"""The Technology Compatibility Kit of A2A (TCK) with an app whose agent plays the kit's scenarios.
 
-The kit is unmodified. It tells an agent what to do by the beginning of the message's id; the agent here is a model that
-reads this id in its session, and turns of the session do what they do: words, tools, a question.
+The kit is unmodified. It selects an agent's behaviour by the prefix of the message's id. The agent here is a
+model that reads this id in its session, and turns of the session do the rest: text, tools, a question.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.server.serving import served
 Json = dict[str, Any]
 
 HOME = Path(sys.prefix, "a2a")
-"""Where the environment of the kit is, and of the reference SDK (`make .venv/.a2a`, `make .venv/.tck`)."""
+"""The environments of the kit and of the reference SDK (`make .venv/.a2a`, `make .venv/.tck`)."""
 KIT = Path(sys.prefix, "tck")
 SUITE_S = 600.0
 FILES = {
@@ -53,7 +53,7 @@ WORDS = {
     "stream-artifact-chunked": "chunk-1 chunk-2",
 }
 DIRECT = ("tck-message-response", "tck-stream-002")
-"""Messages that the kit wants to have answered by a message."""
+"""Messages that the kit expects to be answered by a message."""
 
 
 @tool
@@ -63,7 +63,7 @@ def make(what: str) -> Any:  # noqa: ANN401 - JSON
 
 
 class SuiteModel(ScriptedModel):
-    """Plays what the id of the newest message of a session names."""
+    """Plays the scenario that the id of a session's newest message selects."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -112,17 +112,17 @@ NOT_MET = {
     "The kit's check requires that there is none",
     "CARD-CACHE-003": "an optional header, `Last-Modified`, is missing; the card has an `ETag`",
 }
-"""Requirements that do not pass, and why."""
+"""Requirements that do not pass, and the reasons."""
 
 
 def lacking() -> str:
-    """Return what is missing to run the kit, or nothing."""
+    """Return the missing requirements of the kit's environment, or nothing."""
     is_there = (KIT / "source.json").exists() and (HOME / "bin" / "python").exists()
     return "" if is_there else "the compatibility kit of A2A is not installed here (make .venv/.tck)"
 
 
 class Requirement(Struct, frozen=True):
-    """How a requirement went: PASS, FAIL, SKIPPED or NOT TESTED, and why."""
+    """The result of a requirement: PASS, FAIL, SKIPPED or NOT TESTED, and the reason."""
 
     level: str
     status: str
@@ -133,7 +133,7 @@ Report = dict[str, Requirement]
 
 
 async def run_kit(url: str, folder: Path) -> Report:
-    """Run the kit against an agent; return how each of its requirements went."""
+    """Run the kit against an agent; return the result of each requirement."""
     told = folder / "compatibility"
     process = await asyncio.create_subprocess_exec(
         *(str(HOME / "bin" / "python"), "-m", "pytest", "tests/compatibility/", "-q", "--tb=short"),
@@ -158,7 +158,7 @@ async def run_kit(url: str, folder: Path) -> Report:
 
 
 async def judge(folder: Path, store: str | None = None) -> Report:
-    """Run the kit against the app; return what it found."""
+    """Run the kit against the app; return its report."""
     async with served(make_suite_app(store or folder / "suite.db")) as server:
         return await run_kit(server.url, folder)
 
@@ -199,7 +199,7 @@ earlier message.
 
 
 def counts(report: Report) -> dict[str, dict[str, int]]:
-    """Return how many requirements of each level passed and failed."""
+    """Return the numbers of passed and failed requirements of each level."""
     levels = ("MUST", "SHOULD", "MAY")
     statuses = {level: [each.status for each in report.values() if each.level == level] for level in levels}
     return {
@@ -208,7 +208,7 @@ def counts(report: Report) -> dict[str, dict[str, int]]:
 
 
 def faults(report: Report) -> list[str]:
-    """Return the requirements that failed, and that are to pass."""
+    """Return the failed requirements that are expected to pass."""
     return [name for name, each in report.items() if each.status == "FAIL" and name not in NOT_MET]
 
 

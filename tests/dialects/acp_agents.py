@@ -46,7 +46,7 @@ def order(what: str) -> str:
 
 
 def noting_answer(request: ModelRequest) -> Response:
-    """Return the response that a request stands at: two effects, then many words."""
+    """Return the next response for the state of a request: two effects, then many words."""
     if not steps_since_user(request.history):
         wanted = ("order", '{"what": "it"}'), ("note", '{"what": "it"}')
         return [ThinkingDelta(THOUGHT), *calls(*wanted, text=FIRST)]
@@ -80,15 +80,15 @@ helper = Agent(
 )
 
 
-def said(request: ModelRequest) -> str:
+def newest_words(request: ModelRequest) -> str:
     """Return the newest words of the user."""
     users = [each for each in request.history.entries if isinstance(each, UserMessage)]
     return "".join(part.text for part in users[-1].parts if isinstance(part, Text))
 
 
 def talking_answer(request: ModelRequest) -> Response:
-    """Return a response to the word that the user has said."""
-    words, steps = said(request), steps_since_user(request.history)
+    """Return a response to the user's word."""
+    words, steps = newest_words(request), steps_since_user(request.history)
     wanted = {
         "burn": ("burn", '{"what": "tree"}'),
         "look": ("look", '{"where": "here"}'),

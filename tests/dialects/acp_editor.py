@@ -1,4 +1,4 @@
-"""An editor for tests: the client side of the `agent-client-protocol` package before `midstream acp` as its program."""
+"""An editor for tests: the client side of the `agent-client-protocol` package with `midstream acp` as its program."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ LINE_BYTES_MAX = 2**24
 
 
 class Editor:
-    """Starts the agent, and keeps what it shows. Use it as an async context manager.
+    """Starts the agent, and stores its updates. Use it as an async context manager.
+
 
     Args:
-        folder: Where it works; the store and the log are there.
-        agent: Names the agent.
-        options: Of `midstream acp`.
-        variables: Added to the environment.
+        folder: Its working folder, with the store and the log.     agent: The name of the agent.     options:
+            Options of `midstream acp`.     variables: Added to the environment.
     """
 
     def __init__(
@@ -49,9 +48,9 @@ class Editor:
         self.shown: list[Json] = []
         """The updates of all sessions, in order."""
         self.permissions: list[Json] = []
-        """What was asked for."""
+        """The received permission requests."""
         self.choices: list[str] = []
-        """The options to select, in order; where there is none, the request is left open."""
+        """The options to select, in order; without one, the request is left open."""
         self.connection: ClientSideConnection
         self._folder = folder
         self._command = ("midstream", "acp", agent, *options)
@@ -67,7 +66,7 @@ class Editor:
         await self.close()
 
     async def start(self) -> None:
-        """Start the agent, and greet it."""
+        """Start the agent, and initialize the connection."""
         with (self._folder / "agent.log").open("ab") as log:
             self.process = await AsyncForked.started(
                 *self._command,
@@ -85,14 +84,14 @@ class Editor:
         self.greeting = await asyncio.wait_for(greeting, WAIT_S)
 
     async def kill(self) -> None:
-        """Kill the agent: its process ends at once, without a word."""
+        """Kill the agent: its process ends at once, without a message."""
         assert self.process is not None
         self.process.kill()
         await self.process.wait()
         await self.connection.close()
 
     async def close(self) -> None:
-        """Close the agent's stdin, as an editor that is closed does, and wait for its end."""
+        """Close the agent's stdin, as a closing editor does, and wait for its end."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -106,12 +105,12 @@ class Editor:
             await self.connection.close()
 
     async def new(self) -> str:
-        """Begin a session and return its id."""
+        """Create a session and return its id."""
         begun = self.connection.new_session(cwd=str(self._folder), mcp_servers=[])
         return (await asyncio.wait_for(begun, WAIT_S)).session_id
 
     async def load(self, session_id: str) -> None:
-        """Load a session: what was shown before is forgotten, as in a window that is opened again."""
+        """Load a session: earlier updates are deleted, as in a window that is opened again."""
         self.shown = []
         loading = self.connection.load_session(cwd=str(self._folder), session_id=session_id, mcp_servers=[])
         await asyncio.wait_for(loading, WAIT_S)
@@ -123,30 +122,30 @@ class Editor:
         return await asyncio.wait_for(asking, WAIT_S)
 
     async def wait_for_updates(self, count: int) -> None:
-        """Wait until so many updates are there."""
+        """Wait until this many updates have arrived."""
         await self.wait_until(lambda: len(self.shown) >= count)
 
     async def wait_until(self, is_there: Callable[[], bool]) -> None:
-        """Wait until a condition on what is shown holds."""
+        """Wait until a condition on the updates holds."""
         async with asyncio.timeout(WAIT_S), self._came:
             await self._came.wait_for(is_there)
 
     def text(self, kind: str = "agent_message_chunk") -> str:
-        """Return all words of a kind that are shown."""
+        """Return the text of all updates of a kind."""
         return "".join(each["content"]["text"] for each in self.shown if each["sessionUpdate"] == kind)
 
     def results(self) -> list[str]:
-        """Return what each call has come to."""
+        """Return the outcome of each call."""
         ended = (each for each in self.shown if each.get("status") in ("completed", "failed"))
         return [each["content"][0]["content"]["text"] for each in ended]
 
-    # --- what the agent sends ---------------------------------------------------------------------------------
+    # --- messages of the agent --------------------------------------------------------------------------------
 
     def on_connect(self, conn: object) -> None:
-        """Nothing is to be prepared."""
+        """Do nothing: no preparation is needed."""
 
     async def session_update(self, session_id: str, update: BaseModel, **_: object) -> None:
-        """Keep an update."""
+        """Store an update."""
         self.shown.append(update.model_dump(mode="json", by_alias=True, exclude_none=True))
         async with self._came:
             self._came.notify_all()
@@ -154,7 +153,7 @@ class Editor:
     async def request_permission(
         self, session_id: str, tool_call: ToolCallUpdate, options: list[PermissionOption], **_: object
     ) -> RequestPermissionResponse:
-        """Decide as the test wants it."""
+        """Decide as the test has set."""
         asked = tool_call.model_dump(mode="json", by_alias=True, exclude_none=True)
         self.permissions.append({**asked, "options": [each.option_id for each in options]})
         async with self._came:

@@ -2,10 +2,10 @@
 
     python -m tests.dialects.acp_kills [--kills 50] [--seed N]
 
-The client is the official Python package, unmodified. Each kill is followed by a new start and `session/load`. The
-prompt is sent again with its key, or only where the load does not show it. What the load replays and what follows it
-have each word of all turns once. Of the two tools of a turn, the one that writes in the store's transaction has had
-its effect once; the other one, outside of it, at most once, and once where its outcome is known.
+The client is the official Python package, unmodified. Each kill is followed by a new start and `session/load`.
+The prompt is sent again with its key, or only if the load does not show it. The updates of the load and after
+it have each word of all turns once. Of the two tools of a turn, the one that writes in the store's transaction
+has had its effect once; the other one, outside of it, at most once, and once if its outcome is known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 AGENT = "tests.dialects.acp_agents:noting"
 FATES = ("before the first update", "in the first answer", "at the tool", "in the last answer", "after it")
-"""Where a turn was when its agent was killed, by what the editor had seen of it."""
+"""The phase of a turn when its agent was killed, by the editor's updates."""
 
 
 def make_editor(folder: Path, *options: str, agent: str = AGENT) -> Editor:
@@ -41,7 +41,7 @@ def make_editor(folder: Path, *options: str, agent: str = AGENT) -> Editor:
 
 
 def fate_of(shown: Sequence[Json]) -> str:
-    """Return where a turn was, by its updates so far."""
+    """Return the phase of a turn, by its updates so far."""
     if not shown:
         return FATES[0]
     text = "".join(
@@ -55,7 +55,7 @@ def fate_of(shown: Sequence[Json]) -> str:
 
 
 def judge(editor: Editor, folder: Path, turns: int) -> int:
-    """Check that all turns are shown, each word and each effect once; return how many notes were left unknown."""
+    """Check that all turns are shown, each word and each effect once; return the number of notes with no outcome."""
     asked = editor.text("user_message_chunk")
     assert asked == "".join(f"turn {number};" for number in range(turns)), asked
     assert editor.text() == ANSWER * turns, editor.text()[-300:]
@@ -78,9 +78,7 @@ def judge(editor: Editor, folder: Path, turns: int) -> int:
 
 
 async def play(folder: Path, *, kills: int, seed: int, options: tuple[str, ...] = ()) -> Counter[str]:
-    """Kill the agent in each of so many turns of one session; return where they were, how many of them were killed
-    twice, and how many notes are left unknown.
-    """
+    """Kill the agent in each of a session's turns; return the phases, the numbers killed twice and unknown."""
     chance, fates = random.Random(seed), Counter[str]()
     editor = make_editor(folder, *options)
     await editor.start()
@@ -110,7 +108,7 @@ async def _kill_in_turn(
         await asking
     await editor.start()
     await editor.load(session_id)
-    if chance.random() < 0.25:  # once more, where the turn is being gone on with
+    if chance.random() < 0.25:  # once more, while the turn is being continued
         fates["twice"] += 1
         await editor.kill()
         await editor.start()
@@ -119,7 +117,7 @@ async def _kill_in_turn(
         await editor.prompt(session_id, words, **{"midstream/key": key})
     elif not editor.text("user_message_chunk").endswith(
         words
-    ):  # any other one: where the load does not show it
+    ):  # any other client: if the load does not show it
         await editor.prompt(session_id, words)
         editor.shown.append(
             {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": words}}

@@ -1,10 +1,10 @@
-"""AG-UI's client before a server whose lines are cut at random bytes, and which is killed.
+"""AG-UI's client with a server whose connections are cut at random bytes, and which is killed.
 
     python -m tests.dialects.ag_ui_cuts [--cuts 200] [--kills 1] [--seed N]
 
-The client is npm's, unmodified; a relay between resets or closes its connections in the middle of bodies. Afterwards
-the messages that the client holds have each word once, and the tool has run once. `ag-ui-validate` finds nothing in the
-events as they came, in the run as it is read again, and in what is read behind any of its events.
+The client is npm's, unmodified; a relay resets or closes its connections in the middle of bodies. Afterwards
+the client's messages have each word once, and the tool has run once. `ag-ui-validate` finds nothing in the
+events as they arrived, in a second reading of the run, and in a reading after any of its events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import httpx2
 
 from tests.dialects import chat_agent
-from tests.dialects.ui_stream import HOME, ChatServer, cut_chats, long_form, run_node, running
+from tests.dialects.ui_stream import HOME, ChatServer, cut_chats, long_form, run_node, run_servers
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
@@ -34,7 +34,7 @@ SUFFIXES_MAX = 60
 
 
 def lacking() -> str:
-    """Return what is missing to run the client and the validator, or nothing."""
+    """Return the missing requirements of the client and the validator, or nothing."""
     if not (HOME / "node_modules" / "@ag-ui" / "client").exists():
         return "npm did not install AG-UI's client here (make dialects)"
     try:
@@ -45,14 +45,14 @@ def lacking() -> str:
 
 
 async def run_client(url: str, story: str, **more: object) -> Json:
-    """Play a story of ag_ui_client.mjs and return what the client has at its end."""
+    """Play a story of ag_ui_client.mjs and return the client's result."""
     program = (HERE / "ag_ui_client.mjs").read_text(encoding="utf-8")
     told: Json = json.loads(await run_node(program, json.dumps({"url": url, "story": story, **more})))
     return told
 
 
 def events_of(body: str) -> list[Event]:
-    """Return the events of a body, but for one that was cut."""
+    """Return the events of a body, except a truncated one."""
     events: list[Event] = []
     for block in body.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
@@ -62,7 +62,7 @@ def events_of(body: str) -> list[Event]:
 
 
 def findings(events: Sequence[Event]) -> list[str]:
-    """Return all that `ag-ui-validate` has to say, also its advice."""
+    """Return all findings of `ag-ui-validate`, including its advice."""
     from ag_ui_validate import create_validator
 
     validator = create_validator()
@@ -82,7 +82,7 @@ def body_of(thread: str, run: str, text: str = "hi", **more: object) -> Json:
 
 
 async def read_run(url: str, body: Json) -> list[Event]:
-    """Read a run, the same request again after its last event wherever the line breaks; only what has an id."""
+    """Read a run, with the same request again after its last event at each cut; only events with an id."""
     events: list[Event] = []
     async with httpx2.AsyncClient(base_url=url, timeout=60) as http:
         for _ in range(READS_MAX):
@@ -104,7 +104,7 @@ async def read_run(url: str, body: Json) -> list[Event]:
 async def check_suffixes(
     url: str, body: Json, events: Sequence[Event], chance: random.Random, suffixes_max: int
 ) -> int:
-    """Check that a run is read again as it came, whole and behind its events; return how many suffixes were read."""
+    """Check that repeated readings of a run are equal, whole and after its events; return the number of suffixes."""
     numbers = list(range(len(events)))
     if len(numbers) > suffixes_max:
         first, last = suffixes_max * 2 // 5, suffixes_max // 12
@@ -138,7 +138,7 @@ def judge(told: Json, server: ChatServer, words: int) -> None:
     (call,) = called["toolCalls"]
     assert result["toolCallId"] == call["id"]
     ran = server.ledger.read_text(encoding="utf-8").splitlines() if server.ledger.exists() else []
-    if result["content"] != "noted":  # killed while it ran: what is unknown is not tried again
+    if result["content"] != "noted":  # killed while it ran: an unknown outcome is not retried
         assert "may or may not" in result["content"], result
         assert len(ran) <= 1, ran
     else:
@@ -156,9 +156,9 @@ async def play(
     options: tuple[str, ...] = (),
     suffixes_max: int = SUFFIXES_MAX,
 ) -> int:
-    """Cut a client so many times, kill the server, judge what the client has, and return the number of suffixes."""
+    """Cut a client this many times, kill the server, judge the client's result, and return the number of suffixes."""
     chance = random.Random(seed)
-    async with running(folder, words, *options) as [server]:
+    async with run_servers(folder, words, *options) as [server]:
         body = body_of(f"thread-{seed}", f"run-thread-{seed}")
         async with cut_chats(server, chance, cuts=cuts, kills=kills, cut_bytes=CUT_BYTES[story]) as relay:
             if story == "raw":

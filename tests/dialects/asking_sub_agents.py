@@ -1,6 +1,6 @@
 """An agent whose sub-agents ask people, for `midstream serve` and for tests in one process.
 
-A clerk asks a question about its task, and then whether it may note the answer.
+A clerk asks a question about its task, and then for permission to note the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLANS = {
 
 
 def hold_file() -> Path:
-    """Return the file that keeps clerks from going on after an answer."""
+    """Return the file whose presence stops clerks from continuing after an answer."""
     return Path(os.environ[LEDGER_VARIABLE] + ".hold")
 
 
@@ -51,22 +51,22 @@ def results_of(request: ModelRequest) -> list[str]:
     return [each.content for each in last.results] if isinstance(last, Step) else []
 
 
-def asked_of(*planned: tuple[str, dict[str, str]]) -> Response:
+def calls_response(*planned: tuple[str, dict[str, str]]) -> Response:
     """Return a response with calls."""
     return calls(*((name, json.dumps(arguments)) for name, arguments in planned))
 
 
 def lead(request: ModelRequest) -> Response:
-    """Do what the user wants, then say what came of it."""
+    """Make the calls that the user's words select, then report their results."""
     if not steps_since_user(request.history):
-        return asked_of(*PLANS[words_of(request)])
+        return calls_response(*PLANS[words_of(request)])
     return text("; ".join(results_of(request)))
 
 
 def pass_on(request: ModelRequest) -> Response:
-    """Let a clerk do it."""
+    """Delegate the task to a clerk."""
     if not steps_since_user(request.history):
-        return asked_of(("clerk", {"task": words_of(request)}))
+        return calls_response(("clerk", {"task": words_of(request)}))
     return text("; ".join(results_of(request)))
 
 
@@ -74,11 +74,11 @@ def work(request: ModelRequest) -> Response:
     """Ask, then note the answer."""
     number = steps_since_user(request.history)
     if number == 0:
-        return asked_of(("ask_user", {"question": f"Which {words_of(request)}?"}))
+        return calls_response(("ask_user", {"question": f"Which {words_of(request)}?"}))
     if number == 1 and hold_file().exists():
         return [TextDelta("I wait."), Pause(HELD_S), Finished()]
     if number == 1:
-        return asked_of(("note", {"what": results_of(request)[0]}))
+        return calls_response(("note", {"what": results_of(request)[0]}))
     return text("; ".join(results_of(request)))
 
 

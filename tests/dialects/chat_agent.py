@@ -1,4 +1,4 @@
-"""The agent that clients of the AI SDK are cut from: a tool with an effect, then many words, for `midstream serve`."""
+"""The agent for the cut clients of the AI SDK: a tool with an effect, then many words, for `midstream serve`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THOUGHT = "Which words?"
 
 
 def words() -> list[str]:
-    """Return the words of the answer, each another one."""
+    """Return the words of the answer, each a different one."""
     return [f"word{number} " for number in range(int(os.environ[WORDS_VARIABLE]))]
 
 
@@ -32,7 +32,7 @@ def note(what: str) -> str:
 
 
 def answer(request: ModelRequest) -> Response:
-    """Return the response that a request stands at."""
+    """Return the next response for the state of a request."""
     if not steps_since_user(request.history):
         return [ThinkingDelta(THOUGHT), *calls(("note", '{"what": "it"}'), text=FIRST)]
     last = request.history.entries[-1]

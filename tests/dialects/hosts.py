@@ -1,4 +1,4 @@
-"""Hosts that resend their conversation and do anything to it in between: as bytes, in each API's own words."""
+"""Client applications that resend their conversation and change it in between, as bytes in each API's format."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ STYLES: tuple[Json, ...] = (
 
 
 class Host:
-    """A host of one API.
+    """A client application of one API.
+
 
     Args:
-        chars: About how long a message is.
-        is_sound: It does nothing that needs repair.
-        has_shapes: It sends messages back in the shapes of dumps and of what it has gathered by hand.
+        chars: The approximate length of a message.     is_sound: It sends nothing that needs repair.
+            has_shapes: It sends messages back in the shapes of dumps and of hand-written code.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Host:
 
     @property
     def path(self) -> str:
-        """Where it asks."""
+        """The path of its requests."""
         return {
             dialect_registry.CHAT: "/v1/chat/completions",
             dialect_registry.RESPONSES: "/v1/responses",
@@ -71,7 +71,7 @@ class Host:
         }[self.dialect]
 
     def body(self) -> bytes:
-        """Rewrite the conversation somehow, say something as a rule, and return what is asked."""
+        """Rewrite the conversation at random, usually add a message, and return the body of the request."""
         rewrite = self.chance.choices(list(REWRITES), list(REWRITES.values()))[0]
         self._rewrite(rewrite)
         if rewrite != "nothing new" or not self.messages:
@@ -80,10 +80,10 @@ class Host:
             self.style = self.chance.choice(STYLES)
         if self.chance.random() < 0.03:
             self.model = self.chance.choice("mn")
-        return self.written()
+        return self.current_body()
 
-    def written(self) -> bytes:
-        """Return the body as it stands."""
+    def current_body(self) -> bytes:
+        """Return the body as it is."""
         messages = self._marked() if self._marks_cache else self.messages
         field = "input" if self.dialect is dialect_registry.RESPONSES else "messages"
         around: list[tuple[str, Any]] = [("model", self.model), (field, messages), ("max_tokens", 9)]
@@ -100,16 +100,16 @@ class Host:
         pairs = (f"{json.dumps(name)}{colon}{json.dumps(value, **self.style)}" for name, value in around)
         return ("{" + comma.join(pairs) + "}").encode()
 
-    def answered(self, words: str) -> None:
-        """Take an answer in."""
+    def take_answer(self, words: str) -> None:
+        """Append an answer."""
         if self._has_shapes and self.chance.random() < 0.2:
-            self.messages.append(self.response(""))  # an answer that was stopped before its first word
+            self.messages.append(self.response(""))  # an answer that was cancelled before its first word
             return
         response = self.response(words)
         self.messages.append(shape(self.chance, self.dialect, response) if self._has_shapes else response)
 
     def user(self) -> Json:
-        """Say something new."""
+        """Append a user message."""
         words = self._words("said")
         kind = "input_text" if self.dialect is dialect_registry.RESPONSES else "text"
         match self.chance.randrange(5):
@@ -122,11 +122,11 @@ class Host:
                 return {"role": "user", "content": words}
 
     def response(self, words: str) -> Json:
-        """An answer."""
+        """Return an answer."""
         return {"role": "assistant", "content": words}
 
     def calls(self, ids: list[str]) -> list[Json]:
-        """An answer with calls, and their results."""
+        """Return an answer with calls, and their results."""
         match self.dialect:
             case dialect_registry.CHAT:
                 calls = [
@@ -192,7 +192,7 @@ class Host:
                 pass
 
     def _doubtful(self) -> None:
-        """Do what needs repair, or may."""
+        """Make a change that needs repair, or may."""
         chance, messages = self.chance, self.messages
         at = chance.randrange(len(messages) + 1)
         match chance.randrange(9):
@@ -216,7 +216,7 @@ class Host:
                 messages.append(self.response("the end"))
 
     def _marked(self) -> list[Any]:
-        """Mark the last two of the user's messages for a provider's cache, as Anthropic's hosts do."""
+        """Mark the user's last two messages for a provider's cache, as Anthropic's clients do."""
         messages = list(self.messages)
         users = [at for at, message in enumerate(messages) if _is_users(message)]
         for at in users[-2:]:
@@ -250,7 +250,7 @@ def _is_users(message: Any) -> bool:  # noqa: ANN401 - anything may stand among 
 
 
 def shape(chance: random.Random, dialect: Dialect, message: Json) -> Json:
-    """Write a message in another shape that means the same."""
+    """Write a message in another equivalent shape."""
     message = copy.deepcopy(message)
     match dialect:
         case dialect_registry.CHAT:

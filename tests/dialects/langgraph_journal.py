@@ -32,7 +32,7 @@ def delta(words: str, *, response: int = 1, attempt: int = 1, part: int = 0, kin
 
 
 def opening(stream: str = STREAM) -> list[Record]:
-    """Return how a message of a client of LangGraph opens a turn."""
+    """Return the records with which a message of a LangGraph client opens a turn."""
     return [
         EpochStarted(1, "n", 1.0),
         StreamOpened(stream, "digest"),
@@ -43,7 +43,7 @@ def opening(stream: str = STREAM) -> list[Record]:
 
 
 def whole(words: str, *, response: int = 1, attempt: int = 1) -> list[Record]:
-    """Return how a response without calls ends a turn."""
+    """Return the records with which a response without calls ends a turn."""
     body = Response((Text(words),), usage=Usage(3, 4))
     return [
         ResponseCompleted(1, response, attempt, body, 3.0),
@@ -75,7 +75,7 @@ def approved() -> list[Record]:
 
 
 def cut() -> list[Record]:
-    """Return a turn whose first attempt was cut in its words."""
+    """Return a turn whose first attempt was interrupted in its text."""
     return [
         *opening(),
         delta("Hello "),
@@ -88,7 +88,7 @@ def cut() -> list[Record]:
 
 
 def facts_of(records: list[Record], fold: RunFold | None = None) -> list[Fact]:
-    """Return what a journal says."""
+    """Return the facts that a journal contains."""
     fold = fold or RunFold("t")
     epoch, facts = 0, list[Fact]()
     for record in records:

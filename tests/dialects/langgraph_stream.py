@@ -1,10 +1,10 @@
-"""Clients of LangGraph before a server whose lines are cut at random bytes, and which is killed.
+"""Clients of LangGraph with a server whose connections are cut at random bytes, and which is killed.
 
     python -m tests.dialects.langgraph_stream [--cuts 200] [--kills 1] [--seed N]
 
-The clients are `langgraph_sdk` and `@langchain/langgraph-sdk`, unmodified; a relay between resets or closes their
-connections in the middle of bodies. Afterwards what the client holds has each word once, the tool has run once, and
-the events of the thread protocol have no gap in `seq`.
+The clients are `langgraph_sdk` and `@langchain/langgraph-sdk`, unmodified; a relay resets or closes their
+connections in the middle of bodies. Afterwards the client's result has each word once, the tool has run once,
+and the events of the thread protocol have no gap in `seq`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.schema import StreamMode
 
 from tests.dialects import chat_agent
-from tests.dialects.ui_stream import ChatServer, cut_chats, long_form, run_node, running
+from tests.dialects.ui_stream import ChatServer, cut_chats, long_form, run_node, run_servers
 
 Json = dict[str, Any]
 
 HERE = Path(__file__).parent
 HOME = Path(sys.prefix, "graphs")
-"""Where npm has installed the packages of tests/dialects/graph_node (tools/judges.py)."""
+"""The folder in which npm has installed the packages of tests/dialects/graph_node (tools/judges.py)."""
 MODES: list[StreamMode] = ["values", "updates", "messages-tuple"]
 CHANNELS = ["values", "updates", "checkpoints", "messages", "tools", "lifecycle", "input", "tasks", "custom"]
 CUT_BYTES = (200, 9000)
 JOINS_MAX = 2000
-"""Times that a run is read on; each is a cut."""
+"""The maximum number of joins of a run; each is a cut."""
 
 
 def lacking() -> str:
-    """Return what is missing to run the clients of npm, or nothing."""
+    """Return the missing requirements of the npm clients, or nothing."""
     installed = HOME / "node_modules" / "@langchain" / "react"
     return "" if installed.exists() else "npm did not install LangGraph's clients here (make dialects)"
 
@@ -57,7 +57,7 @@ def sdk(url: str) -> LangGraphClient:
 
 
 class Reader:
-    """What an application makes of a run's events: the state, and the words of each message."""
+    """The application's view of a run's events: the state, and the words of each message."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -79,7 +79,7 @@ class Reader:
 
 
 async def read_run(url: str, thread: str, text: str) -> Reader:
-    """Begin a run and read it, joining it again after its last event wherever the line breaks."""
+    """Start a run and read it, joining it again after its last event at each cut."""
     reader = Reader()
     async with sdk(url) as client:
         await _read_run(client, reader, thread, text)
@@ -115,7 +115,7 @@ async def _read_run(client: LangGraphClient, reader: Reader, thread: str, text: 
 
 
 async def read_events(url: str, thread: str, text: str) -> list[Json]:
-    """Start a run by the thread protocol and return all events of the thread, reading on by `since` after each cut."""
+    """Start a run by the thread protocol and return all events of the thread, continuing by `since` after each cut."""
     events: list[Json] = []
     async with httpx.AsyncClient(base_url=f"{url}/v1/langgraph", timeout=60) as http:
         message = {"role": "user", "content": text, "id": f"m-{thread}"}
@@ -139,7 +139,7 @@ async def read_events(url: str, thread: str, text: str) -> list[Json]:
 
 
 def is_over(event: Json) -> bool:
-    """Whether the run of a thread has ended with this event."""
+    """Return whether the run of a thread has ended with this event."""
     return event["method"] == "lifecycle" and event["params"]["data"]["event"] in ("completed", "failed")
 
 
@@ -154,14 +154,14 @@ def judge(messages: list[Json], server: ChatServer, words: int) -> None:
     assert words_of(first) == chat_agent.FIRST, first
     assert words_of(last) == expected, f"{len(words_of(last))} characters instead of {len(expected)}"
     ran = server.ledger.read_text(encoding="utf-8").splitlines() if server.ledger.exists() else []
-    if tool.get("status") == "error":  # killed while it ran: what is unknown is not tried again
+    if tool.get("status") == "error":  # killed while it ran: an unknown outcome is not retried
         assert len(ran) <= 1, ran
     else:
         assert (tool["content"], ran) == ("noted", ["it"]), (tool, ran)
 
 
 def judge_run(reader: Reader, server: ChatServer, words: int) -> None:
-    """Check what an application made of a run's events."""
+    """Check the application's view of a run's events."""
     judge(reader.values["messages"], server, words)
     assert len(set(reader.ids)) == len(reader.ids), "an event came twice"
     expected = "".join(f"word{number} " for number in range(words))
@@ -186,9 +186,9 @@ def judge_events(events: list[Json], server: ChatServer, words: int) -> None:
 
 
 async def play(story: str, folder: Path, *, cuts: int, kills: int, words: int, seed: int) -> Json:
-    """Cut a client so many times, kill the server, and judge what the client has."""
+    """Cut a client this many times, kill the server, and judge the client's result."""
     async with (
-        running(folder, words) as [server],
+        run_servers(folder, words) as [server],
         cut_chats(server, random.Random(seed), cuts=cuts, kills=kills, cut_bytes=CUT_BYTES) as relay,
     ):
         thread = f"00000000-0000-4000-8000-{seed:012d}"
@@ -208,7 +208,7 @@ async def play(story: str, folder: Path, *, cuts: int, kills: int, words: int, s
 
 
 async def run_client(url: str, story: str, **more: object) -> Json:
-    """Play a story of langgraph_client.mjs and return what the client has at its end."""
+    """Play a story of langgraph_client.mjs and return the client's result."""
     program = (HERE / "langgraph_client.mjs").read_text(encoding="utf-8")
     told: Json = json.loads(
         await run_node(program, json.dumps({"url": url, "story": story, **more}), home=HOME)
@@ -217,7 +217,7 @@ async def run_client(url: str, story: str, **more: object) -> Json:
 
 
 STORIES = {"runs": 10, "events": 1, "stream": 10, "protocol": 10, "hook": 10, "thread": 10}
-"""Stories of the long form, and by how much fewer their cuts are."""
+"""Stories of the long form, and the divisor of their cuts."""
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
-"""LiteLLM as an application would use it, where it is installed. Each line of stdin is `URL KEY STORY`.
+"""LiteLLM as an application uses it, if it is installed. Each line of stdin is `URL KEY STORY`.
 
-It takes seconds to import: all stories are told in one process.
+Its import takes seconds: one process plays all stories.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def messages(url: str, key: str) -> object:
 
 
 def failure(url: str, key: str) -> object:
-    """Return what LiteLLM makes of an error, in both of its ways."""
+    """Return LiteLLM's error class for an error, in both of its modes."""
     found = {}
     for name, base in (("openai/m", f"{url}/v1"), ("anthropic/m", url)):
         try:

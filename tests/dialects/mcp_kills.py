@@ -1,10 +1,10 @@
-"""MCP's Python client before `midstream serve`, which is killed at random moments, and the conformance suite.
+"""MCP's Python client with `midstream serve`, which is killed at random moments, and the conformance suite.
 
     python -m tests.dialects.mcp_kills [--kills 20] [--seed N] [--suite docs/reference/mcp.md]
 
-The client is unmodified, in both kinds of the protocol; where its call fails, it is made again with the same id
-(`midstream/call`), as the guide says. Afterwards the tool of the agent ran once, and the answer is whole. Raw requests
-show what that client does not do: a request that is repeated with its id, and tasks.
+The client is unmodified, in both kinds of the protocol; a failed call is made again with the same id
+(`midstream/call`), as the guide describes. Afterwards the tool of the agent ran once, and the answer is whole.
+Raw requests show what that client does not support: a request that is repeated with its id, and tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from midstream.environment import World
 from tests.dialects import chat_agent, mcp_suite
-from tests.dialects.ui_stream import ChatServer, long_form, running
+from tests.dialects.ui_stream import ChatServer, long_form, run_servers
 
 Json = dict[str, Any]
 
@@ -40,13 +40,16 @@ TASKS: Json = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 
 class Told(Struct):
-    """What a client has at the end of a call."""
+    """A client's result at the end of a call."""
 
     answer: str = ""
     session: str = ""
     shown: str = ""
-    """The words of its progress. What does not grow is a repetition: where a stream that was read on breaks, this
-    client (`mcp` 2.3) reads it again from where it had broken before."""
+    """The words of its progress.
+
+    A message that does not grow is a repetition: when a resumed stream breaks, this client (`mcp` 2.3) reads it
+    again from the first break.
+    """
     progress: float = 0.0
     tries: int = 0
 
@@ -99,7 +102,7 @@ class Raw:
         }
 
     async def request(self, rpc_id: int, method: str, params: Json) -> Json:
-        """Send a request, with its id, until it has its response."""
+        """Send a request, with its id, until its response arrives."""
         body = {"jsonrpc": "2.0", "id": rpc_id, "method": method, "params": params}
 
         async def post() -> httpx2.Response:
@@ -115,7 +118,7 @@ class Raw:
         return message
 
     async def modern(self, method: str, params: Json, name: str) -> Json:
-        """Send a request of the modern version until it has its response."""
+        """Send a request of the modern version until its response arrives."""
         meta = {
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
             "io.modelcontextprotocol/clientCapabilities": TASKS,
@@ -157,7 +160,7 @@ async def as_task(raw: Raw, name: str) -> str:
 
 
 async def twice(raw: Raw, rpc_id: int) -> str:
-    """Send one request two times at once, and again where a stream breaks; return the answer, which is one."""
+    """Send one request twice at once, and again after each cut; return the answer, which is one."""
     params: Json = {"name": "ask", "arguments": {"message": "hi"}}
     told = await asyncio.gather(*(raw.request(rpc_id, "tools/call", params) for _ in range(2)))
     assert told[0] == told[1], told
@@ -168,8 +171,9 @@ async def twice(raw: Raw, rpc_id: int) -> str:
 class Story:
     """Kills of one server under calls.
 
+
     Args:
-        words: Of each answer.
+        words: The words of each answer.
     """
 
     def __init__(self, server: ChatServer, words: int, chance: random.Random) -> None:
@@ -181,14 +185,14 @@ class Story:
         self.calls = 0
         self.retries = 0
         self.resumed = 0
-        """Calls that a kill hit, and that their client brought to their end by itself."""
+        """Calls during which the server was killed, and which their client completed by itself."""
 
     @property
     def answer(self) -> str:
         return "".join(f"word{number} " for number in range(self.words))
 
     async def kill_within(self, kills: int, took_s: float, is_over: Callable[[], bool]) -> int:
-        """Kill the server so often while a call runs, which takes so long."""
+        """Kill the server this often while a call runs, which takes this long."""
         done = 0
         while done < kills:
             await World().sleep(self.chance.random() * took_s / kills)
@@ -200,8 +204,8 @@ class Story:
         self.kills += done
         return done
 
-    def ran(self) -> int:
-        """How often the tool of the agent ran."""
+    def count_runs(self) -> int:
+        """Return how often the tool of the agent ran."""
         return (
             len(self.server.ledger.read_text(encoding="utf-8").splitlines())
             if self.server.ledger.exists()
@@ -210,7 +214,7 @@ class Story:
 
     async def play(self, mode: str, kills: int) -> None:
         """Play one call, and judge it."""
-        before, name = self.ran(), f"{mode}-{self.calls}-{self.chance.random()}"
+        before, name = self.count_runs(), f"{mode}-{self.calls}-{self.chance.random()}"
         self.calls += 1
         took_s = self.words * chat_agent.PAUSE_S * 1.3
         raw = Raw(self.url)
@@ -236,7 +240,7 @@ class Story:
             await raw.aclose()
         answer = told.answer if isinstance(told, Told) else told
         assert answer == self.answer, f"{mode}: {len(answer)} characters instead of {len(self.answer)}"
-        assert self.ran() - before <= 1, f"{mode}: the tool ran {self.ran() - before} times"
+        assert self.count_runs() - before <= 1, f"{mode}: the tool ran {self.count_runs() - before} times"
         if isinstance(told, Told):
             self.retries += told.tries - 1
             self.resumed += bool(done and told.tries == 1)
@@ -244,15 +248,15 @@ class Story:
 
 
 async def play(folder: Path, kills: int, seed: int, *options: str, words: int = 1500) -> Json:
-    """Kill a server so many times under calls of each kind; return what was counted."""
+    """Kill a server this many times under calls of each kind; return the counts."""
     chance = random.Random(seed)
     modes = [*MODES, "task", "twice"]
-    async with running(folder, words, *options) as [server]:
+    async with run_servers(folder, words, *options) as [server]:
         story = Story(server, words, chance)
         while story.kills < kills:
             await story.play(modes[story.calls % len(modes)], min(2, kills - story.kills))
         found = {name: getattr(story, name) for name in ("kills", "calls", "retries", "resumed")}
-        return {**found, "effects": story.ran()}
+        return {**found, "effects": story.count_runs()}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
-"""The conformance suite of MCP before an app whose agent plays the tools that the suite calls.
+"""The conformance suite of MCP with an app whose agent implements the tools that the suite calls.
 
-The suite is npm's, unmodified. Its tools are declared as those of any app (`McpOptions.tools`), and turns of the agent
-do what they do: words of a scripted model, its tools, approvals and questions.
+The suite is npm's, unmodified. Its tools are declared as those of any app (`McpOptions.tools`), and turns of
+the agent implement them: text of a scripted model, its tools, approvals and questions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.server.serving import served
 Json = dict[str, Any]
 
 HOME = Path(sys.prefix, "mcp")
-"""Where npm has installed the packages of tests/dialects/mcp (tools/judges.py)."""
+"""The folder in which npm has installed the packages of tests/dialects/mcp (tools/judges.py)."""
 SUITE_S = 300.0
 SCHEMA: Json = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -77,7 +77,7 @@ def _play(*does: ScriptedStep) -> Callable[[Json, Sequence[Step]], Response]:
 
 
 def _asks(*asked: tuple[str, str], slowly: float = 0.0) -> Callable[[Json, Sequence[Step]], Response]:
-    """Ask first, then say what was answered."""
+    """Ask first, then return the answer."""
 
     def play(_: Json, steps: Sequence[Step]) -> Response:
         if not steps:
@@ -183,7 +183,7 @@ NOT_SERVED = {
     "caching": "no resources and no prompts: their three lists are missing",
     "http-custom-header-server-validation": "no tool with `x-mcp-header`",
 }
-"""Scenarios that do not pass, and why."""
+"""Scenarios that do not pass, and the reasons."""
 TASKS = (
     "tasks-lifecycle",
     "tasks-capability-negotiation",
@@ -206,7 +206,7 @@ RUNS: Sequence[tuple[str, Sequence[str]]] = (
 
 
 class Scenario(Struct, frozen=True):
-    """How a scenario went: the numbers of its checks."""
+    """The result of a scenario: the numbers of its checks."""
 
     version: str
     name: str
@@ -216,7 +216,7 @@ class Scenario(Struct, frozen=True):
 
 
 def lacking() -> str:
-    """Return what is missing to run the suite, or nothing."""
+    """Return the missing requirements of the suite, or nothing."""
     installed = HOME / "node_modules" / "@modelcontextprotocol" / "conformance"
     return (
         "" if installed.exists() else "npm did not install the conformance suite of MCP here (make dialects)"
@@ -226,7 +226,7 @@ def lacking() -> str:
 async def judge(
     folder: Path, store: str | None = None, runs: Sequence[tuple[str, Sequence[str]]] = RUNS
 ) -> list[Scenario]:
-    """Run the suite, or some of its runs; return what it found."""
+    """Run the suite, or some of its runs; return its report."""
     found: list[Scenario] = []
     async with served(make_suite_app(store or folder / "suite.db")) as server:
         for number, (version, arguments) in enumerate(runs):
@@ -286,5 +286,5 @@ def table_of(found: Sequence[Scenario]) -> str:
 
 
 def faults(found: Sequence[Scenario]) -> list[str]:
-    """Return the scenarios that failed, and that are to pass."""
+    """Return the failed scenarios that are expected to pass."""
     return [f"{each.version} {each.name}" for each in found if each.failed and each.name not in NOT_SERVED]

@@ -1,9 +1,10 @@
-"""Durable Streams before `midstream serve`: the conformance suite, and servers killed under producers and readers.
+"""Durable Streams with `midstream serve`: the conformance suite, and servers killed under producers and readers.
 
     python -m tests.dialects.plain_streams [--kills 200] [--seed N] [--suite docs/reference/durable-streams.md]
 
-Producers send each message until it is accepted, with the same place (`Producer-Epoch`, `Producer-Seq`); readers go on
-at the last offset that they got. Afterwards each message is in the stream, and at each reader, once and in order.
+Producers send each message until it is accepted, with the same place (`Producer-Epoch`, `Producer-Seq`);
+readers continue at their last offset. Afterwards each message is in the stream, and at each reader, once and in
+order.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ import httpx2
 
 from midstream.environment import World
 from tests import nats_engine, postgres_engine
-from tests.dialects.ui_stream import ChatServer, long_form, node, running
+from tests.dialects.ui_stream import ChatServer, long_form, node, run_servers
 
 Json = dict[str, Any]
 
 HOME = Path(sys.prefix, "plain_streams")
-"""Where npm has installed the packages of tests/dialects/streams (tools/judges.py)."""
+"""The folder in which npm has installed the packages of tests/dialects/streams (tools/judges.py)."""
 SUITE = Path(__file__).parent / "streams" / "conformance.test.mjs"
 ORIGIN = "https://example.com"
 """The page whose preflight the suite sends."""
 RECEIVERS = "http://127.0.0.1"
-"""Where the suite receives webhooks."""
+"""The addresses at which the suite receives webhooks."""
 STORY_S = 600.0
 SUITE_S = 420.0
 REQUEST_S = 30.0
@@ -44,7 +45,7 @@ AT_ONCE = 16
 
 
 def lacking() -> str:
-    """Return what is missing to run the suite, or nothing."""
+    """Return the missing requirements of the suite, or nothing."""
     installed = HOME / "node_modules" / "@durable-streams" / "server-conformance-tests"
     return (
         "" if installed.exists() else "npm did not install the suite of Durable Streams here (make dialects)"
@@ -54,9 +55,9 @@ def lacking() -> str:
 class Story:
     """Producers and readers of one stream.
 
+
     Args:
-        urls: The servers, on one store.
-        chance: Decides who sends where.
+        urls: The servers, on one store.     chance: Chooses a server for each request.
     """
 
     def __init__(self, urls: Sequence[str], chance: random.Random) -> None:
@@ -75,7 +76,7 @@ class Story:
         assert made.status_code == 201, made.text
 
     async def produce(self, client: httpx2.AsyncClient, name: str) -> int:
-        """Send until the story is over; return how many were accepted."""
+        """Send until the story is over; return how many messages were accepted."""
         seq = 0
         while not self.is_over.is_set():
             await self._send(client, name, seq)
@@ -138,7 +139,7 @@ class Story:
                 await World().sleep(PAUSE_S)
 
     async def close(self, client: httpx2.AsyncClient) -> list[Json]:
-        """Close the stream; return all that it has."""
+        """Close the stream; return all its contents."""
         closed = await client.post(self.url(), headers={"stream-closed": "true"})
         assert closed.status_code == 204, closed.text
         found: list[Json] = []
@@ -147,7 +148,7 @@ class Story:
 
 
 async def play(servers: Sequence[ChatServer], urls: Sequence[str], kills: int, chance: random.Random) -> Json:
-    """Kill the servers in turn under producers and readers; return what was counted."""
+    """Kill the servers in turn under producers and readers; return the counts."""
     story = Story(urls, chance)
     limits = httpx2.Timeout(REQUEST_S)
     async with asyncio.timeout(STORY_S + 5 * kills), httpx2.AsyncClient(timeout=limits) as client:
@@ -214,18 +215,19 @@ async def follow_session(
 
 async def kill(folder: Path, kills: int, seed: int, *options: str, count: int = 1) -> Json:
     """Run `count` servers on one store, and kill them in turn."""
-    async with running(folder, 1, *options, count=count) as servers:
+    async with run_servers(folder, 1, *options, count=count) as servers:
         return await play(servers, [each.url for each in servers], kills, random.Random(seed))
 
 
 async def judge(folder: Path, *options: str, only: str = "") -> Json:
     """Run the suite against a server; return its report.
 
+
     Args:
-        only: Pattern of the names of the tests that run; "" runs all.
+        only: Pattern of the names of the tests to run; "" runs all.
     """
     about = ("--allow-origin", ORIGIN, "--allow-webhook", RECEIVERS, *options)
-    async with running(folder, 1, *about) as [server]:
+    async with run_servers(folder, 1, *about) as [server]:
         (HOME / SUITE.name).write_bytes(SUITE.read_bytes())
         report = folder / "report.json"
         process = await asyncio.create_subprocess_exec(
@@ -253,7 +255,7 @@ def counts_of(report: Json) -> tuple[int, int, int]:
 
 
 def failures_of(report: Json) -> list[str]:
-    """Return the names of the failed tests of a report, each with the beginning of its error."""
+    """Return the names of the failed tests of a report, each with the start of its error."""
     return [
         f"{each['fullName']}: {' '.join(each['failureMessages'])[:300]}"
         for each in report["testResults"][0]["assertionResults"]

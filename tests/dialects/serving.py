@@ -1,4 +1,4 @@
-"""What the gateway's tests share: a served gateway, a relay that cuts, and clients of other people's making."""
+"""The shared parts of the gateway's tests: a served gateway, a relay that cuts, and third-party clients."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Served(Struct):
     cutter: Cutter
 
     def openai(self, *, url: str | None = None, **options: Any) -> openai.AsyncOpenAI:  # noqa: ANN401 - what the SDK or the gateway takes
-        """Return OpenAI's own client, pointed here."""
+        """Return OpenAI's own client for this gateway."""
         return openai.AsyncOpenAI(base_url=f"{url or self.url}/v1", api_key=TOKEN, timeout=WAIT_S, **options)
 
     def anthropic(self, *, url: str | None = None, **options: Any) -> anthropic.AsyncAnthropic:  # noqa: ANN401 - what the SDK or the gateway takes
-        """Return Anthropic's own client, pointed here."""
+        """Return Anthropic's own client for this gateway."""
         return anthropic.AsyncAnthropic(base_url=url or self.url, api_key=TOKEN, timeout=WAIT_S, **options)
 
 
@@ -102,8 +102,8 @@ def words_of(stream: Sequence[Json]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def called(app: Gateway) -> AsyncIterator[httpx2.AsyncClient]:
-    """Call a gateway through its ASGI interface."""
+async def asgi_client(app: Gateway) -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield an HTTP client that calls a gateway through its ASGI interface."""
     transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from midstream.environment import World
 from tests.dialects.plain_streams import RECEIVERS
-from tests.dialects.ui_stream import ChatServer, running
+from tests.dialects.ui_stream import ChatServer, run_servers
 
 Json = dict[str, Any]
 STREAMS = 3
@@ -26,7 +26,7 @@ SUBSCRIPTION = "/v1/stream/__ds/subscriptions/work"
 
 
 class Receiver:
-    """A worker behind a webhook: reads what is pending, and acks it in its answer, by a callback, or not at all."""
+    """A worker behind a webhook: reads pending messages, and acks them in its answer, by a callback, or not at all."""
 
     def __init__(self, urls: Sequence[str], chance: random.Random) -> None:
         self._urls = urls
@@ -48,7 +48,7 @@ class Receiver:
                 if self._chance.random() < 0.5:
                     return web.json_response({"done": True})
                 await self._report(client, wake)
-        except httpx2.TransportError:  # the server is away: this wake is repeated
+        except httpx2.TransportError:  # the server is unreachable: this wake is repeated
             return web.json_response({}, status=500)
         return web.json_response({})
 
@@ -91,7 +91,12 @@ async def receiving(urls: Sequence[str], chance: random.Random) -> AsyncIterator
         await runner.cleanup()
 
 
-async def patiently(client: httpx2.AsyncClient, method: str, url: str, **more: Any) -> httpx2.Response:  # noqa: ANN401
+async def request_until_answered(
+    client: httpx2.AsyncClient,
+    method: str,
+    url: str,
+    **more: Any,  # noqa: ANN401
+) -> httpx2.Response:
     """Send a request until a server answers it."""
     while True:
         with contextlib.suppress(httpx2.TransportError):
@@ -102,7 +107,7 @@ async def patiently(client: httpx2.AsyncClient, method: str, url: str, **more: A
 
 
 async def play(servers: Sequence[ChatServer], urls: Sequence[str], kills: int, chance: random.Random) -> Json:
-    """Append, and kill the servers in turn; return what was counted."""
+    """Append, and kill the servers in turn; return the counts."""
     async with (
         asyncio.timeout(STORY_S),
         receiving(urls, chance) as receiver,
@@ -114,7 +119,7 @@ async def play(servers: Sequence[ChatServer], urls: Sequence[str], kills: int, c
             "webhook": {"url": receiver.url},
             "lease_ttl_ms": 1000,
         }
-        made = await patiently(client, "PUT", f"{urls[0]}{SUBSCRIPTION}", json=body)
+        made = await request_until_answered(client, "PUT", f"{urls[0]}{SUBSCRIPTION}", json=body)
         assert made.status_code == 201, made.text
         expected: set[tuple[str, int]] = set()
         for round_ in range(kills + 1):
@@ -137,21 +142,21 @@ async def play(servers: Sequence[ChatServer], urls: Sequence[str], kills: int, c
 
 async def _append(client: httpx2.AsyncClient, url: str, number: int) -> None:
     json_type = {"content-type": "application/json"}
-    made = await patiently(client, "PUT", url, headers=json_type)
+    made = await request_until_answered(client, "PUT", url, headers=json_type)
     assert made.status_code in {200, 201}, made.text
     place = {"producer-id": f"p{number}", "producer-epoch": "0", "producer-seq": "0"}
-    told = await patiently(
+    told = await request_until_answered(
         client, "POST", url, content=json.dumps({"n": number}), headers={**json_type, **place}
     )
     assert told.status_code in {200, 204}, told.text
 
 
 async def _is_idle(client: httpx2.AsyncClient, url: str) -> bool:
-    """Whether all that was appended is acked."""
-    told: Json = (await patiently(client, "GET", url)).json()
+    """Return whether all appended messages are acked."""
+    told: Json = (await request_until_answered(client, "GET", url)).json()
     origin = url.removesuffix(SUBSCRIPTION)
     for each in told["streams"]:
-        head = await patiently(client, "HEAD", f"{origin}/v1/stream/{each['path']}")
+        head = await request_until_answered(client, "HEAD", f"{origin}/v1/stream/{each['path']}")
         if head.headers["stream-next-offset"] != each["acked_offset"]:
             return False
     return len(told["streams"]) == STREAMS
@@ -159,5 +164,5 @@ async def _is_idle(client: httpx2.AsyncClient, url: str) -> bool:
 
 async def kill_subscribed(folder: Path, kills: int, seed: int, *options: str, count: int = 1) -> Json:
     """Run `count` servers on one store, and kill them in turn."""
-    async with running(folder, 1, "--allow-webhook", RECEIVERS, *options, count=count) as servers:
+    async with run_servers(folder, 1, "--allow-webhook", RECEIVERS, *options, count=count) as servers:
         return await play(servers, [each.url for each in servers], kills, random.Random(seed))

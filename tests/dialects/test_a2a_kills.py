@@ -1,4 +1,4 @@
-"""The client of the reference SDK of A2A, unmodified, before a server that is killed; and the compatibility kit."""
+"""The client of the reference SDK of A2A, unmodified, with a server that is killed; and the compatibility kit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.dialects import a2a_kills, a2a_suite
 from tests.dialects.a2a_kills import AskingServer, answer_questions, play, run_client, texts, whole
-from tests.dialects.ui_stream import read_on_elsewhere, running
+from tests.dialects.ui_stream import read_on_elsewhere, run_servers
 
 Json = dict[str, Any]
 PASSED = 72
@@ -23,27 +23,27 @@ pytestmark = [
 ]
 
 
-async def test_each_task_runs_once_and_its_snapshot_is_what_was_streamed(tmp_path: Path) -> None:
+async def test_each_task_runs_once_and_its_snapshot_equals_its_stream(tmp_path: Path) -> None:
     told = await play(tmp_path, 6, 3, 5, words=200)
     assert (told["cuts"], told["kills"] >= 3) == (6, True)
     assert told["effects"] <= told["tasks"]
     assert told["subscribed"]
 
 
-async def test_each_answer_is_given_once_however_often_it_is_sent(tmp_path: Path) -> None:
+async def test_each_answer_takes_effect_once_however_often_it_is_sent(tmp_path: Path) -> None:
     told = await answer_questions(tmp_path, 3, 7)
     assert told["kills"] >= 3
     assert told["sent"] > 3 * told["tasks"]
 
 
-async def test_a_task_is_followed_at_another_server_that_takes_the_turn_of_one_that_died(
+async def test_a_task_is_followed_at_another_server_that_takes_over_its_turn(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     options = ("--store", request.getfixturevalue("engine").url)
     words = 800
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
     story = {"message": message, "binding": "JSONRPC", "is_streaming": True}
-    async with running(tmp_path, words, *options, count=2) as servers:
+    async with run_servers(tmp_path, words, *options, count=2) as servers:
         told = await read_on_elsewhere(
             servers, lambda url: run_client({**story, "url": url}), cut_bytes=(500, 3000)
         )
@@ -56,7 +56,7 @@ async def test_any_server_of_a_store_answers_follows_lists_and_cancels_a_task(tm
     def sent(name: str, **more: str) -> Json:
         return {"message": {"messageId": name, "role": "ROLE_USER", "parts": [{"text": name}], **more}}
 
-    async with running(tmp_path, 0, count=2, kind=AskingServer) as servers:
+    async with run_servers(tmp_path, 0, count=2, kind=AskingServer) as servers:
         here, there = (f"{each.url}/v1/a2a" for each in servers)
         async with httpx2.AsyncClient(timeout=60, headers={"a2a-version": "1.0"}) as http:
 
@@ -86,7 +86,7 @@ async def test_any_server_of_a_store_answers_follows_lists_and_cancels_a_task(tm
 
 
 @pytest.mark.skipif(bool(a2a_suite.lacking()), reason=a2a_suite.lacking())
-async def test_the_compatibility_kit_finds_what_is_documented(tmp_path: Path) -> None:
+async def test_the_compatibility_kit_gives_the_documented_results(tmp_path: Path) -> None:
     report = await a2a_suite.judge(tmp_path)
     assert a2a_suite.faults(report) == []
     assert {name for name, each in report.items() if each.status == "FAIL"} == a2a_suite.NOT_MET.keys()

@@ -20,7 +20,7 @@ def sent(*parts: Json, **more: object) -> Json:
     return {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [*parts], **more}}
 
 
-def test_parts_become_those_of_a_message() -> None:
+def test_parts_become_parts_of_a_message() -> None:
     found = a2a.read_message(
         sent(
             {"text": "Look:"},
@@ -56,20 +56,20 @@ def test_parts_become_those_of_a_message() -> None:
         ({**sent({"text": "hi"}), "configuration": {"historyLength": "many"}}, a2a.BAD_PARAMS),
     ],
 )
-def test_what_has_another_form_is_refused(params: Json, code: int) -> None:
+def test_an_invalid_form_is_refused(params: Json, code: int) -> None:
     with pytest.raises(A2aError) as refused:
         a2a.read_message(params, OPTIONS)
     assert refused.value.code == code
 
 
-def test_unknown_fields_are_ignored_and_names_of_protocol_buffers_are_as_good() -> None:
+def test_unknown_fields_are_ignored_and_protobuf_names_are_accepted() -> None:
     found = a2a.read_message(sent({"text": "hi", "more": 1}, context_id="c", more=2) | {"x": 1}, OPTIONS)
     assert found.context == "c"
     query = a2a.read_params({"page_size": "2", "contextId": "c"}, a2a.TasksQuery)
     assert (query.pageSize, query.contextId) == (2, "c")
 
 
-def test_a_message_is_known_by_its_id_and_its_content() -> None:
+def test_a_message_is_identified_by_its_id_and_its_content() -> None:
     first = a2a.read_message(sent({"text": "hi"}), OPTIONS)
     assert first.stream == a2a.read_message(sent({"text": "hi"}, contextId="c"), OPTIONS).stream
     others = (
@@ -83,7 +83,7 @@ def test_a_message_is_known_by_its_id_and_its_content() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "c", "c~", "c~0", "c~-1", "c~01", "~1", "c~x", "c~²", "c~" + "9" * 10])
-def test_no_task_has_another_form_of_id(name: str) -> None:
+def test_a_task_id_of_another_form_is_refused(name: str) -> None:
     with pytest.raises(A2aError) as refused:
         a2a.place_of_task(name)
     assert refused.value.code == a2a.NO_TASK
@@ -128,14 +128,14 @@ def test_the_newest_messages_of_a_history_are_kept(length: int | None, kept: lis
     assert a2a.with_history({"history": [1, 2, 3]}, length).get("history") == kept
 
 
-def test_instants() -> None:
+def test_instants_have_the_form_of_the_protocol() -> None:
     assert a2a.instant(1.5) == "1970-01-01T00:00:01.500Z"
     assert a2a.read_instant("1970-01-01T00:00:01.500Z") == 1.5
     with pytest.raises(A2aError):
         a2a.read_instant("yesterday")
 
 
-def test_the_card_has_what_its_operator_says() -> None:
+def test_the_card_has_its_operators_values() -> None:
     skill = A2aSkill("sum", "Sum", "Adds numbers.", ("math",), ("1 + 1",))
     options = A2aOptions("Counts.", "2.1", "https://agents.example/", (skill,), ("image/png",))
     card = a2a.agent_card(options, "counter", "7", "http://127.0.0.1:8000/", is_authenticated=True)

@@ -1,4 +1,4 @@
-"""A turn of a session as a task of A2A: its events add up to its snapshot, behind any of its records."""
+"""A turn of a session as a task of A2A: its events add up to its snapshot, after any of its records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STREAM = "a2a-m1 0123456789abcdef"
 
 
 def of_a2a(records: Sequence[Record]) -> list[Record]:
-    """Return a story whose message a client of A2A sent, and whose answer one brought."""
+    """Return a story whose message an A2A client sent, and whose answer an A2A client returned."""
     found: list[Record] = [*opening(STREAM)]
     for record in records[len(opening()) :]:
         if isinstance(record, QuestionAnswered):
@@ -42,7 +42,7 @@ def of_a2a(records: Sequence[Record]) -> list[Record]:
 
 
 def lost() -> list[Record]:
-    """Return a turn whose attempt was cut in its words, and which is stopped before it has others."""
+    """Return a turn whose attempt was interrupted in its text, and which is cancelled before another text."""
     return [
         *opening(STREAM),
         delta("Hello "),
@@ -52,7 +52,7 @@ def lost() -> list[Record]:
     ]
 
 
-def made() -> list[Record]:
+def with_artifact() -> list[Record]:
     """Return a turn with a call whose result is an artifact."""
     call = ToolCall("c", "draw", "{}")
     body = Response((Text("I draw."), call), Finish.CALLS)
@@ -73,13 +73,13 @@ STORIES = {
     "approved": of_a2a(approved()),
     "cut": of_a2a(cut()),
     "lost": lost(),
-    "made": made(),
+    "made": with_artifact(),
     "failed": [*opening(STREAM), TurnEnded(1, TurnStatus.FAILED, 4.0, "model_rejected", "no")],
 }
 
 
 def read(records: Sequence[Record], after: int = 0) -> tuple[list[Json], TaskEvents]:
-    """Return the events of a reader that comes after so many records, and what they were made with."""
+    """Return the events of a reader that starts after this many records, and their task."""
     task, events, epoch = TaskEvents(A2aFold("t"), 1, ("draw",)), list[Json](), 0
     for number, record in enumerate(records, start=1):
         epoch = record.epoch if isinstance(record, EpochStarted) else epoch
@@ -91,8 +91,8 @@ def read(records: Sequence[Record], after: int = 0) -> tuple[list[Json], TaskEve
     return events, task
 
 
-def folded(events: Sequence[Json]) -> Json:
-    """Return what the events add up to by the rules of the protocol, as the reference SDK has them."""
+def add_up(events: Sequence[Json]) -> Json:
+    """Return the task to which the events add up by the rules of the protocol, as the reference SDK applies them."""
     task: Json = {}
     artifacts: dict[str, Json] = {}
     for event in events:
@@ -123,7 +123,7 @@ def whole_task(task: Json) -> Json:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_the_events_behind_any_record_add_up_to_the_snapshot(name: str) -> None:
+def test_the_events_after_any_record_add_up_to_the_snapshot(name: str) -> None:
     records = STORIES[name]
     _, task = read(records)
     for after in range(len(records)):
@@ -132,14 +132,14 @@ def test_the_events_behind_any_record_add_up_to_the_snapshot(name: str) -> None:
             continue
         assert "task" in events[0]
         assert not any("task" in each for each in events[1:])
-        fold, snapshot = folded(events), whole_task(task.task())
+        fold, snapshot = add_up(events), whole_task(task.task())
         answers = [each for each in snapshot["history"] if each["messageId"] == "m2"]
         missing = [each for each in answers if each not in fold["history"]]
         snapshot["history"] = [each for each in snapshot["history"] if each not in missing]
         assert fold == snapshot, after
 
 
-def test_words_of_a_cut_attempt_are_replaced() -> None:
+def test_the_text_of_an_interrupted_attempt_is_replaced() -> None:
     events, task = read(STORIES["cut"])
     updates = [each["artifactUpdate"] for each in events if "artifactUpdate" in each]
     assert [(each["append"], each["artifact"]["parts"][0]["text"]) for each in updates] == [
@@ -154,13 +154,13 @@ def test_words_of_a_cut_attempt_are_replaced() -> None:
     ]
 
 
-def test_words_that_nothing_replaces_are_taken_back() -> None:
+def test_text_without_a_replacement_is_withdrawn() -> None:
     events, task = read(STORIES["lost"])
     assert task.task()["artifacts"][0]["parts"] == [{"text": ""}]
     assert events[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_CANCELED"
 
 
-def test_a_result_of_a_tool_is_an_artifact_where_it_is_declared() -> None:
+def test_a_result_of_a_tool_is_an_artifact_if_it_is_declared() -> None:
     _, task = read(STORIES["made"])
     found = {each["artifactId"]: each["parts"] for each in task.task()["artifacts"]}
     assert found == {
@@ -184,7 +184,7 @@ def test_a_question_and_its_answer_are_in_the_history() -> None:
 
 
 @pytest.mark.parametrize("name", ["approved", "cut", "made"])
-def test_a_pruned_task_is_what_is_left_of_it(name: str) -> None:
+def test_a_pruned_task_consists_of_its_remaining_records(name: str) -> None:
     _, task = read(STORIES[name])
     session = restore_session(prune_session(task.fold.session, at=9.0))
     pruned = TaskEvents(A2aFold("t", session), 1, ("draw",))

@@ -1,4 +1,4 @@
-"""Whose conversation a request is, as the upstream behind the gateway hears it."""
+"""The conversation of a request, as the upstream behind the gateway receives it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, text
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from midstream.testing.store_fakes import StoreInFront
-from tests.dialects.serving import Served, called, chat, make_gateway, served
-from tests.dialects.test_live_responses import WORDS, gated, until
+from tests.dialects.serving import Served, asgi_client, chat, make_gateway, served
+from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 
 
@@ -29,7 +29,7 @@ def echo(request: ModelRequest) -> Sequence[ScriptedStep]:
 
 
 async def sessions_of(gateway: Served, *bodies: dict[str, Any], **headers: str) -> list[str]:
-    """Ask for each body in turn; return whose conversation each was."""
+    """Send each body in turn; return the session of each."""
     for body in bodies:
         answer = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200
@@ -54,7 +54,9 @@ THIRD = chat(
         ({}, {"metadata": {"user_id": "user_1_account__session_01234567-89ab-cdef-0123-456789abcdef"}}),
     ],
 )
-async def test_a_host_may_name_the_conversation(headers: dict[str, str], fields: dict[str, Any]) -> None:
+async def test_a_client_application_may_name_the_conversation(
+    headers: dict[str, str], fields: dict[str, Any]
+) -> None:
     async with served(echo) as gateway:
         unlike = [{**chat(("user", "one")), **fields}, {**chat(("user", "two")), **fields}]
         first, second = await sessions_of(gateway, *unlike, **headers)
@@ -64,14 +66,14 @@ async def test_a_host_may_name_the_conversation(headers: dict[str, str], fields:
 
 
 @spec("REUSE-73")
-async def test_without_a_name_a_conversation_is_known_by_what_was_said_in_it() -> None:
+async def test_without_a_name_a_conversation_is_identified_by_its_messages() -> None:
     async with served(echo) as gateway:
         first, second, third = await sessions_of(gateway, FIRST, SECOND, THIRD)
         assert first == second == third != ""
 
 
 @spec("REUSE-73")
-async def test_two_chats_that_begin_alike_are_kept_apart() -> None:
+async def test_two_chats_with_the_same_start_are_separate() -> None:
     async with served(lambda request: text(f"answer {len(gateway.model.requests)}")) as gateway:
         ours, theirs = await sessions_of(gateway, FIRST, FIRST)
         assert ours != theirs
@@ -82,7 +84,7 @@ async def test_two_chats_that_begin_alike_are_kept_apart() -> None:
 
 
 @spec("REUSE-73")
-async def test_what_fits_none_is_a_conversation_of_its_own_and_evicts_none() -> None:
+async def test_an_unknown_history_is_a_new_conversation_and_evicts_none() -> None:
     async with served(echo) as gateway:
         (first,) = await sessions_of(gateway, FIRST)
         edited = chat(("user", "hi"), ("assistant", "words nobody said"), ("user", "more"))
@@ -92,7 +94,7 @@ async def test_what_fits_none_is_a_conversation_of_its_own_and_evicts_none() -> 
 
 
 @spec("REUSE-73")
-async def test_a_user_or_a_cache_key_only_narrows_where_a_conversation_is_looked_for() -> None:
+async def test_a_user_or_a_cache_key_narrows_the_search_for_a_conversation() -> None:
     async with served(echo) as gateway:
         for field in ("user", "prompt_cache_key"):
             ours, theirs = await sessions_of(gateway, {**FIRST, field: "a"}, {**FIRST, field: "b"})
@@ -119,7 +121,7 @@ async def test_side_calls_are_marked(body: dict[str, Any], headers: dict[str, st
 
 
 @spec("REUSE-74")
-async def test_a_host_may_say_that_it_is_no_side_call() -> None:
+async def test_a_client_application_can_declare_that_a_request_is_no_side_call() -> None:
     async with served(echo) as gateway:
         body = chat(("user", "Please response with a title for the chat"))
         await gateway.http.post("/v1/chat/completions", json=body, headers={"x-midstream-ephemeral": "no"})
@@ -127,10 +129,10 @@ async def test_a_host_may_say_that_it_is_no_side_call() -> None:
 
 
 @spec("REUSE-74")
-async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() -> None:
+async def test_a_pooled_upstream_receives_each_message_once_and_side_calls_separately() -> None:
     upstream = ScriptedUpstream()
     app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         messages: list[dict[str, str]] = []
         for words in ("one", "two", "three"):
             messages.append({"role": "user", "content": words})
@@ -143,7 +145,7 @@ async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() 
                 ("system", "You are a title generator. You output ONLY a thread title."), ("user", words)
             )
             assert (await client.post("/v1/chat/completions", json=title)).status_code == 200
-    # One agent has heard the conversation, each message once; each title had an agent that is forgotten.
+    # One agent received the conversation, each message once; each title had an agent that was deleted.
     talks = upstream.memory.talks.values()
     assert [[words_of(heard.said) for heard in talk.heard] for talk in talks if len(talk.heard) > 1] == [
         ["one", "two", "three"]
@@ -152,12 +154,12 @@ async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() 
 
 @spec("REUSE-74")
 @pytest.mark.parametrize(("is_stored", "heard"), [(True, ["one", "two"]), (False, ["one", "one … two"])])
-async def test_a_conversation_that_the_provider_may_not_keep_is_sent_whole_each_time(
+async def test_a_conversation_that_the_provider_may_not_store_is_sent_whole_each_time(
     *, is_stored: bool, heard: list[str]
 ) -> None:
     upstream = ScriptedUpstream(abilities=Abilities(grants=frozenset({"store"})))
     app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         messages: list[dict[str, str]] = []
         for words in ("one", "two"):
             messages.append({"role": "user", "content": words})
@@ -174,19 +176,19 @@ async def test_a_conversation_that_the_provider_may_not_keep_is_sent_whole_each_
 
 
 @pytest.mark.parametrize(("takes_tools", "named"), [(True, ""), (False, "tools")])
-async def test_an_agent_that_cannot_request_the_tools_of_the_application_is_named_by_the_header(
+async def test_the_header_names_an_agent_that_cannot_call_the_applications_tools(
     *, takes_tools: bool, named: str
 ) -> None:
     upstream = ScriptedUpstream(abilities=Abilities(takes_tools=takes_tools))
     app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         answer = await client.post("/v1/chat/completions", json={**FIRST, "tools": tools})
         assert answer.headers.get("x-midstream-ignored", "") == named
 
 
-async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> None:
-    """Two equal retries at the same instant, of which neither can have seen the other's run, are one run."""
+async def test_two_simultaneous_equal_retries_are_one_run() -> None:
+    """Two equal retries at the same instant, of which neither can have found the other's run, are one run."""
     async with served([[TextDelta("x")]]) as gateway:
         body = chat(("user", "hi"))
         await asyncio.gather(
@@ -199,14 +201,14 @@ async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> No
 
 
 class Stepwise(StoreInFront):
-    """A store whose writes end together: when nothing new has been asked of it for some turns of the event loop."""
+    """A store whose writes end together: when no new operation has started for some turns of the event loop."""
 
     TURNS = 20
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.together: list[list[str]] = []
-        """What was under way at the same time."""
+        """The writes that ran at the same time."""
         self._is_open = False
 
     async def before_operation(self, operation: str, session: str) -> None:
@@ -228,10 +230,10 @@ class Stepwise(StoreInFront):
         self._is_open = False
 
 
-async def test_what_is_written_before_a_response_is_begun_is_written_at_the_same_time() -> None:
+async def test_the_writes_before_a_response_run_concurrently() -> None:
     store = Stepwise()
     app = make_gateway(ScriptedModel([[TextDelta("x"), Finished()]]), store=store)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (await client.post("/v1/chat/completions", json=FIRST)).status_code == 200
     before, begun = store.together[:2]
     assert (sorted(before), begun) == (["claim", REQUESTS, ENTRIES], ["append"])
@@ -253,7 +255,7 @@ async def test_what_is_written_before_a_response_is_begun_is_written_at_the_same
     ],
     ids=["claude", "codex", "codex-compaction"],
 )
-async def test_a_sub_agent_is_a_conversation_of_its_own(main: dict[str, str], other: dict[str, str]) -> None:
+async def test_a_sub_agent_is_a_separate_conversation(main: dict[str, str], other: dict[str, str]) -> None:
     async with served(echo) as gateway:
         (ours,) = await sessions_of(gateway, FIRST, **main)
         (theirs,) = await sessions_of(gateway, FIRST, **other)
@@ -270,7 +272,7 @@ async def test_a_sub_agent_is_a_conversation_of_its_own(main: dict[str, str], ot
         (None, {"x-claude-code-request-class": "auxiliary"}),
     ],
 )
-async def test_a_request_for_a_title_is_aside_whatever_its_words(
+async def test_a_request_for_a_title_is_a_side_call_whatever_its_words(
     fields: dict[str, Any] | None, headers: dict[str, str]
 ) -> None:
     named = {"x-claude-code-session-id": "s"}
@@ -293,14 +295,14 @@ SHUFFLED: dict[str, Any] = {
     "input": "hi",
     "model": "m",
 }
-"""A request as Codex sends it twice: its keys come in another order, and so do those within an object."""
+"""A request that Codex repeats with another order of its keys, also within an object."""
 
 
 @spec("REUSE-70")
-async def test_a_repetition_may_have_its_keys_in_another_order_and_be_read_whole() -> None:
-    """Claude Code repeats without `stream` where a stream was cut; both readers join one run."""
+async def test_a_repetition_may_have_another_order_of_keys_and_no_stream() -> None:
+    """Claude Code repeats without `stream` after a cut stream; both readers join one run."""
     gate = asyncio.Event()
-    async with served([gated(gate)]) as gateway:
+    async with served([gated_response(gate)]) as gateway:
         again = {
             "model": "m",
             "stream": True,

@@ -41,19 +41,19 @@ for number, line in enumerate(agent.stdout):
         break
 sys.exit(agent.wait())
 """
-"""A program that starts the agent and kills it, once, behind so many lines that it has sent."""
+"""A program that starts the agent and kills it, once, after this many lines of its output."""
 
 
 def text_of(updates: list[Json], kind: str = "agent_message_chunk") -> str:
     return "".join(each["content"]["text"] for each in updates if each["sessionUpdate"] == kind)
 
 
-async def test_agents_that_are_killed_in_turns_have_each_word_and_each_effect_once(tmp_path: Path) -> None:
+async def test_agents_killed_in_turns_show_each_word_and_have_each_effect_once(tmp_path: Path) -> None:
     fates = await play(tmp_path, kills=3, seed=3)
     assert sum(fates[fate] for fate in FATES) == 3
 
 
-async def test_a_second_window_shows_the_rest_where_the_process_of_the_turn_is_killed(
+async def test_a_second_window_shows_the_rest_after_a_kill_of_the_turns_process(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     store = request.getfixturevalue("engine").url
@@ -78,7 +78,7 @@ async def test_a_second_window_shows_the_rest_where_the_process_of_the_turn_is_k
 
 @pytest.mark.skipif(not SDK.exists(), reason="npm did not install the protocol's client here (make dialects)")
 @pytest.mark.parametrize("kill", [5])
-async def test_the_client_of_the_protocols_npm_package_goes_on_after_a_kill(
+async def test_the_client_of_the_protocols_npm_package_continues_after_a_kill(
     tmp_path: Path, kill: int
 ) -> None:
     store = str(tmp_path / "acp.db")
@@ -104,7 +104,7 @@ async def test_the_client_of_the_protocols_npm_package_goes_on_after_a_kill(
 
 
 @pytest.mark.parametrize("lines", [0, 6])
-async def test_the_program_of_the_guide_prints_the_answer_where_its_agent_is_killed(
+async def test_the_program_of_the_guide_prints_the_answer_although_its_agent_is_killed(
     tmp_path: Path, lines: int
 ) -> None:
     (printed,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)

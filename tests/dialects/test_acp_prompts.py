@@ -39,7 +39,7 @@ def test_the_blocks_of_a_prompt_become_parts_of_a_message() -> None:
 
 
 @pytest.mark.parametrize("blocks", [[], [{"type": "video"}], [{"type": "text"}], [{"type": "resource"}]])
-def test_a_prompt_that_cannot_be_read_is_refused(blocks: list[Json]) -> None:
+def test_an_invalid_prompt_is_refused(blocks: list[Json]) -> None:
     with pytest.raises(MalformedFrameError):
         message_of(blocks)
 
@@ -78,5 +78,5 @@ def test_a_question_is_a_request_with_an_option_for_each_decision(
         (None, None),
     ],
 )
-def test_only_a_decision_that_was_offered_is_one(answer: object, choice: Choice | None) -> None:
+def test_only_an_offered_decision_is_accepted(answer: object, choice: Choice | None) -> None:
     assert choice_in(question(), answer) is choice

@@ -1,4 +1,4 @@
-"""The updates of a session: from its records, live and as a load chooses them."""
+"""The updates of a session: from its records, live and in a load."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def looked() -> list[Record]:
 
 
 def updates_of(records: Sequence[Record], live_from: int) -> tuple[list[Json], list[Json], AcpUpdates]:
-    """Return what a load shows of the first records, what follows of the others, and what has made them."""
+    """Return the updates of a load of the first records, those of the others, and their writer."""
     updates, epoch, live = AcpUpdates(AcpFold("s")), 0, list[Json]()
     shown: list[Json] = []
     for number, record in enumerate(records):
@@ -84,7 +84,7 @@ def words_of(updates: Sequence[Json], kind: str = "agent_message_chunk") -> list
 
 
 @pytest.mark.parametrize("live_from", range(len(looked()) + 1))
-def test_a_load_and_what_follows_it_are_the_same_updates_wherever_it_is(live_from: int) -> None:
+def test_a_load_and_the_updates_after_it_are_the_same_wherever_it_happens(live_from: int) -> None:
     whole_load, _, updates = updates_of(looked(), 99)
     shown, live, _ = updates_of(looked(), live_from)
     assert shown + live == whole_load
@@ -114,8 +114,8 @@ def test_a_load_and_what_follows_it_are_the_same_updates_wherever_it_is(live_fro
     assert updates.stop_reason(1) == "end_turn"
 
 
-def repeated(*attempts: Sequence[str]) -> list[Record]:
-    """Return a turn whose attempts but the last were cut after these words."""
+def interrupted(*attempts: Sequence[str]) -> list[Record]:
+    """Return a turn whose attempts but the last were interrupted after these words."""
     records = opening()
     for number, attempt in enumerate(attempts, start=1):
         if number > 1:
@@ -135,17 +135,17 @@ def repeated(*attempts: Sequence[str]) -> list[Record]:
         ([["Hello"], []], ["Hello"]),
     ],
 )
-def test_words_that_the_client_has_of_a_cut_attempt_are_not_sent_again(
+def test_text_of_an_interrupted_attempt_that_the_client_has_is_not_sent_again(
     attempts: list[list[str]], shown: list[str]
 ) -> None:
-    _, live, _ = updates_of(repeated(*attempts), 0)
+    _, live, _ = updates_of(interrupted(*attempts), 0)
     assert words_of(live) == shown
     names = {each["messageId"] for each in live if each["sessionUpdate"] == "agent_message_chunk"}
     assert len(names) == (2 if shown[-1] in ("Hey you", "Hello") and len(shown) > 1 else 1)
 
 
 @pytest.mark.parametrize("live_from", range(len(cut()) + 1))
-def test_a_load_leaves_out_words_of_attempts_that_were_cut(live_from: int) -> None:
+def test_a_load_omits_the_text_of_interrupted_attempts(live_from: int) -> None:
     shown, live, _ = updates_of(cut(), live_from)
     final, _, _ = updates_of(cut(), 99)
     assert "".join(words_of(shown + live)).endswith("".join(words_of(final)))
@@ -153,7 +153,7 @@ def test_a_load_leaves_out_words_of_attempts_that_were_cut(live_from: int) -> No
         assert words_of(shown) == words_of(final) == ["Hello ", "you"]
 
 
-def test_an_edited_history_is_shown_and_stays_where_the_first_attempt_behind_it_is_cut() -> None:
+def test_an_edited_history_stays_shown_when_the_first_attempt_after_it_is_interrupted() -> None:
     earlier = (UserMessage.of("before"), Step(Response((Text("It was so."),)), ()))
     message = MessageAccepted(1, UserMessage.of("hi"), 2.0, keep=0, before=earlier)
     records: list[Record] = [
@@ -170,7 +170,7 @@ def test_an_edited_history_is_shown_and_stays_where_the_first_attempt_behind_it_
     assert words_of(shown, "user_message_chunk") == ["before", "hi"]
 
 
-def test_words_of_a_turn_that_failed_stay_and_the_same_words_of_the_next_turn_are_shown() -> None:
+def test_the_text_of_a_failed_turn_stays_and_the_same_text_of_the_next_turn_is_shown() -> None:
     records = [
         *opening(),
         delta("Hello"),
@@ -217,7 +217,7 @@ def test_a_message_of_this_client_is_not_sent_back_and_one_of_another_is() -> No
     assert updates.turns == {"mine": 1, "theirs": 2}
 
 
-def test_a_pruned_journal_begins_with_its_history_in_whole_messages() -> None:
+def test_a_pruned_journal_starts_with_its_history_in_whole_messages() -> None:
     fold, epoch = AcpFold("s"), 1
     for record in looked():
         fold.take(record, epoch=epoch)
@@ -231,7 +231,7 @@ def test_a_pruned_journal_begins_with_its_history_in_whole_messages() -> None:
     assert shown[-2]["status"] == "completed"
 
 
-def test_a_file_is_shown_as_the_block_that_fits_it() -> None:
+def test_a_file_is_shown_as_the_matching_block() -> None:
     parts = (
         File("image/png", data="aGk="),
         File("application/pdf", url="https://example.com/a.pdf", name="a.pdf"),

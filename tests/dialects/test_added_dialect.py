@@ -23,7 +23,7 @@ ONCE = {"idempotency-key": "k"}
 
 
 class ToyWriter(Writer):
-    """Writes `data: "WORDS"` for each text, and `{"answer": "WORDS"}` in one piece."""
+    """Writes `data: "WORDS"` for each text, and `{"answer": "WORDS"}` as a whole."""
 
     def __init__(self, form: Form) -> None:
         self._id = form.id
@@ -102,7 +102,7 @@ async def test_its_errors_have_its_shape() -> None:
         assert (refused.status_code, refused.json()) == (400, {"wrong": "malformed_frame"})
 
 
-async def test_its_responses_are_journaled_and_given_again_after_a_restart(tmp_path: Path) -> None:
+async def test_its_responses_are_journaled_and_replayed_after_a_restart(tmp_path: Path) -> None:
     found = []
     for script in ([text("one two")], []):
         async with served(script, store=SQLiteStore(tmp_path / "gateway.db")) as gateway:

@@ -1,4 +1,4 @@
-"""AG-UI's client, unmodified, before a served agent: cut at random bytes, a server killed, another one asked."""
+"""AG-UI's client, unmodified, with a served agent: cut at random bytes, a server killed, another one used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.testing.scripted_model import calls, text
 from midstream.tools.function_tools import tool
 from tests.dialects import ag_ui_cuts, ui_stream
 from tests.dialects.ag_ui_cuts import body_of, findings, judge, lacking, play, read_run, run_client
-from tests.dialects.ui_stream import CuttingRelay, read_on_elsewhere, running
+from tests.dialects.ui_stream import CuttingRelay, read_on_elsewhere, run_servers
 from tests.server.serving import make_app, served
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
@@ -31,26 +31,24 @@ def burn(what: str) -> str:
 
 
 @pytest.mark.parametrize("story", ["run", "raw", "connect"])
-async def test_a_client_that_is_cut_and_whose_server_is_killed_has_each_word_once(
-    tmp_path: Path, story: str
-) -> None:
+async def test_a_client_with_cuts_and_a_killed_server_has_each_word_once(tmp_path: Path, story: str) -> None:
     cuts = 3 if story == "connect" else 6
     read = await play(story, tmp_path, cuts=cuts, kills=1, words=600, seed=7, suffixes_max=SUFFIXES_MAX)
     assert read > SUFFIXES_MAX / 2
 
 
-async def test_the_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
+async def test_the_client_continues_at_another_server_that_takes_over_the_turn(
     tmp_path: Path,
 ) -> None:
     words = 800
-    async with running(tmp_path, words, count=2) as servers:
+    async with run_servers(tmp_path, words, count=2) as servers:
         told = await read_on_elsewhere(servers, lambda url: run_client(url, "run", id="taken"))
         judge(told, servers[1], words)
         events = await read_run(servers[1].url, body_of("taken", "run-taken"))
         assert findings(events) == []
 
 
-async def test_tools_of_the_client_run_there_and_their_results_begin_the_next_run() -> None:
+async def test_tools_of_the_client_run_there_and_their_results_start_the_next_run() -> None:
     script = [calls(("look", "{}"), ("look", "{}")), calls(("look", "{}")), text("Seen")]
     async with served(make_app(script)) as server:
         told = await run_client(server.url, "client", id="c", tools=[LOOK])
@@ -84,12 +82,12 @@ async def test_a_page_that_is_opened_later_has_all_messages() -> None:
         assert (nobody["messages"], nobody["finishes"]) == ([], 1)
 
 
-async def test_the_programs_of_the_guide_print_the_answer_while_their_lines_are_cut(tmp_path: Path) -> None:
+async def test_the_programs_of_the_guide_print_the_answer_despite_cut_connections(tmp_path: Path) -> None:
     programs = re.findall(r"```js\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     words = 300
     expected = "".join(f"word{number} " for number in range(words)) + "\n"
     async with (
-        running(tmp_path, words) as [server],
+        run_servers(tmp_path, words) as [server],
         CuttingRelay(server.port, random.Random(3), 5, ag_ui_cuts.CUT_BYTES["run"]) as relay,
     ):
         for program in programs:

@@ -33,8 +33,8 @@ def request(**more: object) -> bytes:
     return json.dumps({"threadId": "t", "runId": "r", "messages": [HI], **more}).encode()
 
 
-def folded(*, to: type | None = None) -> AgUiFold:
-    """Return the story of an approval, up to a record."""
+def approval_fold(*, to: type | None = None) -> AgUiFold:
+    """Return the fold of an approval story, up to a record."""
     fold = AgUiFold("t")
     stream = stream_name("r1", "m1")
     for record in [*opening(stream), *approved()[len(opening()) :]]:
@@ -57,12 +57,12 @@ def folded(*, to: type | None = None) -> AgUiFold:
         request(resume=[{"interruptId": "x", "status": "maybe"}]),
     ],
 )
-def test_a_request_of_another_form_is_refused(body: bytes) -> None:
+def test_an_invalid_request_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedFrameError):
         read_input(body)
 
 
-def test_equal_requests_have_equal_digests_and_roles_of_no_conversation_are_left_out() -> None:
+def test_equal_requests_have_equal_digests_and_roles_outside_the_conversation_are_omitted() -> None:
     asked = read_input(request(messages=[{"id": "s", "role": "system", "content": "x"}, HI], context=[1]))
     assert [each.id for each in asked.messages] == ["m1"]
     assert asked.digest == read_input(request(messages=[HI])).digest
@@ -71,14 +71,14 @@ def test_equal_requests_have_equal_digests_and_roles_of_no_conversation_are_left
 
 
 def test_a_snapshot_that_a_client_sends_back_is_the_history_of_its_session() -> None:
-    fold = folded()
+    fold = approval_fold()
     sent = [*snapshot_of(fold), {"id": "m2", "role": "user", "content": "more"}]
     change = find_change(fold.session.history.entries, chat_of(read_input(request(messages=sent)).messages))
     assert (change.message, change.keep, change.before) == (UserMessage.of("more"), None, ())
 
 
-def test_a_client_that_left_out_the_answer_changes_the_thread() -> None:
-    fold = folded()
+def test_a_client_that_omits_the_answer_changes_the_thread() -> None:
+    fold = approval_fold()
     sent = [HI, {"id": "m2", "role": "user", "content": "more"}]
     change = find_change(fold.session.history.entries, chat_of(read_input(request(messages=sent)).messages))
     assert change.keep == 1
@@ -102,12 +102,12 @@ def test_a_client_that_left_out_the_answer_changes_the_thread() -> None:
         ),
     ],
 )
-def test_parts_of_a_message_are_given_to_the_agent(block: Json, expected: Text | File) -> None:
+def test_parts_of_a_message_reach_the_agent(block: Json, expected: Text | File) -> None:
     chat = chat_of(read_input(request(messages=[{**HI, "content": [block]}])).messages)
     assert find_change((), chat).message.parts == (expected,)
 
 
-def test_a_part_that_is_none_is_refused() -> None:
+def test_an_invalid_part_is_refused() -> None:
     for content in (7, [{"type": "video"}]):
         with pytest.raises(MalformedFrameError):
             chat_of(read_input(request(messages=[{**HI, "content": content}])).messages)
@@ -128,7 +128,7 @@ def test_a_part_that_is_none_is_refused() -> None:
     ],
 )
 def test_interrupts_are_answered(given: Json, choice: Choice, text: str, arguments: str | None) -> None:
-    fold = folded(to=QuestionAnswered)
+    fold = approval_fold(to=QuestionAnswered)
     (question,) = fold.questions
     resume = read_input(request(resume=[{"interruptId": interrupt_id_of(question), **given}])).resume
     ((asked, answer),) = resumed_answers(fold.questions, resume, ())
@@ -153,10 +153,10 @@ def test_a_call_in_doubt_is_answered(payload: object, choice: Choice) -> None:
     assert asked["message"].endswith("Approve to run it again, decline to not run it again.")
 
 
-def test_all_interrupts_are_addressed_and_no_other() -> None:
-    fold = folded(to=QuestionAnswered)
+def test_exactly_the_open_interrupts_must_be_answered() -> None:
+    fold = approval_fold(to=QuestionAnswered)
     unknown = read_input(request(resume=[{"interruptId": "0" * 32, "status": "resolved"}])).resume
     with pytest.raises(AnswerMismatchError, match="lacks the answers"):
         resumed_answers(fold.questions, unknown, ())
     with pytest.raises(QuestionClosedError):
-        resumed_answers(folded().questions, unknown, ())
+        resumed_answers(approval_fold().questions, unknown, ())

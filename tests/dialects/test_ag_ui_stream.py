@@ -1,4 +1,4 @@
-"""A run of a session as events of AG-UI: for one reader from its beginning, for others behind any event."""
+"""A run of a session as events of AG-UI: from its start for one reader, after any event for others."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ UPSTREAM = UpstreamCall("u", "search", '{"q": 1}')
 
 
 def of_ag_ui(records: Sequence[Record]) -> list[Record]:
-    """Return a story whose message a client of AG-UI sent."""
+    """Return a story whose message an AG-UI client sent."""
     return [*opening(STREAM), *records[len(opening()) :]]
 
 
-def thought() -> list[Record]:
-    """Return a turn that thinks, is cut in its thoughts, and answers without any."""
+def thinking_interrupted() -> list[Record]:
+    """Return a turn that thinks, is interrupted in its thoughts, and answers without any."""
     return [
         *opening(STREAM),
         delta("Hm", kind="thinking"),
@@ -64,7 +64,7 @@ def thought() -> list[Record]:
 
 
 def looked() -> list[Record]:
-    """Return a turn with two calls of its client, whose results come in one request."""
+    """Return a turn with two calls of its client, whose results arrive in one request."""
     asked = tuple(ToolCall(name, "look", "") for name in ("a", "b"))
     plans = tuple(CallPlan(each.id, "dig", site=Site.CLIENT) for each in asked)
     more = stream_name("r2", CONTINUES)
@@ -100,7 +100,7 @@ def served_upstream() -> list[Record]:
 
 
 def read(records: Sequence[Record], run_id: str = "r1", after: str = "-1") -> list[Event]:
-    """Return the events of a run behind one of them."""
+    """Return the events of a run after one of them."""
     fold, events = AgUiFold("t"), None
     everything = AgUiFold("t")
     epoch = 0
@@ -119,7 +119,7 @@ def read(records: Sequence[Record], run_id: str = "r1", after: str = "-1") -> li
 
 
 def shown(events: Sequence[Event]) -> list[Json]:
-    """Return the messages that a client has of events, by the protocol's rules."""
+    """Return a client's messages from events, by the protocol's rules."""
     messages: dict[str, Json] = {}
     for _, event in events:
         match event["type"]:
@@ -147,7 +147,7 @@ def shown(events: Sequence[Event]) -> list[Json]:
 STORIES = {
     "approved": (of_ag_ui(approved()), ["r1", ""]),
     "cut": (of_ag_ui(cut()), ["r1"]),
-    "thought": (thought(), ["r1"]),
+    "thought": (thinking_interrupted(), ["r1"]),
     "looked": (looked(), ["r1", "r2"]),
     "upstream": (served_upstream(), ["r1"]),
 }
@@ -174,13 +174,13 @@ def test_each_suffix_is_valid_and_leads_to_the_same_messages(name: str) -> None:
             ], (event_id, suffix)
 
 
-def test_words_of_a_cut_attempt_are_taken_back() -> None:
+def test_the_text_of_an_interrupted_attempt_is_withdrawn() -> None:
     events = read(of_ag_ui(cut()))
     assert [each["content"] for each in shown(events)] == ["hi", "Hello you"]
-    assert [each["content"] for each in shown(read(thought()))] == ["hi", "", "Hello you"]
+    assert [each["content"] for each in shown(read(thinking_interrupted()))] == ["hi", "", "Hello you"]
 
 
-def test_a_run_that_waits_for_its_client_names_the_calls_and_their_results_begin_the_next() -> None:
+def test_a_run_that_waits_for_its_client_names_the_calls_and_their_results_start_the_next() -> None:
     first, second = read(looked()), read(looked(), "r2")
     assert first[-1][1]["outcome"] == {"type": "success", "pendingToolCallIds": ["a~ai-1", "b~ai-1"]}
     assert [event["delta"] for _, event in first if event["type"] == "TOOL_CALL_ARGS"] == ["{}", "{}"]
@@ -189,7 +189,7 @@ def test_a_run_that_waits_for_its_client_names_the_calls_and_their_results_begin
     assert [(each["content"], each.get("error")) for each in results] == [("sea", None), ("no", "no")]
 
 
-def test_an_interrupt_has_a_snapshot_before_it_and_the_result_comes_in_the_next_run() -> None:
+def test_an_interrupt_follows_a_snapshot_and_its_result_is_in_the_next_run() -> None:
     records = of_ag_ui(approved())
     first = [event for _, event in read(records)]
     assert [event["type"] for event in first[-2:]] == ["MESSAGES_SNAPSHOT", "RUN_FINISHED"]
@@ -203,7 +203,7 @@ def test_an_interrupt_has_a_snapshot_before_it_and_the_result_comes_in_the_next_
 
 
 @pytest.mark.parametrize("status", [TurnStatus.CANCELLED, TurnStatus.FAILED, TurnStatus.INTERRUPTED])
-def test_a_run_that_fails_ends_with_its_error(status: TurnStatus) -> None:
+def test_a_failed_run_ends_with_its_error(status: TurnStatus) -> None:
     asked = [CancelRequested(1, 3.0, 9.0)] if status is TurnStatus.CANCELLED else []
     records = [*opening(STREAM), delta("Hel"), *asked, TurnEnded(1, status, 4.0)]
     events = read(records)
@@ -226,7 +226,7 @@ def test_progress_of_a_tool_is_a_custom_event() -> None:
     assert event["value"] == {"toolCallId": "c~ai-1", "value": {"at": 1}}
 
 
-def test_a_run_whose_records_were_pruned_is_what_is_known_of_it() -> None:
+def test_a_run_with_pruned_records_consists_of_the_remaining_ones() -> None:
     fold = AgUiFold("t")
     for record in of_ag_ui(cut()):
         fold.take(record, epoch=1)
@@ -239,6 +239,6 @@ def test_a_run_whose_records_were_pruned_is_what_is_known_of_it() -> None:
     assert [each["content"] for each in shown(events)] == ["hi", "Hello you"]
 
 
-def test_answers_without_a_run_are_valid_streams() -> None:
+def test_streams_without_a_run_are_valid() -> None:
     for body in (refusal("t", "r", "no", "not so", at=1.0), empty_thread_events("t", "r", at=1.0)):
         assert findings(events_of(b"".join(body).decode())) == []

@@ -1,4 +1,4 @@
-"""What a host wishes for is read from each API's fields; what makes no sense is named, and refuses nothing."""
+"""The client application's options are read from each API's fields; invalid ones are named, and refuse nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def messages(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
     )
 
 
-def test_what_is_written_for_an_api_reads_as_it_was_wished() -> None:
+def test_options_written_for_an_api_are_read_back() -> None:
     for read, fields in (
         (chat, chat_fields(ALL)),
         (responses, responses_fields(ALL)),
@@ -58,7 +58,7 @@ def test_what_is_written_for_an_api_reads_as_it_was_wished() -> None:
         assert (set(wished.fields.values()), wished.odd) == (set(fields), ())
 
 
-def test_what_is_not_granted_is_named_by_the_hosts_field() -> None:
+def test_an_unsupported_option_is_reported_by_its_field() -> None:
     wished = chat(temperature=1, max_completion_tokens=5, stop="END").wished
     assert wished == AnswerOptions(
         ModelSettings(temperature=1, tokens_max=5, stop=("END",)),
@@ -78,7 +78,7 @@ def test_what_is_not_granted_is_named_by_the_hosts_field() -> None:
         {"temperature": None},
     ],
 )
-def test_what_is_done_anyway_is_no_wish(fields: Json) -> None:
+def test_a_request_for_the_default_is_not_an_option(fields: Json) -> None:
     asked = chat(tools=TOOLS, **fields)
     assert (asked.wished, asked.ignored) == (AnswerOptions(), ())
     assert responses(text={"format": {"type": "text"}}).wished == AnswerOptions()
@@ -86,7 +86,7 @@ def test_what_is_done_anyway_is_no_wish(fields: Json) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", "any", {"type": "any"}, {"type": "required"}])
-def test_any_tool_may_have_to_be_called(choice: object) -> None:
+def test_a_call_of_any_tool_can_be_required(choice: object) -> None:
     assert chat(tools=TOOLS, tool_choice=choice).wished.settings == ModelSettings(forced_tool=ANY_TOOL)
     assert chat(tool_choice=choice).ignored == ("tool_choice",)
 
@@ -105,24 +105,24 @@ def test_any_tool_may_have_to_be_called(choice: object) -> None:
         {"tool_choice": 7},
     ],
 )
-def test_what_makes_no_sense_is_named_and_refuses_nothing(fields: Json) -> None:
+def test_invalid_options_are_named_and_refuse_nothing(fields: Json) -> None:
     asked = chat(tools=TOOLS, **fields)
     assert (asked.wished.settings, asked.ignored) == (ModelSettings(), tuple(fields))
 
 
-def test_a_field_that_is_not_known_is_named() -> None:
+def test_an_unknown_field_is_named() -> None:
     assert chat(service_tier="flex", logit_bias={"1": 2}, model="m").ignored == ("logit_bias", "service_tier")
     assert responses(include=["x"], client_metadata={"a": "b"}).ignored == ("include",)
     assert messages(context_management={}, max_tokens=5).ignored == ("context_management",)
 
 
-def test_what_a_provider_may_not_keep_is_a_wish() -> None:
+def test_the_request_not_to_store_is_an_option() -> None:
     assert chat(store=False).wished.settings.store is False
     assert responses(store=False).wished.settings.store is False
     assert chat(store=True).wished.fields == chat().wished.fields == {}
 
 
-def test_several_calls_at_once_are_forbidden_in_each_api() -> None:
+def test_parallel_calls_are_forbidden_in_each_api() -> None:
     read = [
         chat(parallel_tool_calls=False, tools=TOOLS),
         responses(parallel_tool_calls=False, tools=TOOLS),

@@ -19,7 +19,7 @@ def asked(**fields: object) -> Asked:
     return read_messages(fields_of(msgspec.json.encode(body)))
 
 
-def written(*events: ModelEvent, **fields: object) -> tuple[list[tuple[str, Any]], Any]:
+def write(*events: ModelEvent, **fields: object) -> tuple[list[tuple[str, Any]], Any]:
     """Return the events of a stream, each with its name, and the whole answer."""
     writing = MessagesWriter(asked(**fields).form(*NAMED))
     pieces = [*writing.begin(), *(piece for event in events for piece in writing.write(event))]
@@ -33,7 +33,7 @@ def written(*events: ModelEvent, **fields: object) -> tuple[list[tuple[str, Any]
 
 
 def test_blocks_open_and_close_in_turn_and_add_up_to_the_whole() -> None:
-    events, whole = written(
+    events, whole = write(
         ThinkingDelta("hm"),
         ThinkingDelta("", "signed"),
         TextDelta("a"),
@@ -65,14 +65,14 @@ def test_blocks_open_and_close_in_turn_and_add_up_to_the_whole() -> None:
     assert (whole["stop_reason"], whole["usage"]["input_tokens"]) == ("tool_use", 7)
 
 
-def test_arguments_that_are_no_object_travel_inside_one() -> None:
-    _, whole = written(
+def test_arguments_that_are_not_an_object_are_wrapped_in_one() -> None:
+    _, whole = write(
         ToolCallRequested("t1", "look", "at it"), ToolCallRequested("t2", "look", "NaN"), Finished()
     )
     assert [block["input"] for block in whole["content"]] == [{"_raw": "at it"}, {"_raw": "NaN"}]
 
 
-def test_the_block_in_which_claude_code_counts_is_no_part_of_the_instructions() -> None:
+def test_the_counting_block_of_claude_code_is_not_part_of_the_instructions() -> None:
     system = [
         {"type": "text", "text": "x-anthropic-billing-header: cch=1;"},
         {"type": "text", "text": "Be brief."},

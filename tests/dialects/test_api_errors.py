@@ -19,7 +19,7 @@ RETRIED_BY_SDKS = {408, 409, 429}
 
 @spec("REUSE-68")
 @pytest.mark.parametrize("kind", EVERY)
-def test_every_error_has_a_status_and_says_whether_repeating_helps(kind: type[MidstreamError]) -> None:
+def test_every_error_has_a_status_and_a_retry_flag(kind: type[MidstreamError]) -> None:
     refusal = refusal_of(kind("what happened"))
     assert 400 <= refusal.status < 600
     is_final = kind.retry in ("never", "ask")
@@ -29,13 +29,13 @@ def test_every_error_has_a_status_and_says_whether_repeating_helps(kind: type[Mi
         assert msgspec.json.decode(dialect.error_body(refusal)) == dialect.error(refusal)
 
 
-def test_a_wait_is_whole_seconds_and_never_none() -> None:
+def test_a_retry_delay_is_whole_seconds_and_never_zero() -> None:
     assert refusal_of(ModelUnavailableError("x", retry_after_s=0.2)).headers()["retry-after"] == "1"
     assert refusal_of(ModelUnavailableError("x", retry_after_s=2.6)).headers()["retry-after"] == "3"
     assert refusal_of(OverloadedError("x")).headers()["retry-after"] == "1"
 
 
-def test_each_api_has_its_own_words_and_overload_its_own_status_at_anthropics() -> None:
+def test_each_api_has_its_own_error_names_and_anthropics_its_own_overload_status() -> None:
     refusal = ApiError(503, "overloaded", "come back")
     assert [dialect.status(refusal) for dialect in DIALECTS] == [503, 503, 529]
     assert CHAT.error(refusal)["error"]["type"] == "server_error"

@@ -14,7 +14,7 @@ from midstream.errors import ModelUnavailableError
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.dialects.serving import WAIT_S, called, make_gateway, say, served
+from tests.dialects.serving import WAIT_S, asgi_client, make_gateway, say, served
 from tests.spec import spec
 
 WORDS = "one two"
@@ -24,7 +24,7 @@ WORDS = "one two"
     "name",
     ["resp_1", "resp_", "chatcmpl-1", "resp_zz000001", "resp_ab²²²²²²", "resp_ä000001", "resp_" + "0" * 38],
 )
-async def test_an_id_that_names_no_response_finds_none(name: str) -> None:
+async def test_an_unknown_response_id_is_not_found(name: str) -> None:
     async with served([text(WORDS)]) as gateway, gateway.openai() as client:
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(name)
@@ -35,7 +35,7 @@ def test_the_id_of_a_response_names_its_session() -> None:
 
 
 @spec("REUSE-75")
-async def test_a_response_of_which_a_later_one_went_on_can_be_gone_on_from_again() -> None:
+async def test_a_continued_response_can_be_continued_again() -> None:
     async with served([text(WORDS)]) as gateway, gateway.openai() as client:
         first = await client.responses.create(model="m", input="a")
         second = await client.responses.create(model="m", input="b", previous_response_id=first.id)
@@ -53,7 +53,7 @@ async def test_a_response_of_which_a_later_one_went_on_can_be_gone_on_from_again
 async def test_a_repetition_finds_its_response_at_another_process() -> None:
     memory = Memory()
     first, second = (make_gateway(ScriptedModel([text(WORDS)]), store=MemoryStore(memory)) for _ in range(2))
-    async with called(first) as ours, called(second) as theirs:
+    async with asgi_client(first) as ours, asgi_client(second) as theirs:
         key = {"idempotency-key": "k"}
         made = await ours.post("/v1/chat/completions", json=say("hi"), headers=key)
         again = await theirs.post("/v1/chat/completions", json=say("hi"), headers=key)
@@ -63,7 +63,7 @@ async def test_a_repetition_finds_its_response_at_another_process() -> None:
 
 
 class _PausingStore(MemoryStore):
-    """Waits once that requests are noted: its node has not begun their responses then."""
+    """Waits once after requests are noted: its node has not started their responses then."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(memory)
@@ -79,7 +79,7 @@ class _PausingStore(MemoryStore):
 
 @spec("REUSE-70")
 @pytest.mark.parametrize("is_dead", [False, True])
-async def test_a_request_that_another_process_has_noted_and_not_begun_is_awaited_for_a_while(
+async def test_a_request_noted_and_not_started_by_another_process_is_awaited_for_a_while(
     *, is_dead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepted_requests, "EQUAL_S", 0.5 if is_dead else WAIT_S)
@@ -87,7 +87,7 @@ async def test_a_request_that_another_process_has_noted_and_not_begun_is_awaited
     models = [ScriptedModel([text(WORDS)]) for _ in range(2)]
     first = make_gateway(models[0], store=store)
     second = make_gateway(models[1], store=MemoryStore(memory))
-    async with called(first) as ours, called(second) as theirs:
+    async with asgi_client(first) as ours, asgi_client(second) as theirs:
         key = {"idempotency-key": "k"}
         begun = asyncio.create_task(ours.post("/v1/chat/completions", json=say("hi"), headers=key))
         await asyncio.wait_for(store.noted.wait(), WAIT_S)
@@ -103,7 +103,7 @@ async def test_a_request_that_another_process_has_noted_and_not_begun_is_awaited
 
 
 class _RacingStore(MemoryStore):
-    """Returns what it has of the first request once another node has asked, too: neither finds the other's."""
+    """Returns the first request's entry after another node has read, too: neither finds the other's."""
 
     def __init__(self, memory: Memory, both: asyncio.Barrier) -> None:
         super().__init__(memory)
@@ -119,12 +119,12 @@ class _RacingStore(MemoryStore):
 
 
 @spec("REUSE-70")
-async def test_of_equal_requests_at_two_processes_one_is_begun_and_counted() -> None:
+async def test_of_equal_requests_at_two_processes_one_is_started_and_counted() -> None:
     memory, both = Memory(), asyncio.Barrier(2)
     models = [ScriptedModel([text(WORDS)]) for _ in range(2)]
     stores = [_RacingStore(memory, both) for _ in range(2)]
     first, second = (make_gateway(model, store=store) for model, store in zip(models, stores, strict=True))
-    async with called(first) as ours, called(second) as theirs:
+    async with asgi_client(first) as ours, asgi_client(second) as theirs:
         answers = await asyncio.gather(
             *(client.post("/v1/chat/completions", json=say("hi")) for client in (ours, theirs))
         )
@@ -141,7 +141,7 @@ async def test_a_request_whose_response_failed_at_another_process_is_not_awaited
     memory = Memory()
     first = make_gateway(ScriptedModel([[ModelUnavailableError("away")]]), store=MemoryStore(memory))
     second = make_gateway(ScriptedModel([text(WORDS)]), store=MemoryStore(memory))
-    async with called(first) as ours, called(second) as theirs:
+    async with asgi_client(first) as ours, asgi_client(second) as theirs:
         key = {"idempotency-key": "k"}
         failed = await ours.post("/v1/chat/completions", json=say("hi"), headers=key)
         assert failed.status_code == 500
@@ -151,7 +151,7 @@ async def test_a_request_whose_response_failed_at_another_process_is_not_awaited
         assert "x-midstream-replayed" not in again.headers
 
 
-async def test_two_requests_of_one_conversation_at_once_are_both_answered() -> None:
+async def test_two_concurrent_requests_of_one_conversation_are_both_answered() -> None:
     async with served([text(WORDS)]) as gateway:
         headers = {"x-midstream-session": "s"}
         answers = await asyncio.gather(
@@ -164,7 +164,7 @@ async def test_two_requests_of_one_conversation_at_once_are_both_answered() -> N
 
 
 @spec("REUSE-71")
-async def test_a_session_that_sleeps_does_not_forget_that_its_response_was_delivered() -> None:
+async def test_a_sleeping_session_keeps_the_delivery_of_its_response() -> None:
     async with served([text(WORDS)]) as gateway:
         for count in (1, 3):
             assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).is_success

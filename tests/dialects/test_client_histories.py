@@ -1,4 +1,4 @@
-"""A host's transcript as a history: nothing renamed, merged or lost that a history can hold."""
+"""A client application's transcript as a history: nothing renamed, merged or lost that a history can hold."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HISTORY = History(
 
 
 @pytest.mark.parametrize("form", ["openai-chat", "openai-responses", "anthropic"])
-def test_what_we_render_reads_the_same(form: str) -> None:
+def test_a_rendered_history_is_read_back_unchanged(form: str) -> None:
     profile = {"openai-responses": "responses"}.get(form, form)
     sent = render(HISTORY, "Be brief.", profile, form=form)
     read = transcript_of(sent.messages, form, sent.system)
@@ -56,7 +56,7 @@ def test_what_we_render_reads_the_same(form: str) -> None:
         ([{"role": "tool", "tool_call_id": LONG_ID, "content": None}], [ToolResult(LONG_ID, "(no output)")]),
     ],
 )
-def test_ids_stay_as_they_are_however_long(messages: list[Any], results: list[ToolResult]) -> None:
+def test_ids_are_unchanged_however_long(messages: list[Any], results: list[ToolResult]) -> None:
     call = {"id": LONG_ID, "type": "function", "function": {"name": "look", "arguments": "{}"}}
     asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     entry = transcript_of([*asked, *messages], "openai-chat").history.entries[1]
@@ -72,7 +72,7 @@ def test_a_call_without_a_result_gets_one() -> None:
     assert [result.call_id for result in entry.results] == ["c1"]
 
 
-def test_functions_of_the_old_kind_are_paired_by_name() -> None:
+def test_legacy_functions_are_paired_by_name() -> None:
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}},
@@ -83,7 +83,7 @@ def test_functions_of_the_old_kind_are_paired_by_name() -> None:
     assert [result.content for result in entry.results] == ["a tree"]
 
 
-def test_thinking_and_failures_of_anthropics_hosts_are_kept() -> None:
+def test_thinking_and_failures_of_anthropic_clients_are_kept() -> None:
     messages = [
         {"role": "user", "content": "a"},
         {
@@ -138,7 +138,7 @@ def test_items_of_a_response_are_one_response_up_to_their_results() -> None:
 
 
 @given(st.lists(st.sampled_from(["user", "assistant", "system", "tool", "nobody"]), max_size=8), st.data())
-def test_a_longer_transcript_begins_with_the_shorter_one(roles: list[str], data: st.DataObject) -> None:
+def test_a_longer_transcript_starts_with_the_shorter_one(roles: list[str], data: st.DataObject) -> None:
     messages = [{"role": role, "content": f"{number}"} for number, role in enumerate(roles)]
     end = data.draw(st.integers(0, len(messages)))
     users = [_users(transcript_of(messages[:upto], "openai-chat").history) for upto in (end, len(messages))]
@@ -150,9 +150,9 @@ def _users(history: History) -> list[UserMessage]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=5)), max_size=6))
-def test_a_message_of_one_text_reads_like_one_of_one_piece(said: list[tuple[str, str]]) -> None:
+def test_a_message_with_one_text_equals_one_with_one_text_part(said: list[tuple[str, str]]) -> None:
     plain = [{"role": role, "content": words} for role, words in said]
-    # A name is nothing to us, and makes the message one of those that are read in full.
+    # A name has no meaning here, and makes the message one of those that are read in full.
     full = [{**message, "name": "ann"} for message in plain]
     for form in ("openai-chat", "anthropic"):
         assert transcript_of(list(plain), form) == transcript_of(list(full), form)

@@ -16,7 +16,7 @@ from midstream.history.messages import File, Text, UserMessage
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_summary_is_read_again(kind: str) -> None:
+def test_a_summary_is_read_back(kind: str) -> None:
     item = {**compaction_item("Grüße 😀", "cmp_1"), "type": kind}
     (message,) = expand_compacted([item])
     assert message == {"type": "message", "role": "user", "content": f"{SUMMARY}Grüße 😀"}
@@ -24,12 +24,12 @@ def test_a_summary_is_read_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "gAAAAA", "midstream-1.%%", "midstream-1._w=="])
-def test_a_summary_of_others_is_refused(content: object) -> None:
+def test_a_foreign_summary_is_refused(content: object) -> None:
     with pytest.raises(BadFieldError):
         expand_compacted([{"type": "compaction", "encrypted_content": content}])
 
 
-def test_messages_of_the_user_are_listed_without_summaries() -> None:
+def test_user_messages_are_listed_without_summaries() -> None:
     file = File("application/pdf", data="AA==", name="a.pdf")
     entries = [UserMessage((Text(f"{SUMMARY}x"),)), UserMessage((Text("hi"), file))]
     (item,) = list_user_items(entries, "msg_1")

@@ -9,7 +9,7 @@ from tests.dialects.serving import served
 from tests.dialects.test_kept_conversations import counting, texts_in, user
 
 
-async def test_a_conversation_is_made_changed_and_removed() -> None:
+async def test_a_conversation_is_created_changed_and_deleted() -> None:
     async with served(counting) as gateway, gateway.openai() as client:
         made = await client.conversations.create(metadata={"topic": "a"}, items=[user("one")])
         assert (await client.conversations.retrieve(made.id)) == made
@@ -28,7 +28,7 @@ async def test_a_conversation_is_made_changed_and_removed() -> None:
             await client.responses.create(model="m", input="hi", conversation=made.id)
 
 
-async def test_what_is_no_request_of_a_conversation_is_refused() -> None:
+async def test_an_invalid_conversation_request_is_refused() -> None:
     async with served(counting) as gateway, gateway.openai() as client:
         made = await client.conversations.create()
         with pytest.raises(openai.BadRequestError, match="items"):

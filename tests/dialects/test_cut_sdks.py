@@ -1,4 +1,4 @@
-"""OpenAI's and Anthropic's own clients before the gateway, over a relay that cuts: each question is one run."""
+"""OpenAI's and Anthropic's own clients with the gateway, over a relay that cuts: each question is one run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from msgspec import Struct
 
 from midstream.testing.scripted_model import Gate, text
 from tests.dialects.serving import WAIT_S, Served, served
-from tests.dialects.test_live_responses import WORDS, gated, until
+from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 LOST = (openai.APIConnectionError, anthropic.APIConnectionError, httpx2.TransportError)
-"""How these clients say that a connection is lost; in the middle of a stream they hand on what httpx says."""
+"""The errors with which these clients report a lost connection; in a stream they pass on httpx's error."""
 
 
 class Api(Struct, frozen=True):
-    """One API as its own client speaks it: a client, an answer as a whole, and the words of a stream."""
+    """One API as its own client uses it: a client, a whole answer, and the words of a stream."""
 
     client: Callable[..., contextlib.AbstractAsyncContextManager[Any]]
     whole: Callable[[Any], Any]
@@ -86,7 +86,7 @@ async def read(words: AsyncIterator[str]) -> str:
 
 
 @spec("REUSE-66")
-async def test_an_sdk_is_answered_through_the_relay(api: Api) -> None:
+async def test_an_sdk_gets_its_answer_through_the_relay(api: Api) -> None:
     async with served([text(WORDS)]) as gateway, api.client(gateway, url=gateway.cutter.url) as client:
         assert await api.whole(client) == WORDS
         assert await read(api.words(client)) == WORDS
@@ -94,7 +94,7 @@ async def test_an_sdk_is_answered_through_the_relay(api: Api) -> None:
 
 @spec("REUSE-70")
 async def test_the_retries_of_an_sdk_are_one_run(api: Api) -> None:
-    """The connection is cut before the status, which is when an SDK asks again by itself."""
+    """The connection is cut before the status, when an SDK retries by itself."""
     go_on = asyncio.Event()
     async with served([[Gate(go_on), *text(WORDS)]], grace_s=60.0) as gateway:
         async with api.client(gateway, url=gateway.cutter.url, max_retries=3) as client:
@@ -111,11 +111,13 @@ async def test_the_retries_of_an_sdk_are_one_run(api: Api) -> None:
 
 
 @spec("REUSE-70")
-async def test_an_sdk_cut_in_the_middle_of_a_stream_asks_again_and_is_told_the_same_run(api: Api) -> None:
-    """After the first word no SDK asks again by itself: the application does."""
+async def test_an_sdk_cut_in_the_middle_of_a_stream_repeats_its_request_and_gets_the_same_run(
+    api: Api,
+) -> None:
+    """After the first word no SDK retries by itself: the application does."""
     go_on = asyncio.Event()
     async with (
-        served([gated(go_on)], grace_s=60.0) as gateway,
+        served([gated_response(go_on)], grace_s=60.0) as gateway,
         api.client(gateway, url=gateway.cutter.url, max_retries=3) as client,
     ):
         async with contextlib.aclosing(api.words(client)) as words:

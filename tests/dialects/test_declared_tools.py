@@ -1,4 +1,4 @@
-"""Tools of a client application that are no plain functions: there and back, through the gateway."""
+"""Tools of a client application other than plain functions: there and back, through the gateway."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def _ask(gateway: Served, items: list[dict[str, Any]], *, is_stream: bool)
 
 @spec("REUSE-66")
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_tools_of_codex_are_functions_for_the_model_and_come_back_as_they_were(
+async def test_tools_of_codex_are_functions_for_the_model_and_are_returned_in_their_own_form(
     *, is_stream: bool
 ) -> None:
     async with served([_calls(), text("done")]) as gateway:
@@ -159,7 +159,7 @@ CHAT_LOOK: Any = {"type": "function", "function": {"name": "look_up", "parameter
 
 @spec("REUSE-66")
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_custom_tools_of_chat_completions_go_there_and_back_through_openais_client(
+async def test_custom_tools_of_chat_completions_pass_both_ways_through_openais_client(
     *, is_stream: bool
 ) -> None:
     calls: list[Any] = [

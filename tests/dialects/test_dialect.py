@@ -10,7 +10,7 @@ def test_every_api_has_its_format() -> None:
     assert {dialect.format for dialect in dialect_registry.DIALECTS} <= set(FORMATS)
 
 
-def test_what_came_before_stands_before_what_is_asked() -> None:
+def test_earlier_messages_precede_the_requests_own() -> None:
     asked = Asked(
         dialect=dialect_registry.RESPONSES,
         model="m",

@@ -18,7 +18,7 @@ def test_a_dialect_is_found_by_its_path_and_by_its_name() -> None:
         dialect_registry.find_dialect("elsewhere")
 
 
-def test_an_error_is_written_in_the_dialect_of_its_address() -> None:
+def test_an_error_is_written_in_the_dialect_of_its_path() -> None:
     assert (
         dialect_registry.dialect_for_errors(["responses", "resp_1", "cancel"]) is dialect_registry.RESPONSES
     )

@@ -1,4 +1,4 @@
-"""A plain stream: each request of a producer takes effect once, whatever is repeated and whatever was lost."""
+"""A plain stream: each request of a producer takes effect once, whatever is repeated or lost."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ JSON = PlainStreamSettings("application/json")
 
 
 class _Server:
-    """A stream and its journal, from which it is folded anew after a crash."""
+    """A stream and its journal, from which it is folded again after a crash."""
 
     def __init__(self, settings: PlainStreamSettings = TEXT) -> None:
         self.journal = [encode_record(Created(settings))]
-        self.stream = self.restored()
+        self.stream = self.restore()
 
-    def restored(self) -> PlainStream:
+    def restore(self) -> PlainStream:
         first, *others = [decode_record(each) for each in self.journal]
         assert isinstance(first, Created)
         stream = PlainStream.of(first)
@@ -69,7 +69,7 @@ class _Server:
         return b"".join(each.body for each in records if isinstance(each, Appended))
 
 
-def test_an_append_tells_where_the_stream_ends() -> None:
+def test_an_append_returns_the_end_of_the_stream() -> None:
     server = _Server()
 
     answer = server.post(b"abc")
@@ -77,7 +77,7 @@ def test_an_append_tells_where_the_stream_ends() -> None:
     assert (answer.status, dict(answer.headers)) == (204, {"Stream-Next-Offset": offset_at(3)})
 
 
-def test_messages_of_json_are_the_units() -> None:
+def test_json_messages_are_the_units() -> None:
     server = _Server(JSON)
 
     answer = server.post(b"[1,[2,3]]")
@@ -100,13 +100,13 @@ def test_a_repeated_request_takes_effect_once() -> None:
 def test_a_repeated_request_takes_effect_once_after_a_crash_too() -> None:
     server = _Server()
     server.post(b"a", ("p", 3, 0))
-    server.stream = server.restored()
+    server.stream = server.restore()
 
     assert server.post(b"a", ("p", 3, 0)).status == 204
     assert server.content == b"a"
 
 
-def test_a_gap_is_refused_with_the_number_that_is_missing() -> None:
+def test_a_gap_is_refused_with_the_missing_number() -> None:
     server = _Server()
     server.post(b"a", ("p", 0, 0))
 
@@ -130,7 +130,7 @@ def test_a_newer_epoch_fences_the_older_one() -> None:
     assert server.content == b"ab"
 
 
-def test_sequences_of_writers_rise_by_their_bytes() -> None:
+def test_the_sequences_of_writers_increase_bytewise() -> None:
     server = _Server()
     assert server.post(sequence="09").status == 204
 
@@ -140,14 +140,14 @@ def test_sequences_of_writers_rise_by_their_bytes() -> None:
     assert server.post(sequence="10").status == 409
 
 
-def test_an_empty_sequence_is_one() -> None:
+def test_an_empty_sequence_is_a_sequence() -> None:
     server = _Server()
 
     assert server.post(sequence="").status == 204
     assert server.post(sequence="").status == 409
 
 
-def test_a_duplicate_is_one_before_its_sequence_is_compared() -> None:
+def test_a_duplicate_is_detected_before_its_sequence_is_compared() -> None:
     server = _Server()
     server.post(b"a", ("p", 0, 0), sequence="1")
 
@@ -175,11 +175,11 @@ def test_closing_is_repeatable() -> None:
     assert len(server.journal) == 2
 
 
-def test_what_a_producer_closed_is_closed_once_and_only_by_it() -> None:
+def test_a_close_by_a_producer_is_repeatable_only_by_it() -> None:
     server = _Server()
     server.post(b"a", ("p", 0, 0))
     server.post(b"b", ("p", 0, 1), closes=True)
-    server.stream = server.restored()
+    server.stream = server.restore()
 
     assert server.post(b"other", ("p", 0, 1), closes=True).status == 204
     assert server.post(b"a", ("p", 0, 0)).status == 204  # its answer may have been lost
@@ -194,7 +194,7 @@ def test_a_producer_that_only_closes_appends_no_data() -> None:
     closing = server.post(b"", ("p", 0, 0), closes=True)
 
     assert (closing.status, closing.headers["Producer-Seq"]) == (204, "0")
-    assert server.restored().is_closed
+    assert server.restore().is_closed
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "text/html"])
@@ -208,7 +208,7 @@ def test_a_request_without_content_or_its_type_is_malformed(body: bytes, content
         _Server().post(body, content_type=content_type)
 
 
-def test_a_malformed_body_leaves_its_producer_where_it_was() -> None:
+def test_a_malformed_body_leaves_its_producer_unchanged() -> None:
     server = _Server(JSON)
     with pytest.raises(BadFieldError):
         server.post(b"{", ("p", 0, 0))
@@ -216,13 +216,13 @@ def test_a_malformed_body_leaves_its_producer_where_it_was() -> None:
     assert server.post(b"{}", ("p", 0, 0)).status == 200
 
 
-def test_a_fork_goes_on_where_its_source_was() -> None:
+def test_a_fork_continues_at_the_place_of_its_source() -> None:
     fork = PlainStream.of(Created(TEXT, "source", 7))
 
     assert fork.headers() == {"Stream-Next-Offset": offset_at(7)}
 
 
-def test_a_record_that_is_none_is_refused() -> None:
+def test_an_invalid_record_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_record(b"\xc1")
 
@@ -230,7 +230,7 @@ def test_a_record_that_is_none_is_refused() -> None:
 @given(
     tries=st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=40),
 )
-def test_whatever_is_lost_and_repeated_every_message_is_there_once(
+def test_every_message_is_stored_once_whatever_is_lost_and_repeated(
     tries: list[tuple[int, bool, bool]],
 ) -> None:
     """A producer resumes at its last acknowledged message; answers are lost, the server crashes between requests."""
@@ -240,7 +240,7 @@ def test_whatever_is_lost_and_repeated_every_message_is_there_once(
         number = acknowledged + ahead
         answer = server.post(b"%04d" % number, ("p", 0, number))
         if crashes:
-            server.stream = server.restored()
+            server.stream = server.restore()
         if answer.status in (200, 204) and not answer_is_lost:
             acknowledged = int(answer.headers["Producer-Seq"]) + 1
 

@@ -1,4 +1,4 @@
-"""Durable Streams on the wire: what requests are read as, and what offsets, cursors and events look like."""
+"""Durable Streams on the wire: parsed requests, and the form of offsets, cursors and events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JSON = PlainStreamSettings("application/json; charset=utf-8")
 TEXT = PlainStreamSettings("text/plain")
 
 
-def test_offsets_sort_as_their_numbers_do_and_are_read_back() -> None:
+def test_offsets_sort_like_their_numbers_and_are_read_back() -> None:
     numbers = [0, 9, 10, 99, 2**53 - 1]
     offsets = [offset_at(each) for each in numbers]
 
@@ -47,7 +47,7 @@ def test_offsets_sort_as_their_numbers_do_and_are_read_back() -> None:
 @pytest.mark.parametrize(
     "offset", ["", "now", "1", "0,1", "a b", offset_at(1) + "0", "-2", "\u0660" * 16 + "_" + "0" * 16]
 )
-def test_what_this_server_never_gave_is_no_offset(offset: str) -> None:
+def test_a_foreign_offset_is_refused(offset: str) -> None:
     with pytest.raises(BadFieldError):
         units_at(offset)
 
@@ -69,7 +69,7 @@ def test_a_stream_has_one_lifetime() -> None:
         read_settings(Headers({"stream-ttl": "1", "stream-expires-at": "2026-01-01T00:00:00Z"}))
 
 
-def test_settings_match_whatever_the_case_the_parameters_and_the_zone() -> None:
+def test_settings_match_whatever_their_case_parameters_and_time_zone() -> None:
     first = read_settings(
         Headers(
             {"content-type": "Text/Plain; charset=utf-8", "stream-expires-at": "2026-01-01T01:00:00+01:00"}
@@ -84,7 +84,7 @@ def test_settings_match_whatever_the_case_the_parameters_and_the_zone() -> None:
     assert not first.matches(PlainStreamSettings("text/html", None, first.expires_at))
 
 
-def test_a_lifetime_counts_from_the_last_use_and_an_expiry_from_nothing() -> None:
+def test_a_lifetime_starts_at_the_last_use_and_an_expiry_is_fixed() -> None:
     sliding = PlainStreamSettings(ttl_s=10)
     fixed = PlainStreamSettings(expires_at="1970-01-01T00:01:40Z")
 
@@ -95,7 +95,7 @@ def test_a_lifetime_counts_from_the_last_use_and_an_expiry_from_nothing() -> Non
     assert not PlainStreamSettings().has_expired(used_at=0, now=1e12)
 
 
-def test_a_producer_is_named_whole_or_not_at_all() -> None:
+def test_a_producer_is_given_completely_or_not_at_all() -> None:
     assert read_producer(Headers({})) is None
     assert read_producer(
         Headers({"Producer-Id": "p", "Producer-Epoch": "1", "Producer-Seq": "0"})
@@ -113,12 +113,12 @@ def test_a_producer_is_named_whole_or_not_at_all() -> None:
         {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": str(2**53)},
     ],
 )
-def test_a_producer_that_is_half_named_is_refused(headers: dict[str, str]) -> None:
+def test_an_incomplete_producer_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(BadFieldError):
         read_producer(Headers(headers))
 
 
-def test_a_fork_names_its_source_and_where_it_begins() -> None:
+def test_a_fork_has_its_source_and_its_offset() -> None:
     everything = read_fork(Headers({"stream-forked-from": "/s"}))
     within = read_fork(
         Headers(
@@ -141,12 +141,12 @@ def test_a_fork_names_its_source_and_where_it_begins() -> None:
         {"stream-forked-from": "/s", "stream-fork-offset": "now"},
     ],
 )
-def test_a_fork_that_is_half_described_is_refused(headers: dict[str, str]) -> None:
+def test_an_incomplete_fork_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(BadFieldError):
         read_fork(Headers(headers))
 
 
-def test_only_true_closes() -> None:
+def test_only_the_value_true_closes() -> None:
     assert asks_to_close(Headers({"stream-closed": "TRUE"}))
     assert not asks_to_close(Headers({"stream-closed": "1"}))
     assert not asks_to_close(Headers({}))
@@ -162,7 +162,7 @@ def test_only_true_closes() -> None:
         (b"0", [0]),
     ],
 )
-def test_one_level_of_an_array_is_taken_away(body: bytes, messages: list[object]) -> None:
+def test_one_level_of_an_array_is_removed(body: bytes, messages: list[object]) -> None:
     joined, count = read_messages(body, may_be_empty=False)
 
     assert json.loads(b"[" + joined + b"]") == messages
@@ -179,7 +179,7 @@ def test_an_empty_array_makes_an_empty_stream() -> None:
     assert read_messages(b" [ ] ", may_be_empty=True) == (b"", 0)
 
 
-def test_appends_are_cut_between_units() -> None:
+def test_appends_are_split_between_units() -> None:
     joined, _ = read_messages(b'["a,b", [1, 2], {"c": "]"}]', may_be_empty=False)
 
     assert json.loads(body_of([cut(joined, first=1, end=None, is_json=True)], is_json=True)) == [
@@ -190,7 +190,7 @@ def test_appends_are_cut_between_units() -> None:
     assert cut(b"abcdef", first=2, end=4, is_json=False) == b"cd"
 
 
-def test_a_cursor_is_always_above_the_one_that_was_sent() -> None:
+def test_a_cursor_is_always_above_the_received_one() -> None:
     first = next_cursor(None, now=NOW, chance=0.5)
 
     assert first == "1000"
@@ -210,7 +210,7 @@ def test_no_line_of_the_data_ends_its_event(end: str) -> None:
     assert "\r" not in event
 
 
-def test_data_that_is_no_text_is_in_base64() -> None:
+def test_binary_data_is_in_base64() -> None:
     sent = bytes(range(256))
     event = data_event([sent[:10], sent[10:]], PlainStreamSettings("image/png"))
 

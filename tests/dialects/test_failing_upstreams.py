@@ -1,4 +1,4 @@
-"""Failures of a provider as the unmodified SDKs of OpenAI and Anthropic get them through a gateway."""
+"""Failures of a provider as the unmodified SDKs of OpenAI and Anthropic receive them through a gateway."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ TRIES_MAX = 1 + SDK_RETRIES
 
 
 @contextlib.asynccontextmanager
-async def in_front_of(
+async def serve_before_provider(
     *answers: Answer, limits: HttpLimits | None = None
 ) -> AsyncIterator[tuple[Served, ChatServer]]:
     """Serve a gateway in front of a provider with a script."""
     async with (
         chat_server(*answers) as server,
-        in_front(OpenAICompatible(server.url, "m", "key", limits=limits)) as gateway,
+        serve_before(OpenAICompatible(server.url, "m", "key", limits=limits)) as gateway,
     ):
         yield gateway, server
 
 
 @contextlib.asynccontextmanager
-async def in_front(model: Model) -> AsyncIterator[Served]:
+async def serve_before(model: Model) -> AsyncIterator[Served]:
     async with serving(make_gateway(model), ScriptedModel(())) as gateway:
         yield gateway
 
@@ -105,7 +105,7 @@ TABLE = [
 async def test_each_failure_of_a_provider_has_the_status_and_the_name_of_each_api(
     status: int, error: dict[str, str] | None, at_openai: tuple[int, str], at_anthropic: tuple[int, str]
 ) -> None:
-    async with in_front_of(*[refusal(status, error) for _ in range(3)]) as (gateway, server):
+    async with serve_before_provider(*[refusal(status, error) for _ in range(3)]) as (gateway, server):
         in_chat = await failure_in_chat(gateway)
         in_responses = await failure_in_responses(gateway)
         in_messages = await failure_in_messages(gateway)
@@ -117,9 +117,9 @@ async def test_each_failure_of_a_provider_has_the_status_and_the_name_of_each_ap
 
 
 @spec("REUSE-68")
-async def test_an_account_without_credit_is_not_asked_again() -> None:
+async def test_an_account_without_credit_is_not_retried() -> None:
     script = [refusal(429, {"code": "insufficient_quota", "message": "pay"}) for _ in range(2)]
-    async with in_front_of(*script) as (gateway, server):
+    async with serve_before_provider(*script) as (gateway, server):
         in_chat = await failure_in_chat(gateway, retries=SDK_RETRIES)
         await failure_in_messages(gateway, retries=SDK_RETRIES)
     assert isinstance(in_chat, openai.RateLimitError)
@@ -156,10 +156,10 @@ OVERFLOWS = [
 
 @spec("REUSE-68")
 @pytest.mark.parametrize(("error", "words"), OVERFLOWS)
-async def test_a_conversation_that_is_too_long_has_the_words_that_clients_look_for(
+async def test_a_too_long_conversation_has_the_words_that_clients_match(
     error: dict[str, str], words: tuple[str, ...]
 ) -> None:
-    async with in_front_of(*[refusal(400, error) for _ in range(4)]) as (gateway, _):
+    async with serve_before_provider(*[refusal(400, error) for _ in range(4)]) as (gateway, _):
         in_chat = await failure_in_chat(gateway)
         in_responses = await failure_in_responses(gateway)
         in_messages = await failure_in_messages(gateway)
@@ -181,8 +181,8 @@ async def test_a_conversation_that_is_too_long_has_the_words_that_clients_look_f
 
 @spec("REUSE-68")
 @pytest.mark.parametrize("status", [500, 503, 429])
-async def test_the_retries_of_an_sdk_are_all_that_reaches_a_provider_that_always_fails(status: int) -> None:
-    async with in_front_of(*[refusal(status) for _ in range(20)]) as (gateway, server):
+async def test_a_failing_provider_receives_only_the_retries_of_the_sdk(status: int) -> None:
+    async with serve_before_provider(*[refusal(status) for _ in range(20)]) as (gateway, server):
         await failure_in_chat(gateway, retries=SDK_RETRIES)
     assert len(server.bodies) == TRIES_MAX
 
@@ -193,7 +193,7 @@ async def test_a_pool_does_not_multiply_the_retries_of_an_sdk(status: int) -> No
     links = [Link(status=status) for _ in range(30)]
     async with responses_server(HELLO, links=links) as server:
         upstream = OpenAIChain("m", api_key="key", base_url=f"{server.url}", world=Hasty())
-        async with in_front(Pooled(upstream, MemoryStore(), world=Hasty())) as gateway:
+        async with serve_before(Pooled(upstream, MemoryStore(), world=Hasty())) as gateway:
             await failure_in_chat(gateway, retries=SDK_RETRIES)
             assert len(server.asked) == TRIES_MAX
 
@@ -203,7 +203,7 @@ async def test_a_conversation_whose_provider_fails_later_gets_one_fresh_agent_at
     links = [Link(), *[Link(status=500) for _ in range(30)]]
     async with responses_server(HELLO, links=links) as server:
         upstream = OpenAIChain("m", api_key="key", base_url=f"{server.url}", world=Hasty())
-        async with in_front(Pooled(upstream, MemoryStore(), world=Hasty())) as gateway:
+        async with serve_before(Pooled(upstream, MemoryStore(), world=Hasty())) as gateway:
             headers = {"x-midstream-session": "s"}
             async with gateway.openai(max_retries=SDK_RETRIES, default_headers=headers) as client:
                 first = await client.chat.completions.create(model="m", messages=ASK)
@@ -221,7 +221,7 @@ async def test_a_conversation_whose_provider_fails_later_gets_one_fresh_agent_at
 @spec("REUSE-68")
 async def test_a_provider_that_is_silent_beyond_the_limit_is_a_timeout() -> None:
     limits = HttpLimits(connect_s=0.5, first_byte_s=0.25, between_bytes_s=0.25)
-    async with in_front_of(*[silence() for _ in range(2)], limits=limits) as (gateway, _):
+    async with serve_before_provider(*[silence() for _ in range(2)], limits=limits) as (gateway, _):
         async with asyncio.timeout(60):
             assert (await failure_in_chat(gateway)).status_code == 504
             assert (await failure_in_messages(gateway)).response.json()["error"]["type"] == "timeout_error"

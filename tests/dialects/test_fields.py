@@ -20,7 +20,7 @@ def test_a_field_of_another_form_is_named() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedFrameError):
         fields_of(body)
 

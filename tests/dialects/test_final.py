@@ -1,4 +1,4 @@
-"""An answer that has begun is never made twice: what its tools did stands once in a ledger outside."""
+"""A started answer is never made twice: the effects of its tools are in an external ledger once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAILURES = [
 
 
 class Ledgered:
-    """An upstream whose agent runs a tool of its own, which writes a line into a file, and then fails."""
+    """An upstream whose agent runs its own tool, which writes a line into a file, and then fails."""
 
     name = "ledgered"
 
@@ -53,7 +53,7 @@ class Ledgered:
 
     @property
     def runs(self) -> int:
-        """How often the tool was run."""
+        """How often the tool ran."""
         return len(self._ledger.read_text().splitlines()) if self._ledger.exists() else 0
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
@@ -70,7 +70,7 @@ class Ledgered:
 
 
 class Api(Struct, frozen=True):
-    """One API as its own client speaks it."""
+    """One API as its own client uses it."""
 
     client: Callable[..., Any]
     ask: Callable[[Any, dict[str, str]], Awaitable[str | None]]
@@ -121,12 +121,12 @@ async def test_no_sdk_repeats_an_answer_that_failed_after_a_tool_ran(
         assert response.headers["x-should-retry"] == "false"
         assert "retry-after" not in response.headers
         assert caught.value.status_code in (500, 502, 504)
-        assert "x-midstream-replayed" not in response.headers  # it was not asked for again
+        assert "x-midstream-replayed" not in response.headers  # it was not requested again
         assert model.runs == 1
 
 
 @spec("REUSE-70")
-async def test_work_that_the_upstream_does_not_describe_counts_too(api: Api, tmp_path: Path) -> None:
+async def test_undescribed_work_of_the_upstream_counts_too(api: Api, tmp_path: Path) -> None:
     model: Any = Ledgered(tmp_path / "ledger", ModelUnavailableError("gone"), is_told=False)
     async with serving(make_gateway(model), model) as gateway, api.client(gateway, max_retries=3) as client:
         with pytest.raises(REFUSED):
@@ -137,7 +137,7 @@ async def test_work_that_the_upstream_does_not_describe_counts_too(api: Api, tmp
 @spec("REUSE-70")
 @pytest.mark.parametrize("extra", [{}, RETRY, {"idempotency-key": "k1"}], ids=["plain", "retry", "key"])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_clients_that_ask_again_whatever_they_are_told_get_the_same_failure(
+async def test_clients_that_always_retry_get_the_same_failure(
     extra: dict[str, str], tmp_path: Path, *, is_stream: bool
 ) -> None:
     """Not every client reads `x-should-retry`."""
@@ -156,7 +156,7 @@ async def test_clients_that_ask_again_whatever_they_are_told_get_the_same_failur
 
 
 @spec("REUSE-70")
-async def test_a_person_who_asks_again_later_or_under_another_key_is_answered(
+async def test_a_person_who_asks_again_later_or_under_another_key_gets_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = Ledgered(tmp_path / "ledger", ModelUnavailableError("the connection broke"))
@@ -172,8 +172,8 @@ async def test_a_person_who_asks_again_later_or_under_another_key_is_answered(
 
 
 @spec("REUSE-70")
-async def test_a_retry_that_comes_after_the_grace_does_not_begin_anew(api: Api, tmp_path: Path) -> None:
-    """The answer was stopped, because nobody read it; what its tool did is done all the same."""
+async def test_a_retry_after_the_grace_does_not_restart_the_answer(api: Api, tmp_path: Path) -> None:
+    """The answer was cancelled because no client read it; its tool's effect remains."""
     model: Any = Ledgered(tmp_path / "ledger", None)
     model.go_on.clear()
     async with serving(make_gateway(model, grace_s=0.0), model) as gateway:
@@ -193,7 +193,7 @@ async def test_a_retry_that_comes_after_the_grace_does_not_begin_anew(api: Api, 
 
 @pytest.mark.slow
 @spec("REUSE-68")
-async def test_an_answer_that_has_not_begun_may_be_repeated(api: Api) -> None:
+async def test_an_answer_that_has_not_started_may_be_repeated(api: Api) -> None:
     errors: list[ModelError] = [ModelUnavailableError("not yet"), ModelUnavailableError("not yet")]
 
     class Late:

@@ -1,4 +1,4 @@
-"""What comes over HTTP, within limits."""
+"""Bodies over HTTP, within limits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from midstream.dialects.gateway_bodies import GoneError, RefusedError, body_of, 
 JSON = {"content-type": "application/json"}
 
 
-def coming(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
-    """A client that sends these messages, and then nothing."""
+def receive_of(*messages: dict[str, Any]) -> Callable[[], Awaitable[dict[str, Any]]]:
+    """Return the `receive` of a client that sends these messages, and then nothing."""
     waiting = list(messages)
 
     async def receive() -> dict[str, Any]:
@@ -32,18 +32,18 @@ def pieces(*parts: bytes) -> Sequence[dict[str, Any]]:
 
 async def refused(headers: dict[str, str], *messages: dict[str, Any]) -> int:
     with pytest.raises(RefusedError) as met:
-        await body_of(headers, coming(*messages))
+        await body_of(headers, receive_of(*messages))
     return met.value.refusal.status
 
 
-async def test_a_body_comes_in_pieces() -> None:
+async def test_a_body_arrives_in_pieces() -> None:
     last = {"type": "http.request", "body": b"c"}
-    assert await body_of(JSON, coming(*pieces(b"a", b"b"), last)) == b"abc"
+    assert await body_of(JSON, receive_of(*pieces(b"a", b"b"), last)) == b"abc"
 
 
-async def test_a_client_that_goes_away_is_told_nothing() -> None:
+async def test_no_response_is_sent_to_a_disconnected_client() -> None:
     with pytest.raises(GoneError):
-        await body_of(JSON, coming(*pieces(b"a"), {"type": "http.disconnect"}))
+        await body_of(JSON, receive_of(*pieces(b"a"), {"type": "http.disconnect"}))
 
 
 async def test_a_body_has_a_limit_whatever_it_announces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ async def test_a_body_has_a_limit_whatever_it_announces(monkeypatch: pytest.Monk
     assert await refused(JSON, *pieces(b"ab", b"cd")) == 413
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_a_body_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_bodies, "BODY_S", 0.0)
     assert await refused(JSON, *pieces(b"a")) == 408
 
@@ -60,11 +60,11 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "headers", [{"content-type": "text/plain"}, {**JSON, "content-encoding": "gzip"}, {"content-type": ""}]
 )
-async def test_what_is_no_plain_json_is_refused(headers: dict[str, str]) -> None:
+async def test_a_body_that_is_not_plain_json_is_refused(headers: dict[str, str]) -> None:
     assert await refused(headers) == 415
 
 
-def test_the_key_may_be_shown_in_both_ways() -> None:
+def test_the_key_is_accepted_in_both_headers() -> None:
     for headers in ({"authorization": "Bearer k"}, {"authorization": "bearer  k "}, {"x-api-key": "k"}):
         check_token(headers, "k")
     for wrong in ({}, {"authorization": "Basic k"}, {"x-api-key": "kk"}, {"x-api-key": "\udcff"}):

@@ -74,5 +74,7 @@ CASES: list[tuple[str, dict[str, Any], File | Text]] = [
 
 
 @pytest.mark.parametrize(("form", "raw", "read"), CASES)
-def test_an_attachment_is_read_or_named(form: str, raw: dict[str, Any], read: File | Text) -> None:
+def test_an_attachment_is_read_or_replaced_by_its_name(
+    form: str, raw: dict[str, Any], read: File | Text
+) -> None:
     assert attachment_of(find_format(form), Part(PartKind.MEDIA, raw)) == read

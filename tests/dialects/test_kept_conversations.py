@@ -1,4 +1,4 @@
-"""Conversations that the gateway keeps, as OpenAI's own client uses them."""
+"""Conversations stored by the gateway, as OpenAI's own client uses them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from midstream.models.responses import ModelRequest
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Response, ScriptedModel, calls, text
 from tests.dialects.serving import make_gateway, served, serving
-from tests.dialects.test_live_responses import gated
+from tests.dialects.test_live_responses import gated_response
 
 
 def counting(request: ModelRequest) -> Response:
@@ -28,7 +28,7 @@ async def texts_in(client: openai.AsyncOpenAI, name: str) -> list[str]:
     return [part.text async for item in items for part in getattr(item, "content", [])]
 
 
-async def test_responses_go_on_with_their_conversation_and_add_to_it() -> None:
+async def test_responses_continue_their_conversation_and_are_added_to_it() -> None:
     async with served(counting) as gateway, gateway.openai() as client:
         made = await client.conversations.create(items=[user("before")])
         first = await client.responses.create(model="m", input="one", conversation=made.id)
@@ -65,7 +65,7 @@ async def test_the_results_of_a_call_reach_it_in_its_conversation() -> None:
 
 async def test_a_conversation_makes_one_response_at_a_time() -> None:
     go_on = asyncio.Event()
-    async with served([gated(go_on)]) as gateway, gateway.openai(max_retries=0) as client:
+    async with served([gated_response(go_on)]) as gateway, gateway.openai(max_retries=0) as client:
         made = await client.conversations.create()
         running = await client.responses.create(model="m", input="hi", background=True, conversation=made.id)
         with pytest.raises(openai.ConflictError, match="another response"):

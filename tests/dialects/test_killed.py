@@ -1,4 +1,4 @@
-"""`midstream gateway` is killed while it answers, and started again: the response goes on, each word once."""
+"""`midstream gateway` is killed while it answers, and restarted: the response continues, each word once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOES_ON = streamed(delta(content=REST), delta("stop"))
 
 
 class Killed:
-    """A gateway of its own process in front of a scripted server, which outlives it."""
+    """A gateway in its own process in front of a scripted server, which survives it."""
 
     def __init__(self, home: Path, upstream: ChatServer, options: tuple[str, ...]) -> None:
         self.upstream = upstream
@@ -63,7 +63,7 @@ class Killed:
 
 
 @contextlib.asynccontextmanager
-async def killed(home: Path, *answers: Answer, options: tuple[str, ...] = ()) -> AsyncIterator[Killed]:
+async def run_killable(home: Path, *answers: Answer, options: tuple[str, ...] = ()) -> AsyncIterator[Killed]:
     """Run a gateway to a scripted server until the end of the block."""
     async with chat_server(*answers) as upstream:
         gateway = Killed(home, upstream, options)
@@ -74,7 +74,7 @@ async def killed(home: Path, *answers: Answer, options: tuple[str, ...] = ()) ->
             await asyncio.to_thread(gateway.stop)
 
 
-async def restarted(gateway: Killed) -> None:
+async def restart(gateway: Killed) -> None:
     await asyncio.to_thread(gateway.kill)
     await asyncio.to_thread(gateway.start)
 
@@ -102,7 +102,7 @@ async def messages(gateway: Killed) -> AsyncIterator[str]:
             yield words
 
 
-async def until_said(words: AsyncIterator[str], wanted: str) -> None:
+async def read_until(words: AsyncIterator[str], wanted: str) -> None:
     said = ""
     async with asyncio.timeout(WAIT_S):
         while said != wanted:
@@ -133,9 +133,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
 async def test_a_gateway_killed_in_mid_answer_finishes_it(
     ask: Callable[[Killed], AsyncIterator[str]], store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with killed(tmp_path, CUT, GOES_ON, options=store) as gateway:
+    async with run_killable(tmp_path, CUT, GOES_ON, options=store) as gateway:
         words = ask(gateway)
-        await until_said(words, FIRST)
+        await read_until(words, FIRST)
         await asyncio.to_thread(gateway.kill)
         with contextlib.suppress(
             openai.OpenAIError, anthropic.AnthropicError, httpx2.HTTPError, StopAsyncIteration
@@ -146,16 +146,16 @@ async def test_a_gateway_killed_in_mid_answer_finishes_it(
             assert "".join([piece async for piece in ask(gateway)]) == FIRST + REST
     asked = [body["messages"] for body in gateway.upstream.bodies]
     assert [each["content"] for each in asked[0]] == ["hi"]
-    assert [each["content"] for each in asked[1]][:2] == ["hi", FIRST]  # it goes on behind its own words
+    assert [each["content"] for each in asked[1]][:2] == ["hi", FIRST]  # it continues after its own words
     assert len(asked) == 2
 
 
 @spec("REUSE-75")
 @pytest.mark.parametrize("store", ["postgresql"], indirect=True)
-async def test_a_background_response_survives_and_its_stream_goes_on_behind_the_last_event(
+async def test_a_background_response_survives_and_its_stream_continues_after_the_last_event(
     store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with killed(tmp_path, CUT, GOES_ON, options=store) as gateway:
+    async with run_killable(tmp_path, CUT, GOES_ON, options=store) as gateway:
         seen: list[Any] = []
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             kept = await client.conversations.create()
@@ -184,10 +184,10 @@ async def test_a_background_response_survives_and_its_stream_goes_on_behind_the_
 
 @spec("REUSE-70")
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-async def test_a_request_of_a_socket_that_was_killed_is_finished_on_the_next_one(
+async def test_a_request_of_a_killed_socket_is_finished_on_the_next_one(
     store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with killed(tmp_path, CUT, GOES_ON, options=store) as gateway:
+    async with run_killable(tmp_path, CUT, GOES_ON, options=store) as gateway:
 
         async def events() -> AsyncIterator[Any]:
             async with gateway.openai() as client, client.responses.connect(max_retries=0) as connection:
@@ -219,10 +219,10 @@ async def test_the_results_of_a_call_reach_the_turn_of_a_gateway_that_was_killed
 ) -> None:
     asks = streamed(delta(tool_calls=[call(0, "{}", "call_7", "look")]), delta("tool_calls"))
     look: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
-    async with killed(tmp_path, asks, GOES_ON, options=store) as gateway, asyncio.timeout(WAIT_S):
+    async with run_killable(tmp_path, asks, GOES_ON, options=store) as gateway, asyncio.timeout(WAIT_S):
         async with gateway.openai() as client:
             first = await client.responses.create(model="m", input="hi", tools=[look])
-        await restarted(gateway)
+        await restart(gateway)
         result: Any = {"type": "function_call_output", "call_id": "call_7", "output": "a tree"}
         async with gateway.openai() as client:
             second = await client.responses.create(
@@ -234,10 +234,10 @@ async def test_the_results_of_a_call_reach_the_turn_of_a_gateway_that_was_killed
 
 
 @spec("REUSE-75")
-async def test_what_is_not_to_be_stored_leaves_no_word_on_disk(tmp_path: Path) -> None:
+async def test_an_unstored_response_leaves_no_text_on_disk(tmp_path: Path) -> None:
     secret = "a-word-that-is-nowhere-else"
     spoken = streamed(delta(content=f"{secret}-said"), delta("stop"))
-    async with killed(tmp_path, spoken) as gateway, asyncio.timeout(WAIT_S):
+    async with run_killable(tmp_path, spoken) as gateway, asyncio.timeout(WAIT_S):
         async with gateway.openai() as client:
             answer = await client.responses.create(model="m", input=f"{secret}-asked", store=False)
         assert answer.output_text == f"{secret}-said"
@@ -247,15 +247,15 @@ async def test_what_is_not_to_be_stored_leaves_no_word_on_disk(tmp_path: Path) -
 
 
 @spec("REUSE-70")
-async def test_an_encrypted_gateway_finishes_its_response_too_and_stores_no_word_in_the_clear(
+async def test_an_encrypted_gateway_finishes_its_response_too_and_stores_no_plain_text(
     tmp_path: Path,
 ) -> None:
     home, keys = tmp_path / "home", tmp_path / "keys"
     home.mkdir()
-    async with killed(home, CUT, GOES_ON, options=("--key-file", str(keys))) as gateway:
+    async with run_killable(home, CUT, GOES_ON, options=("--key-file", str(keys))) as gateway:
         words = chat(gateway)
-        await until_said(words, FIRST)
-        await restarted(gateway)
+        await read_until(words, FIRST)
+        await restart(gateway)
         async with asyncio.timeout(WAIT_S):
             assert "".join([piece async for piece in chat(gateway)]) == FIRST + REST
         assert await asyncio.to_thread(files_with, home, FIRST.strip().encode()) == []

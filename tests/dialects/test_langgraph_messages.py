@@ -60,7 +60,7 @@ def test_chunks_add_up_to_the_message() -> None:
     assert total.usage_metadata == whole["usage_metadata"]
 
 
-def test_broken_arguments_are_an_invalid_call_and_a_failed_call_says_so() -> None:
+def test_malformed_arguments_are_an_invalid_call_and_a_failed_call_has_an_error_status() -> None:
     broken = ToolCall("c", "look", "{")
     ai = messages.ai_message("ai-1", Response((broken,), Finish.CALLS))
     assert (ai["tool_calls"], ai["invalid_tool_calls"][0]["args"]) == ([], "{")
@@ -68,7 +68,7 @@ def test_broken_arguments_are_an_invalid_call_and_a_failed_call_says_so() -> Non
     assert failed["status"] == "error"
 
 
-def test_what_is_for_the_model_only_is_no_message() -> None:
+def test_content_for_the_model_only_is_not_a_message() -> None:
     fold = RunFold("t")
     facts_of(approved(), fold)
     shown = fold.state.values()["messages"]
@@ -78,7 +78,7 @@ def test_what_is_for_the_model_only_is_no_message() -> None:
 
 
 @pytest.mark.parametrize("field", ["session", "digest", "call_id", "kind", "approved_by"])
-def test_an_interrupt_binds_its_answer_to_what_was_shown(field: str) -> None:
+def test_an_interrupt_binds_its_answer_to_the_shown_arguments(field: str) -> None:
     choices = CHOICES[QuestionKind.APPROVAL]
     asked = Question("s", 1, 1, "c", QuestionKind.APPROVAL, "d", "burn", "{}", choices, 0.0)
     other = {

@@ -1,4 +1,4 @@
-"""The thread protocol: numbered without a gap, and each suffix is what a reader lacks."""
+"""The thread protocol: numbered without a gap, and each suffix contains exactly the missing events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def events_of(records: list[Record], wanted: Subscription) -> list[Json]:
 
 
 @pytest.mark.parametrize("story", [approved, cut])
-def test_events_are_numbered_without_a_gap_and_a_reader_goes_on_after_any(story: Any) -> None:  # noqa: ANN401
+def test_events_are_numbered_without_a_gap_and_a_reader_continues_after_any(story: Any) -> None:  # noqa: ANN401
     every = events_of(story(), Subscription(CHANNELS))
     assert [each["seq"] for each in every] == [*range(1, len(every) + 1)]
     assert len({each["event_id"] for each in every}) == len(every)
@@ -39,7 +39,7 @@ def test_events_are_numbered_without_a_gap_and_a_reader_goes_on_after_any(story:
         assert some == [each for each in every if each["method"].partition(".")[0] == channel]
 
 
-def test_a_message_is_built_of_blocks_as_langchain_has_them() -> None:
+def test_a_message_consists_of_blocks_as_in_langchain() -> None:
     records = [*opening(), delta("hm", kind="thinking"), delta("Hello ", part=1), delta("you", part=1)]
     data = [
         each["params"]["data"]
@@ -51,7 +51,7 @@ def test_a_message_is_built_of_blocks_as_langchain_has_them() -> None:
     assert data[-1]["event"] == "message-finish"
 
 
-def test_a_cut_message_is_void_and_is_no_part_of_the_state_that_follows() -> None:
+def test_an_interrupted_message_is_void_and_not_in_the_following_state() -> None:
     events = events_of(cut(), Subscription(CHANNELS))
     place = next(
         number for number, each in enumerate(events) if each["params"]["data"].get("event") == "error"
@@ -62,7 +62,7 @@ def test_a_cut_message_is_void_and_is_no_part_of_the_state_that_follows() -> Non
     assert following[1]["params"]["data"] == {"event": "running", "graph_name": "agent"}
 
 
-def test_readers_of_other_namespaces_get_nothing_and_states_are_in_order() -> None:
+def test_readers_of_other_namespaces_receive_nothing_and_states_are_in_order() -> None:
     assert events_of(approved(), Subscription(CHANNELS, is_root=False)) == []
     names = [checkpoint_id(number) for number in (0, 1, 9, 65_535, 65_536, 2**30)]
     assert names == sorted(names)

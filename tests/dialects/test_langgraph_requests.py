@@ -26,7 +26,7 @@ from tests.dialects.langgraph_journal import approved, facts_of
 Json = dict[str, Any]
 
 
-def asking() -> RunFold:
+def run_request() -> RunFold:
     fold = RunFold("t")
     facts_of(approved()[:8], fold)
     return fold
@@ -83,8 +83,8 @@ def test_other_inputs_are_refused(given: object) -> None:
         input_of("t", given, fresh="a")
 
 
-def test_a_decision_is_bound_to_the_interrupt_that_was_shown() -> None:
-    fold = asking()
+def test_a_decision_is_bound_to_the_shown_interrupt() -> None:
+    fold = run_request()
     (asked,) = interrupts_of(fold.questions)
     ((_, answer),) = answers_of(fold.questions, {asked["id"]: {"decisions": [{"type": "approve"}]}})
     assert (answer.choice, answer.digest, answer.ref.call_id) == (Choice.ALLOW, "dig", "c")
@@ -107,15 +107,17 @@ def test_a_decision_is_bound_to_the_interrupt_that_was_shown() -> None:
         ([{"type": "ignore"}], Choice.DENY, "", None),
     ],
 )
-def test_decisions_have_many_forms(value: object, choice: Choice, words: str, arguments: str | None) -> None:
-    ((_, answer),) = answers_of(asking().questions, value)
+def test_decisions_have_several_forms(
+    value: object, choice: Choice, words: str, arguments: str | None
+) -> None:
+    ((_, answer),) = answers_of(run_request().questions, value)
     assert (answer.choice, answer.text, answer.arguments) == (choice, words, arguments)
 
 
 @pytest.mark.parametrize("value", ["perhaps", 3, {"type": "edit", "args": "x"}, {}, {"decisions": []}])
-def test_what_is_no_decision_is_refused(value: object) -> None:
+def test_an_invalid_decision_is_refused(value: object) -> None:
     with pytest.raises(AnswerMismatchError):
-        answers_of(asking().questions, value)
+        answers_of(run_request().questions, value)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +131,12 @@ def test_what_is_no_decision_is_refused(value: object) -> None:
         ({"stream_mode": ["values", "debug"]}, "stream_mode"),
     ],
 )
-def test_what_cannot_be_granted_is_refused_by_name(fields: Json, name: str) -> None:
+def test_an_unsupported_option_is_refused_by_name(fields: Json, name: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=name):
         msgspec.convert({"assistant_id": "agent", **fields}, RunBody)
 
 
-def test_modes_and_ignored_fields() -> None:
+def test_modes_are_read_and_other_fields_ignored() -> None:
     assert modes_of("values") == ("values",)
     with pytest.raises(BadFieldError, match="debug"):
         modes_of(["values", "debug"])

@@ -1,4 +1,4 @@
-"""The events of a run: the same ids for every choice of modes, and each suffix is what a reader lacks."""
+"""The events of a run: the same ids for every choice of modes, and each suffix contains exactly the missing events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parts_of(
 @pytest.mark.parametrize(
     ("story", "run"), [(approved, RUN), (approved, derived_run_id("t", 1, 1)), (cut, RUN)]
 )
-def test_a_reader_that_comes_back_gets_each_event_once(story: Any, run: str) -> None:  # noqa: ANN401 - a function
+def test_a_reconnected_reader_gets_each_event_once(story: Any, run: str) -> None:  # noqa: ANN401 - a function
     whole = parts_of(story(), run)
     assert whole[0][1] == "metadata"
     assert len({name for name, _, _ in whole}) == len(whole)
@@ -42,20 +42,20 @@ def test_a_reader_that_comes_back_gets_each_event_once(story: Any, run: str) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_event_has_the_same_id_whatever_modes_are_wanted(mode: str) -> None:
+def test_an_event_has_the_same_id_for_every_choice_of_modes(mode: str) -> None:
     whole = {name: data for name, _, data in parts_of(approved())}
     some = parts_of(approved(), modes=(mode,))
     assert all(whole[name] == data for name, _, data in some)
 
 
-def test_an_interrupt_ends_a_run_as_langgraph_has_it() -> None:
+def test_an_interrupt_ends_a_run_as_in_langgraph() -> None:
     kinds = [kind for _, kind, _ in parts_of(approved())]
     assert kinds == ["metadata", "values", *["messages"] * 3, "updates", "values", "updates", "values"]
     *_, update, state = parts_of(approved())
     assert update[2]["__interrupt__"] == state[2]["__interrupt__"]
 
 
-def test_a_cut_attempt_is_another_attempt_of_the_run_with_the_whole_state() -> None:
+def test_an_interrupted_attempt_is_another_attempt_of_the_run_with_the_whole_state() -> None:
     parts = parts_of(cut())
     again = [kind for _, kind, _ in parts].index("metadata", 1)
     assert [data["attempt"] for _, kind, data in parts if kind == "metadata"] == [1, 2]
@@ -75,5 +75,5 @@ def test_a_cut_attempt_is_another_attempt_of_the_run_with_the_whole_state() -> N
         ("9" * 41, None),
     ],
 )
-def test_only_our_ids_are_places(event_id: str, place: tuple[int, int] | None) -> None:
+def test_only_our_ids_are_positions(event_id: str, place: tuple[int, int] | None) -> None:
     assert place_of(event_id) == place

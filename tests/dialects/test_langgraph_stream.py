@@ -1,4 +1,4 @@
-"""Unmodified clients of LangGraph before a served agent: cut at random bytes, the server killed, another one asked."""
+"""Unmodified clients of LangGraph with a served agent: cut at random bytes, the server killed, another one used."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.dialects.langgraph_stream import (
     run_client,
     words_of,
 )
-from tests.dialects.ui_stream import cut_chats, read_on_elsewhere, run_node, running
-from tests.guides.guide_programs import URL
+from tests.dialects.ui_stream import cut_chats, read_on_elsewhere, run_node, run_servers
+from tests.guides.programs import URL
 
 pytestmark = pytest.mark.fault
 needs_npm = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 
-async def test_a_run_that_is_joined_again_after_a_sigkill_has_each_word_once(tmp_path: Path) -> None:
+async def test_a_run_joined_again_after_a_sigkill_has_each_word_once(tmp_path: Path) -> None:
     told = await play("runs", tmp_path, cuts=2, kills=1, words=1500, seed=5)
     assert told["attempts"] == [1, 2], "the kill was not in the middle of the answer"
 
@@ -44,18 +44,18 @@ async def test_the_events_of_a_thread_have_no_gap_in_seq_across_sigkills(tmp_pat
 
 @needs_npm
 @pytest.mark.parametrize("story", ["protocol", "hook"])
-async def test_a_client_of_npm_that_is_cut_and_whose_server_is_killed_has_each_word_once(
+async def test_an_npm_client_with_cuts_and_a_killed_server_has_each_word_once(
     tmp_path: Path, story: str
 ) -> None:
     await play(story, tmp_path, cuts=2, kills=1, words=600, seed=8)
 
 
-async def test_a_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
+async def test_a_client_continues_at_another_server_that_takes_over_the_turn(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     options = ("--store", request.getfixturevalue("engine").url)
     words, thread = 800, "00000000-0000-4000-8000-00000000000a"
-    async with running(tmp_path, words, *options, count=2) as servers:
+    async with run_servers(tmp_path, words, *options, count=2) as servers:
         reader = await read_on_elsewhere(
             servers, lambda url: read_run(url, thread, "hi"), cuts=2, cut_bytes=(500, 5000)
         )
@@ -64,7 +64,7 @@ async def test_a_client_reads_on_at_another_server_that_takes_the_turn_of_one_th
 
 async def test_every_server_gives_an_event_the_same_id_and_the_same_number(tmp_path: Path) -> None:
     words, thread = 100, "00000000-0000-4000-8000-00000000000b"
-    async with running(tmp_path, words, count=2) as [first, second]:
+    async with run_servers(tmp_path, words, count=2) as [first, second]:
         events = await read_events(first.url, thread, "hi")
         judge_events(events, first, words)
         run, found = "", []
@@ -80,7 +80,7 @@ async def test_every_server_gives_an_event_the_same_id_and_the_same_number(tmp_p
 @needs_npm
 async def test_a_page_that_is_opened_later_has_the_messages_of_the_thread(tmp_path: Path) -> None:
     words, thread = 50, "00000000-0000-4000-8000-00000000000c"
-    async with running(tmp_path, words) as [server]:
+    async with run_servers(tmp_path, words) as [server]:
         reader = await read_run(server.url, thread, "hi")
         told = await run_client(server.url, "opened", thread=thread)
         assert [words_of(each) for each in told["messages"]] == [
@@ -118,7 +118,7 @@ process.exit(0);
 async def test_the_page_of_the_guide_shows_each_word_once_through_cuts_and_a_kill(tmp_path: Path) -> None:
     words, cuts = 800, 4
     async with (
-        running(tmp_path, words) as [server],
+        run_servers(tmp_path, words) as [server],
         cut_chats(server, random.Random(3), cuts=cuts, kills=1, cut_bytes=(500, 5000)) as relay,
     ):
         page = PAGE.replace(URL, relay.url).replace('"agent"', '"chat"')
@@ -128,6 +128,6 @@ async def test_the_page_of_the_guide_shows_each_word_once_through_cuts_and_a_kil
     assert shown[-1] == "".join(f"word{number} " for number in range(words))
 
 
-def test_the_long_form_knows_every_story() -> None:
+def test_the_long_form_has_every_story() -> None:
     assert set(langgraph_stream.STORIES) == {"runs", "events", "stream", "protocol", "hook", "thread"}
     assert "checkpoints" in CHANNELS

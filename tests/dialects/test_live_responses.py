@@ -1,4 +1,4 @@
-"""One question, one run: clients that lose their connection are joined to it, people who ask again are not."""
+"""One question, one run: clients with a lost connection join it, repeated questions do not."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ RETRY = {"x-stainless-retry-count": "1"}
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-def gated(event: asyncio.Event) -> list[ScriptedStep]:
-    """A response that waits for the test after its second word."""
+def gated_response(event: asyncio.Event) -> list[ScriptedStep]:
+    """Return a response that waits for the test after its second word."""
     steps = text(WORDS)
     return [*steps[:2], Gate(event), *steps[2:]]
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let others run until something holds."""
+    """Let other tasks run until a condition holds."""
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await World().sleep(POLL_S)
 
 
 async def read(gateway: Served, body: Json, **headers: str) -> list[Json]:
-    """Ask and read a stream to its end."""
+    """Send a request and read the stream to its end."""
     async with gateway.http.stream(
         "POST", "/v1/chat/completions", json={**body, "stream": True}, headers=headers
     ) as answer:
@@ -50,7 +50,7 @@ async def read(gateway: Served, body: Json, **headers: str) -> list[Json]:
 
 
 async def cut_after_two_words(gateway: Served, body: Json, **headers: str) -> None:
-    """Ask through the relay, read two words, and lose the connection."""
+    """Send a request through the relay, read two words, and lose the connection."""
     heard = ""
     async with gateway.openai(url=gateway.cutter.url, max_retries=0, default_headers=headers) as client:
         stream = await client.chat.completions.create(**{**body, "stream": True})
@@ -66,7 +66,7 @@ async def cut_after_two_words(gateway: Served, body: Json, **headers: str) -> No
 @spec("REUSE-70")
 async def test_a_client_that_lost_its_connection_gets_the_whole_answer_of_the_same_run() -> None:
     go_on = asyncio.Event()
-    async with served([gated(go_on)]) as gateway:
+    async with served([gated_response(go_on)]) as gateway:
         await cut_after_two_words(gateway, say("hi"))
         go_on.set()
         async with gateway.openai(url=gateway.cutter.url) as client:
@@ -79,7 +79,7 @@ async def test_a_client_that_lost_its_connection_gets_the_whole_answer_of_the_sa
 
 @spec("REUSE-70")
 async def test_the_retries_of_openais_client_are_one_run() -> None:
-    """The connection is cut before the status, which is when the SDK asks again by itself."""
+    """The connection is cut before the status, when the SDK retries by itself."""
     go_on = asyncio.Event()
     async with served([[Gate(go_on), *text(WORDS)]]) as gateway:
         async with gateway.openai(url=gateway.cutter.url, max_retries=3) as client:
@@ -97,9 +97,9 @@ async def test_the_retries_of_openais_client_are_one_run() -> None:
 
 
 @spec("REUSE-70")
-async def test_a_retry_joins_while_the_first_connection_still_seems_alive() -> None:
+async def test_a_retry_joins_while_the_first_connection_still_seems_open() -> None:
     go_on = asyncio.Event()
-    async with served([gated(go_on)]) as gateway:
+    async with served([gated_response(go_on)]) as gateway:
         first = asyncio.create_task(read(gateway, say("hi")))
         await until(lambda: len(gateway.model.requests) == 1)
         second = asyncio.create_task(read(gateway, say("hi"), **RETRY))
@@ -112,7 +112,7 @@ async def test_a_retry_joins_while_the_first_connection_still_seems_alive() -> N
 
 
 @spec("REUSE-71")
-async def test_who_asks_again_after_the_answer_gets_another_one() -> None:
+async def test_a_repeated_question_after_the_answer_gets_another_one() -> None:
     async with served([text("done")]) as gateway:
         for count in (1, 2):
             assert words_of(await read(gateway, say("hi"))) == "done"
@@ -122,16 +122,16 @@ async def test_who_asks_again_after_the_answer_gets_another_one() -> None:
 
 
 @spec("REUSE-71")
-async def test_two_equal_questions_at_once_are_two_runs() -> None:
+async def test_two_equal_concurrent_questions_are_two_runs() -> None:
     async with served([text("done")]) as gateway:
         await asyncio.gather(read(gateway, say("hi")), read(gateway, say("hi")))
         assert len(gateway.model.requests) == 2
 
 
 @spec("REUSE-71")
-async def test_in_a_named_conversation_two_equal_questions_at_once_are_one_run() -> None:
+async def test_in_a_named_conversation_two_equal_concurrent_questions_are_one_run() -> None:
     go_on = asyncio.Event()
-    async with served([gated(go_on)]) as gateway:
+    async with served([gated_response(go_on)]) as gateway:
         named = {"x-midstream-session": "s1"}
         both = [asyncio.create_task(read(gateway, say("hi"), **named)) for _ in range(2)]
         await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
@@ -153,7 +153,7 @@ async def test_an_idempotency_key_is_one_run_and_no_other_requests() -> None:
 
 
 @spec("REUSE-70")
-async def test_a_failure_is_not_played_again_to_who_asks_again() -> None:
+async def test_a_failure_is_not_replayed_to_a_retry() -> None:
     responses: list[Sequence[ScriptedStep]] = [[ModelUnavailableError("not now")], text("done")]
 
     def script(_: ModelRequest) -> Sequence[ScriptedStep]:
@@ -166,7 +166,7 @@ async def test_a_failure_is_not_played_again_to_who_asks_again() -> None:
 
 
 class Endless:
-    """Says words until it is closed, and then says so."""
+    """Sends words until it is closed, and then sets an event."""
 
     name = "endless"
 
@@ -186,7 +186,7 @@ class Endless:
 
 
 @spec("REUSE-72")
-async def test_an_answer_that_nobody_reads_is_stopped_after_the_grace() -> None:
+async def test_an_unread_answer_is_cancelled_after_the_grace() -> None:
     model: Any = Endless()
     async with serving(make_gateway(model, grace_s=0.0), model) as gateway:
         await cut_after_two_words(gateway, say("hi"))
@@ -194,7 +194,7 @@ async def test_an_answer_that_nobody_reads_is_stopped_after_the_grace() -> None:
 
 
 @spec("REUSE-72")
-async def test_the_next_words_of_a_person_stop_what_nobody_reads() -> None:
+async def test_the_next_message_of_a_person_cancels_an_unread_answer() -> None:
     model: Any = Endless()
     async with serving(make_gateway(model, grace_s=600.0), model) as gateway:
         named = {"x-midstream-session": "s1"}
@@ -205,7 +205,7 @@ async def test_the_next_words_of_a_person_stop_what_nobody_reads() -> None:
         assert model.asked == 2
 
 
-async def test_an_answer_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "RESPONSE_CHARS_MAX", 10_000)
     model: Any = Endless()
     async with serving(make_gateway(model), model) as gateway:
@@ -213,10 +213,10 @@ async def test_an_answer_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
         assert last["error"]["code"] == "model_unavailable"
 
 
-async def test_more_answers_than_there_may_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_responses, "OPEN_MAX", 1)
     go_on = asyncio.Event()
-    async with served([gated(go_on)]) as gateway:
+    async with served([gated_response(go_on)]) as gateway:
         first = asyncio.create_task(read(gateway, say("hi")))
         await until(lambda: len(gateway.gateway.responses) == 1)
         answer = await gateway.http.post("/v1/chat/completions", json=say("ho"))
@@ -225,7 +225,7 @@ async def test_more_answers_than_there_may_be_are_refused(monkeypatch: pytest.Mo
         assert words_of(await first) == WORDS
 
 
-async def test_finished_responses_leave_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finished_responses_are_removed_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served([text("done")]) as gateway:
         for number in range(3):
             await read(gateway, say(f"question {number}"))
@@ -235,13 +235,13 @@ async def test_finished_responses_leave_the_memory(monkeypatch: pytest.MonkeyPat
         assert len(gateway.gateway.responses.all()) == 1
 
 
-async def test_a_response_that_breaks_off_is_an_error() -> None:
+async def test_a_response_without_its_end_is_an_error() -> None:
     async with served([[TextDelta("Hel")]]) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "model_unavailable")
 
 
-async def test_a_run_can_be_stopped_before_it_began() -> None:
+async def test_a_run_can_be_cancelled_before_it_starts() -> None:
     async with served([[Finished()]]) as gateway:
         asking = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=say("hi")))
         await until(gateway.gateway.responses.all)

@@ -1,4 +1,4 @@
-"""MCP's client, unmodified, before a server that is killed, and the conformance suite."""
+"""MCP's client, unmodified, with a server that is killed, and the conformance suite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.dialects import chat_agent, mcp_suite
 from tests.dialects.mcp_kills import HEADERS, Raw, play
 from tests.dialects.mcp_suite import lacking
-from tests.dialects.ui_stream import running
+from tests.dialects.ui_stream import run_servers
 
 pytestmark = pytest.mark.fault
 RUNS = [*mcp_suite.RUNS[:2], ("extension", ("--scenario", "tasks-lifecycle"))]
@@ -22,19 +22,21 @@ CHECKS = 168
 """Checks of these runs that pass."""
 
 
-async def test_each_call_runs_once_and_its_answer_is_whole_when_the_server_is_killed(tmp_path: Path) -> None:
+async def test_each_call_runs_once_and_its_answer_is_whole_although_the_server_is_killed(
+    tmp_path: Path,
+) -> None:
     told = await play(tmp_path, 4, 5, words=300)
     assert told["kills"] == 4
     assert told["effects"] <= told["calls"]
 
 
-async def test_a_call_is_read_on_at_another_server_that_takes_its_turn(
+async def test_a_call_continues_at_another_server_that_takes_over_its_turn(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     options = ("--store", request.getfixturevalue("engine").url)
     words = 400
     async with (
-        running(tmp_path, words, *options, count=2) as [first, second],
+        run_servers(tmp_path, words, *options, count=2) as [first, second],
         contextlib.aclosing(Raw(first.url)) as raw,
     ):
         await raw.initialize()
@@ -48,7 +50,7 @@ async def test_a_call_is_read_on_at_another_server_that_takes_its_turn(
                     text += line + "\n"
                     if "word9 " in line:
                         await first.kill()
-        whole = text.rpartition("\n\n")[0]  # an event that was cut does not count
+        whole = text.rpartition("\n\n")[0]  # a truncated event does not count
         last = re.findall(r"^id: (.*)$", whole, re.MULTILINE)[-1]
         async with httpx2.AsyncClient(base_url=second.url, timeout=60) as http:
             rest = await http.get("/v1/mcp", headers={**headers, "last-event-id": last})
@@ -61,7 +63,7 @@ async def test_a_call_is_read_on_at_another_server_that_takes_its_turn(
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-async def test_the_conformance_suite_passes_but_for_what_is_not_served(tmp_path: Path) -> None:
+async def test_the_conformance_suite_passes_except_for_unserved_scenarios(tmp_path: Path) -> None:
     found = await mcp_suite.judge(tmp_path, runs=RUNS)
     assert mcp_suite.faults(found) == []
     assert {each.name for each in found if each.failed} == mcp_suite.NOT_SERVED.keys()

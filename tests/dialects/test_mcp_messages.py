@@ -1,4 +1,4 @@
-"""Messages of MCP: what is read, what is refused, the server's own words, and questions as forms."""
+"""Messages of MCP: parsed and refused requests, the server's descriptions, and questions as forms."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def asked(kind: QuestionKind) -> Question:
         msgspec.json.encode([{"jsonrpc": "2.0", "id": 1, "method": "ping"}]),
     ],
 )
-def test_a_body_that_is_no_single_message_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_single_message_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedFrameError):
         read_message(body)
 
@@ -96,7 +96,7 @@ def test_a_modern_request_whose_envelope_and_headers_disagree_is_refused(
     assert mcp.STATUSES[code] == 400
 
 
-def test_a_name_may_come_encoded() -> None:
+def test_a_name_may_be_encoded() -> None:
     headers = {"mcp-protocol-version": mcp.MODERN, "mcp-method": "tools/call", "mcp-name": "=?base64?w6k=?="}
     assert modern_client(message("tools/call", _meta=META, name="é"), headers) == NEW
 
@@ -110,7 +110,7 @@ def test_abilities_of_a_client_follow_from_its_capabilities() -> None:
     assert [McpClient(each).can_resume for each in (*mcp.HANDSHAKES, mcp.MODERN)] == [False] * 3 + [True] * 2
 
 
-def test_the_server_describes_itself_in_the_words_of_each_version() -> None:
+def test_the_server_describes_itself_in_the_form_of_each_version() -> None:
     assert server_of(OLD, "chat")["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
     assert "tasks" not in server_of(McpClient("2025-06-18"), "chat")["capabilities"]
     assert server_of(NEW, "chat")["capabilities"]["extensions"] == {mcp.TASKS: {}}
@@ -121,7 +121,7 @@ def test_the_server_describes_itself_in_the_words_of_each_version() -> None:
     assert [each["name"] for each in new["tools"]] == ["ask", "rate"]
 
 
-def test_two_tools_of_one_name_are_refused() -> None:
+def test_two_tools_with_the_same_name_are_refused() -> None:
     with pytest.raises(UsageError, match="same name: ask, ask"):
         McpOptions((McpTool("ask"),))
     with pytest.raises(McpError, match="no tool 'x'"):

@@ -1,4 +1,4 @@
-"""A call of MCP from the records of a session: its messages behind any event, and its task."""
+"""A call of MCP from the records of a session: its messages after any event, and its task."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ NAME = stream_name("c")
 
 
 def of_mcp(records: Sequence[Record]) -> list[Record]:
-    """Return a story whose message a client of MCP sent."""
+    """Return a story whose message an MCP client sent."""
     return [*opening(NAME), *records[len(opening()) :]]
 
 
 def cut(first: str, second: str) -> list[Record]:
-    """Return a turn whose first attempt was cut by the death of its server."""
+    """Return a turn whose first attempt was interrupted by the death of its server."""
     more: list[Record] = [EpochStarted(2, "n2", 3.0), AttemptStarted(1, 1, 2, 3.0)]
     pieces = [delta(word, attempt=2) for word in second.split("|")]
     return [*opening(NAME), delta(first), *more, *pieces, *whole(second.replace("|", ""), attempt=2)]
@@ -97,7 +97,7 @@ def test_a_call_streams_its_words_and_ends_with_its_result() -> None:
 @pytest.mark.parametrize(
     "records", [cut("Hello wo", "Hel|lo world"), cut("Hello", "Bye|bye"), of_mcp(approved())]
 )
-def test_a_reader_goes_on_behind_any_event(records: list[Record]) -> None:
+def test_a_reader_continues_after_any_event(records: list[Record]) -> None:
     events = read(records)
     for number, (name, _) in enumerate(events):
         found = read_event_id(name)
@@ -115,13 +115,13 @@ def test_a_reader_goes_on_behind_any_event(records: list[Record]) -> None:
         ("Hello world", "Hello", f"Hello world{AGAIN}Hello"),
     ],
 )
-def test_words_of_a_cut_attempt_are_not_sent_twice(first: str, second: str, words: str) -> None:
+def test_the_text_of_an_interrupted_attempt_is_not_sent_twice(first: str, second: str, words: str) -> None:
     events = read(cut(first, second))
     assert shown(events) == words
     assert events[-1][1]["result"]["structuredContent"]["answer"] == second.replace("|", "")
 
 
-def test_a_question_is_put_to_a_client_that_can_ask_and_told_to_one_that_cannot() -> None:
+def test_a_question_is_a_form_for_clients_with_forms_and_a_text_for_others() -> None:
     records = of_mcp(approved())
     asked = [each for _, each in read(records) if each.get("method") == "elicitation/create"]
     (form,) = asked
@@ -136,7 +136,7 @@ def test_a_question_is_put_to_a_client_that_can_ask_and_told_to_one_that_cannot(
     assert list(modern[-1][1]["result"]["inputRequests"]) == [found[1]]
 
 
-def test_a_request_that_came_later_is_not_asked_what_was_answered_before() -> None:
+def test_a_later_request_does_not_receive_questions_answered_before() -> None:
     records = of_mcp(approved())
     late = CallStream(PLACE, 8, MODERN, "t", can_elicit=True, since=len(records) - 4)
     messages = [each for _, each in read(records, late)]
@@ -163,7 +163,7 @@ def test_a_task_has_the_status_of_its_turn() -> None:
     assert "result" not in done.task(old)
 
 
-def test_a_turn_that_failed_is_a_result_and_a_defect_is_an_error() -> None:
+def test_a_failed_turn_is_a_result_and_a_defect_is_an_error() -> None:
     failed = call(ended(TurnStatus.FAILED, "model_rejected"))
     assert (failed.status(), failed.result()["isError"]) == ("completed", True)
     for status, code, expected in (
@@ -195,7 +195,7 @@ def test_a_call_whose_first_records_were_pruned_keeps_its_result() -> None:
         McpCall(pruned, CallPlace("s", 0))
 
 
-def test_ids_lead_back_and_others_lead_nowhere() -> None:
+def test_our_ids_are_read_back_and_others_are_refused() -> None:
     assert read_event_id(event_id(STREAM, BEGINNING)) == (STREAM, BEGINNING)
     assert read_event_id(event_id(STREAM, (4, 2))) == (STREAM, (4, 2))
     question = next(found for n in range(99) if (found := call(of_mcp(approved())[:n]).questions))[0]

@@ -1,4 +1,4 @@
-"""One answer for clients of four APIs: begun through `openai`, followed by the AI SDK, `langgraph_sdk` and AG-UI."""
+"""One answer for clients of four APIs: started through `openai`, followed by the AI SDK, `langgraph_sdk` and AG-UI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from midstream.environment import World
 from tests.dialects import ag_ui_cuts
 from tests.dialects.langgraph_stream import JOINS_MAX, Reader, sdk
 from tests.dialects.serving import WAIT_S
-from tests.dialects.test_killed import CUT, FIRST, GOES_ON, REST, Killed, killed
+from tests.dialects.test_killed import CUT, FIRST, GOES_ON, REST, Killed, run_killable
 from tests.dialects.ui_stream import ChatServer, CuttingRelay, lacking, run_client
 from tests.ports import held_port
 from tests.postgres_engine import Engine
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a store that several processes share."""
+    """The URL of a store that several processes share."""
     if request.param == "sqlite":
         return str(tmp_path / "shared.db")
     engine: Engine = request.getfixturevalue("engine")
@@ -54,7 +54,7 @@ class Followers:
                 await WORLD.sleep(0.05)
 
     async def texts(self) -> dict[str, str]:
-        """Return what each of them has of the answer at its end."""
+        """Return the whole answer of each client."""
         page, ag_ui = await self._page, await self._ag_ui
         await self._joined
         parts = page["messages"][-1]["parts"]
@@ -84,7 +84,7 @@ class Followers:
 
 
 async def _begin(gateway: Killed) -> list[Any]:
-    """Begin a background response, and return its events up to the first words."""
+    """Start a background response, and return its events up to the first words."""
     seen: list[Any] = []
     async with (
         gateway.openai() as client,
@@ -98,7 +98,7 @@ async def _begin(gateway: Killed) -> list[Any]:
 
 
 async def _read_on(gateway: Killed, seen: list[Any]) -> str:
-    """Read the rest of a response behind its last event; return all its words."""
+    """Read the rest of a response after its last event; return all its words."""
     async with gateway.openai() as client:
         after = seen[-1].sequence_number
         rest = await client.responses.retrieve(seen[0].response.id, stream=True, starting_after=after)
@@ -109,7 +109,7 @@ async def _read_on(gateway: Killed, seen: list[Any]) -> str:
 @pytest.mark.parametrize(
     ("store", "killed_too"), [("postgresql", False), ("sqlite", True)], indirect=["store"]
 )
-async def test_an_answer_whose_server_is_killed_ends_alike_for_clients_of_four_apis(
+async def test_an_answer_whose_server_is_killed_ends_equally_for_clients_of_four_apis(
     tmp_path: Path,
     store: str,
     killed_too: bool,  # noqa: FBT001 - whether the server of the followers is killed with the gateway
@@ -117,7 +117,7 @@ async def test_an_answer_whose_server_is_killed_ends_alike_for_clients_of_four_a
     with held_port() as port:
         server = ChatServer(tmp_path, port, 0, "--store", store)
         async with (
-            killed(tmp_path, CUT, GOES_ON, options=("--store", store)) as gateway,
+            run_killable(tmp_path, CUT, GOES_ON, options=("--store", store)) as gateway,
             CuttingRelay(port, random.Random(1), 0, (0, 1)) as relay,
         ):
             await server.start()

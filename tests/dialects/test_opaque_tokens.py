@@ -1,4 +1,4 @@
-"""Values that clients send back as they got them."""
+"""Values that clients send back unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.store.contract import ListPlace
         ((1.5, "a"), tuple[float, str]),
     ],
 )
-def test_a_value_comes_back_from_its_text(value: object, kind: object) -> None:
+def test_a_value_is_read_back_from_its_token(value: object, kind: object) -> None:
     text = pack(value)
     assert text.isascii()
     assert "=" not in text

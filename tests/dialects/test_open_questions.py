@@ -1,4 +1,4 @@
-"""Open questions of sub-agents, from the records of the session that they work for."""
+"""Open questions of sub-agents, from the records of their parent session."""
 
 from __future__ import annotations
 
@@ -32,25 +32,29 @@ def response(*plans: CallPlan) -> ResponseCompleted:
     return ResponseCompleted(1, 1, 1, Response(called, Finish.CALLS), 3.0, plans)
 
 
-def working(*names: str) -> list[Record]:
-    """Return a response whose calls sub-agents do."""
+def delegating(*names: str) -> list[Record]:
+    """Return a response whose calls sub-agents run."""
     plans = (CallPlan(name, "d", Site.CHILD, has_effects=False) for name in names)
     return [response(*plans), *(CallStarted(1, 1, name, 1, 3.0) for name in names)]
 
 
-def begun(session: str, call_id: str, *path: str) -> list[Record]:
-    """Return how a sub-agent begins."""
+def child_start(session: str, call_id: str, *path: str) -> list[Record]:
+    """Return the records with which a sub-agent starts."""
     parent = Parent(session, 1, 1, call_id, path)
     return [MessageAccepted(1, UserMessage.of("go"), 4.0, parent=parent), AttemptStarted(1, 1, 1, 4.0)]
 
 
-def asking(session: str, call_id: str) -> list[Record]:
-    """Return how a sub-agent asks for an approval."""
-    return [*begun(session, call_id, "worker"), response(CallPlan("q", "d", needs_approval=True)), ASKED]
+def child_approval(session: str, call_id: str) -> list[Record]:
+    """Return the records with which a sub-agent asks for an approval."""
+    return [
+        *child_start(session, call_id, "worker"),
+        response(CallPlan("q", "d", needs_approval=True)),
+        ASKED,
+    ]
 
 
 def shown(call_id: str, child: str, *records: Record) -> list[Record]:
-    """Return the records of a sub-agent as the session above has them."""
+    """Return the records of a sub-agent as the parent session has them."""
     return [
         ChildDelta(1, 1, call_id, child, position, msgspec.Raw(encode(record)))
         for position, record in enumerate(records, 2)
@@ -61,11 +65,11 @@ def sessions(fold: RunFold) -> list[str]:
     return [each.session for each in fold.questions]
 
 
-def test_a_run_ends_where_all_sub_agents_wait_and_an_answer_begins_the_next_one() -> None:
+def test_a_run_ends_when_all_sub_agents_wait_and_an_answer_starts_the_next_one() -> None:
     fold = RunFold("t")
-    facts_of([*opening(), *working("a", "b"), *shown("a", "t::0", *asking("t", "a"))], fold)
+    facts_of([*opening(), *delegating("a", "b"), *shown("a", "t::0", *child_approval("t", "a"))], fold)
     assert (fold.is_running, sessions(fold)) == (True, ["t::0"])
-    facts = facts_of(shown("b", "t::1", *asking("t", "b")), fold)
+    facts = facts_of(shown("b", "t::1", *child_approval("t", "b")), fold)
     assert [type(each) for each in facts] == [RunPaused, RunEnded]
     assert sessions(fold) == ["t::0", "t::1"]
     (first, _) = [each for fact in facts if isinstance(fact, RunPaused) for each in fact.interrupts]
@@ -78,11 +82,11 @@ def test_a_run_ends_where_all_sub_agents_wait_and_an_answer_begins_the_next_one(
     assert not fold.is_resting
 
 
-def test_questions_are_found_at_any_depth_and_are_gone_with_their_call() -> None:
-    deep = shown("x", "t::0::0", *asking("t::0", "x"))
-    above = [*begun("t", "a", "chief"), *working("x"), *deep]
+def test_questions_are_found_at_any_depth_and_end_with_their_call() -> None:
+    deep = shown("x", "t::0::0", *child_approval("t::0", "x"))
+    above = [*child_start("t", "a", "chief"), *delegating("x"), *deep]
     fold = RunFold("t")
-    facts_of([*opening(), *working("a"), *shown("a", "t::0", *above)], fold)
+    facts_of([*opening(), *delegating("a"), *shown("a", "t::0", *above)], fold)
     (question,) = fold.questions
     assert (question.session, question.agents, fold.run and fold.run.status) == (
         "t::0::0",
@@ -96,8 +100,8 @@ def test_questions_are_found_at_any_depth_and_are_gone_with_their_call() -> None
     assert not fold.is_resting
 
 
-def test_a_record_of_a_newer_version_leaves_a_sub_agent_as_it_is() -> None:
+def test_a_record_of_a_newer_version_leaves_a_sub_agent_unchanged() -> None:
     fold = RunFold("t")
     newer = ChildDelta(1, 1, "a", "t::0", 9, msgspec.Raw(b'{"type":"from_the_future"}'))
-    facts_of([*opening(), *working("a"), *shown("a", "t::0", *asking("t", "a")), newer], fold)
+    facts_of([*opening(), *delegating("a"), *shown("a", "t::0", *child_approval("t", "a")), newer], fold)
     assert sessions(fold) == ["t::0"]

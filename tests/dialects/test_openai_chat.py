@@ -35,7 +35,7 @@ def writer(**fields: object) -> ChatWriter:
     return ChatWriter(read_chat(fields_of(msgspec.json.encode(body))).form(*NAMED))
 
 
-def test_what_is_written_is_what_was_said() -> None:
+def test_a_written_answer_is_read_back_unchanged() -> None:
     writing = writer(stream=True, stream_options={"include_usage": True})
     pieces = [*writing.begin(), *(piece for event in EVENTS for piece in writing.write(event))]
     reader = ChatStreamReader()
@@ -50,13 +50,13 @@ def test_what_is_written_is_what_was_said() -> None:
     assert said == [*EVENTS[:-1], Finished(Finish.CALLS, "m", Usage(10, 5, 3))]
 
 
-def test_tokens_are_told_in_a_stream_only_to_who_asked() -> None:
+def test_tokens_are_in_a_stream_only_on_request() -> None:
     writing = writer(stream=True)
     pieces = [piece for event in EVENTS for piece in writing.write(event)]
     assert not any(b"usage" in piece for piece in pieces)
 
 
-def test_an_answer_without_words_has_an_empty_text() -> None:
+def test_an_answer_without_text_has_an_empty_one() -> None:
     writing = writer()
     assert writing.write(KeepAlive()) == []
     writing.write(Finished(Finish.LENGTH))
@@ -66,6 +66,6 @@ def test_an_answer_without_words_has_an_empty_text() -> None:
 
 
 @spec("REUSE-68")
-def test_a_stream_that_fails_has_no_end() -> None:
+def test_a_failing_stream_has_no_end() -> None:
     (piece,) = writer(stream=True).fail(ApiError(503, "gone", "it is gone"))
     assert msgspec.json.decode(piece[6:])["error"]["message"] == "it is gone"

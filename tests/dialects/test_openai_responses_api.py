@@ -42,7 +42,7 @@ def read(pieces: list[bytes]) -> tuple[list[ModelEvent], list[Any]]:
     return [event for event in events if not isinstance(event, Working | KeepAlive)], bodies
 
 
-def test_what_is_written_is_what_was_said() -> None:
+def test_a_written_answer_is_read_back_unchanged() -> None:
     said: list[ModelEvent] = [
         ThinkingDelta("hm"),
         TextDelta("Hello "),
@@ -63,7 +63,7 @@ def test_what_is_written_is_what_was_said() -> None:
 @pytest.mark.parametrize(
     ("finish", "reason"), [(Finish.LENGTH, "max_output_tokens"), (Finish.FILTER, "content_filter")]
 )
-def test_an_answer_that_was_cut_is_incomplete_and_says_why(finish: Finish, reason: str) -> None:
+def test_a_truncated_answer_is_incomplete_with_its_reason(finish: Finish, reason: str) -> None:
     writer = ResponsesWriter(asked().form(*NAMED))
     _, bodies = read([*writer.begin(), *writer.write(TextDelta("a")), *writer.write(Finished(finish))])
     response = bodies[-1]["response"]
@@ -71,7 +71,7 @@ def test_an_answer_that_was_cut_is_incomplete_and_says_why(finish: Finish, reaso
     assert response["output"][0]["status"] == "incomplete"
 
 
-def test_a_failure_and_a_stop_end_the_open_item_first() -> None:
+def test_a_failure_and_a_cancel_close_the_open_item_first() -> None:
     for ending, status in (("fail", "failed"), ("cancel", "cancelled")):
         writer = ResponsesWriter(asked().form(*NAMED))
         pieces = [*writer.begin(), *writer.write(TextDelta("a"))]
@@ -96,7 +96,7 @@ def test_a_text_is_one_message() -> None:
     assert listed[0]["content"][0]["type"] == "output_text"
 
 
-def test_a_response_has_the_settings_that_were_granted_and_the_defaults_of_all_others() -> None:
+def test_a_response_has_the_granted_settings_and_the_defaults_of_all_others() -> None:
     wished = asked(
         temperature=0.5,
         presence_penalty=1,

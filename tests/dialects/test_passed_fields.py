@@ -1,4 +1,4 @@
-"""Fields of a request that a stateless upstream takes reach it, and come back in the answer of the unmodified SDKs."""
+"""Fields that a stateless upstream supports reach it, and are returned in the answer of the unmodified SDKs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def events(*listed: Json) -> Answer:
 
 
 def message(stop: Json) -> Answer:
-    """Answer with a message that ends so."""
+    """Answer with a message that has this end."""
     head = {"id": "m1", "type": "message", "role": "assistant", "model": "m-1", "content": []}
     return events(
         {"type": "message_start", "message": {**head, "usage": {"input_tokens": 1, "output_tokens": 1}}},
@@ -48,7 +48,7 @@ def message(stop: Json) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def in_front(model: Model) -> AsyncIterator[Served]:
+async def serve_before(model: Model) -> AsyncIterator[Served]:
     async with serving(make_gateway(model), ScriptedModel(())) as gateway:
         yield gateway
 
@@ -56,17 +56,17 @@ async def in_front(model: Model) -> AsyncIterator[Served]:
 @contextlib.asynccontextmanager
 async def chat_upstream(*answers: Answer) -> AsyncIterator[tuple[Served, ChatServer]]:
     """Serve a gateway in front of chat completions."""
-    async with chat_server(*answers) as server, in_front(OpenAICompatible(server.url, "m")) as gateway:
+    async with chat_server(*answers) as server, serve_before(OpenAICompatible(server.url, "m")) as gateway:
         yield gateway, server
 
 
 STOPPED: Json = {"stop_reason": "stop_sequence", "stop_sequence": "END"}
 
 
-async def test_a_stop_sequence_reaches_a_provider_of_messages_and_is_named_in_the_answer() -> None:
+async def test_a_stop_sequence_reaches_a_provider_of_messages_and_is_in_the_answer() -> None:
     async with (
         chat_server(message(STOPPED), message(STOPPED), message(STOPPED), path="/v1/messages") as server,
-        in_front(AnthropicMessages(server.url, "m")) as gateway,
+        serve_before(AnthropicMessages(server.url, "m")) as gateway,
         gateway.anthropic(max_retries=0) as client,
     ):
         sent: Json = {"model": "m", "max_tokens": 9, "messages": ASK, "stop_sequences": ["END"]}
@@ -84,7 +84,7 @@ async def test_a_stop_sequence_reaches_a_provider_of_messages_and_is_named_in_th
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        ({"stop_reason": "END"}, ("stop_sequence", "END")),  # vLLM names it
+        ({"stop_reason": "END"}, ("stop_sequence", "END")),  # vLLM reports it
         ({"stop_reason": 128001}, ("end_turn", None)),
         ({}, ("end_turn", None)),
     ],
@@ -107,7 +107,7 @@ async def test_a_stop_sequence_reaches_a_provider_of_chat_completions(
         assert [body["stop"] for body in server.bodies] == [["END"]] * 2
 
 
-async def test_an_agent_takes_no_stop_sequences() -> None:
+async def test_an_agent_does_not_support_stop_sequences() -> None:
     app = make_gateway(Pooled(ScriptedUpstream(), store := MemoryStore()), store=store)
     async with (
         serving(app, ScriptedModel(())) as gateway,
@@ -156,7 +156,7 @@ async def test_strict_functions_reach_a_provider_of_chat_completions() -> None:
 async def test_strict_functions_reach_a_provider_of_responses() -> None:
     async with (
         responses_server(HELLO, HELLO) as server,
-        in_front(OpenAIResponses(server.url, "m")) as gateway,
+        serve_before(OpenAIResponses(server.url, "m")) as gateway,
         gateway.openai(max_retries=0) as client,
     ):
         sent: list[Any] = [flat("a", strict=True), flat("b", strict=False)]
@@ -168,13 +168,13 @@ async def test_strict_functions_reach_a_provider_of_responses() -> None:
 
 
 @pytest.mark.parametrize(("model", "is_granted"), [("claude-sonnet-4-5", True), ("claude-sonnet-4-0", False)])
-async def test_strict_functions_reach_models_of_anthropic_that_take_them(
+async def test_strict_functions_reach_anthropic_models_that_support_them(
     model: str, *, is_granted: bool
 ) -> None:
     ended = message({"stop_reason": "end_turn", "stop_sequence": None})
     async with (
         chat_server(ended, path="/v1/messages") as server,
-        in_front(AnthropicMessages(server.url, model)) as gateway,
+        serve_before(AnthropicMessages(server.url, model)) as gateway,
         gateway.anthropic(max_retries=0) as client,
     ):
         answer = await client.messages.with_raw_response.create(
@@ -187,7 +187,7 @@ async def test_strict_functions_reach_models_of_anthropic_that_take_them(
         assert answer.headers.get("x-midstream-ignored") == (None if is_granted else "tools.strict")
 
 
-async def test_an_agent_takes_no_strict_functions() -> None:
+async def test_an_agent_does_not_support_strict_functions() -> None:
     upstream = ScriptedUpstream(abilities=Abilities(takes_tools=True))
     app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
     async with serving(app, ScriptedModel(())) as gateway, gateway.openai(max_retries=0) as client:
@@ -216,7 +216,7 @@ async def test_the_detail_of_an_image_reaches_the_provider(*, is_responses: bool
     async with (
         chat_server(said, said) as chat_upstream,
         responses_server(HELLO, HELLO) as other,
-        in_front(
+        serve_before(
             OpenAIResponses(other.url, "m") if is_responses else OpenAICompatible(chat_upstream.url, "m")
         ) as gateway,
         gateway.openai(max_retries=0) as client,
@@ -235,7 +235,7 @@ async def test_the_detail_of_an_image_reaches_the_provider(*, is_responses: bool
 
 
 @pytest.mark.parametrize("n", [0, 2, 3])
-async def test_several_answers_are_refused(n: int) -> None:
+async def test_a_request_for_several_answers_is_refused(n: int) -> None:
     async with chat_upstream() as (gateway, server), gateway.openai(max_retries=0) as client:
         with pytest.raises(openai.BadRequestError) as met:
             await client.chat.completions.create(model="m", messages=ASK, n=n)
@@ -244,7 +244,7 @@ async def test_several_answers_are_refused(n: int) -> None:
         assert server.bodies == []
 
 
-async def test_probabilities_of_tokens_are_named_as_ignored() -> None:
+async def test_probabilities_of_tokens_are_reported_as_ignored() -> None:
     answer = stream(delta(content="one"), delta("stop"))
     async with chat_upstream(answer, answer) as (gateway, server), gateway.openai(max_retries=0) as client:
         chat = await client.chat.completions.with_raw_response.create(

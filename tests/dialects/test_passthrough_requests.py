@@ -38,7 +38,7 @@ UPSTREAM_KEY = "key-of-the-upstream"
 
 
 def whole(body: Json, *, pieces: int = 1) -> Answer:
-    """Answer with a body of JSON, in so many pieces."""
+    """Answer with a JSON body, in this many pieces."""
     written = json.dumps(body).encode()
     size = -(-len(written) // pieces)
     return Answer(
@@ -53,7 +53,7 @@ def completion(text: str, finish: str | None = None) -> Json:
 
 
 @contextlib.asynccontextmanager
-async def in_front(model: Model, **options: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - the gateway's own
+async def serve_before(model: Model, **options: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - the gateway's own
     async with serving(make_gateway(model, **options), ScriptedModel(())) as gateway:
         yield gateway
 
@@ -62,21 +62,21 @@ async def in_front(model: Model, **options: Any) -> AsyncIterator[Served]:  # no
 async def upstream_of(
     *answers: Answer, path: str = "/v1/completions", limits: HttpLimits | None = None
 ) -> AsyncIterator[tuple[Served, ChatServer]]:
-    """Serve a gateway in front of a server with one address."""
+    """Serve a gateway in front of a server with one path."""
     async with chat_server(*answers, path=path) as server:
         model = OpenAICompatible(server.url, "m", UPSTREAM_KEY, limits=limits)
-        async with in_front(model) as gateway:
+        async with serve_before(model) as gateway:
             yield gateway, server
 
 
 @pytest.mark.parametrize("kind", [OpenAICompatible, OpenAIResponses])
-async def test_embeddings_are_passed_on_and_nothing_is_kept(
+async def test_embeddings_are_passed_on_and_nothing_is_stored(
     kind: type[OpenAICompatible | OpenAIResponses],
 ) -> None:
     async with chat_server(whole(VECTORS, pieces=3), path="/v1/embeddings") as server:
         model = kind(server.url, "m", UPSTREAM_KEY)
         async with (
-            in_front(model, store=(store := MemoryStore())) as gateway,
+            serve_before(model, store=(store := MemoryStore())) as gateway,
             gateway.openai(max_retries=0) as client,
         ):
             made = await client.embeddings.create(
@@ -90,7 +90,7 @@ async def test_embeddings_are_passed_on_and_nothing_is_kept(
             assert gateway.gateway.open_streams == 0
             assert [each async for each in store.list()] == []
             chat = await gateway.http.post("/v1/chat/completions", json=say("hi"))
-            assert chat.is_error  # this server has no chat completions, but a chat is kept
+            assert chat.is_error  # this server has no chat completions, but a chat is stored
             assert [each async for each in store.list()]
 
 
@@ -112,7 +112,7 @@ async def test_a_legacy_completion_is_passed_on_whole_and_as_a_stream() -> None:
         assert texts == ["one", " two"]
 
 
-async def test_what_is_passed_on_is_counted_where_the_server_counts_it() -> None:
+async def test_the_tokens_of_passed_on_requests_are_those_of_the_server() -> None:
     counted = {
         "prompt_tokens": 30,
         "completion_tokens": 4,
@@ -122,13 +122,13 @@ async def test_what_is_passed_on_is_counted_where_the_server_counts_it() -> None
     answers = [
         whole({**completion('"usage": {', "stop"), "usage": counted}, pieces=9),
         stream(completion("one", "stop"), {**completion(""), "choices": [], "usage": counted}),
-        whole(completion('"usage": {"prompt_tokens": 7}', "stop")),  # words of a model are no count
+        whole(completion('"usage": {"prompt_tokens": 7}', "stop")),  # the text of a model is not a count
         refusal(500),
     ]
     store = MemoryStore()
     async with chat_server(*answers, path="/v1/completions") as server:
         model = OpenAICompatible(server.url, "m", UPSTREAM_KEY)
-        async with in_front(model, store=store) as gateway, gateway.openai(max_retries=0) as client:
+        async with serve_before(model, store=store) as gateway, gateway.openai(max_retries=0) as client:
             await client.completions.create(model="c", prompt="say")
             async for _ in await client.completions.create(model="c", prompt="say", stream=True):
                 pass
@@ -142,7 +142,7 @@ async def test_what_is_passed_on_is_counted_where_the_server_counts_it() -> None
 
 
 async def test_the_bytes_of_a_stream_are_those_of_the_server() -> None:
-    """Cut within events and within characters, with an event above the limit of what is held back."""
+    """Cut within events and within characters, with an event above the buffering limit."""
     words = json.dumps(completion("é" * HELD_BYTES_MAX), ensure_ascii=False)
     body = f": ping\n\ndata: {words}\n\ndata: {words}\r\n\r\ndata: [DONE]\n\n".encode() + b"data: rest"
     cuts = [0, 3, 7, 8, 9, 40, 1_000_001, len(body) - 25, len(body) - 4, len(body)]
@@ -165,7 +165,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
             await anext(chunks)
 
 
-async def test_a_whole_answer_that_breaks_off_is_none() -> None:
+async def test_an_incomplete_whole_answer_is_an_error() -> None:
     answer = whole(VECTORS, pieces=2)
     answer.pieces.pop()
     answer.ending = "cut"
@@ -200,7 +200,7 @@ async def test_a_refusal_of_the_server_is_one_of_the_gateway(answer: Answer, sta
         assert UPSTREAM_KEY not in met.value.message
 
 
-async def test_a_silent_server_is_given_up() -> None:
+async def test_a_silent_server_is_abandoned() -> None:
     limits = HttpLimits(connect_s=0.5, first_byte_s=0.25)
     async with upstream_of(silence(), limits=limits) as (gateway, _), gateway.openai(max_retries=0) as client:
         with pytest.raises(openai.APIStatusError) as met:
@@ -208,7 +208,7 @@ async def test_a_silent_server_is_given_up() -> None:
         assert met.value.status_code == 504
 
 
-async def test_a_client_that_leaves_ends_the_request_at_the_server() -> None:
+async def test_a_disconnecting_client_ends_the_request_at_the_server() -> None:
     answer = stream(completion("one"), ending="hang")
     async with upstream_of(answer) as (gateway, server), gateway.openai(max_retries=0) as client:
         streamed = await client.completions.create(model="c-1", prompt="say", stream=True)
@@ -219,19 +219,19 @@ async def test_a_client_that_leaves_ends_the_request_at_the_server() -> None:
 
 
 @pytest.mark.parametrize("name", ["embeddings", "completions"])
-async def test_an_upstream_without_them_is_named(name: str) -> None:
+async def test_an_upstream_without_these_apis_is_reported(name: str) -> None:
     pooled = Pooled(ScriptedUpstream(), store := MemoryStore())
     for model in (pooled, AnthropicMessages("http://127.0.0.1:9/v1", "m")):
-        async with in_front(model, store=store if model is pooled else None) as gateway:
+        async with serve_before(model, store=store if model is pooled else None) as gateway:
             answer = await gateway.http.post(f"/v1/{name}", json={"model": "m", "input": "a"})
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (404, "not_found")
             assert error["message"] == f"the upstream of this gateway does not support {name}"
 
 
-async def test_the_door_is_that_of_every_request() -> None:
+async def test_keys_and_models_are_checked_as_for_every_request() -> None:
     async with chat_server(path="/v1/embeddings") as server:
-        async with in_front(OpenAICompatible(server.url, "m"), names=["e-1"]) as gateway:
+        async with serve_before(OpenAICompatible(server.url, "m"), names=["e-1"]) as gateway:
             post = gateway.http.post
             strange = await post(
                 "/v1/embeddings", json={"model": "e-1"}, headers={"authorization": "Bearer x"}

@@ -1,4 +1,4 @@
-"""Messages are read in pieces where their repair depends on nothing else, also in the shapes that hosts send back."""
+"""Messages are read in pieces if their repair is independent, also in the shapes that client applications send back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ THOUGHT: Json = {"type": "reasoning", "summary": [{"type": "summary_text", "text
 
 
 def calling(call: Json | None = None, function: Json | None = None, **fields: Any) -> list[Json]:  # noqa: ANN401 - JSON
-    """A response with a call, and its result."""
+    """Return a response with a call, and its result."""
     whole = {"type": "function", **(call or {}), "id": "c1", "function": {"name": "f", **(function or {})}}
     response = {"role": "assistant", "tool_calls": [whole], **fields}
     return [USER, response, RESULT]
@@ -137,9 +137,7 @@ CASES = [
 
 @spec("REUSE-28")
 @pytest.mark.parametrize(("form", "messages"), CASES)
-def test_a_shape_of_real_hosts_is_a_piece_that_says_what_repair_makes_of_it(
-    form: str, messages: list[Json]
-) -> None:
+def test_a_piecewise_reading_of_a_common_shape_equals_its_repair(form: str, messages: list[Json]) -> None:
     before = copy.deepcopy(messages)
     assert read_in_pieces(messages, form) == transcript_of(messages, form)
     assert messages == before
@@ -147,14 +145,14 @@ def test_a_shape_of_real_hosts_is_a_piece_that_says_what_repair_makes_of_it(
 
 @spec("REUSE-27")
 @pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
-def test_shapes_of_every_kind_say_what_repair_makes_of_them(dialect: Dialect) -> None:
+def test_piecewise_readings_of_all_shapes_equal_their_repair(dialect: Dialect) -> None:
     in_pieces = 0
     for seed in range(60):
         chance = random.Random(seed)
         host, form = Host(chance, dialect, has_shapes=True), FORMS[dialect]
         for turn in range(8):
             host.body()
-            host.answered(f"answer {turn}")
+            host.take_answer(f"answer {turn}")
         messages = [
             each if chance.random() < 0.5 else _shaped(chance, dialect, each) for each in host.messages
         ]
@@ -168,4 +166,4 @@ def _shaped(chance: random.Random, dialect: Dialect, message: Any) -> Any:  # no
     try:
         return shape(chance, dialect, message)
     except (AttributeError, KeyError, TypeError):
-        return message  # what it is given is none of its own messages
+        return message  # the input is none of its own messages

@@ -23,8 +23,8 @@ from tests.dialects.plain_streams import (
     lacking,
 )
 from tests.dialects.subscribers import kill_subscribed
-from tests.dialects.ui_stream import run_node, running
-from tests.guides.guide_programs import URL
+from tests.dialects.ui_stream import run_node, run_servers
+from tests.guides.programs import URL
 from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 
@@ -36,20 +36,20 @@ ORDERS = 10
 MESSAGE = {"type": "send", "parts": [{"type": "text", "text": "hi"}]}
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "durable-streams.md").read_text(encoding="utf-8")
 SHORT = "Append Operations|Idempotent Producer|Stream Closure|Fork - |Reserved subscription"
-"""Groups of the suite that write most: the short form, for PostgreSQL and JetStream.
+"""Groups of the suite with the most writes: the short form, for PostgreSQL and JetStream.
 
 `make dialects` runs the whole suite on each store.
 """
 SHORT_COUNT = 130
-"""Tests of the short form at least."""
+"""The minimum number of tests of the short form."""
 
 
-async def test_nothing_is_lost_or_doubled_when_the_server_is_killed(tmp_path: Path) -> None:
+async def test_nothing_is_lost_or_duplicated_when_the_server_is_killed(tmp_path: Path) -> None:
     told = await kill(tmp_path, KILLS // 2, 1)
     assert told["messages"] > KILLS // 2
 
 
-async def test_nothing_is_lost_or_doubled_when_two_servers_on_postgres_are_killed(
+async def test_nothing_is_lost_or_duplicated_when_two_servers_on_postgres_are_killed(
     tmp_path: Path, engine: Engine
 ) -> None:
     told = await kill(tmp_path, KILLS // 2, 1, "--store", f"{engine.url}&schema=plain_kills", count=2)
@@ -80,7 +80,7 @@ async def test_the_short_suite_passes_on_jetstream(tmp_path: Path, nats_server: 
 async def test_the_program_of_the_guide_appends_each_message_once_through_kills(tmp_path: Path) -> None:
     found = re.search(r"^```js\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
     assert found is not None
-    async with running(tmp_path, 1) as [server]:
+    async with run_servers(tmp_path, 1) as [server]:
         url = server.url
         assert URL in found[1]
         playing = asyncio.create_task(run_node(found[1].replace(URL, url), home=HOME))
@@ -98,7 +98,7 @@ async def test_the_guide_reads_a_session_and_makes_a_subscription(tmp_path: Path
     [_, reading] = re.findall(r"^```js\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
     asked = re.search(r"curl -X PUT (\S+) .*?-d '(.*?)'", GUIDE, re.DOTALL)
     assert asked is not None
-    async with running(tmp_path, 1, "--allow-webhook", "https://worker.example") as [server]:
+    async with run_servers(tmp_path, 1, "--allow-webhook", "https://worker.example") as [server]:
         url = server.url
         async with asyncio.timeout(100), httpx2.AsyncClient() as client:
             command = {"type": "command", "seqno": 0, "payload": MESSAGE}
@@ -118,7 +118,7 @@ async def test_the_guide_reads_a_session_and_makes_a_subscription(tmp_path: Path
 
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
 async def test_a_session_is_followed_as_a_stream_through_kills(live: str, tmp_path: Path) -> None:
-    async with running(tmp_path, 300, count=2) as servers:
+    async with run_servers(tmp_path, 300, count=2) as servers:
         urls = [each.url for each in servers]
         async with asyncio.timeout(120), httpx2.AsyncClient(timeout=60) as client:
             command = {"type": "command", "seqno": 0, "payload": MESSAGE}

@@ -1,4 +1,4 @@
-"""The events of a response, from its records: the same for every reader, whenever it comes."""
+"""The events of a response, from its records: the same for every reader at any time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def projection(dialect: Dialect, *, is_background: bool = False) -> Projection:
 
 
 def records() -> list[Record]:
-    """A response with a thought, text and a call, as a session journals it."""
+    """Return a response with a thought, text and a call, as a session journals it."""
     builder = ResponseBuilder(AttemptRef(2, 1, 1), is_announcing=True)
     events: list[ModelEvent] = [
         ThinkingDelta("hm"),
@@ -72,7 +72,7 @@ def test_every_reader_gets_the_same_events_and_the_same_whole(dialect: Dialect) 
     assert readers[0].model_response == Response((Text("I look."), LOOK))
 
 
-def test_the_signature_of_a_thought_and_a_call_come_where_the_model_sent_them() -> None:
+def test_the_signature_of_a_thought_and_a_call_are_in_the_models_order() -> None:
     form = Form(dialect="messages", id="r1", model="m", created_at=1)
     reader = Projection(MESSAGES, form, RESPONSE)
     for record in records():
@@ -97,7 +97,7 @@ def test_a_change_of_the_arguments_of_a_running_call_is_not_shown() -> None:
     assert (shown.count(b"[shell {"), shown.count(b"[shell: a.txt]")) == (1, 1)
 
 
-def test_records_of_other_turns_are_no_part_of_it() -> None:
+def test_records_of_other_turns_are_ignored() -> None:
     reader = projection(RESPONSES)
     before: list[Record] = [
         MessageAccepted(1, UserMessage.of("hi"), 1.0),
@@ -110,7 +110,7 @@ def test_records_of_other_turns_are_no_part_of_it() -> None:
 
 @spec("REUSE-70")
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-def test_a_response_goes_on_behind_what_was_sent_before_its_process_died(dialect: Dialect) -> None:
+def test_a_response_continues_after_the_text_of_its_dead_process(dialect: Dialect) -> None:
     reader = projection(dialect)
     cut = Response((Text("one "),), Finish.INTERRUPTED)
     journal: list[Record] = [
@@ -133,7 +133,7 @@ def test_a_response_goes_on_behind_what_was_sent_before_its_process_died(dialect
 
 @spec("REUSE-68")
 @pytest.mark.parametrize(("has_begun", "status", "is_final"), [(False, 429, False), (True, 502, True)])
-def test_a_failure_is_final_once_the_upstream_has_sent_something(
+def test_a_failure_is_final_once_the_upstream_has_sent_output(
     *, has_begun: bool, status: int, is_final: bool
 ) -> None:
     reader = projection(MESSAGES)
@@ -149,7 +149,7 @@ def test_a_failure_is_final_once_the_upstream_has_sent_something(
     )
 
 
-def test_a_background_response_opens_before_the_upstream_has_sent_anything() -> None:
+def test_a_background_response_opens_before_the_upstream_has_sent_output() -> None:
     reader = projection(RESPONSES, is_background=True)
     assert reader.take(AttemptStarted(2, 1, 1, 1.0))
     assert reader.is_open
@@ -157,7 +157,7 @@ def test_a_background_response_opens_before_the_upstream_has_sent_anything() -> 
     assert msgspec.json.decode(reader.whole())["status"] == "cancelled"
 
 
-def test_a_defect_of_the_models_software_is_told_without_its_words() -> None:
+def test_a_defect_of_the_models_software_is_reported_without_its_message() -> None:
     reader = projection(RESPONSES)
     reader.take(TurnEnded(2, TurnStatus.FAILED, 2.0, "model", "ZeroDivisionError: secret"))
     refusal: Any = reader.refusal

@@ -15,54 +15,59 @@ def gist(number: int, *, newest: str = "") -> Gist:
     return Gist(begun.place, begun.scope, begun.beginning, f"system {number}", newest)
 
 
-def said(*words: str, instructions: str = "") -> Transcript:
+def user_gist(*words: str, instructions: str = "") -> Transcript:
     entries = tuple(
         Step(Response((Text(each),))) if at % 2 else UserMessage.of(each) for at, each in enumerate(words)
     )
     return Transcript(instructions, History(entries))
 
 
-def found(memo: ReadingCache, whose: bytes, raws: list[msgspec.Raw] = RAWS) -> list[tuple[int, Gist]]:
+def lookup(memo: ReadingCache, whose: bytes, raws: list[msgspec.Raw] = RAWS) -> list[tuple[int, Gist]]:
     return memo.find(whose, digests(raws, memo.counts(whose)))
 
 
-def test_messages_are_known_by_their_bytes_and_whose_they_are() -> None:
+def test_messages_are_identified_by_their_bytes_and_their_owner() -> None:
     memo = ReadingCache()
     memo.keep(b"me", ENDS, [(2, gist(2)), (4, gist(4))])
-    assert found(memo, b"me") == [(4, gist(4)), (2, gist(2))]
-    assert found(memo, b"me", RAWS[:3]) == [(2, gist(2))]
-    assert found(memo, b"me", [*RAWS[:3], msgspec.Raw(b"{}"), RAWS[4]]) == [(2, gist(2))]
-    assert found(memo, b"me", RAWS[1:]) == []
-    assert found(memo, b"you") == []
+    assert lookup(memo, b"me") == [(4, gist(4)), (2, gist(2))]
+    assert lookup(memo, b"me", RAWS[:3]) == [(2, gist(2))]
+    assert lookup(memo, b"me", [*RAWS[:3], msgspec.Raw(b"{}"), RAWS[4]]) == [(2, gist(2))]
+    assert lookup(memo, b"me", RAWS[1:]) == []
+    assert lookup(memo, b"you") == []
 
 
-def test_messages_that_are_cut_otherwise_have_another_digest() -> None:
+def test_messages_split_differently_have_another_digest() -> None:
     raws = [*map(msgspec.Raw, (b"1", b"23", b"12", b"3", b"123"))]
     cuts = [digests(raws[:2], [2]), digests(raws[2:4], [2]), digests(raws[4:], [1])]
     assert len({digest for each in cuts for digest in each.values()}) == len(cuts)
     assert digests(RAWS, [3, 1, 9]) == {**digests(RAWS, [1]), **digests(RAWS, [3])}
 
 
-def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     memo = ReadingCache(limit=2)
     for count in (1, 2, 1, 3):
         memo.keep(b"", ENDS, [(count, gist(count))])
-    assert [count for count, _ in found(memo, b"")] == [3, 1]
+    assert [count for count, _ in lookup(memo, b"")] == [3, 1]
 
 
-def test_all_of_them_weigh_no_more_than_the_limit() -> None:
+def test_all_entries_together_stay_within_the_limit() -> None:
     heavy = [(number, gist(number, newest="x" * 250)) for number in range(1, 6)]
     memo = ReadingCache(bytes_max=3 * heavy[0][1].weight)
     for _ in range(2):
         memo.keep(b"", ENDS, heavy)
-    assert found(memo, b"") == heavy[:1:-1]
+    assert lookup(memo, b"") == heavy[:1:-1]
     assert gist(1).weight < heavy[0][1].weight
 
 
 def test_a_gist_of_pieces_is_that_of_the_whole() -> None:
     begun = Gist.empty("m")
-    pieces = [said("a", "b", instructions="one"), said("c"), said(instructions="two"), said()]
-    whole = said("a", "b", "c", instructions="one\n\ntwo")
+    pieces = [
+        user_gist("a", "b", instructions="one"),
+        user_gist("c"),
+        user_gist(instructions="two"),
+        user_gist(),
+    ]
+    whole = user_gist("a", "b", "c", instructions="one\n\ntwo")
     found = begun
     for piece in pieces:
         found = found.then(piece)
@@ -70,9 +75,9 @@ def test_a_gist_of_pieces_is_that_of_the_whole() -> None:
     assert (found.newest, found.instructions) == ("c", "one\n\ntwo")
 
 
-def test_a_conversation_that_has_a_name_needs_no_place() -> None:
+def test_a_named_conversation_needs_no_place() -> None:
     named = Gist.empty("")
-    assert named.then(said("a", "b")).place == named.place
+    assert named.then(user_gist("a", "b")).place == named.place
 
 
 def test_system_prompts_are_joined_without_blank_ones() -> None:

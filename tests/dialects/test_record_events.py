@@ -1,4 +1,4 @@
-"""Events that follow from the records of a session."""
+"""Events derived from the records of a session."""
 
 from __future__ import annotations
 

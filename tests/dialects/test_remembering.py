@@ -1,4 +1,4 @@
-"""The whole way: a client of others, the gateway, the pool, an upstream's real package, and a scripted other end."""
+"""End to end: a third-party client, the gateway, the pool, an upstream's real package, and a scripted provider."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.spec import spec
 
 TURNS = 50
 SLACK_BYTES = 40
-"""By how much bodies of equal messages may differ: numbers have more digits, names are longer than none."""
+"""The allowed difference of bodies of equal messages: numbers have more digits, names are longer than none."""
 NAMED = {"x-midstream-session": "s1"}
 needs_cursor = pytest.mark.skipif(
     importlib.util.find_spec("cursor_sdk") is None,
@@ -36,7 +36,7 @@ needs_cursor = pytest.mark.skipif(
 
 
 @contextlib.asynccontextmanager
-async def remembering(upstream: Upstream, folder: Path) -> AsyncIterator[Served]:
+async def serve_pooled(upstream: Upstream, folder: Path) -> AsyncIterator[Served]:
     """Serve a gateway to a pooled upstream, with a store in a file."""
     store = SQLiteStore(folder / "gateway.db")
     pool: Any = Pooled(upstream, store)
@@ -51,7 +51,7 @@ async def peer() -> AsyncIterator[OpenAIMemory]:
 
 
 class Host:
-    """Resends its whole transcript each turn, as hosts do."""
+    """Resends its whole transcript each turn, as client applications do."""
 
     def __init__(self, client: openai.AsyncOpenAI, **headers: str) -> None:
         self.messages: list[Any] = []
@@ -59,7 +59,7 @@ class Host:
         self._headers = headers
 
     async def ask(self, words: str) -> str:
-        """Ask, read the stream to its end, and keep the answer."""
+        """Send a message, read the stream to its end, and append the answer."""
         self.messages.append({"role": "user", "content": words})
         answer = await self._client.chat.completions.create(
             model="m", messages=self.messages, stream=True, extra_headers=self._headers
@@ -69,7 +69,7 @@ class Host:
         return "".join(pieces)
 
 
-def asked(peer: OpenAIMemory) -> list[Json]:
+def answer_requests(peer: OpenAIMemory) -> list[Json]:
     """Return the bodies of all requests for an answer."""
     return [body for method, path, body in peer.requests if (method, path) == ("POST", "/responses")]
 
@@ -81,16 +81,16 @@ def texts(peer: OpenAIMemory) -> list[str]:
 @pytest.mark.parametrize("headers", [{}, NAMED], ids=["known by its words", "named"])
 @pytest.mark.slow
 @spec("REUSE-73")
-async def test_a_clean_conversation_reaches_openai_once_and_flat(
+async def test_a_clean_conversation_reaches_openai_once_at_a_constant_size(
     headers: dict[str, str], peer: OpenAIMemory, tmp_path: Path
 ) -> None:
     questions = [f"question {number} ".ljust(200, "x") for number in range(TURNS)]
-    async with remembering(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
+    async with serve_pooled(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
         host = Host(client, **headers)
         for number, question in enumerate(questions, start=1):
             assert await host.ask(question) == SEPARATOR.join(questions[:number])
     assert texts(peer) == questions
-    sizes = [len(json.dumps(body)) for body in asked(peer)]
+    sizes = [len(json.dumps(body)) for body in answer_requests(peer)]
     assert len(sizes) == TURNS
     assert max(sizes) - min(sizes) <= SLACK_BYTES
 
@@ -98,13 +98,15 @@ async def test_a_clean_conversation_reaches_openai_once_and_flat(
 @needs_cursor
 @pytest.mark.slow
 @spec("REUSE-73")
-async def test_a_clean_conversation_in_anthropics_words_reaches_cursor_once_and_flat(tmp_path: Path) -> None:
+async def test_a_clean_conversation_of_an_anthropic_client_reaches_cursor_once_at_a_constant_size(
+    tmp_path: Path,
+) -> None:
     from tests.agents.cursor_bridge import cursor_bridge
 
     questions = [f"question {number} ".ljust(200, "x") for number in range(TURNS)]
     messages: list[Any] = []
     async with cursor_bridge(tmp_path) as bridge:
-        async with remembering(bridge.upstream(), tmp_path) as gateway, gateway.anthropic() as client:
+        async with serve_pooled(bridge.upstream(), tmp_path) as gateway, gateway.anthropic() as client:
             for number, question in enumerate(questions, start=1):
                 messages.append({"role": "user", "content": question})
                 async with client.messages.stream(model="m", max_tokens=99, messages=messages) as stream:
@@ -120,28 +122,28 @@ async def test_a_clean_conversation_in_anthropics_words_reaches_cursor_once_and_
 
 
 @spec("REUSE-74")
-async def test_a_title_asked_for_in_between_is_no_part_of_the_conversation(
+async def test_a_title_request_in_between_is_not_part_of_the_conversation(
     peer: OpenAIMemory, tmp_path: Path
 ) -> None:
     title: list[Any] = [
         {"role": "system", "content": "You are a title generator. You output ONLY a thread title."},
         {"role": "user", "content": "one"},
     ]
-    async with remembering(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
+    async with serve_pooled(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
         host = Host(client, **NAMED)
         await host.ask("one")
         answer = await client.chat.completions.create(model="m", messages=title, extra_headers=NAMED)
         assert answer.choices[0].message.content == "one"
         assert await host.ask("two") == "one | two"
     assert texts(peer) == ["one", "one", "two"]
-    first, _, third = asked(peer)
+    first, _, third = answer_requests(peer)
     assert third["previous_response_id"] == peer.messages()[0].agent
     assert len(json.dumps(third)) - len(json.dumps(first)) <= SLACK_BYTES
 
 
 @spec("REUSE-73")
-async def test_an_edit_goes_on_from_where_the_conversations_part(peer: OpenAIMemory, tmp_path: Path) -> None:
-    async with remembering(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
+async def test_an_edit_continues_from_the_common_prefix(peer: OpenAIMemory, tmp_path: Path) -> None:
+    async with serve_pooled(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
         host = Host(client, **NAMED)
         for words in ("one", "two", "three"):
             await host.ask(words)
@@ -149,16 +151,16 @@ async def test_an_edit_goes_on_from_where_the_conversations_part(peer: OpenAIMem
         assert await host.ask("other") == "one | other"
         assert await host.ask("more") == "one | other | more"
     assert texts(peer) == ["one", "two", "three", "other", "more"]
-    assert asked(peer)[3]["previous_response_id"] == peer.messages()[0].agent
+    assert answer_requests(peer)[3]["previous_response_id"] == peer.messages()[0].agent
 
 
 @spec("REUSE-73")
-async def test_two_clients_at_once_in_one_conversation_get_answers_to_their_own(
+async def test_two_concurrent_clients_of_one_conversation_get_answers_to_their_own_messages(
     peer: OpenAIMemory, tmp_path: Path
 ) -> None:
-    """Neither is answered by an agent that heard the other; the price may be replays."""
+    """Neither gets its answer from an agent that received the other's; this may cost full transcripts."""
     async with (
-        remembering(peer.upstream(), tmp_path) as gateway,
+        serve_pooled(peer.upstream(), tmp_path) as gateway,
         gateway.openai() as client,
         gateway.openai() as another,
     ):
@@ -178,7 +180,7 @@ async def test_two_clients_at_once_in_one_conversation_get_answers_to_their_own(
 )
 @pytest.mark.slow
 @spec("REUSE-73")
-async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
+async def test_a_restart_of_the_gateway_between_two_turns_costs_no_full_transcript(
     headers: dict[str, str],
     ways: tuple[signal.Signals, signal.Signals],
     peer: OpenAIMemory,
@@ -202,12 +204,12 @@ async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
             process.send_signal(way)
             await asyncio.to_thread(process.communicate, timeout=WAIT_S)
     assert texts(peer) == ["one", "two", "three"]
-    before = [body.get("previous_response_id") for body in asked(peer)]
+    before = [body.get("previous_response_id") for body in answer_requests(peer)]
     assert before == [None, *(told.agent for told in peer.messages()[:2])]
 
 
 def _paying(talk: AgentConversation) -> list[UpstreamEvent]:
-    """Run a tool of its own between two pieces of text, once."""
+    """Run the agent's own tool between two pieces of text, once."""
     if len(talk.heard) > 1 or "of shell" in talk.words:
         return [TextDelta("Yes."), Finished()]
     call = UpstreamCallStarted("call-1", "shell", '{"command": "pay 3"}')
@@ -222,12 +224,12 @@ def _paying(talk: AgentConversation) -> list[UpstreamEvent]:
 
 @spec("REUSE-80")
 @pytest.mark.parametrize("shows_upstream_calls", [True, False], ids=["shown", "hidden"])
-async def test_a_replay_has_what_the_tools_of_the_agent_did(
+async def test_a_full_transcript_contains_the_agents_tool_calls(
     tmp_path: Path, *, shows_upstream_calls: bool
 ) -> None:
     memory = UpstreamMemory()
     host: Host | None = None
-    for words in ("pay", "was it paid?"):  # the gateway and the agent's memory are gone between the two
+    for words in ("pay", "was it paid?"):  # the gateway and the agent's memory are lost between the two
         memory.talks.clear()
         pool: Any = Pooled(ScriptedUpstream(memory, answer=_paying))
         store = SQLiteStore(tmp_path / "gateway.db")

@@ -1,4 +1,4 @@
-"""Digests of requests: they are in the names of stored streams, so that a later version finds the same ones."""
+"""Digests of requests: they are in the names of stored streams, so later versions compute the same ones."""
 
 from __future__ import annotations
 

@@ -26,18 +26,18 @@ SEEDS = tried(8)
 TURNS = 40
 
 
-def kept() -> ReadingCache:
-    """A memo for bodies of any length."""
+def new_cache() -> ReadingCache:
+    """Return a cache for bodies of any length."""
     return ReadingCache(bytes_min=0)
 
 
-def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may hold
-    """A body of chat completions: a user's words and a response's in turn."""
+def chat_body(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may hold
+    """Return a body of chat completions with alternating user messages and responses."""
     messages = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
     return msgspec.json.encode({"model": "m", "messages": messages, **more})
 
 
-def asked(
+def read_as_gateway(
     memo: ReadingCache,
     body: bytes,
     dialect: Dialect = dialect_registry.CHAT,
@@ -48,8 +48,8 @@ def asked(
 
 
 def is_same(fast: Read, whole: Read) -> None:
-    """Compare what was read behind known messages with what was read whole."""
-    gist = msgspec.structs.replace(fast.gist, ids=frozenset())  # only the memo needs them
+    """Compare a reading after known messages with a whole reading."""
+    gist = msgspec.structs.replace(fast.gist, ids=frozenset())  # only the cache needs them
     assert (gist, fast.digest, fast.session, fast.instructions) == (
         whole.gist,
         whole.digest,
@@ -71,12 +71,12 @@ def is_same(fast: Read, whole: Read) -> None:
         assert fast.gist.place == place_of(scope_of(whole.asked), History(whole.tail))
 
 
-def test_a_body_too_short_to_be_known_is_not_kept() -> None:
-    body = chat("a", "b", "c")
+def test_a_body_below_the_size_limit_is_not_cached() -> None:
+    body = chat_body("a", "b", "c")
     for bytes_min, known in ((len(body) + 1, 0), (len(body), 3)):
         memo = ReadingCache(bytes_min=bytes_min)
-        asked(memo, body)
-        again = asked(memo, body)
+        read_as_gateway(memo, body)
+        again = read_as_gateway(memo, body)
         assert again.known == known
         is_same(again, read(dialect_registry.CHAT, {}, body))
 
@@ -85,7 +85,7 @@ def test_a_body_too_short_to_be_known_is_not_kept() -> None:
 @spec("REUSE-27")
 @pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize(("is_sound", "has_shapes"), [(True, False), (False, False), (True, True)])
-def test_whatever_a_host_does_known_messages_say_what_reading_all_of_them_says(
+def test_a_reading_after_known_messages_equals_a_whole_reading(
     dialect: Dialect,
     is_sound: bool,  # noqa: FBT001 - a parameter of the test
     has_shapes: bool,  # noqa: FBT001 - a parameter of the test
@@ -93,7 +93,7 @@ def test_whatever_a_host_does_known_messages_say_what_reading_all_of_them_says(
     fast_reads = 0
     for seed in range(SEEDS):
         chance = random.Random(seed)
-        host, memo = Host(chance, dialect, is_sound=is_sound, has_shapes=has_shapes), kept()
+        host, memo = Host(chance, dialect, is_sound=is_sound, has_shapes=has_shapes), new_cache()
         headers: dict[str, str] = {}
         for turn in range(TURNS):
             body = host.body()
@@ -103,36 +103,36 @@ def test_whatever_a_host_does_known_messages_say_what_reading_all_of_them_says(
                 whole = read(dialect, headers, body)
             except MalformedFrameError as error:
                 with pytest.raises(type(error)):
-                    asked(memo, body, dialect, headers)
+                    read_as_gateway(memo, body, dialect, headers)
                 continue
             try:
-                fast = asked(memo, body, dialect, headers)
+                fast = read_as_gateway(memo, body, dialect, headers)
                 is_same(fast, whole)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, turn {turn}: {body!r}") from error
             fast_reads += fast.known > 0
-            host.answered(f"answer {turn}")
+            host.take_answer(f"answer {turn}")
     assert fast_reads > SEEDS * TURNS * (0.4 if is_sound else 0.05)
 
 
 @spec("REUSE-28")
-def test_the_work_is_that_of_the_new_messages() -> None:
-    """However many are known: what C does with their bytes is one hash, and `bench/reuse.py` times it."""
+def test_the_work_depends_only_on_the_new_messages() -> None:
+    """However many are known: the work in C on their bytes is one hash, and `bench/reuse.py` times it."""
     work = []
     for known in (501, 2001):
         words = [f"{number}" for number in range(known)]
-        memo = kept()
-        asked(memo, chat(*words))
-        body = chat(*words, "answer", "more")
+        memo = new_cache()
+        read_as_gateway(memo, chat_body(*words))
+        body = chat_body(*words, "answer", "more")
         with lines_run() as lines:
-            found = asked(memo, body)
+            found = read_as_gateway(memo, body)
         assert (found.known, len(found.asked.messages)) == (known, 2)
         work.append(lines.count)
     assert work[0] == work[1] < 1300
 
 
 @spec("REUSE-27")
-def test_a_host_that_marks_its_last_messages_is_known_by_those_before() -> None:
+def test_a_conversation_with_cache_marks_on_its_last_messages_is_recognized_by_earlier_ones() -> None:
     def body(turns: int) -> bytes:
         messages: list[dict[str, Any]] = []
         for turn in range(turns):
@@ -145,64 +145,66 @@ def test_a_host_that_marks_its_last_messages_is_known_by_those_before() -> None:
             ]
         return msgspec.json.encode({"messages": messages[:-1]})
 
-    memo = kept()
-    known = [asked(memo, body(turns), dialect_registry.MESSAGES).known for turns in range(3, 12)]
+    memo = new_cache()
+    known = [read_as_gateway(memo, body(turns), dialect_registry.MESSAGES).known for turns in range(3, 12)]
     assert known == [0, *range(1, 17, 2)]
 
 
 @spec("REUSE-28")
-def test_what_needs_repair_is_read_whole_until_it_is_gone() -> None:
-    memo = kept()
+def test_a_conversation_that_needs_repair_is_read_whole_until_it_is_repaired() -> None:
+    memo = new_cache()
     words = [str(number) for number in range(9)]
-    asked(memo, chat(*words))
-    body = json.loads(chat(*words, "answer", "more"))
+    read_as_gateway(memo, chat_body(*words))
+    body = json.loads(chat_body(*words, "answer", "more"))
     body["messages"].insert(9, {"role": "tool", "tool_call_id": "nobody's", "content": "lost"})
-    found = asked(memo, json.dumps(body, separators=(",", ":")).encode())
+    found = read_as_gateway(memo, json.dumps(body, separators=(",", ":")).encode())
     assert found.known == 0
-    assert asked(memo, json.dumps(body, separators=(",", ":")).encode()).known == 0
-    assert asked(memo, chat(*words, "answer", "more")).known == 9
+    assert read_as_gateway(memo, json.dumps(body, separators=(",", ":")).encode()).known == 0
+    assert read_as_gateway(memo, chat_body(*words, "answer", "more")).known == 9
 
 
 @spec("REUSE-28")
 @pytest.mark.parametrize("more", [{"store": True}, {}, {"store": False, "previous_response_id": "resp_1"}])
-def test_a_response_that_is_stored_or_gone_on_from_is_read_whole(more: dict[str, Any]) -> None:
+def test_a_stored_or_continued_response_is_read_whole(more: dict[str, Any]) -> None:
     items = [{"role": "user", "content": str(number)} for number in range(9)]
-    memo = kept()
-    asked(memo, msgspec.json.encode({"input": items[:8], "store": False}), dialect_registry.RESPONSES)
-    found = asked(memo, msgspec.json.encode({"input": items, **more}), dialect_registry.RESPONSES)
+    memo = new_cache()
+    read_as_gateway(
+        memo, msgspec.json.encode({"input": items[:8], "store": False}), dialect_registry.RESPONSES
+    )
+    found = read_as_gateway(memo, msgspec.json.encode({"input": items, **more}), dialect_registry.RESPONSES)
     assert (found.known, len(found.asked.messages)) == (0, 9)
 
 
 @spec("REUSE-73")
 def test_another_model_user_or_cache_key_is_another_place() -> None:
-    memo = kept()
-    asked(memo, chat("a", "b", "c"))
+    memo = new_cache()
+    read_as_gateway(memo, chat_body("a", "b", "c"))
     for more in ({"model": "other"}, {"user": "u"}, {"prompt_cache_key": "k"}):
-        body = chat("a", "b", "c", "d", "e", **more)
-        is_same(asked(memo, body), read(dialect_registry.CHAT, {}, body))
+        body = chat_body("a", "b", "c", "d", "e", **more)
+        is_same(read_as_gateway(memo, body), read(dialect_registry.CHAT, {}, body))
 
 
-def test_an_array_that_begins_with_known_messages_and_nothing_else_is_asked_again() -> None:
-    memo = kept()
-    body = chat("a", "b", "c")
-    asked(memo, body)
-    again = asked(memo, body)
+def test_an_array_with_only_known_messages_is_a_repeated_request() -> None:
+    memo = new_cache()
+    body = chat_body("a", "b", "c")
+    read_as_gateway(memo, body)
+    again = read_as_gateway(memo, body)
     assert (again.known, again.asked.messages, again.tail) == (3, [], ())
     is_same(again, read(dialect_registry.CHAT, {}, body))
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"messages":[{"a":1}]', b"\xff"])
-def test_what_is_no_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedFrameError):
         read(dialect_registry.CHAT, {}, body)
 
 
-def test_a_broken_message_behind_known_ones_is_refused_like_any_other() -> None:
-    memo = kept()
-    first = chat("a", "b", "c")
-    asked(memo, first)
+def test_a_malformed_message_after_known_ones_is_refused() -> None:
+    memo = new_cache()
+    first = chat_body("a", "b", "c")
+    read_as_gateway(memo, first)
     at = first.index(b"]}")
     broken = first[:at] + b',{"role":"user","content":"\xff"}' + first[at:]
     for some in (ReadingCache(), memo):
         with pytest.raises(BadFieldError):
-            asked(some, broken)
+            read_as_gateway(some, broken)

@@ -26,7 +26,9 @@ OVER = {"is_left": False, "has_readers": False}
     ("state", "plain", "retry", "named"),
     [(LEFT, True, True, True), (READ, False, True, True), (OVER, False, True, False)],
 )
-def test_what_a_post_joins(state: dict[str, bool], *, plain: bool, retry: bool, named: bool) -> None:
+def test_the_runs_that_a_request_joins(
+    state: dict[str, bool], *, plain: bool, retry: bool, named: bool
+) -> None:
     run = KnownRun(request(), at=1.0, **state)
     assert (find_repeated(request(), [run]) is run) is plain
     assert (find_repeated(request(retries="1"), [run]) is run) is retry
@@ -48,7 +50,7 @@ def test_a_key_is_one_run_and_no_other() -> None:
     assert find_repeated(request(retries="3"), [run]) is None
 
 
-def test_each_retry_of_several_equal_requests_finds_a_run_that_was_left() -> None:
+def test_each_retry_of_several_equal_requests_finds_an_abandoned_run() -> None:
     runs = [
         KnownRun(request(), at=1.0, **LEFT),
         KnownRun(request(), at=3.0, **OVER),
@@ -59,5 +61,5 @@ def test_each_retry_of_several_equal_requests_finds_a_run_that_was_left() -> Non
 
 
 @pytest.mark.parametrize("count", ["", "x", "-1", "٣", "0"])
-def test_what_counts_nothing_is_no_retry(count: str) -> None:
+def test_an_invalid_retry_count_is_not_a_retry(count: str) -> None:
     assert not request_of("/chat", {"x-stainless-retry-count": count}, b"", is_named=False).is_retry

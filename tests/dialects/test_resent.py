@@ -1,4 +1,4 @@
-"""What a gateway makes of bodies that it knows the beginning of: the same as of any other, for less."""
+"""A gateway's readings of bodies with a known prefix: the same results as for any other, at lower cost."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from midstream.session.records import TranscriptAccepted, decode
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
 from tests.dialects.hosts import Host
-from tests.dialects.serving import called, make_gateway
+from tests.dialects.serving import asgi_client, make_gateway
 from tests.lines import lines_run
 from tests.spec import spec
 
 CHARS = 9000
-"""Of a message: a few of them are worth knowing."""
+"""Characters of a message: a few messages exceed the caching limit."""
 TURNS = 30
 
 
 class Watched(Pooled):
-    """A pool that keeps a report of each turn."""
+    """A pool that stores a report of each turn."""
 
     def __init__(self, upstream: ScriptedUpstream, store: MemoryStore) -> None:
         self.reports: list[TurnReport] = []
@@ -40,7 +40,7 @@ class Watched(Pooled):
 
 
 async def transcripts(app: Gateway) -> list[tuple[int, int]]:
-    """Return of each transcript that a session has taken how many entries it kept, and how many were journaled."""
+    """Return, for each transcript of a session, how many entries it kept, and how many were journaled."""
     taken = []
     for sessions in (app._durable, app._private):
         store = sessions.host.store
@@ -53,7 +53,7 @@ async def transcripts(app: Gateway) -> list[tuple[int, int]]:
 
 
 class Side:
-    """A gateway to a pool on an upstream of its own. With `is_forgetful` nobody asks twice under the same key."""
+    """A gateway to a pool on its own upstream. With `is_forgetful` no key is reused."""
 
     def __init__(self, abilities: Abilities, *, is_forgetful: bool) -> None:
         self.upstream = ScriptedUpstream(abilities=abilities)
@@ -64,7 +64,7 @@ class Side:
         self._asked = 0
 
     async def ask(self, client: httpx2.AsyncClient, path: str, body: bytes, name: str) -> tuple[int, str]:
-        """Ask; return the status, and the words of the answer."""
+        """Send a request; return the status, and the words of the answer."""
         self._asked += 1
         headers = {"authorization": "", "x-api-key": str(self._asked if self._is_forgetful else "me")}
         headers |= {"content-type": "application/json"} | ({"x-midstream-session": name} if name else {})
@@ -73,7 +73,7 @@ class Side:
 
     @property
     def turns(self) -> list[TurnReport]:
-        """What became of each turn, whatever its conversation was called."""
+        """Return the report of each turn, without the names of conversations."""
         return [replace(report, session="") for report in self.pool.reports]
 
 
@@ -89,7 +89,7 @@ def _words(answer: dict[str, Any]) -> str:
 @spec("REUSE-77")
 @pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("seed", range(6))
-async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
+async def test_the_upstream_receives_the_same_as_when_every_body_is_read_whole(
     dialect: Dialect, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -97,7 +97,7 @@ async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
     name = chance.choice(["", "named"])
     abilities = Abilities(can_fork=seed % 3 == 0)
     fast, slow = (Side(abilities, is_forgetful=is_forgetful) for is_forgetful in (False, True))
-    async with called(fast.app) as one, called(slow.app) as other:
+    async with asgi_client(fast.app) as one, asgi_client(slow.app) as other:
         for _ in range(TURNS):
             body = host.body()
             if chance.random() < 0.1:
@@ -105,7 +105,7 @@ async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
                     side.upstream.troubles.append(Trouble.GONE)
             told = await fast.ask(one, host.path, body, name)
             assert told == await slow.ask(other, host.path, body, name)
-            host.answered(told[1])
+            host.take_answer(told[1])
         assert sorted(await transcripts(fast.app)) == sorted(await transcripts(slow.app))
         if seed % 2 == 0:
             assert any(keep > tail for keep, tail in await transcripts(fast.app))
@@ -114,21 +114,21 @@ async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
 
 
 def _body(known: int, *more: str) -> bytes:
-    return _said([*(f"{number}".ljust(200, "x") for number in range(known)), *more])
+    return _chat_body([*(f"{number}".ljust(200, "x") for number in range(known)), *more])
 
 
-def _said(words: Sequence[str]) -> bytes:
+def _chat_body(words: Sequence[str]) -> bytes:
     messages = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
     return msgspec.json.encode({"model": "m", "messages": messages})
 
 
 @spec("REUSE-77")
-async def test_from_the_bytes_to_the_upstream_the_work_is_that_of_the_new_messages() -> None:
+async def test_the_work_from_the_bytes_to_the_upstream_depends_only_on_the_new_messages() -> None:
     work = []
     for known in (201, 801):
         upstream, store = ScriptedUpstream(), MemoryStore()
         pool = Pooled(upstream, store)
-        async with called(make_gateway(pool, store=store)) as client:
+        async with asgi_client(make_gateway(pool, store=store)) as client:
             first = await client.post("/v1/chat/completions", content=_body(known), headers=JSON)
             body = _body(known, _words(first.json()), "more")
             with lines_run() as lines:
@@ -145,20 +145,20 @@ JSON = {"content-type": "application/json"}
 async def test_a_long_conversation_is_journaled_once() -> None:
     store = MemoryStore()
     app = make_gateway(Pooled(ScriptedUpstream(), store), store=store)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         said: list[str] = []
         for turn in range(20):
             said.append(f"question {turn}")
-            answer = await client.post("/v1/chat/completions", content=_said(said), headers=JSON)
+            answer = await client.post("/v1/chat/completions", content=_chat_body(said), headers=JSON)
             said.append(_words(answer.json()))
         taken = await transcripts(app)
     assert taken == [(2 * turn, 1) for turn in range(20)]
 
 
 @spec("REUSE-70")
-async def test_a_body_that_is_known_by_now_repeats_the_one_that_was_not() -> None:
+async def test_a_repeated_body_is_recognized_after_its_prefix_was_cached() -> None:
     upstream, store = ScriptedUpstream(), MemoryStore()
-    async with called(make_gateway(Pooled(upstream, store), store=store)) as client:
+    async with asgi_client(make_gateway(Pooled(upstream, store), store=store)) as client:
         headers = JSON | {"idempotency-key": "k"}
         answers = [
             await client.post("/v1/chat/completions", content=body, headers=headers)
@@ -170,12 +170,12 @@ async def test_a_body_that_is_known_by_now_repeats_the_one_that_was_not() -> Non
 
 
 @spec("REUSE-77")
-async def test_a_fresh_agent_is_told_all_of_a_body_that_was_read_in_part() -> None:
+async def test_a_fresh_agent_receives_the_whole_body_that_was_read_in_part() -> None:
     upstream, store = ScriptedUpstream(), MemoryStore()
     pool = Watched(upstream, store)
-    async with called(make_gateway(pool, store=store)) as client:
+    async with asgi_client(make_gateway(pool, store=store)) as client:
         await client.post("/v1/chat/completions", content=_body(201), headers=JSON)
-        upstream.memory.talks.clear()  # it remembers nothing
+        upstream.memory.talks.clear()  # the upstream has lost its conversations
         answer = await client.post(
             "/v1/chat/completions", content=_body(201, "answer 1", "more"), headers=JSON
         )

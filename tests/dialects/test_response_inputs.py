@@ -31,7 +31,7 @@ def summing(request: ModelRequest) -> Response:
     return text("launch: Tuesday" if "summary" in request.instructions else "going on")
 
 
-async def test_a_compacted_conversation_goes_on_from_its_summary() -> None:
+async def test_a_compacted_conversation_continues_from_its_summary() -> None:
     async with served(summing) as gateway, gateway.openai() as client:
         compacted = await client.responses.compact(model="m", input=TALK)
         user, item = [each.to_dict(warnings=False) for each in compacted.output]
@@ -50,7 +50,7 @@ async def test_a_compacted_conversation_goes_on_from_its_summary() -> None:
         assert texts[1:] == [[{"type": "input_text", "text": "And then?"}], None]
 
 
-async def test_what_cannot_be_compacted_is_refused() -> None:
+async def test_a_conversation_that_cannot_be_compacted_is_refused() -> None:
     async with served(summing) as gateway, gateway.openai() as client:
         with pytest.raises(openai.BadRequestError, match="model"):
             await client.post("/responses/compact", body={"input": "hi"}, cast_to=object)

@@ -1,4 +1,4 @@
-"""What goes over one connection, and how a silent one is kept alive."""
+"""The output on one connection, and the keep-alives of a silent one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.dialects.serving import say, served
 
 
 @pytest.mark.parametrize(("path", "sign"), [("chat/completions", ": waiting"), ("messages", "event: ping")])
-async def test_a_stream_without_a_word_gets_a_sign_of_life(
+async def test_a_silent_stream_gets_a_keep_alive(
     path: str, sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
@@ -33,7 +33,7 @@ async def test_a_stream_without_a_word_gets_a_sign_of_life(
         assert heard.count(sign) >= 2
 
 
-async def test_a_stream_opens_after_a_while_without_a_word_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_any_output_opens_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
     go_on = asyncio.Event()
     async with served([[Gate(go_on), TextDelta("b"), Finished()]]) as gateway, gateway.openai() as client:

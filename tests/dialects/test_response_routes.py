@@ -1,4 +1,4 @@
-"""Responses by their id, as OpenAI's client asks for them."""
+"""Responses by their id, as OpenAI's client requests them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from midstream.errors import ModelRejectedError
 from midstream.models.responses import TextDelta
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, text
-from tests.dialects.serving import called, make_gateway, served
-from tests.dialects.test_live_responses import WORDS, gated, until
+from tests.dialects.serving import asgi_client, make_gateway, served
+from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 
 
-async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:  # noqa: ANN401 - the SDK's own
-    """Ask for a response until it has come to an end."""
+async def await_end(client: openai.AsyncOpenAI, response_id: str) -> Any:  # noqa: ANN401 - the SDK's own
+    """Retrieve a response until it has ended."""
     async with asyncio.timeout(60):
         while True:
             response = await client.responses.retrieve(response_id)
@@ -29,13 +29,13 @@ async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:  # noqa: A
 
 
 @spec("REUSE-75")
-async def test_a_background_answer_is_made_whoever_listens() -> None:
+async def test_a_background_answer_completes_without_readers() -> None:
     go_on = asyncio.Event()
-    async with served([gated(go_on)], grace_s=0.0) as gateway, gateway.openai() as client:
+    async with served([gated_response(go_on)], grace_s=0.0) as gateway, gateway.openai() as client:
         response = await client.responses.create(model="m", input="hi", background=True)
         assert (response.status, response.background) == ("in_progress", True)
         go_on.set()
-        whole = await ended(client, response.id)
+        whole = await await_end(client, response.id)
         assert (whole.status, whole.output_text) == ("completed", WORDS)
         assert (response.completed_at, whole.completed_at is not None) == (None, True)
         stream = await client.responses.retrieve(response.id, stream=True)
@@ -44,9 +44,9 @@ async def test_a_background_answer_is_made_whoever_listens() -> None:
 
 
 @spec("REUSE-75")
-async def test_a_stream_goes_on_behind_the_event_that_was_seen_last() -> None:
+async def test_a_stream_continues_after_the_last_received_event() -> None:
     go_on = asyncio.Event()
-    async with served([gated(go_on)]) as gateway, gateway.openai() as client:
+    async with served([gated_response(go_on)]) as gateway, gateway.openai() as client:
         seen: list[Any] = []
         stream = await client.responses.create(model="m", input="hi", background=True, stream=True)
         async for event in stream:
@@ -65,7 +65,7 @@ async def test_a_stream_goes_on_behind_the_event_that_was_seen_last() -> None:
 
 
 @spec("REUSE-75")
-async def test_a_stream_can_be_played_again_once_its_run_is_forgotten(
+async def test_a_stream_can_be_replayed_after_its_run_was_removed_from_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with served([text(WORDS)]) as gateway, gateway.openai() as client:
@@ -83,8 +83,8 @@ async def test_a_stream_can_be_played_again_once_its_run_is_forgotten(
 
 
 @spec("REUSE-75")
-async def test_a_background_answer_is_stopped_on_request() -> None:
-    async with served([gated(asyncio.Event())]) as gateway, gateway.openai() as client:
+async def test_a_background_answer_is_cancelled_on_request() -> None:
+    async with served([gated_response(asyncio.Event())]) as gateway, gateway.openai() as client:
         stream = await client.responses.create(model="m", input="hi", background=True, stream=True)
         first = await anext(aiter(stream))
         response_id: str = first.response.id  # type: ignore[union-attr]  # the first one is `created`
@@ -101,17 +101,17 @@ async def test_only_a_background_answer_can_be_cancelled() -> None:
             await client.responses.cancel(response.id)
 
 
-async def test_a_response_that_failed_in_the_background_says_so() -> None:
+async def test_a_failed_background_response_has_its_error() -> None:
     async with served([[ModelRejectedError("never")]]) as gateway, gateway.openai() as client:
         response = await client.responses.create(model="m", input="hi", background=True)
-        failed = await ended(client, response.id)
+        failed = await await_end(client, response.id)
         assert (failed.status, failed.error.code) == ("failed", "model_rejected")
 
 
 @pytest.mark.slow
 @spec("REUSE-75")
 async def test_a_deleted_response_is_gone() -> None:
-    async with served([gated(asyncio.Event())]) as gateway, gateway.openai() as client:
+    async with served([gated_response(asyncio.Event())]) as gateway, gateway.openai() as client:
         response = await client.responses.create(model="m", input="hi", background=True)
         await client.responses.delete(response.id)
         for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
@@ -119,7 +119,7 @@ async def test_a_deleted_response_is_gone() -> None:
                 await ask(response.id)
 
 
-async def test_what_is_not_stored_has_no_name() -> None:
+async def test_an_unstored_response_cannot_be_retrieved() -> None:
     async with served([text(WORDS)]) as gateway, gateway.openai() as client:
         response = await client.responses.create(model="m", input="hi", store=False)
         with pytest.raises(openai.NotFoundError):
@@ -130,13 +130,13 @@ async def test_what_is_not_stored_has_no_name() -> None:
         assert (await gateway.http.get(f"/v1/responses/{chat.json()['id']}")).status_code == 404
 
 
-async def test_the_items_of_a_response_are_its_own_and_not_those_before() -> None:
+async def test_the_items_of_a_response_are_its_own_and_not_earlier_ones() -> None:
     go_on = asyncio.Event()
-    async with served([gated(go_on)]) as gateway, gateway.openai() as client:
+    async with served([gated_response(go_on)]) as gateway, gateway.openai() as client:
         first = await client.responses.create(model="m", input="one", background=True)
         assert len((await client.responses.input_items.list(first.id)).data) == 1
         go_on.set()
-        await ended(client, first.id)
+        await await_end(client, first.id)
         second = await client.responses.create(model="m", input="two", previous_response_id=first.id)
         listed = (await client.responses.input_items.list(second.id)).data
         assert [item.model_dump()["content"][0]["text"] for item in listed] == ["two"]
@@ -163,15 +163,15 @@ async def test_items_are_listed_in_pages() -> None:
 async def test_a_response_survives_its_gateway() -> None:
     memory = Memory()
     responses = {"hi": text(WORDS)}
-    async with called(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
+    async with asgi_client(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
         made = (await client.post("/v1/responses", json={"input": "hi", "model": "m"})).json()
-    async with called(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
+    async with asgi_client(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
         assert (await client.get(f"/v1/responses/{made['id']}")).json() == made
         following = {"input": "more", "model": "m", "previous_response_id": made["id"]}
         assert (await client.post("/v1/responses", json=following)).status_code == 200
 
 
-async def test_a_response_that_is_not_stored_behind_a_stored_one_has_an_id_of_its_own() -> None:
+async def test_an_unstored_response_after_a_stored_one_has_its_own_id() -> None:
     async with served([text("one")]) as gateway, gateway.openai() as client:
         stored = await client.responses.create(model="m", input="hi")
         following = await client.responses.create(
@@ -183,11 +183,11 @@ async def test_a_response_that_is_not_stored_behind_a_stored_one_has_an_id_of_it
 
 
 @spec("REUSE-75")
-async def test_a_response_that_one_process_makes_is_read_and_stopped_at_another() -> None:
+async def test_a_response_of_one_process_is_read_and_cancelled_at_another() -> None:
     memory = Memory()
     first = make_gateway(_Told({"hi": [TextDelta("half"), Gate(asyncio.Event())]}), store=MemoryStore(memory))
     second = make_gateway(_Told({}), store=MemoryStore(memory))
-    async with called(first) as ours, called(second) as theirs:
+    async with asgi_client(first) as ours, asgi_client(second) as theirs:
         made = (await ours.post("/v1/responses", json={"input": "hi", "background": True})).json()
         path = f"/v1/responses/{made['id']}"
         assert (await theirs.get(path)).json()["status"] == "in_progress"

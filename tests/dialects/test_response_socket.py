@@ -23,7 +23,7 @@ def counting(request: ModelRequest) -> Response:
     return text(f"answer {len(request.history.entries)}")
 
 
-async def answered(connection: Any, **fields: Any) -> list[Any]:  # noqa: ANN401 - the SDK's own
+async def request_response(connection: Any, **fields: Any) -> list[Any]:  # noqa: ANN401 - the SDK's own
     """Request a response, and return its events."""
     await connection.response.create(model="m", **fields)
     events: list[Any] = []
@@ -33,40 +33,44 @@ async def answered(connection: Any, **fields: Any) -> list[Any]:  # noqa: ANN401
     return events
 
 
-async def test_a_chain_that_is_not_stored_goes_on_as_long_as_its_socket() -> None:
+async def test_an_unstored_chain_continues_as_long_as_its_socket() -> None:
     async with served(counting) as gateway, gateway.openai() as client:
         async with client.responses.connect() as connection:
-            first = (await answered(connection, input="hi", store=False))[-1].response
-            events = await answered(connection, input="more", store=False, previous_response_id=first.id)
+            first = (await request_response(connection, input="hi", store=False))[-1].response
+            events = await request_response(
+                connection, input="more", store=False, previous_response_id=first.id
+            )
             second = events[-1].response
             assert [event.sequence_number for event in events] == list(range(len(events)))
             assert (second.output_text, second.previous_response_id) == ("answer 3", first.id)
             assert second.id != first.id
         async with client.responses.connect() as connection:
-            (refused,) = await answered(connection, input="more", store=False, previous_response_id=second.id)
+            (refused,) = await request_response(
+                connection, input="more", store=False, previous_response_id=second.id
+            )
             assert (refused.status, refused.error.code) == (400, "previous_response_not_found")
-            assert (await answered(connection, input="again"))[-1].response.output_text == "answer 1"
+            assert (await request_response(connection, input="again"))[-1].response.output_text == "answer 1"
 
 
-async def test_a_result_of_no_call_is_refused_and_ends_the_chain() -> None:
+async def test_a_result_of_an_unknown_call_is_refused_and_ends_the_chain() -> None:
     strange: Any = [{"type": "function_call_output", "call_id": "none", "output": "lost"}]
     async with (
         served(counting) as gateway,
         gateway.openai() as client,
         client.responses.connect() as connection,
     ):
-        first = (await answered(connection, input="hi", store=False))[-1].response
+        first = (await request_response(connection, input="hi", store=False))[-1].response
         going_on = {"store": False, "previous_response_id": first.id}
-        (refused,) = await answered(connection, input=strange, **going_on)
+        (refused,) = await request_response(connection, input=strange, **going_on)
         assert (refused.error.code, refused.error.param) == ("malformed_frame", "input")
-        (gone,) = await answered(connection, input="more", **going_on)
+        (gone,) = await request_response(connection, input="more", **going_on)
         assert gone.error.code == "previous_response_not_found"
         stored = await client.responses.create(model="m", input="hi")
         with pytest.raises(openai.BadRequestError):
             await client.responses.create(model="m", input=strange, previous_response_id=stored.id)
 
 
-async def test_a_socket_has_the_door_of_a_request() -> None:
+async def test_a_socket_checks_the_key_and_the_path() -> None:
     async with served(counting) as gateway:
         url = gateway.url.replace("http", "ws")
         for path, key, status in (("/v1/responses", "x" * 16, 401), ("/v1/messages", TOKEN, 404)):
@@ -107,7 +111,7 @@ async def test_requests_are_answered_one_after_the_other() -> None:
         assert [event["sequence_number"] for event in events] == [*range(whole), *range(whole)]
 
 
-async def test_a_socket_takes_no_request_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_socket_accepts_no_request_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_socket, "OPEN_MAX_S", 0.0)
     async with served(counting) as gateway:
         headers, url = {"authorization": f"Bearer {TOKEN}"}, gateway.url.replace("http", "ws")

@@ -1,4 +1,4 @@
-"""A session as a thread: which runs it has, and what happens in them."""
+"""A session as a thread: its runs, and their events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from midstream.session.session import prune_session, restore_session
 from tests.dialects.langgraph_journal import RUN, approved, cut, delta, facts_of, opening, whole
 
 
-def test_a_run_ends_where_people_are_asked_and_their_answer_begins_the_next() -> None:
+def test_a_run_ends_at_a_question_and_its_answer_starts_the_next() -> None:
     fold = RunFold("t")
     facts = facts_of(approved(), fold)
     assert [(run.number, run.status, run.id) for run in fold.runs] == [
@@ -49,7 +49,7 @@ def test_a_run_ends_where_people_are_asked_and_their_answer_begins_the_next() ->
     assert kinds == [RunBegan, RunPaused, RunEnded, RunBegan, ToolBegan, ToolFinished, RunEnded]
 
 
-def test_the_words_of_a_cut_attempt_are_void_and_the_answer_is_another_message() -> None:
+def test_the_text_of_an_interrupted_attempt_is_void_and_the_answer_is_another_message() -> None:
     fold = RunFold("t")
     facts = facts_of(cut(), fold)
     words = [(each.message_id, each.words) for each in facts if isinstance(each, WordsCame)]
@@ -61,13 +61,13 @@ def test_the_words_of_a_cut_attempt_are_void_and_the_answer_is_another_message()
 
 
 @pytest.mark.parametrize("shown", [["Hello "], ["Hello ", "you"], []])
-def test_the_rest_of_a_response_follows_what_was_shown_of_it(shown: list[str]) -> None:
+def test_the_rest_of_a_response_follows_its_shown_part(shown: list[str]) -> None:
     facts = facts_of([*opening(), *(delta(each) for each in shown), *whole("Hello you")])
     assert "".join(each.words for each in facts if isinstance(each, WordsCame)) == "Hello you"
     assert not any(isinstance(each, AnswerVoided) for each in facts)
 
 
-def test_a_response_that_is_not_what_was_shown_is_another_message() -> None:
+def test_a_response_that_differs_from_its_shown_part_is_another_message() -> None:
     facts = facts_of([*opening(), delta("Hi"), *whole("Hello you")])
     (done,) = [each for each in facts if isinstance(each, AnswerCompleted)]
     assert done.message_id == "ai-1.whole"
@@ -76,7 +76,7 @@ def test_a_response_that_is_not_what_was_shown_is_another_message() -> None:
     ] == ["Hello you"]
 
 
-def test_tools_of_the_upstream_are_shown_and_end_with_the_attempt_that_ran_them() -> None:
+def test_tools_of_the_upstream_are_shown_and_end_with_their_attempt() -> None:
     call = UpstreamCall("u", "grep", "{}")
     shown = Delta(1, 1, 1, 0, "thinking", "", call)
     facts = facts_of([*opening(), shown, shown, EpochStarted(2, "n", 3.0), AttemptStarted(1, 1, 2, 3.0)])
@@ -95,14 +95,14 @@ def test_tools_of_the_upstream_are_shown_and_end_with_the_attempt_that_ran_them(
         ([TurnEnded(1, TurnStatus.INTERRUPTED, 3.0)], "error"),
     ],
 )
-def test_a_run_that_does_not_complete_has_its_reason(ending: list[Record], status: str) -> None:
+def test_an_incomplete_run_has_its_reason(ending: list[Record], status: str) -> None:
     fold = RunFold("t")
     facts_of([*opening(), *ending], fold)
     (run,) = fold.runs
     assert (run.status, bool(run.error), bool(run.message)) == (status, True, True)
 
 
-def test_a_turn_that_is_resumed_is_another_run() -> None:
+def test_a_resumed_turn_is_another_run() -> None:
     fold = RunFold("t")
     failed = TurnEnded(1, TurnStatus.FAILED, 3.0, "model", "broken")
     facts_of([*opening(), failed, TurnResumed(1, 1, 4.0), AttemptStarted(1, 1, 1, 4.0), *whole("Yes.")], fold)
@@ -110,7 +110,7 @@ def test_a_turn_that_is_resumed_is_another_run() -> None:
 
 
 @pytest.mark.parametrize("story", [approved, cut])
-def test_a_fold_that_goes_on_from_a_copy_says_the_same(story: object) -> None:
+def test_a_copy_of_a_fold_continues_with_the_same_facts(story: object) -> None:
     records = approved() if story is approved else cut()
     for place in range(len(records)):
         fold = RunFold("t")
@@ -129,6 +129,6 @@ def test_a_pruned_journal_keeps_its_newest_run_and_the_ids_of_messages() -> None
     assert [(run.id, run.status) for run in pruned.runs] == [(RUN, "success")]
 
 
-def test_streams_of_others_hold_no_ids() -> None:
+def test_foreign_stream_names_contain_no_ids() -> None:
     assert ids_in("chat-abc-0") == ("", "")
     assert ids_in(f"langgraph-{RUN}.") == (RUN, "")

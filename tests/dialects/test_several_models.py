@@ -45,7 +45,7 @@ ASK: list[Any] = [{"role": "user", "content": SLOW}]
 
 
 @contextlib.asynccontextmanager
-async def in_front(**models: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - models
+async def serve_models(**models: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - models
     routes = {name: each if isinstance(each, Route) else Route(each) for name, each in models.items()}
     async with serving(make_gateway(RoutedModels(routes)), ScriptedModel(())) as gateway:
         yield gateway
@@ -54,7 +54,7 @@ async def in_front(**models: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - mo
 async def test_the_model_of_a_request_chooses_in_every_api_and_the_first_one_is_the_default() -> None:
     one, two = ScriptedModel(lambda _: text("I am one")), ScriptedModel(lambda _: text("I am two"))
     hi: list[Any] = [{"role": "user", "content": "hi"}]
-    async with in_front(one=one, two=two) as gateway, gateway.openai(max_retries=0) as client:
+    async with serve_models(one=one, two=two) as gateway, gateway.openai(max_retries=0) as client:
         for name in ("one", "two"):
             chat = await client.chat.completions.create(model=name, messages=hi)
             assert (chat.choices[0].message.content, chat.model) == (f"I am {name}", name)
@@ -71,8 +71,8 @@ async def test_the_model_of_a_request_chooses_in_every_api_and_the_first_one_is_
         assert [each.id async for each in await client.models.list()] == ["one", "two"]
 
 
-async def test_an_unknown_model_is_not_found_in_the_words_of_each_api() -> None:
-    async with in_front(one=ScriptedModel(())) as gateway, gateway.openai(max_retries=0) as client:
+async def test_an_unknown_model_is_not_found_in_the_form_of_each_api() -> None:
+    async with serve_models(one=ScriptedModel(())) as gateway, gateway.openai(max_retries=0) as client:
         with pytest.raises(openai.NotFoundError) as chat:
             await client.chat.completions.create(model="three", messages=ASK)
         with pytest.raises(openai.NotFoundError) as response:
@@ -87,10 +87,10 @@ async def test_an_unknown_model_is_not_found_in_the_words_of_each_api() -> None:
         assert body["error"]["type"] == "not_found_error"
 
 
-async def test_a_model_grants_what_its_own_upstream_takes() -> None:
+async def test_a_model_supports_the_options_of_its_own_upstream() -> None:
     agent = ScriptedModel([text("hi")])
     agent.grants = frozenset()
-    async with in_front(model=ScriptedModel([text("hi")]), agent=agent) as gateway:
+    async with serve_models(model=ScriptedModel([text("hi")]), agent=agent) as gateway:
         for name, ignored in (("model", None), ("agent", "temperature")):
             answer = await gateway.http.post(
                 "/v1/chat/completions", json={**say("hi"), "model": name, "temperature": 0.5}
@@ -98,9 +98,9 @@ async def test_a_model_grants_what_its_own_upstream_takes() -> None:
             assert (answer.status_code, answer.headers.get("x-midstream-ignored")) == (200, ignored)
 
 
-async def test_an_upstream_that_is_down_does_not_hurt_the_others() -> None:
+async def test_an_unavailable_upstream_does_not_affect_the_others() -> None:
     down = OpenAICompatible("http://127.0.0.1:9/v1", "m", "k")
-    async with in_front(down=down, up=ScriptedModel(lambda _: text("I am up"))) as gateway:
+    async with serve_models(down=down, up=ScriptedModel(lambda _: text("I am up"))) as gateway:
         bodies = [{**say(f"hi {number}"), "model": name} for number in range(3) for name in ("down", "up")]
         answers = await asyncio.gather(
             *(gateway.http.post("/v1/chat/completions", json=body) for body in bodies)
@@ -108,11 +108,11 @@ async def test_an_upstream_that_is_down_does_not_hurt_the_others() -> None:
         assert [answer.status_code for answer in answers] == [500, 200] * 3
 
 
-async def test_embeddings_reach_the_server_of_the_model_that_they_name_under_its_own_name() -> None:
+async def test_embeddings_reach_the_server_of_their_model_under_its_own_name() -> None:
     async with chat_server(whole(VECTORS), path="/v1/embeddings") as server:
         vectors = Route(OpenAICompatible(server.url, "e-1", "k"), "e-1")
         async with (
-            in_front(chat=ScriptedModel(()), vectors=vectors) as gateway,
+            serve_models(chat=ScriptedModel(()), vectors=vectors) as gateway,
             gateway.openai(max_retries=0) as client,
         ):
             made = await client.embeddings.create(model="vectors", input="hi", encoding_format="float")
@@ -124,7 +124,7 @@ async def test_embeddings_reach_the_server_of_the_model_that_they_name_under_its
 
 
 class Killed:
-    """A gateway of its own process with two upstreams."""
+    """A gateway in its own process with two upstreams."""
 
     def __init__(self, home: Path, config: str) -> None:
         self.home = home
@@ -169,7 +169,7 @@ class Killed:
 
 
 @contextlib.asynccontextmanager
-async def killed(home: Path, config: str = TWO) -> AsyncIterator[Killed]:
+async def run_killable(home: Path, config: str = TWO) -> AsyncIterator[Killed]:
     gateway = Killed(home, config)
     try:
         await asyncio.to_thread(gateway.start)
@@ -178,7 +178,7 @@ async def killed(home: Path, config: str = TWO) -> AsyncIterator[Killed]:
         await asyncio.to_thread(gateway.stop)
 
 
-async def ended_response(client: openai.AsyncOpenAI, name: str) -> Response:
+async def await_response(client: openai.AsyncOpenAI, name: str) -> Response:
     """Follow a response to its end."""
     async for _ in await client.responses.retrieve(name, stream=True, starting_after=0):
         pass
@@ -187,7 +187,7 @@ async def ended_response(client: openai.AsyncOpenAI, name: str) -> Response:
 
 async def test_a_gateway_killed_in_mid_answer_continues_with_the_same_upstream(tmp_path: Path) -> None:
     """The default is another one by then."""
-    async with killed(tmp_path) as gateway:
+    async with run_killable(tmp_path) as gateway:
         said = ""
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             stream = await client.responses.create(model=BLUE, input=SLOW, background=True, stream=True)
@@ -202,14 +202,14 @@ async def test_a_gateway_killed_in_mid_answer_continues_with_the_same_upstream(t
         gateway.config.write_text(f'[models."{second}\n{first}')
         await asyncio.to_thread(gateway.start)
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
-            response = await ended_response(client, name)
+            response = await await_response(client, name)
             assert (response.status, response.output_text) == ("completed", ANSWER)
             amber = await client.responses.create(model="amber", input="hi")
             assert amber.output_text == "amber: You said: hi"
 
 
-async def test_a_chat_that_is_repeated_after_a_kill_has_each_word_once(tmp_path: Path) -> None:
-    async with killed(tmp_path) as gateway:
+async def test_a_chat_repeated_after_a_kill_has_each_word_once(tmp_path: Path) -> None:
+    async with run_killable(tmp_path) as gateway:
         said = ""
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             async for chunk in await client.chat.completions.create(model=BLUE, messages=ASK, stream=True):
@@ -223,8 +223,8 @@ async def test_a_chat_that_is_repeated_after_a_kill_has_each_word_once(tmp_path:
             assert answer.choices[0].message.content == ANSWER
 
 
-async def test_a_request_whose_model_is_gone_after_a_kill_fails_and_others_go_on(tmp_path: Path) -> None:
-    async with killed(tmp_path) as gateway:
+async def test_a_request_whose_model_is_gone_after_a_kill_fails_and_others_continue(tmp_path: Path) -> None:
+    async with run_killable(tmp_path) as gateway:
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             stream = await client.responses.create(model=BLUE, input=SLOW, background=True, stream=True)
             begun = await anext(aiter(stream))
@@ -234,21 +234,21 @@ async def test_a_request_whose_model_is_gone_after_a_kill_fails_and_others_go_on
         gateway.config.write_text(TWO.replace(BLUE, "green"))
         await asyncio.to_thread(gateway.start)
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
-            response = await ended_response(client, name)
+            response = await await_response(client, name)
             assert (response.status, response.error is not None) == ("failed", True)
             amber = await client.responses.create(model="amber", input="hi")
             assert amber.output_text == "amber: You said: hi"
 
 
-async def test_two_workers_have_all_tables_and_one_continues_what_the_other_was_killed_with(
+async def test_two_workers_have_all_tables_and_one_continues_the_work_of_a_killed_one(
     tmp_path: Path,
 ) -> None:
-    async with killed(tmp_path, f'workers = 2\nstore = "gateway.db"\n{TWO}') as gateway:
+    async with run_killable(tmp_path, f'workers = 2\nstore = "gateway.db"\n{TWO}') as gateway:
         workers = await asyncio.to_thread(gateway.workers)
         assert len(workers) == 2
         async with gateway.openai() as client, asyncio.timeout(2 * WAIT_S):
             names = []
-            for number in range(4):  # connections of their own, to either worker
+            for number in range(4):  # separate connections, to either worker
                 async with gateway.openai() as other:
                     asked = f"{SLOW} {number}"
                     response = await other.responses.create(
@@ -262,7 +262,7 @@ async def test_two_workers_have_all_tables_and_one_continues_what_the_other_was_
             for name, words in names:
                 ended = await client.responses.retrieve(name)
                 if ended.status != "completed":
-                    ended = await ended_response(client, name)
+                    ended = await await_response(client, name)
                 assert (ended.status, ended.output_text) == ("completed", words)
 
 
@@ -274,7 +274,7 @@ async def _until_replaced(gateway: Killed, known: Collection[int]) -> None:
     raise AssertionError("the worker was not replaced")
 
 
-async def test_two_pooled_agents_are_killed_with_their_gateway_and_each_conversation_goes_on_at_its_own(
+async def test_after_a_kill_of_the_gateway_two_pooled_conversations_continue_at_their_own_agents(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("acp")
@@ -287,7 +287,7 @@ upstream = "acp:env PYTHONPATH={ROOT} {sys.executable} -m tests.agents.acp_agent
 """
         for name, folder in folders.items()
     )
-    async with killed(tmp_path, tables) as gateway:
+    async with run_killable(tmp_path, tables) as gateway:
         async with gateway.openai() as client:
             for name in folders:
                 first = await client.responses.create(
@@ -313,7 +313,7 @@ upstream = "acp:env PYTHONPATH={ROOT} {sys.executable} -m tests.agents.acp_agent
         await asyncio.to_thread(gateway.start)
         async with gateway.openai() as client, asyncio.timeout(2 * WAIT_S):
             for name, response in begun.items():
-                ended = await ended_response(client, response.id)
+                ended = await await_response(client, response.id)
                 assert (ended.status, ended.output_text.endswith(f"two {name}")) == ("completed", True)
                 assert "An earlier agent received this request and was cut off" in ended.output_text
                 assert f"one {name}" in ended.output_text

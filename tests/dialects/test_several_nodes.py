@@ -1,4 +1,4 @@
-"""Two gateways on one store: a response of one is followed, stopped and repeated at the other."""
+"""Two gateways on one store: a response of one is followed, cancelled and repeated at the other."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]
         options = ["--upstream", f"openai-compatible:{upstream.url}", "--model", "m", "--store", store]
         begun: list[Any] = []
         try:
-            # One after the other: the first one makes the key.
+            # One after the other: the first one creates the key.
             begun.append(await asyncio.to_thread(start, home, *options, "--grace", str(GRACE_S)))
             begun.append(await asyncio.to_thread(start, home, *options, "--grace", str(GRACE_S)))
             pair = Pair(
@@ -96,7 +96,7 @@ async def _text(stream: Any) -> str:  # noqa: ANN401 - of the SDK
 
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
-async def test_a_retry_at_another_node_keeps_the_answer_that_its_first_reader_left(
+async def test_a_retry_at_another_node_gets_the_answer_that_its_first_reader_left(
     store: str, tmp_path: Path
 ) -> None:
     answer, gate = _slow()
@@ -112,7 +112,7 @@ async def test_a_retry_at_another_node_keeps_the_answer_that_its_first_reader_le
 
 
 @pytest.mark.parametrize("store", ["postgresql"], indirect=True)
-async def test_a_background_response_is_followed_stopped_and_continued_at_another_node(
+async def test_a_background_response_is_followed_cancelled_and_continued_at_another_node(
     store: str, tmp_path: Path
 ) -> None:
     (answer, gate), (stopped, _) = _slow(), _slow()
@@ -157,7 +157,7 @@ async def test_equal_requests_at_two_nodes_are_one(store: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("store", ["postgresql"], indirect=True)
 @spec("REUSE-75")
-async def test_a_background_response_of_a_killed_node_goes_on_at_the_other_one(
+async def test_a_background_response_of_a_killed_node_continues_at_the_other_one(
     store: str, tmp_path: Path
 ) -> None:
     cut = streamed(delta(content=FIRST), ending="hang")
@@ -194,7 +194,7 @@ async def test_a_background_response_of_a_killed_node_goes_on_at_the_other_one(
 
 @pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 @spec("REUSE-75")
-async def test_nobody_asks_and_the_other_node_finishes_what_a_killed_one_began(
+async def test_the_other_node_finishes_the_response_of_a_killed_one_without_a_request(
     store: str, tmp_path: Path
 ) -> None:
     cut = streamed(delta(content=FIRST), ending="hang")

@@ -1,4 +1,4 @@
-"""Words that were shown, beside those of the whole response."""
+"""Shown text, compared with that of the whole response."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from midstream.history.messages import Response, Text, Thinking, ToolCall
         ([("thinking", "hm"), ("text", "Hello you"), ("text", "!")], None),
     ],
 )
-def test_the_rest_follows_what_was_shown(shown: list[Words], rest: list[Words] | None) -> None:
+def test_the_rest_follows_the_shown_text(shown: list[Words], rest: list[Words] | None) -> None:
     whole = Response((Thinking("hm"), Text("Hello "), ToolCall("c", "look"), Text("you")))
     assert rest_of(merge(words_of(whole)), shown) == rest
 
 
-def test_words_become_parts_again() -> None:
+def test_shown_text_becomes_parts_again() -> None:
     assert (part_of("thinking", "a"), part_of("text", "b")) == (Thinking("a"), Text("b"))
 
 
-def test_words_that_a_client_has_are_passed_over_until_they_differ() -> None:
+def test_text_that_a_client_has_is_skipped_until_it_differs() -> None:
     same = RepeatedWords([("thinking", "hm"), ("text", "Hello you")])
     assert [same.take("thinking", "hm"), same.take("text", "Hello ")] == [([], False), ([], False)]
     assert [same.is_over, same.take("text", "you there"), same.is_over] == [

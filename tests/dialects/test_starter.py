@@ -1,4 +1,4 @@
-"""The starter for the AI SDK: it builds, and its page goes on after a reload and after the server was killed."""
+"""The starter for the AI SDK: it builds, and its page continues after a reload and after a kill of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from playwright.async_api import async_playwright, expect
 
 from tests.dialects.chat_agent import FIRST
-from tests.dialects.ui_stream import node, running
+from tests.dialects.ui_stream import node, run_servers
 from tests.server.devtools import CHROMIUM, FLAGS
 
 SOURCE = Path(__file__).parents[2] / "examples" / "ai_sdk"
@@ -33,8 +33,8 @@ pytestmark = [
 ]
 
 
-async def built(folder: Path) -> Path:
-    """Build the starter in a folder of its own."""
+async def build(folder: Path) -> Path:
+    """Build the starter in its own folder."""
     made = folder / "starter"
     shutil.copytree(SOURCE, made, ignore=shutil.ignore_patterns("node_modules", "dist"))
     (made / "node_modules").symlink_to(MODULES)
@@ -54,7 +54,7 @@ async def ran(folder: Path, *arguments: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def shown(folder: Path, server: str) -> AsyncIterator[str]:
+async def serve_page(folder: Path, server: str) -> AsyncIterator[str]:
     """Serve the built page, with the server behind it, until the end of the block."""
     process = await asyncio.create_subprocess_exec(
         *(node(), "node_modules/vite/bin/vite.js", "preview", "--host", "127.0.0.1", "--port", "0"),
@@ -79,18 +79,18 @@ async def shown(folder: Path, server: str) -> AsyncIterator[str]:
 
 @pytest.mark.skipif(CHROMIUM is not None, reason="the next test builds it, too")
 async def test_the_starter_builds(tmp_path: Path) -> None:
-    made = await built(tmp_path)
+    made = await build(tmp_path)
     assert list((made / "dist" / "assets").glob("*.js"))
 
 
 @pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
 )
-async def test_its_page_goes_on_after_a_reload_and_after_a_kill(tmp_path: Path) -> None:
-    made = await built(tmp_path)
+async def test_its_page_continues_after_a_reload_and_after_a_kill(tmp_path: Path) -> None:
+    made = await build(tmp_path)
     async with (
-        running(tmp_path, WORDS) as [server],
-        shown(made, server.url) as url,
+        run_servers(tmp_path, WORDS) as [server],
+        serve_page(made, server.url) as url,
         async_playwright() as playwright,
     ):
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)

@@ -1,4 +1,4 @@
-"""Conversations without a name, through restarts, neighbours and stores that are out of order."""
+"""Unnamed conversations, through restarts, concurrent ones and failing stores."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ ANSWER = Response((Text("hello"),))
 
 
 def place(*words: str) -> ConversationPlace:
-    """Where a conversation stands in which each of these words was said, and answered by `ANSWER` but for the last."""
+    """Return the place of a conversation with these messages, all but the last answered by `ANSWER`."""
     entries: list[UserMessage | Step] = []
     for word in words:
         entries += [UserMessage.of(word), Step(ANSWER)]
     return place_of("scope", History(tuple(entries[:-1])))
 
 
-async def opened(memory: Memory, world: FakeWorld) -> MemoryStore:
+async def open_store(memory: Memory, world: FakeWorld) -> MemoryStore:
     store = MemoryStore(memory, world=world)
     await store.open()
     return store
 
 
 @spec("REUSE-73")
-async def test_another_process_goes_on_with_a_conversation() -> None:
+async def test_another_process_continues_a_conversation() -> None:
     world, memory = FakeWorld(), Memory()
-    one = Conversations(await opened(memory, world), world)
+    one = Conversations(await open_store(memory, world), world)
     assert await one.look_up(place("hi")) == ""
     await one.add_response("s1", place("hi"), ANSWER)
 
-    other = Conversations(await opened(memory, world), world)
+    other = Conversations(await open_store(memory, world), world)
     assert await other.look_up(place("hi", "and now")) == "s1"
     assert await other.look_up(place("ho", "and now")) == ""
     await other.add_response("s1", place("hi", "and now"), ANSWER)
@@ -44,9 +44,9 @@ async def test_another_process_goes_on_with_a_conversation() -> None:
 
 
 @spec("REUSE-73")
-async def test_a_conversation_takes_one_place_in_the_store_however_long_it_is() -> None:
+async def test_a_conversation_takes_one_entry_in_the_store_however_long_it_is() -> None:
     world, memory = FakeWorld(), Memory()
-    store = await opened(memory, world)
+    store = await open_store(memory, world)
     conversations = Conversations(store, world)
     words = [f"message {number}" for number in range(9)]
     for count in range(1, len(words) + 1):
@@ -55,19 +55,19 @@ async def test_a_conversation_takes_one_place_in_the_store_however_long_it_is() 
     assert (kept.key, kept.body) == (place(*words, "next").before.hex(), b"s1")
 
 
-async def test_two_that_came_to_the_same_words_keep_one_name() -> None:
+async def test_two_sessions_with_the_same_messages_keep_one_name() -> None:
     world, memory = FakeWorld(), Memory()
-    one = Conversations(await opened(memory, world), world)
-    other = Conversations(await opened(memory, world), world)
+    one = Conversations(await open_store(memory, world), world)
+    other = Conversations(await open_store(memory, world), world)
     await one.add_response("s1", place("hi"), ANSWER)
     await other.add_response("s2", place("hi"), ANSWER)
-    third = Conversations(await opened(memory, world), world)
+    third = Conversations(await open_store(memory, world), world)
     assert await third.look_up(place("hi", "and now")) == "s1"
 
 
-async def test_what_nobody_went_on_with_is_removed() -> None:
+async def test_an_unused_conversation_is_removed() -> None:
     world, memory = FakeWorld(), Memory()
-    store = await opened(memory, world)
+    store = await open_store(memory, world)
     conversations = Conversations(store, world)
     await conversations.add_response("old", place("hi"), ANSWER)
     await world.advance(RECORD_AGE_MAX_S)
@@ -79,7 +79,7 @@ async def test_what_nobody_went_on_with_is_removed() -> None:
 
 
 class Busy(MemoryStore):
-    """A store that is held up by somebody else."""
+    """A store that is always busy."""
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         raise StoreBusyError("held up")
@@ -88,7 +88,7 @@ class Busy(MemoryStore):
         raise StoreBusyError("held up")
 
 
-async def test_a_store_out_of_order_fails_nobody() -> None:
+async def test_a_failing_store_fails_no_request() -> None:
     world = FakeWorld()
     conversations = Conversations(Busy(Memory(), world=world), world)
     assert await conversations.look_up(place("hi", "and now")) == ""

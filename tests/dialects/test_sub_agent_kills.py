@@ -1,4 +1,4 @@
-"""A server is killed between the question of a sub-agent and its answer, and between the answer and its effect."""
+"""A server is killed between a sub-agent's question and its answer, and between the answer and its effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mcp_types import ElicitResult, RequestParamsMeta
 
 from midstream.environment import World
 from tests.dialects import a2a_kills, ag_ui_cuts, ui_stream
-from tests.dialects.ui_stream import ChatServer, running
+from tests.dialects.ui_stream import ChatServer, run_servers
 from tests.server.serving import WAIT_S
 
 pytestmark = pytest.mark.fault
@@ -38,13 +38,13 @@ class FamilyServer(ChatServer):
         await self.start()
 
     async def questions(self) -> list[Json]:
-        """Return what waits for people, in all sessions."""
+        """Return the open questions of all sessions."""
         async with httpx2.AsyncClient(base_url=self.url, timeout=WAIT_S) as http:
             found: list[Json] = (await http.get("/v1/questions")).json()["questions"]
             return found
 
     async def kill_after_answer(self, answering: asyncio.Task[_T]) -> _T:
-        """Kill the server when a sub-agent has an answer and has done nothing about it; return what the client has."""
+        """Kill the server after a sub-agent's answer and before its effect; return the client's result."""
         async with asyncio.timeout(WAIT_S):
             while await self.questions():
                 assert not answering.done(), answering.result()
@@ -56,7 +56,7 @@ class FamilyServer(ChatServer):
 
     @property
     def hold(self) -> Path:
-        """The file that keeps sub-agents from going on after an answer."""
+        """Return the file whose presence stops sub-agents from continuing after an answer."""
         return self.ledger.with_name(self.ledger.name + ".hold")
 
     def judge(self) -> None:
@@ -66,14 +66,14 @@ class FamilyServer(ChatServer):
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[FamilyServer]:
-    async with running(tmp_path, 0, kind=FamilyServer) as [found]:
+    async with run_servers(tmp_path, 0, kind=FamilyServer) as [found]:
         assert isinstance(found, FamilyServer)
         found.hold.touch()
         yield found
 
 
 async def until_answered(send: Callable[[], Awaitable[_T]], *breaks: type[Exception]) -> _T:
-    """Send a request again and again until it has its answer."""
+    """Send a request repeatedly until its answer arrives."""
     for _ in range(TRIES_MAX):
         with contextlib.suppress(*breaks):
             return await send()
@@ -179,7 +179,7 @@ async def test_a_form_of_mcp_survives_both_kills(server: FamilyServer, mode: str
 
 
 @pytest.mark.skipif(bool(a2a_kills.lacking()), reason=a2a_kills.lacking())
-async def test_the_input_that_a_task_of_a2a_requires_survives_both_kills(server: FamilyServer) -> None:
+async def test_the_required_input_of_an_a2a_task_survives_both_kills(server: FamilyServer) -> None:
     async def send(name: str, words: str, **place: str) -> Json:
         message = {"messageId": name, "role": "ROLE_USER", "parts": [{"text": words}], **place}
         asked = {"url": server.url, "message": message, "binding": "JSONRPC", "is_streaming": False}

@@ -42,7 +42,7 @@ RESULTS = {
     "own": (["red"], "blue; noted red"),
     "deep": (["blue"], "noted blue"),
 }
-"""What is noted where the first question is answered with blue and the second with red, and the answer then."""
+"""The notes if the first question is answered with blue and the second with red, and the final answer."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def noted(ledger: Path) -> list[str]:
+def read_notes(ledger: Path) -> list[str]:
     return ledger.read_text(encoding="utf-8").splitlines()
 
 
@@ -60,7 +60,7 @@ def make_app(access: Access | None = None) -> App:
     return asgi(agent, store=MemoryStore(), access=access)
 
 
-def said(words: str) -> Json:
+def user_message(words: str) -> Json:
     return {"messages": [{"role": "user", "content": words}]}
 
 
@@ -75,12 +75,12 @@ async def graph(server: Served, headers: Json | None = None) -> AsyncIterator[La
 
 
 @pytest.mark.parametrize("story", RESULTS)
-async def test_langgraph_shows_interrupts_of_sub_agents_and_takes_their_answers(
+async def test_langgraph_shows_interrupts_of_sub_agents_and_accepts_their_answers(
     story: str, ledger: Path
 ) -> None:
     expected, answer = RESULTS[story]
     async with served(make_app()) as server, graph(server) as client:
-        found: Any = await client.runs.wait(story, "agent", input=said(story), if_not_exists="create")
+        found: Any = await client.runs.wait(story, "agent", input=user_message(story), if_not_exists="create")
         questions = found["__interrupt__"]
         assert len(questions) == (2 if story in ("two", "own") else 1)
         state: Any = await client.threads.get_state(story)
@@ -99,21 +99,21 @@ async def test_langgraph_shows_interrupts_of_sub_agents_and_takes_their_answers(
             assert found["messages"][-1]["content"] == answer
         with pytest.raises(HTTPStatusError):
             await client.runs.wait(story, "agent", command={"resume": dict.fromkeys(decisions, "reject")})
-        assert sorted(noted(ledger)) == expected
+        assert sorted(read_notes(ledger)) == expected
         assert (await client.threads.get(story))["status"] == "idle"
 
 
-async def test_nobody_answers_a_sub_agent_of_another_thread(ledger: Path) -> None:
+async def test_a_sub_agent_of_another_thread_cannot_be_answered(ledger: Path) -> None:
     access = Access(authenticate=bearer(KNOWN.get))
     async with (
         served(make_app(access)) as server,
         graph(server, ADA) as ada,
         graph(server, BOB) as bob,
     ):
-        found: Any = await ada.runs.wait("hers", "agent", input=said("one"), if_not_exists="create")
+        found: Any = await ada.runs.wait("hers", "agent", input=user_message("one"), if_not_exists="create")
         resume = {found["__interrupt__"][0]["id"]: "stolen"}
-        await bob.runs.wait("his", "agent", input=said("one"), if_not_exists="create")
-        await ada.runs.wait("other", "agent", input=said("one"), if_not_exists="create")
+        await bob.runs.wait("his", "agent", input=user_message("one"), if_not_exists="create")
+        await ada.runs.wait("other", "agent", input=user_message("one"), if_not_exists="create")
         for client, thread in ((bob, "hers"), (bob, "his"), (ada, "other")):
             with pytest.raises(HTTPStatusError):
                 await client.runs.wait(thread, "agent", command={"resume": resume})
@@ -127,7 +127,9 @@ async def test_nobody_answers_a_sub_agent_of_another_thread(ledger: Path) -> Non
 @pytest.mark.fault
 @pytest.mark.skipif(bool(ag_ui_cuts.lacking()), reason=ag_ui_cuts.lacking())
 @pytest.mark.parametrize("story", RESULTS)
-async def test_ag_ui_shows_interrupts_of_sub_agents_and_takes_their_answers(story: str, ledger: Path) -> None:
+async def test_ag_ui_shows_interrupts_of_sub_agents_and_accepts_their_answers(
+    story: str, ledger: Path
+) -> None:
     expected, answer = RESULTS[story]
     async with served(make_app()) as server:
         told = await ag_ui_cuts.run_client(server.url, "people", id="p", text=story, words=["blue", "red"])
@@ -137,7 +139,7 @@ async def test_ag_ui_shows_interrupts_of_sub_agents_and_takes_their_answers(stor
         assert ag_ui_cuts.findings(events) == []
         asked = events[-1][1]["outcome"]["interrupts"]
         assert asked[-1]["metadata"]["midstream"]["agents"][-1] == "clerk"
-        assert sorted(noted(ledger)) == expected
+        assert sorted(read_notes(ledger)) == expected
 
 
 # --- the AI SDK -------------------------------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ async def test_ag_ui_shows_interrupts_of_sub_agents_and_takes_their_answers(stor
     ("story", "way"),
     [*((story, "people") for story in RESULTS), ("two", "alone"), ("own", "alone"), ("own", "reversed")],
 )
-async def test_a_chat_shows_questions_of_sub_agents_and_takes_their_answers(
+async def test_a_chat_shows_questions_of_sub_agents_and_accepts_their_answers(
     story: str, way: str, ledger: Path
 ) -> None:
     expected, answer = RESULTS[story]
@@ -162,23 +164,23 @@ async def test_a_chat_shows_questions_of_sub_agents_and_takes_their_answers(
         assert asked["toolMetadata"]["midstream"]["agents"][-1] == "clerk"
         notes = [part for part in told["messages"][-1]["parts"] if part["type"] == "tool-note"]
         assert sorted(part["output"] for part in notes) == [f"noted {each}" for each in expected]
-        assert sorted(noted(ledger)) == expected
-        # The calls of sub-agents are in no history, so that the next message changes nothing of it.
+        assert sorted(read_notes(ledger)) == expected
+        # The calls of sub-agents are in no history, so the next message changes nothing in it.
         runner = await server.app.host.session("c")
         before = runner.state.history.entries
-        again = {"id": "c", "messages": [*told["messages"], said_in_chat("two")]}
+        again = {"id": "c", "messages": [*told["messages"], chat_message("two")]}
         told_again = await server.http.post("/v1/chat", json=again)
         assert told_again.text.count("Which paint?") >= 2
         assert runner.state.history.entries[: len(before)] == before
 
 
-def said_in_chat(words: str) -> Json:
+def chat_message(words: str) -> Json:
     return {"id": f"message of {words}", "role": "user", "parts": [{"type": "text", "text": words}]}
 
 
-async def asked_in_chat(server: Served, chat: str, words: str, headers: Json | None = None) -> list[Json]:
-    """Begin a chat; return the calls of sub-agents that wait for an answer, as their parts."""
-    body = {"id": chat, "messages": [said_in_chat(words)]}
+async def start_chat(server: Served, chat: str, words: str, headers: Json | None = None) -> list[Json]:
+    """Start a chat; return the calls of sub-agents that wait for an answer, as their parts."""
+    body = {"id": chat, "messages": [chat_message(words)]}
     told = await server.http.post("/v1/chat", json=body, headers=headers or {})
     chunks = [json.loads(line[6:]) for line in told.text.splitlines() if line.startswith("data: {")]
     shown = [each for each in chunks if "toolMetadata" in each]
@@ -188,20 +190,20 @@ async def asked_in_chat(server: Served, chat: str, words: str, headers: Json | N
 async def answer_in_chat(
     server: Served, chat: str, part: Json, words: str, headers: Json | None = None
 ) -> tuple[int, str]:
-    """Send an answer as the client does; return the status and the name of the run that it begins."""
+    """Send an answer as the client does; return the status and the name of the run that it starts."""
     given = {**part, "state": "output-available", "output": words}
-    messages = [said_in_chat("any"), {"id": "answer", "role": "assistant", "parts": [given]}]
+    messages = [chat_message("any"), {"id": "answer", "role": "assistant", "parts": [given]}]
     told = await server.http.post("/v1/chat", json={"id": chat, "messages": messages}, headers=headers or {})
     return told.status_code, told.headers.get("x-workflow-run-id", "")
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-async def test_an_answer_to_a_sub_agent_in_a_chat_is_given_once_however_often_it_is_sent(
+async def test_an_answer_to_a_sub_agent_in_a_chat_takes_effect_once_however_often_it_is_sent(
     ledger: Path, *, is_given: bool
 ) -> None:
     async with served(make_app()) as server:
-        first, second = await asked_in_chat(server, "c", "two")
-        if is_given:  # a server died behind the answer
+        first, second = await start_chat(server, "c", "two")
+        if is_given:  # a server died after the answer
             host = server.app.host
             fold = await RunFolds(host, RunFold).now(await host.session("c"), "c")
             question = fold.questions[0]
@@ -212,17 +214,17 @@ async def test_an_answer_to_a_sub_agent_in_a_chat_is_given_once_however_often_it
         assert await asyncio.gather(*sending) == [(200, "c~1.1")] * 3
         assert await answer_in_chat(server, "c", first, "red") == (200, "c~1.1")  # too late
         assert await answer_in_chat(server, "c", second, "red") == (200, "c~1.2")
-        shown = (await server.http.get("/v1/chat/c/stream")).text  # as a page that is opened
+        shown = (await server.http.get("/v1/chat/c/stream")).text  # as a newly opened page
         assert shown.count("tool-approval-request") == 2
         assert ('{"what":"blue"}' in shown, '{"what":"red"}' in shown) == (True, True)
 
 
-async def test_nobody_answers_a_sub_agent_of_another_chat(ledger: Path) -> None:
+async def test_a_sub_agent_of_another_chat_cannot_be_answered(ledger: Path) -> None:
     access = Access(authenticate=bearer(KNOWN.get))
     async with served(make_app(access)) as server:
-        (part,) = await asked_in_chat(server, "hers", "one", ADA)
-        await asked_in_chat(server, "other", "one", ADA)
-        await asked_in_chat(server, "his", "one", BOB)
+        (part,) = await start_chat(server, "hers", "one", ADA)
+        await start_chat(server, "other", "one", ADA)
+        await start_chat(server, "his", "one", BOB)
         for headers, chat in ((BOB, "hers"), (BOB, "his"), (ADA, "other")):
             await answer_in_chat(server, chat, part, "stolen", headers)
         shown = await server.http.get("/v1/questions", headers=ADA)
@@ -235,7 +237,7 @@ async def test_nobody_answers_a_sub_agent_of_another_chat(ledger: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 @pytest.mark.parametrize("story", RESULTS)
-async def test_mcp_shows_forms_of_sub_agents_and_takes_their_answers(
+async def test_mcp_shows_forms_of_sub_agents_and_accepts_their_answers(
     story: str, mode: str, ledger: Path
 ) -> None:
     words, shown = ["red", "blue"], list[str]()
@@ -253,13 +255,15 @@ async def test_mcp_shows_forms_of_sub_agents_and_takes_their_answers(
     ):
         result = await client.call_tool("ask", {"message": story})
         assert result.structured_content is not None
-        assert sorted(noted(ledger)) == expected
+        assert sorted(read_notes(ledger)) == expected
         assert result.structured_content["answer"] == answer
         assert len(shown) == (4 if story == "two" else 3 if story == "own" else 2)
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_client_of_mcp_without_forms_reads_what_a_sub_agent_asks(mode: str, ledger: Path) -> None:
+async def test_an_mcp_client_without_forms_receives_a_sub_agents_question_as_text(
+    mode: str, ledger: Path
+) -> None:
     async with served(make_app()) as server, Client(f"{server.url}/v1/mcp", mode=mode) as client:
         result = await client.call_tool("ask", {"message": "one"})
         assert result.structured_content is not None
@@ -289,7 +293,7 @@ async def post(server: Served, message: Json) -> Json:
 @pytest.mark.parametrize(
     ("story", "binding"), [("one", "JSONRPC"), ("two", "HTTP+JSON"), ("own", "JSONRPC"), ("deep", "JSONRPC")]
 )
-async def test_a2a_requires_the_input_of_sub_agents_and_takes_it(
+async def test_a2a_requires_the_input_of_sub_agents_and_accepts_it(
     story: str, binding: str, ledger: Path
 ) -> None:
     expected, answer = RESULTS[story]
@@ -315,12 +319,12 @@ async def test_a2a_requires_the_input_of_sub_agents_and_takes_it(
             task = await send(f"a{number}", given, taskId=task["id"])
         assert task["status"]["state"] == "TASK_STATE_COMPLETED"
         assert a2a_kills.texts(task)[-1] == answer
-        assert sorted(noted(ledger)) == expected
+        assert sorted(read_notes(ledger)) == expected
         names = [each["messageId"] for each in task["history"] if each["role"] == "ROLE_USER"]
         assert names == ["m", *(f"a{each + 1}" for each in range(number))]
 
 
-async def test_an_answer_to_a_sub_agent_by_a2a_is_given_once_however_often_it_is_sent(ledger: Path) -> None:
+async def test_an_a2a_answer_to_a_sub_agent_takes_effect_once_however_often_it_is_sent(ledger: Path) -> None:
     async with served(make_app()) as server:
 
         async def send(name: str, part: Json, **place: str) -> Json:
@@ -346,7 +350,7 @@ async def test_an_answer_to_a_sub_agent_by_a2a_is_given_once_however_often_it_is
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-async def test_an_answer_by_a2a_goes_to_its_question_where_a_server_died_before_or_behind_it(
+async def test_an_a2a_answer_reaches_its_question_if_a_server_died_before_or_after_it(
     ledger: Path, *, is_given: bool
 ) -> None:
     async with served(make_app()) as server:

@@ -35,16 +35,16 @@ def test_a_tool_is_read_in_every_shape(tool: dict[str, Any]) -> None:
 @spec("SEC-75")
 @pytest.mark.parametrize("field", ["tools", "functions", "tool_choice"])
 def test_a_schema_that_is_nested_too_deeply_is_refused_with_its_field(field: str) -> None:
-    def named(levels: int) -> dict[str, Any]:
+    def nested_tool(levels: int) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "object"}
         for _ in range(levels):
             schema = {"type": "object", "properties": {"a": schema}}
         tool = {"name": "look", "description": "Look.", "input_schema": schema}
         return {field: tool if field == "tool_choice" else [tool]}
 
-    read(**named(20))
+    read(**nested_tool(20))
     with pytest.raises(BadFieldError, match="nested more than 64 levels deep") as refused:
-        read(**named(450))
+        read(**nested_tool(450))
     assert refused.value.param == field
 
 
@@ -56,11 +56,11 @@ def test_strict_is_read_in_every_shape(*, strict: bool) -> None:
     assert spec_of_chat == spec_of_messages == ToolSpec("look", "Look.", {"type": "object"}, strict)
 
 
-def test_functions_of_the_old_kind_are_tools() -> None:
+def test_legacy_functions_are_tools() -> None:
     assert read(functions=[{"name": "look", "description": "Look.", "parameters": SCHEMA}])[0] == (LOOK,)
 
 
-def test_tools_of_a_provider_are_left_out_and_named() -> None:
+def test_tools_of_a_provider_are_omitted_and_named() -> None:
     kinds = [{"type": "web_search"}, {"type": "custom", "name": "grammar"}]
     assert read(tools=[*kinds, {"name": "look", "description": "Look.", "input_schema": SCHEMA}]) == (
         (LOOK,),
@@ -68,7 +68,7 @@ def test_tools_of_a_provider_are_left_out_and_named() -> None:
     )
 
 
-def test_a_host_may_forbid_calls() -> None:
+def test_a_client_application_may_forbid_calls() -> None:
     tool = {"name": "look", "input_schema": SCHEMA}
     for choice in ("none", {"type": "none"}):
         assert read(tools=[tool], tool_choice=choice) == ((), [])

@@ -1,4 +1,4 @@
-"""A turn as chunks of the AI SDK: from its records alone, the same at each time, with each word once."""
+"""A turn as chunks of the AI SDK: from its records alone, the same each time, with each word once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from midstream.session.records import (
     TurnStatus,
     encode,
 )
-from tests.dialects.test_open_questions import asking, begun, working
+from tests.dialects.test_open_questions import child_approval, child_start, delegating
 from tests.dialects.test_open_questions import shown as below
 
 Json = dict[str, Any]
@@ -103,7 +103,7 @@ def test_reasoning_and_text_are_parts_of_one_step() -> None:
     assert chunks(records) == [*START, *reasoning, begun, delta, {**delta, "delta": "lo"}, end, *CLOSE]
 
 
-def test_a_chunk_has_the_same_number_however_much_of_the_turn_is_there() -> None:
+def test_a_chunk_has_the_same_number_for_any_length_of_the_turn() -> None:
     records = [*BEGUN, said("a"), AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
     records += [said("b", attempt=2), whole(Text("b"), CALL, plans=(plan(),), attempt=2)]
     records += [
@@ -118,7 +118,7 @@ def test_a_chunk_has_the_same_number_however_much_of_the_turn_is_there() -> None
         assert all_of_them[: len(begun)] == begun
 
 
-def test_words_of_a_void_attempt_are_taken_back() -> None:
+def test_the_text_of_a_void_attempt_is_withdrawn() -> None:
     records = [*BEGUN, said("wrong"), AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
     records += [said("right", attempt=2), whole(Text("right"), attempt=2), ended()]
     assert chunks(records) == [
@@ -130,21 +130,21 @@ def test_words_of_a_void_attempt_are_taken_back() -> None:
     ]
 
 
-def test_an_attempt_that_showed_nothing_is_not_taken_back() -> None:
+def test_an_attempt_without_shown_text_is_not_withdrawn() -> None:
     records = [*BEGUN, AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
     records += [said("right", attempt=2), whole(Text("right"), attempt=2), ended()]
     assert chunks(records) == [*START, *text("right", "1.1.2.0"), *CLOSE]
 
 
 @pytest.mark.parametrize("shown", ["", "Hel", "Hello"])
-def test_what_was_not_shown_of_a_response_follows_once_it_is_whole(shown: str) -> None:
+def test_the_unshown_part_of_a_response_follows_once_it_is_whole(shown: str) -> None:
     deltas = [said(shown)] if shown else []
     found = chunks([*BEGUN, *deltas, whole(Text("Hello")), ended()])
     assert "".join(chunk.get("delta", "") for chunk in found) == "Hello"
     assert [chunk["type"] for chunk in found].count("text-start") == 1
 
 
-def test_a_response_that_differs_from_what_was_shown_takes_its_place() -> None:
+def test_a_response_that_differs_from_its_shown_part_replaces_it() -> None:
     found = chunks([*BEGUN, said("Hallo"), whole(Thinking("hm"), Text("Hello")), ended()])
     at = found.index({"type": "reset-step"})
     assert "".join(chunk.get("delta", "") for chunk in found[at:]) == "hmHello"
@@ -217,11 +217,11 @@ def test_a_tool_of_the_client_is_shown_when_it_may_start_and_ends_the_run() -> N
     assert chunks(answered) == [*first, resting]
     assert chunks(answered, 1) == [START[0], *rest]
     assert chunks(answered, None) == [*first, *rest]
-    assert chunks(answered, 7) == [finish]  # there is no such run, and none will come
+    assert chunks(answered, 7) == [finish]  # there is no such run, and there will be none
 
 
 @pytest.mark.parametrize("choice", [Choice.ALLOW, Choice.DENY])
-def test_an_approval_ends_the_run_and_its_answer_begins_the_next(choice: Choice) -> None:
+def test_an_approval_ends_the_run_and_its_answer_starts_the_next(choice: Choice) -> None:
     asked: list[Record] = [*BEGUN, whole(CALL, plans=(plan(needs_approval=True),))]
     asked.append(QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d1", 1.0, "why"))
     name = approval_id_of(1, 1, "d1", "c1")
@@ -242,7 +242,7 @@ def test_a_call_that_never_started_is_an_error_that_no_client_runs() -> None:
     assert chunks([*records, closed]) == [*START, failed]
 
 
-def test_a_tool_that_the_upstream_runs_is_run_by_no_client() -> None:
+def test_a_tool_of_the_upstream_is_not_run_by_clients() -> None:
     call = UpstreamCall("u1", "bash", '{"c": 1}')
     done = UpstreamCall("u1", "bash", '{"c": 1}', "ok", Outcome.OK)
     records = [*BEGUN, Delta(1, 1, 1, 0, "thinking", "", call), Delta(1, 1, 1, 0, "thinking", "", done)]
@@ -251,7 +251,7 @@ def test_a_tool_that_the_upstream_runs_is_run_by_no_client() -> None:
     assert shown[-1]["output"] == "ok"
 
 
-def test_words_of_a_sub_agent_are_for_this_moment() -> None:
+def test_the_text_of_a_sub_agent_is_transient() -> None:
     inner = Delta(1, 1, 1, 0, "text", "child")
     records = [*BEGUN, whole(CALL, plans=(plan(Site.CHILD),)), CallStarted(1, 1, "c1", 1, 1.0)]
     import msgspec
@@ -268,13 +268,13 @@ def test_words_of_a_sub_agent_are_for_this_moment() -> None:
         (ended(TurnStatus.CANCELLED), [{"type": "abort", "reason": "stopped"}]),
     ],
 )
-def test_a_turn_that_ends_otherwise_says_so_before_its_finish(end: TurnEnded, last: list[Json]) -> None:
+def test_an_unsuccessful_turn_has_its_error_before_its_finish(end: TurnEnded, last: list[Json]) -> None:
     found = chunks([*BEGUN, said("a"), end])
     assert found[-3:-1] == [{"type": "finish-step"}, *last]
     assert found[-1]["type"] == "finish"
 
 
-def test_a_turn_that_is_resumed_goes_on_in_the_same_message() -> None:
+def test_a_resumed_turn_continues_in_the_same_message() -> None:
     failed: list[Record] = [*BEGUN, said("a"), ended(TurnStatus.FAILED, "broken")]
     resumed = [
         *failed,
@@ -289,13 +289,13 @@ def test_a_turn_that_is_resumed_goes_on_in_the_same_message() -> None:
     assert types[-1] == "finish"
 
 
-def test_a_later_turn_ends_the_one_before() -> None:
+def test_a_later_turn_ends_the_previous_one() -> None:
     later = MessageAccepted(2, UserMessage.of("more"), 5.0)
     assert chunks([*BEGUN, whole(Text("a")), ended(), later], None)[-1] == FINISH
 
 
-def test_a_question_of_a_sub_agent_is_behind_the_calls_of_all_sub_agents_and_ends_with_them() -> None:
-    records: list[Record] = [*BEGUN, *working("a"), *below("a", "c::0", *asking("c", "a"))]
+def test_a_question_of_a_sub_agent_is_after_the_calls_of_all_sub_agents_and_ends_with_them() -> None:
+    records: list[Record] = [*BEGUN, *delegating("a"), *below("a", "c::0", *child_approval("c", "a"))]
     found = chunks(records)
     kinds = [each["type"] for each in found]
     assert kinds[-5:] == [
@@ -308,7 +308,7 @@ def test_a_question_of_a_sub_agent_is_behind_the_calls_of_all_sub_agents_and_end
     assert closed["toolCallId"] == asked["toolCallId"]
 
 
-def test_calls_that_need_a_person_are_in_the_step_behind_those_that_sub_agents_do() -> None:
+def test_calls_that_need_a_person_are_in_the_step_after_the_calls_of_sub_agents() -> None:
     own, works = ToolCall("c1", "burn", "{}"), ToolCall("c2", "clerk", "{}")
     plans = (plan(needs_approval=True), CallPlan("c2", "d2", Site.CHILD))
     asked = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d1", 1.0)
@@ -328,21 +328,21 @@ def test_calls_that_need_a_person_are_in_the_step_behind_those_that_sub_agents_d
         (Choice.DENY, Outcome.DENIED, "tool-output-denied"),
     ],
 )
-def test_a_decision_about_the_call_of_a_sub_agent_begins_a_run_that_shows_its_outcome_once(
+def test_a_decision_about_a_sub_agents_call_starts_a_run_that_shows_its_outcome_once(
     choice: Choice, outcome: Outcome, kind: str
 ) -> None:
     answered = QuestionAnswered(1, 1, "q", QuestionKind.APPROVAL, "d", choice, 6.0)
     ended_there = CallEnded(1, 1, ToolResult("q", "done", outcome), 7.0)
-    records: list[Record] = [*BEGUN, *working("a"), *below("a", "c::0", *asking("c", "a"))]
+    records: list[Record] = [*BEGUN, *delegating("a"), *below("a", "c::0", *child_approval("c", "a"))]
     found = chunks([*records, *below("a", "c::0", answered, ended_there)], 1)
     assert [each["type"] for each in found] == ["start", "tool-approval-response", kind]
 
 
-def test_a_permission_that_the_upstream_of_a_sub_agent_requests_is_a_part_until_its_answer_is_used() -> None:
+def test_a_permission_request_of_a_sub_agents_upstream_is_a_part_until_its_answer_is_used() -> None:
     kind = QuestionKind.APPROVAL
     asked = QuestionAsked(1, 1, "p", kind, "d", 5.0, attempt=1, name="Bash", arguments='{"command": "ls"}')
     answers = QuestionAnswered(1, 1, "p", kind, "d", Choice.ALLOW, 6.0), AnswerUsed(1, 1, 1, "p", 6.0)
-    records: list[Record] = [*BEGUN, *working("a"), *below("a", "c::0", *begun("c", "a"), asked)]
+    records: list[Record] = [*BEGUN, *delegating("a"), *below("a", "c::0", *child_start("c", "a"), asked)]
     (part,) = [each for each in chunks(records) if each.get("toolName") == "Bash"]
     assert part["input"] == {"command": "ls"}
     found = chunks([*records, *below("a", "c::0", *answers)], 1)

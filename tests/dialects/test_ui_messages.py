@@ -1,4 +1,4 @@
-"""Requests of the AI SDK: what is new of a chat, and what its last message answers."""
+"""Requests of the AI SDK: the new part of a chat, and the answers in its last message."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def request(**fields: Any) -> bytes:  # noqa: ANN401 - JSON
     return json.dumps({"id": "c", "messages": [user("hi")], "trigger": "submit-message", **fields}).encode()
 
 
-def test_a_request_names_its_chat_and_equal_ones_have_one_digest() -> None:
+def test_a_request_has_its_chats_id_and_equal_requests_have_one_digest() -> None:
     asked = read_chat_request(request())
     assert (asked.chat, asked.is_answer, asked.is_regenerated) == ("c", False, False)
     assert read_chat_request(request(extra=1)).digest == asked.digest
@@ -87,7 +87,7 @@ def test_a_request_names_its_chat_and_equal_ones_have_one_digest() -> None:
     assert read_chat_request(request(trigger="regenerate-message")).digest != asked.digest
 
 
-def test_a_request_without_an_id_is_named_by_its_first_message_where_that_id_is_long() -> None:
+def test_a_request_without_an_id_is_identified_by_its_first_message_if_that_id_is_long() -> None:
     assert read_chat_request(request(id=None, messages=[user("hi", "x" * 16)])).chat == "x" * 16
     assert read_chat_request(request(id=None, messages=[user("hi", "1")])).chat == ""
 
@@ -102,7 +102,7 @@ def test_a_request_without_an_id_is_named_by_its_first_message_where_that_id_is_
         {"tools": [{"name": 5}]},
     ],
 )
-def test_another_form_is_refused(fields: Json) -> None:
+def test_an_invalid_request_is_refused(fields: Json) -> None:
     with pytest.raises(MalformedFrameError):
         read_chat_request(request(**fields))
 
@@ -115,12 +115,12 @@ def test_tools_of_the_client_are_read() -> None:
     )
 
 
-def test_a_chat_that_goes_on_brings_its_message_alone() -> None:
+def test_a_continued_chat_adds_only_its_new_message() -> None:
     assert find_change((), [user("hi")]) == ChatChange(UserMessage.of("hi"))
     assert find_change(HISTORY, [user("hi"), SHOWN, user("more")]) == ChatChange(UserMessage.of("more"))
 
 
-def test_a_turn_that_was_continued_is_one_message() -> None:
+def test_a_continued_turn_is_one_message() -> None:
     cut: list[Entry] = [
         UserMessage.of("hi"),
         Step(Response((Text("A "),))),
@@ -130,18 +130,18 @@ def test_a_turn_that_was_continued_is_one_message() -> None:
     assert find_change(cut, [user("hi"), assistant(text("A tree.")), user("more")]).keep is None
 
 
-def test_white_space_and_parts_without_words_are_no_difference() -> None:
+def test_white_space_and_empty_parts_are_not_a_difference() -> None:
     shown = assistant(text("I  look.\n"), *SHOWN["parts"][3:])
     assert find_change(HISTORY, [user("hi"), shown, user("more")]).keep is None
 
 
-def test_an_answer_that_is_made_anew_takes_the_place_of_the_one_before() -> None:
+def test_a_regenerated_answer_replaces_the_previous_one() -> None:
     assert find_change(HISTORY, [user("hi")]) == ChatChange(UserMessage.of("hi"), 0)
     later = [*HISTORY, UserMessage.of("more"), Step(Response((Text("more"),)))]
     assert find_change(later, [user("hi"), SHOWN, user("more")]) == ChatChange(UserMessage.of("more"), 3)
 
 
-def test_what_the_client_changed_takes_the_place_of_the_history() -> None:
+def test_messages_changed_by_the_client_replace_the_history() -> None:
     change = find_change(HISTORY, [user("hello"), SHOWN, user("more")])
     assert change == ChatChange(UserMessage.of("more"), 0, (UserMessage.of("hello"), *STEPS))
 
@@ -156,7 +156,7 @@ def test_files_are_attachments() -> None:
     assert change.message.parts == (image, File("application/pdf", url="https://x.example/a.pdf"))
 
 
-def test_a_message_with_nothing_in_it_is_refused() -> None:
+def test_an_empty_message_is_refused() -> None:
     with pytest.raises(MalformedFrameError):
         find_change((), [user("")])
 
@@ -169,11 +169,11 @@ def test_a_history_is_shown_as_the_client_has_it() -> None:
     assert kinds == ["step-start", "reasoning", "text", "tool-look", "step-start", "text"]
 
 
-def waiting(call: CallState) -> Session:
+def waiting_state(call: CallState) -> Session:
     return Session(turns=1, turn=RunningCalls(1, 1, Response((CALL,)), (call,)))
 
 
-def tool(state: str, **more: object) -> Json:
+def tool_message(state: str, **more: object) -> Json:
     return assistant({"type": "tool-look", "toolCallId": "c1", "state": state, "input": {}, **more})
 
 
@@ -182,13 +182,15 @@ REF = CallRef(1, 1, "c1")
 
 def test_a_result_of_the_client_ends_the_call_that_was_started_for_it() -> None:
     plan = CallPlan("c1", "d1", Site.CLIENT)
-    state = waiting(CallState(CALL, plan, runs=1))
+    state = waiting_state(CallState(CALL, plan, runs=1))
     result = ToolResult("c1", '{"a":1}')
-    assert next_answer(state, tool("output-available", output={"a": 1})) == CallFinished(1, 1, result)
+    assert next_answer(state, tool_message("output-available", output={"a": 1})) == CallFinished(1, 1, result)
     failed = ToolResult("c1", "bad", Outcome.ERROR)
-    assert next_answer(state, tool("output-error", errorText="bad")) == CallFinished(1, 1, failed)
-    assert next_answer(state, tool("input-available")) is None
-    assert next_answer(waiting(CallState(CALL, plan)), tool("output-available", output=1)) is None
+    assert next_answer(state, tool_message("output-error", errorText="bad")) == CallFinished(1, 1, failed)
+    assert next_answer(state, tool_message("input-available")) is None
+    assert (
+        next_answer(waiting_state(CallState(CALL, plan)), tool_message("output-available", output=1)) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,19 +202,19 @@ def test_a_result_of_the_client_ends_the_call_that_was_started_for_it() -> None:
         (QuestionKind.DOUBT, False, Choice.SKIP),
     ],
 )
-def test_a_decision_counts_for_the_arguments_that_were_shown(
+def test_a_decision_applies_to_the_shown_arguments(
     kind: QuestionKind, *, approved: bool, choice: Choice
 ) -> None:
-    state = waiting(CallState(CALL, CallPlan("c1", "d1"), asked=kind))
+    state = waiting_state(CallState(CALL, CallPlan("c1", "d1"), asked=kind))
     approval = {"id": approval_id_of(1, 1, "d1", "c1"), "approved": approved, "reason": "so"}
-    message = tool("approval-responded", approval=approval)
+    message = tool_message("approval-responded", approval=approval)
     assert next_answer(state, message) == Answer(REF, "d1", choice, "so")
-    others = tool("approval-responded", approval={**approval, "id": approval_id_of(1, 1, "d2", "c1")})
+    others = tool_message("approval-responded", approval={**approval, "id": approval_id_of(1, 1, "d2", "c1")})
     assert next_answer(state, others) is None
 
 
-def test_a_question_is_answered_in_words() -> None:
-    state = waiting(CallState(CALL, CallPlan("c1", "d1", Site.PERSON), asked=QuestionKind.QUESTION))
-    assert next_answer(state, tool("output-available", output="blue")) == Answer(
+def test_a_question_is_answered_with_text() -> None:
+    state = waiting_state(CallState(CALL, CallPlan("c1", "d1", Site.PERSON), asked=QuestionKind.QUESTION))
+    assert next_answer(state, tool_message("output-available", output="blue")) == Answer(
         REF, "d1", Choice.RESPOND, "blue"
     )

@@ -1,4 +1,4 @@
-"""Unmodified clients of the AI SDK before a served agent: cut at random bytes, a server killed, another one asked."""
+"""Unmodified clients of the AI SDK with a served agent: cut at random bytes, a server killed, another one used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.dialects.ui_stream import (
     play,
     read_on_elsewhere,
     run_client,
-    running,
+    run_servers,
     text_of,
 )
 from tests.guides.guide_programs import URL
@@ -60,15 +60,13 @@ def kinds(message: Json) -> list[str]:
 
 
 @pytest.mark.parametrize("story", ["workflow", "standard"])
-async def test_a_client_that_is_cut_and_whose_server_is_killed_has_each_word_once(
-    tmp_path: Path, story: str
-) -> None:
+async def test_a_client_with_cuts_and_a_killed_server_has_each_word_once(tmp_path: Path, story: str) -> None:
     await play(story, tmp_path, cuts=8, kills=1, words=400, seed=12)
 
 
 async def test_another_server_of_the_store_continues_a_stream_at_the_same_chunk(tmp_path: Path) -> None:
     words = 400
-    async with running(tmp_path, words, count=2) as [first, second]:
+    async with run_servers(tmp_path, words, count=2) as [first, second]:
         async with CuttingRelay(first.port, random.Random(1), 1, (3000, 3000)) as relay:
             asked = asyncio.create_task(run_client(relay.url, "workflow", id="c"))
             await relay.was_cut.wait()
@@ -81,16 +79,16 @@ async def test_another_server_of_the_store_continues_a_stream_at_the_same_chunk(
         assert found[0] == found[1]
 
 
-async def test_the_client_reads_on_at_another_server_that_takes_the_turn_of_one_that_died(
+async def test_the_client_continues_at_another_server_that_takes_over_the_turn(
     tmp_path: Path,
 ) -> None:
     words = 800
-    async with running(tmp_path, words, count=2) as servers:
+    async with run_servers(tmp_path, words, count=2) as servers:
         told = await read_on_elsewhere(servers, lambda url: run_client(url, "workflow", id="taken"))
         ui_stream.judge(told, servers[1], words)
 
 
-async def test_parts_of_an_answer_arrive_as_the_sdk_has_them() -> None:
+async def test_parts_of_an_answer_arrive_in_the_form_of_the_sdk() -> None:
     script = [[ThinkingDelta("hm"), *calls(("visit", '{"at": "sea"}'), text="I go.")], text("A tree")]
     async with served(make_app(script, tools=[visit])) as server:
         for story in ("workflow", "standard"):
@@ -111,7 +109,7 @@ async def test_parts_of_an_answer_arrive_as_the_sdk_has_them() -> None:
             assert len(told["messages"]) == max(1, len(known))
 
 
-async def test_answers_are_made_anew_and_the_chat_goes_on() -> None:
+async def test_answers_are_regenerated_and_the_chat_continues() -> None:
     async with served(make_app(lambda _: text("Hello you"))) as server:
         told = await run_client(server.url, "regenerate", id="c")
         assert told["ids"][:2] == ["c~1", "c~2"]
@@ -145,7 +143,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "ai-sdk.md").read_text(
 PAGE, PROGRAM = re.findall(r"^```js\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_page_of_the_guide_is_the_starter_that_a_browser_plays() -> None:
+def test_the_page_of_the_guide_is_the_starter_that_the_browser_test_uses() -> None:
     starter = Path(__file__).parents[2] / "examples" / "ai_sdk" / "src" / "chat.jsx"
     assert PAGE in starter.read_text(encoding="utf-8")
 
@@ -153,7 +151,7 @@ def test_the_page_of_the_guide_is_the_starter_that_a_browser_plays() -> None:
 async def test_the_program_of_the_guide_prints_the_answer_through_cuts_and_a_kill(tmp_path: Path) -> None:
     words, cuts = 600, 6
     async with (
-        running(tmp_path, words) as [server],
+        run_servers(tmp_path, words) as [server],
         ui_stream.cut_chats(
             server, random.Random(5), cuts=cuts, kills=1, cut_bytes=ui_stream.CUT_BYTES["workflow"]
         ) as relay,

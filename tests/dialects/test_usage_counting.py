@@ -22,7 +22,7 @@ from midstream.models.responses import Finished, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.store_registry import read_store
 from midstream.testing.scripted_model import ScriptedModel
-from tests.dialects.serving import WAIT_S, called, make_gateway, say
+from tests.dialects.serving import WAIT_S, asgi_client, make_gateway, say
 from tests.dialects.usage_upstream import (
     COMPLETION,
     PROMPT,
@@ -51,7 +51,7 @@ def counts(report: list[dict[str, Any]]) -> dict[str, tuple[int, int, int]]:
     return {line["user"]: (line["requests"], line["input_tokens"], line["output_tokens"]) for line in report}
 
 
-async def counted(gateway: UserGateway, expected: dict[str, tuple[int, int, int]]) -> None:
+async def await_counts(gateway: UserGateway, expected: dict[str, tuple[int, int, int]]) -> None:
     """Wait until the report has these counts."""
     found = {}
     for _ in range(LOOKS):
@@ -78,7 +78,7 @@ async def test_answers_of_every_api_count_for_their_user_with_cost(tmp_path: Pat
             await client.post("/responses/compact", body={"model": "m", "input": "a b c"}, cast_to=object)
         async with gateway.anthropic(eve) as other:
             await other.messages.create(model="m", max_tokens=9, messages=ASK)
-        await counted(
+        await await_counts(
             gateway,
             {"ada": (5, 5 * PROMPT, 5 * COMPLETION), "eve": (1, PROMPT, COMPLETION)},
         )
@@ -98,11 +98,11 @@ async def test_a_joined_repetition_counts_once(tmp_path: Path) -> None:
         async with gateway.openai(ada) as client:
             for _ in range(3):
                 await client.chat.completions.create(model="m", messages=ASK, extra_headers=key)
-        await counted(gateway, {"ada": (1, PROMPT, COMPLETION)})
+        await await_counts(gateway, {"ada": (1, PROMPT, COMPLETION)})
 
 
 @spec("REUSE-88")
-async def test_an_answer_that_is_not_stored_counts_although_its_gateway_is_killed_behind_its_last_byte(
+async def test_an_unstored_answer_counts_although_its_gateway_is_killed_after_its_last_byte(
     tmp_path: Path,
 ) -> None:
     async with usage_upstream() as upstream, user_gateway(tmp_path, upstream) as [gateway]:
@@ -112,7 +112,7 @@ async def test_an_answer_that_is_not_stored_counts_although_its_gateway_is_kille
                 answer = await client.responses.create(model="m", input=f"hi {count}", store=False)
             gateway.kill()
             assert answer.output_text == TEXT
-            await counted(gateway, {"ada": (count, count * PROMPT, count * COMPLETION)})
+            await await_counts(gateway, {"ada": (count, count * PROMPT, count * COMPLETION)})
             await asyncio.to_thread(gateway.start)
 
 
@@ -172,10 +172,10 @@ async def test_gateways_that_are_killed_at_random_count_every_answer_once(
         await killing
         half = asked // 2
         tokens = (half, half * PROMPT, half * COMPLETION)
-        for gateway in gateways:  # what was left uncounted is counted at a start
+        for gateway in gateways:  # uncounted answers are counted at a start
             gateway.kill()
         await asyncio.to_thread(gateways[0].start)
-        await counted(gateways[0], {"ada": tokens, "eve": tokens})
+        await await_counts(gateways[0], {"ada": tokens, "eve": tokens})
 
 
 async def test_workers_share_one_count(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ async def test_workers_share_one_count(tmp_path: Path) -> None:
                 )
 
         await asyncio.gather(*map(ask, range(12)))
-        await counted(gateway, {"ada": (12, 12 * PROMPT, 12 * COMPLETION)})
+        await await_counts(gateway, {"ada": (12, 12 * PROMPT, 12 * COMPLETION)})
 
 
 class Killed(World):
@@ -211,7 +211,7 @@ async def test_an_answer_whose_process_died_before_its_count_is_counted_by_the_n
 ) -> None:
     store = str(tmp_path / "gateway.db")
     model = ScriptedModel(lambda _: [TextDelta("yes"), Finished(usage=Usage(7, 3))])
-    async with called(make_gateway(model, store=SQLiteStore(store), world=Killed())) as client:
+    async with asgi_client(make_gateway(model, store=SQLiteStore(store), world=Killed())) as client:
         assert (await client.post("/v1/chat/completions", json=say("hi"))).status_code == 200
         tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("usage of")]
         assert len(tasks) == 1
@@ -219,7 +219,7 @@ async def test_an_answer_whose_process_died_before_its_count_is_counted_by_the_n
     assert _totals(store) == Totals()
     for _ in range(2):  # the third one finds it counted
         app = make_gateway(model, store=SQLiteStore(store))
-        async with called(app) as client:
+        async with asgi_client(app) as client:
             await client.post("/v1/conversations", json={})
             for _ in range(LOOKS):
                 if _totals(store).tokens:

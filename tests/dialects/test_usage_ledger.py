@@ -1,4 +1,4 @@
-"""The ledger of usage: each answer counts once, whichever write of it was the last before a process died."""
+"""The ledger of usage: each answer counts once, whichever of its writes was the last before a process died."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USAGE = Usage(100, 10)
 
 
 class Clock(World):
-    """A world whose time is set."""
+    """A world with a settable time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Died(BaseException):
 
 
 class Dying(MemoryStore):
-    """A store whose process dies behind a write of a number."""
+    """A store whose process dies after a given write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,21 +75,21 @@ async def lines(store: MemoryStore) -> list[UsageLine]:
     return (await read_usage(store)).lines()
 
 
-async def opened() -> tuple[Dying, Clock]:
+async def open_ledger_store() -> tuple[Dying, Clock]:
     store = Dying()
     await store.open()
     return store, Clock()
 
 
-async def folded(ledger: UsageLedger) -> None:
+async def fold_all(ledger: UsageLedger) -> None:
     await ledger.fold(await ledger.refresh())
 
 
-async def test_an_answer_counts_with_its_first_end_only() -> None:
-    store, clock = await opened()
+async def test_an_answer_counts_only_with_its_first_end() -> None:
+    store, clock = await open_ledger_store()
     ledger, other = (UsageLedger(store, {"m": Prices(2, 10)}, clock) for _ in range(2))
     name = await ledger.begin("ada", "m", "s")
-    assert await lines(store) == []  # it may never be begun
+    assert await lines(store) == []  # it may never be started
     await other.end(name, USAGE, at=NOON + 1)
     await ledger.end(name, Usage(5, 5), at=NOON + 2)
     await other.end(name, Usage(6, 6), at=NOON + 3)
@@ -102,8 +102,8 @@ async def test_an_answer_counts_with_its_first_end_only() -> None:
     assert [line.totals.requests for line in await lines(store)] == [1]
 
 
-async def test_what_a_principal_used_is_known_here_at_once_and_elsewhere_after_a_refresh() -> None:
-    store, clock = await opened()
+async def test_usage_of_a_principal_is_visible_here_at_once_and_elsewhere_after_a_refresh() -> None:
+    store, clock = await open_ledger_store()
     ledger, other = (UsageLedger(store, {"": Prices(1, 1)}, clock) for _ in range(2))
     clock.time = NOON - 24 * 3600.0
     for each in (ledger, other):
@@ -131,7 +131,7 @@ async def test_a_process_that_dies_at_any_write_of_folding_changes_no_sum(
 ) -> None:
     deaths = 0
     for writes in itertools.count():
-        store, clock = await opened()
+        store, clock = await open_ledger_store()
         ledger = UsageLedger(store, {}, clock, folded_max=batch)
         for number in range(5):
             await ledger.end(await ledger.begin("ada", f"m{number % 2}", ""), USAGE, at=NOON)
@@ -142,7 +142,7 @@ async def test_a_process_that_dies_at_any_write_of_folding_changes_no_sum(
         died = False
         try:
             for _ in range(7):
-                await folded(ledger)
+                await fold_all(ledger)
         except Died:
             died = True
         deaths += died
@@ -150,7 +150,7 @@ async def test_a_process_that_dies_at_any_write_of_folding_changes_no_sum(
         assert await lines(store) == expected
         next_one = UsageLedger(store, {}, clock, folded_max=batch)
         for _ in range(7):
-            await folded(next_one)
+            await fold_all(next_one)
             assert await lines(store) == expected
         assert len(await store.kv_list(ENTRIES)) == 1  # the one without an end
         if not died:
@@ -159,9 +159,9 @@ async def test_a_process_that_dies_at_any_write_of_folding_changes_no_sum(
     assert deaths >= 6
 
 
-async def test_two_processes_that_fold_at_once_change_no_sum() -> None:
+async def test_two_concurrent_folds_change_no_sum() -> None:
     for at in range(8):
-        store, clock = await opened()
+        store, clock = await open_ledger_store()
         first, second = (UsageLedger(store, {}, clock) for _ in range(2))
         for _ in range(3):
             await first.end(await first.begin("ada", "m", ""), USAGE, at=NOON)
@@ -171,42 +171,42 @@ async def test_two_processes_that_fold_at_once_change_no_sum() -> None:
         with contextlib.suppress(Died):
             await first.fold(found)
         store.writes_left = float("inf")
-        store.on_write = lambda second=second: folded(second)
+        store.on_write = lambda second=second: fold_all(second)
         await first.fold(found)
-        await folded(second)
+        await fold_all(second)
         assert await lines(store) == [UsageLine(DAY, "ada", "m", Totals(3, USAGE + USAGE + USAGE))]
 
 
-async def test_a_report_that_is_read_while_it_is_folded_counts_each_answer_once() -> None:
-    store, clock = await opened()
+async def test_a_report_read_during_a_fold_counts_each_answer_once() -> None:
+    store, clock = await open_ledger_store()
     ledger = UsageLedger(store, {}, clock)
     for _ in range(4):
         await ledger.end(await ledger.begin("ada", "m", ""), USAGE, at=NOON)
     clock.time = NOON + FOLDED_AFTER_S
     reports = [asyncio.create_task(lines(store)) for _ in range(20)]
-    await folded(ledger)
+    await fold_all(ledger)
     for report in await asyncio.gather(*reports):
         assert [line.totals.requests for line in report] == [4]
 
 
 async def test_an_answer_that_was_lost_with_its_process_is_folded_after_a_day() -> None:
-    store, clock = await opened()
+    store, clock = await open_ledger_store()
     ledger = UsageLedger(store, {}, clock)
     await ledger.begin("ada", "m", "")
     clock.time = NOON + OPEN_MAX_S - 1
-    await folded(ledger)
+    await fold_all(ledger)
     assert len(await store.kv_list(ENTRIES)) == 1
     clock.time = NOON + OPEN_MAX_S
-    await folded(ledger)
+    await fold_all(ledger)
     assert await store.kv_list(ENTRIES) == []
     assert await lines(store) == [UsageLine(DAY, "ada", "m", Totals(1))]
     clock.time = NOON + 431 * 24 * 3600.0
-    await folded(ledger)
+    await fold_all(ledger)
     assert await lines(store) == []
 
 
-async def test_a_store_that_is_busy_loses_no_count() -> None:
-    store, clock = await opened()
+async def test_a_busy_store_loses_no_count() -> None:
+    store, clock = await open_ledger_store()
     ledger = UsageLedger(store, {}, clock)
     name = await ledger.begin("ada", "m", "")
 
@@ -220,8 +220,8 @@ async def test_a_store_that_is_busy_loses_no_count() -> None:
     assert group_lines(await lines(store), ())[0].totals == Totals(1, USAGE)
 
 
-async def test_a_damaged_row_is_left_out_and_never_replaced() -> None:
-    store, clock = await opened()
+async def test_a_damaged_row_is_omitted_and_never_replaced() -> None:
+    store, clock = await open_ledger_store()
     ledger = UsageLedger(store, {}, clock)
     await ledger.end(await ledger.begin("ada", "m", ""), USAGE, at=NOON)
     await store.kv_put(ENTRIES, "torn", b"{", expected=0, at=NOON)
@@ -230,5 +230,5 @@ async def test_a_damaged_row_is_left_out_and_never_replaced() -> None:
     await store.kv_put(f"{MONTHS}{MONTH}", DAY, b"{", expected=0, at=NOON)
     clock.time = NOON + FOLDED_AFTER_S
     with pytest.raises(StoreDamagedError):
-        await folded(ledger)
+        await fold_all(ledger)
     assert await lines(store) == [UsageLine(DAY, "ada", "m", Totals(1, USAGE))]

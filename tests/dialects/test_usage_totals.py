@@ -1,4 +1,4 @@
-"""Sums of usage: what a request costs, and each entry once in them, folded or not."""
+"""Sums of usage: the cost of a request, and each entry once in them, folded or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY_S = 24 * 3600.0
 USAGE = Usage(1000, 200, 400, 0, 50)
 
 
-def test_a_day_is_that_of_utc() -> None:
+def test_a_day_is_a_day_in_utc() -> None:
     assert (day_of(NOON), day_of(NOON + DAY_S / 2 - 1), day_of(NOON + DAY_S / 2)) == (
         "2026-11-27",
         "2026-11-27",
@@ -30,7 +30,7 @@ def test_a_day_is_that_of_utc() -> None:
     )
 
 
-def test_input_from_a_cache_costs_what_it_costs_there() -> None:
+def test_cached_input_has_its_own_price() -> None:
     assert Prices(2, 10).cost_of(USAGE) == (1000 * 2 + 200 * 10) / 1e6
     assert Prices(2, 10, 0.5).cost_of(USAGE) == (600 * 2 + 400 * 0.5 + 200 * 10) / 1e6
     assert Prices(2, 10, 0).cost_of(Usage(5, 0, 5)) == 0
@@ -78,7 +78,7 @@ def test_sums_are_grouped_by_some_columns() -> None:
     assert group_lines(lines, ())[0].totals.tokens == 10
 
 
-def test_an_entry_that_is_folded_without_an_end_is_a_request_without_tokens() -> None:
+def test_an_entry_folded_without_an_end_is_a_request_without_tokens() -> None:
     entry = UsageEntry("ada", "m", NOON)
     assert (entry.is_ended, entry.totals) == (False, Totals(1))
     assert replace(entry, ended_at=NOON).is_ended

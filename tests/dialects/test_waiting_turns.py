@@ -1,4 +1,4 @@
-"""Where a turn rests, and a client's run of it ends."""
+"""The states in which a turn rests, and a client's run of it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENDED = call(runs=1, result=ToolResult("c", "done"))
         ((ENDED,), False, False),
     ],
 )
-def test_a_batch_of_calls_rests_where_all_wait_for_somebody(
+def test_a_batch_of_calls_rests_when_all_wait_for_people_or_clients(
     calls: tuple[CallState, ...], *, for_people: bool, for_clients: bool
 ) -> None:
     state = RunningCalls(1, 1, Response(()), calls)

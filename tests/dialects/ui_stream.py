@@ -1,9 +1,9 @@
-"""Clients of the AI SDK before a server whose lines are cut at random bytes, and which is killed once.
+"""Clients of the AI SDK with a server whose connections are cut at random bytes, and which is killed once.
 
     python -m tests.dialects.ui_stream [--cuts 200] [--kills 1] [--seed N]
 
-The client is npm's, unmodified; a relay between resets or closes its connections in the middle of bodies. Afterwards
-the message that the client holds has each word once, and the tool has run once.
+The client is npm's, unmodified; a relay resets or closes its connections in the middle of bodies. Afterwards
+the client's message has each word once, and the tool has run once.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _Told = TypeVar("_Told")
 
 HERE = Path(__file__).parent
 HOME = Path(sys.prefix, "chats")
-"""Where npm has installed the packages of tests/dialects/node (tools/judges.py)."""
+"""The folder in which npm has installed the packages of tests/dialects/node (tools/judges.py)."""
 CLIENT_S = 300.0
 START_S = 60.0
 CONNECT_S = 60.0
 PIECE_BYTES = 16 * 1024
 CUT_BYTES = {"workflow": (50, 1200), "standard": (200, 12_000)}
-"""Bytes of a body after which it is cut; the standard transport reads a message from its beginning each time."""
+"""Bytes of a body after which it is cut; the standard transport reads a message from its start each time."""
 HEAD_END = b"\r\n\r\n"
 
 
 def lacking() -> str:
-    """Return what is missing to run the client, or nothing."""
+    """Return the missing requirements of the client, or nothing."""
     installed = HOME / "node_modules" / "@ai-sdk" / "workflow"
     return "" if installed.exists() else "npm did not install the AI SDK's clients here (make dialects)"
 
@@ -56,15 +56,15 @@ def node() -> str:
 
 
 async def run_client(url: str, story: str, **more: object) -> Json:
-    """Play a story of chat_client.mjs and return what the client has at its end."""
+    """Play a story of chat_client.mjs and return the client's result."""
     program = (HERE / "chat_client.mjs").read_text(encoding="utf-8")
     told: Json = json.loads(await run_node(program, json.dumps({"url": url, "story": story, **more})))
     return told
 
 
 async def run_node(program: str, *arguments: str, home: Path = HOME) -> str:
-    """Run a program beside the packages and return what it prints."""
-    # `--eval` looks for packages where it runs.
+    """Run a program beside the packages and return its output."""
+    # `--eval` searches for packages in its working folder.
     process = await asyncio.create_subprocess_exec(
         *(node(), "--input-type=module", "--eval", program, "--", *arguments),
         cwd=home,
@@ -83,9 +83,9 @@ async def run_node(program: str, *arguments: str, home: Path = HOME) -> str:
 
 
 class CuttingRelay:
-    """Relays HTTP connections, and cuts as many as are left in the middle of their bodies, by a reset or a plain end.
+    """Relays HTTP connections, and cuts the remaining number of them in their bodies, by a reset or a plain end.
 
-    Where the server is away it waits for it, and repeats a request that got no answer, as a load balancer does.
+    While the server is unreachable it waits for it, and repeats an unanswered request, as a load balancer does.
     """
 
     def __init__(self, port: int, chance: random.Random, cuts: int, cut_bytes: tuple[int, int]) -> None:
@@ -95,10 +95,10 @@ class CuttingRelay:
         self.was_cut = asyncio.Event()
         """Set with each cut."""
         self.is_up = asyncio.Event()
-        """Whether the server is not about to be killed, or being started again."""
+        """Whether the server is not about to be killed, or being restarted."""
         self.is_up.set()
         self.port = port
-        """Where the server is."""
+        """The server's address."""
         self._chance = chance
         self._cut_bytes = cut_bytes
         self._server: asyncio.Server | None = None
@@ -117,7 +117,7 @@ class CuttingRelay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def until(self, cuts: int) -> None:
-        """Wait for so many cuts."""
+        """Wait for this many cuts."""
         while self.cuts < cuts:
             self.was_cut.clear()
             await self.was_cut.wait()
@@ -153,7 +153,7 @@ class CuttingRelay:
                 limit -= len(piece)
                 writer.write(piece)
                 await writer.drain()
-            return False  # each request asks the server for a connection of its own
+            return False  # each request has its own connection to the server
         finally:
             far_writer.transport.abort()
 
@@ -181,7 +181,7 @@ class CuttingRelay:
                         writer.transport.abort()
                     if not isinstance(error, OSError | asyncio.IncompleteReadError):
                         raise
-                    await self.is_up.wait()  # the server is being started again
+                    await self.is_up.wait()  # the server is being restarted
                     continue
                 return reader, writer, head
 
@@ -206,10 +206,10 @@ async def _request_of(reader: asyncio.StreamReader) -> bytes:
 
 
 class ChatServer:
-    """`midstream serve` in a process of its own, started again and again on one port and store."""
+    """`midstream serve` in its own process, restarted repeatedly on one port and store."""
 
     agent = "tests.dialects.chat_agent:agent"
-    """What is served."""
+    """The served agent."""
 
     def __init__(self, folder: Path, port: int, words: int, *options: str) -> None:
         self.ledger = folder / "ledger.txt"
@@ -251,10 +251,10 @@ class ChatServer:
 
 
 @contextlib.asynccontextmanager
-async def running(
+async def run_servers(
     folder: Path, words: int, *options: str, count: int = 1, kind: type[ChatServer] = ChatServer
 ) -> AsyncIterator[list[ChatServer]]:
-    """Run so many servers of one store until the end of the block."""
+    """Run this many servers of one store until the end of the block."""
     with contextlib.ExitStack() as ports:
         servers = [kind(folder, ports.enter_context(held_port()), words, *options) for _ in range(count)]
         try:
@@ -270,7 +270,7 @@ async def running(
 async def cut_chats(
     server: ChatServer, chance: random.Random, *, cuts: int, kills: int, cut_bytes: tuple[int, int]
 ) -> AsyncIterator[CuttingRelay]:
-    """Cut the lines of a server so often, and kill it meanwhile; all of that happens in the block."""
+    """Cut the connections of a server this often, and kill it meanwhile, within the block."""
     async with CuttingRelay(server.port, chance, cuts, cut_bytes) as relay:
         moments = [cuts * (number + 1) // (kills + 1) for number in range(kills)]
         killing = asyncio.create_task(kill_after(server, relay, moments))
@@ -283,7 +283,7 @@ async def cut_chats(
 
 
 async def kill_after(server: ChatServer, relay: CuttingRelay, cuts: list[int]) -> None:
-    """Kill the server after so many cuts, and start it again."""
+    """Kill the server after this many cuts, and restart it."""
     for number in cuts:
         await relay.until(number)
         relay.is_up.clear()
@@ -310,7 +310,7 @@ async def read_on_elsewhere(
 
 
 def long_form(name: str, arguments: list[str], *, kills: int = 1) -> argparse.Namespace:
-    """Return the options of a long form: those of all dialects, also where one has no use for them."""
+    """Return the options of a long form: those of all dialects, even if one does not use them."""
     parser = argparse.ArgumentParser(prog=f"tests.dialects.{name}")
     parser.add_argument("--cuts", type=int, default=200)
     parser.add_argument("--kills", type=int, default=kills)
@@ -334,7 +334,7 @@ def judge(told: Json, server: ChatServer, words: int) -> None:
     assert thoughts == [chat_agent.THOUGHT], thoughts
     (tool,) = [part for part in last["parts"] if part["type"] == "tool-note"]
     ran = server.ledger.read_text(encoding="utf-8").splitlines() if server.ledger.exists() else []
-    if tool["state"] == "output-error":  # killed while it ran: what is unknown is not tried again
+    if tool["state"] == "output-error":  # killed while it ran: an unknown outcome is not retried
         assert "may or may not" in tool["errorText"], tool
         assert len(ran) <= 1, ran
     else:
@@ -344,9 +344,9 @@ def judge(told: Json, server: ChatServer, words: int) -> None:
 async def play(
     story: str, folder: Path, *, cuts: int, kills: int, words: int, seed: int, options: tuple[str, ...] = ()
 ) -> Json:
-    """Cut a client so many times, kill the server, and judge what the client has; return what it reports."""
+    """Cut a client this many times, kill the server, and judge the client's result; return its report."""
     async with (
-        running(folder, words, *options) as [server],
+        run_servers(folder, words, *options) as [server],
         cut_chats(server, random.Random(seed), cuts=cuts, kills=kills, cut_bytes=CUT_BYTES[story]) as relay,
     ):
         told = await run_client(relay.url, story, id=f"chat-{seed}")

@@ -1,4 +1,4 @@
-"""An upstream that answers every request in some words and counts tokens, and gateways of users in front of it."""
+"""An upstream that answers every request with some words and counts tokens, and gateways of users in front of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT, COMPLETION = 100, 10
 WORDS = [f"w{number} " for number in range(8)]
 TEXT = "".join(WORDS)
 GO_ON = "[The turn was interrupted"
-"""Beginning of the message with which a gateway continues an answer."""
+"""The start of the message with which a gateway continues an answer."""
 
 
 class UsageUpstream:
@@ -46,7 +46,7 @@ class UsageUpstream:
             body += message.get("body", b"")
             is_whole = not message.get("more_body")
         self.requests += 1
-        words = WORDS[_count_said(json.loads(body)["messages"]) :]
+        words = WORDS[_count_delivered(json.loads(body)["messages"]) :]
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         chunks = [*(delta(content=word) for word in words), delta("stop"), usage(PROMPT, COMPLETION)]
@@ -59,8 +59,8 @@ class UsageUpstream:
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
 
-def _count_said(messages: list[dict[str, Any]]) -> int:
-    """Return how many words of an answer that was cut the transcript has already."""
+def _count_delivered(messages: list[dict[str, Any]]) -> int:
+    """Return how many words of an interrupted answer the transcript has already."""
     count = 0
     for message in reversed(messages):
         if message["role"] == "assistant":
@@ -71,7 +71,7 @@ def _count_said(messages: list[dict[str, Any]]) -> int:
 
 
 class UserGateway:
-    """`midstream gateway` of its own process, with keys of users; it may be killed and started again."""
+    """`midstream gateway` in its own process, with keys of users; it may be killed and restarted."""
 
     def __init__(self, home: Path, options: tuple[str, ...]) -> None:
         self.home = home
@@ -107,12 +107,12 @@ class UserGateway:
             stop(self.process)
 
     def openai(self, key: str, **options: Any) -> openai.AsyncOpenAI:  # noqa: ANN401 - of the SDK
-        """Return OpenAI's own client, pointed here."""
+        """Return OpenAI's own client for this gateway."""
         given = {"timeout": WAIT_S, "max_retries": 0, **options}
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, **given)
 
     def anthropic(self, key: str) -> anthropic.AsyncAnthropic:
-        """Return Anthropic's own client, pointed here."""
+        """Return Anthropic's own client for this gateway."""
         return anthropic.AsyncAnthropic(base_url=self.url, api_key=key, timeout=WAIT_S, max_retries=0)
 
 
@@ -132,7 +132,7 @@ async def user_gateway(
     of_model = ("--upstream", f"openai-compatible:{upstream.url}", "--model", "m")
     gateways = [UserGateway(home, (*of_model, *options)) for _ in range(count)]
     try:
-        for each in gateways:  # one after the other: the first one makes the key
+        for each in gateways:  # one after the other: the first one creates the key
             await asyncio.to_thread(each.start)
         yield gateways
     finally:

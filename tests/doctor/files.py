@@ -36,7 +36,7 @@ def uuid(number: int) -> str:
 
 
 def line(number: int, parent: int, message: Json, **more: object) -> Json:
-    """One line of a Claude Code session, under the line with the number `parent` (0: none)."""
+    """Return one line of a Claude Code session, below the line with the number `parent` (0: none)."""
     return {
         "parentUuid": uuid(parent) if parent else None,
         "isSidechain": False,
@@ -53,15 +53,15 @@ def prompt(words: str) -> Json:
     return {"role": "user", "content": words}
 
 
-def said(response: str, words: str) -> Json:
+def text_response(response: str, words: str) -> Json:
     return {"id": response, "role": "assistant", "content": [{"type": "text", "text": words}]}
 
 
-def called(response: str, *ids: str) -> Json:
+def call_response(response: str, *ids: str) -> Json:
     calls = [{"type": "tool_use", "id": each, "name": "Read", "input": {"path": each}} for each in ids]
     return {"id": response, "role": "assistant", "content": calls}
 
 
-def answered(*ids: str) -> Json:
+def results_message(*ids: str) -> Json:
     results = [{"type": "tool_result", "tool_use_id": each, "content": f"what {each} gave"} for each in ids]
     return {"role": "user", "content": results}

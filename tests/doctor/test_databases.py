@@ -1,4 +1,4 @@
-"""opencode's database: read as it is, also while opencode works on it; repaired row by row."""
+"""opencode's database: read unchanged, also while opencode uses it; repaired row by row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _tool(name: str, status: str, **state: object) -> Json:
 
 
 class Rows:
-    """A database of opencode's, in the mode opencode leaves it in."""
+    """A database of opencode's, in the mode in which opencode leaves it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ def _data(path: Path, table: str, id_: str) -> Any:  # noqa: ANN401 - any JSON
     return json.loads(found[0]) if found else None
 
 
-def _told(done: Examined) -> list[tuple[str, str | None, str]]:
+def _findings_of(done: Examined) -> list[tuple[str, str | None, str]]:
     return [(found.code, found.call_id, found.file) for found in done.report.findings]
 
 
@@ -95,7 +95,7 @@ def test_an_open_call_is_found_and_the_copy_is_closed_and_clean(rows: Rows) -> N
     _broken(rows)
     before = rows.path.read_bytes()
     done = examine(rows.path)
-    assert _told(done) == [("dangling-call", "late", "message msg_2")]
+    assert _findings_of(done) == [("dangling-call", "late", "message msg_2")]
     assert done.remedy is not None
     copy = done.remedy.beside().path
     assert (copy.name, rows.path.read_bytes()) == ("opencode.repaired.db", before)
@@ -116,7 +116,7 @@ def test_in_place_the_rows_change_while_opencode_has_it_open_and_a_backup_stays(
         assert opencode.execute("select count(*) from part where data like '%\"error\"%'").fetchone() == (1,)
     assert backup.name == "opencode.db.bak"
     assert examine(rows.path).report.status is Status.CLEAN
-    assert _told(examine(backup)) == [("dangling-call", "late", "message msg_2")]
+    assert _findings_of(examine(backup)) == [("dangling-call", "late", "message msg_2")]
 
 
 def test_a_row_that_changed_meanwhile_is_not_overwritten(rows: Rows) -> None:
@@ -134,7 +134,7 @@ def test_a_row_that_changed_meanwhile_is_not_overwritten(rows: Rows) -> None:
     assert not list(rows.path.parent.glob(".*"))
 
 
-def test_a_folder_that_takes_nothing_is_told(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_write_permission_is_reported(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     _broken(rows)
     done = examine(rows.path)
     assert done.remedy is not None
@@ -148,7 +148,7 @@ def test_a_folder_that_takes_nothing_is_told(rows: Rows, monkeypatch: pytest.Mon
     assert [each.name for each in rows.path.parent.iterdir()] == ["opencode.db"]
 
 
-def test_documents_that_are_no_json_are_left_out_of_the_copy_and_stay_in_place(rows: Rows) -> None:
+def test_documents_that_are_not_json_are_omitted_from_the_copy_and_stay_in_place(rows: Rows) -> None:
     rows.session()
     rows.message("msg_1", "user", {"type": "text", "text": "Look."})
     rows.message("msg_2", "assistant", {"type": "text", "text": "Seen."}, at=2)
@@ -156,23 +156,23 @@ def test_documents_that_are_no_json_are_left_out_of_the_copy_and_stay_in_place(r
         db.execute("update message set data = '{\"role' where id = 'msg_2'")
         db.execute("insert into part values ('prt_x', 'msg_1', 'ses_1', 1, x'00ff')")
     done = examine(rows.path)
-    assert _told(done) == [("broken-row", None, "part prt_x"), ("broken-row", None, "message msg_2")]
+    assert _findings_of(done) == [("broken-row", None, "part prt_x"), ("broken-row", None, "message msg_2")]
     assert (done.report.status, done.report.findings[0].lost) == (Status.LOSSY, "a row")
     assert done.remedy is not None
     copy = done.remedy.beside().path
     assert (examine(copy).report.status, examine(copy).report.messages) == (Status.CLEAN, 1)
     done.remedy.in_place()
-    assert _told(examine(rows.path)) == _told(done)
+    assert _findings_of(examine(rows.path)) == _findings_of(done)
 
 
-def test_parts_without_their_message_are_told(rows: Rows) -> None:
+def test_parts_without_their_message_are_reported(rows: Rows) -> None:
     rows.session()
     rows.add("part", "prt_1", "msg_gone", "ses_1", 1, "{}")
     done = examine(rows.path)
-    assert (_told(done), done.remedy) == ([("orphan-part", None, "message msg_gone")], None)
+    assert (_findings_of(done), done.remedy) == ([("orphan-part", None, "message msg_gone")], None)
 
 
-def test_sessions_of_the_newer_tables_are_read_where_the_older_have_nothing(rows: Rows) -> None:
+def test_sessions_of_the_newer_tables_are_read_if_the_older_are_empty(rows: Rows) -> None:
     rows.session()
     done_call = {
         "type": "tool",
@@ -191,7 +191,7 @@ def test_sessions_of_the_newer_tables_are_read_where_the_older_have_nothing(rows
     rows.newer("1", "user", {"text": "Look."}, seq=1)
     rows.newer("0", "model-switched", {"model": {}}, seq=0)
     done = examine(rows.path)
-    assert (_told(done), done.report.messages) == ([("dangling-call", "b", "session_message 2")], 2)
+    assert (_findings_of(done), done.report.messages) == ([("dangling-call", "b", "session_message 2")], 2)
     assert done.remedy is not None
     copy = done.remedy.beside().path
     closed = _data(copy, "session_message", "2")
@@ -207,7 +207,7 @@ def test_sessions_of_the_newer_tables_are_read_where_the_older_have_nothing(rows
     assert examine(copy).report.status is Status.CLEAN
 
 
-def test_the_rules_can_be_those_of_a_provider(rows: Rows) -> None:
+def test_the_rules_of_a_provider_can_be_applied(rows: Rows) -> None:
     rows.session()
     rows.message("msg_1", "assistant", {"type": "text", "text": "I begin."})
     assert examine(rows.path).report.status is Status.CLEAN
@@ -215,12 +215,12 @@ def test_the_rules_can_be_those_of_a_provider(rows: Rows) -> None:
     assert (told.profile, [found.code for found in told.findings]) == ("anthropic", ["starts-with-response"])
 
 
-def test_a_wrong_name_is_refused(rows: Rows) -> None:
+def test_a_wrong_format_name_is_refused(rows: Rows) -> None:
     told = examine(rows.path, named="codex").report
     assert (told.reason, told.problem) == ("wrong-format", "this is opencode, not codex; leave --format out")
 
 
-def test_a_damaged_database_is_told(rows: Rows) -> None:
+def test_a_damaged_database_is_reported(rows: Rows) -> None:
     _broken(rows)
     body = bytearray(rows.path.read_bytes())
     body[4096:] = b"\xff" * (len(body) - 4096)
@@ -229,7 +229,7 @@ def test_a_damaged_database_is_told(rows: Rows) -> None:
     assert (told.status, told.reason) == (Status.UNREADABLE, "damaged")
 
 
-def test_a_locked_database_is_told(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_database_is_reported(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midstream.doctor.sqlite_files.BUSY_TIMEOUT_MS", 10)
     _broken(rows)
     done = examine(rows.path)

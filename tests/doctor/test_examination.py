@@ -1,4 +1,4 @@
-"""Every format is found by its content, judged by its own provider's rules, and its repaired copy is clean."""
+"""Every format is recognized by its content, judged by its own provider's rules, and its repaired copy is clean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.doctor.files import HISTORIES, put, read_lines, write_lines
 BROKEN = sorted(path.name for path in HISTORIES.iterdir() if ".broken" in path.name)
 VALID = sorted(path.name for path in HISTORIES.iterdir() if ".valid" in path.name)
 
-# What each hand-made file is, and by which rules it is judged.
+# The format of each hand-made file, and the rules that apply to it.
 KINDS = {
     "anthropic": ("anthropic", "anthropic"),
     "bedrock": ("bedrock", "bedrock-claude"),
@@ -77,7 +77,7 @@ def test_in_place_the_original_is_kept_as_a_backup(tmp_path: Path, name: str) ->
     assert examine(path).report.status is Status.CLEAN
 
 
-def test_what_was_not_touched_keeps_its_bytes(tmp_path: Path) -> None:
+def test_unchanged_lines_keep_their_bytes(tmp_path: Path) -> None:
     path = put(tmp_path, "codex.broken.jsonl")
     remedy = examine(path).remedy
     assert remedy is not None
@@ -86,7 +86,7 @@ def test_what_was_not_touched_keeps_its_bytes(tmp_path: Path) -> None:
     assert len(new) == len(old) + 1
 
 
-def test_a_system_prompt_beside_the_messages_is_judged_with_them(tmp_path: Path) -> None:
+def test_a_separate_system_prompt_is_judged_with_the_messages(tmp_path: Path) -> None:
     path = tmp_path / "request.json"
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello."}]
     path.write_text(json.dumps({"system": "Be brief.", "messages": messages}))
@@ -106,7 +106,7 @@ def test_another_profile_finds_what_its_provider_refuses(tmp_path: Path) -> None
     assert [found.code for found in strict.findings] == ["same-role-twice"]
 
 
-def test_a_copy_is_set_in_like_its_original(tmp_path: Path) -> None:
+def test_a_copy_has_the_indentation_of_its_original(tmp_path: Path) -> None:
     remedy = examine(put(tmp_path, "openai-chat.broken.json")).remedy
     assert remedy is not None
     assert remedy.beside().path.read_text().startswith('[\n  {\n    "role": "system"')
@@ -127,7 +127,7 @@ def test_a_copy_is_set_in_like_its_original(tmp_path: Path) -> None:
         (b'[{"role": "user", "content": "\xff\xfe"}]', "not-json", "byte 30"),
     ],
 )
-def test_what_is_no_history_is_told_with_the_place(
+def test_a_file_without_a_history_is_reported_with_the_place(
     tmp_path: Path, body: bytes, reason: str, place: str
 ) -> None:
     path = tmp_path / "file.json"
@@ -137,7 +137,7 @@ def test_what_is_no_history_is_told_with_the_place(
     assert place in done.report.problem
 
 
-def test_messages_of_several_formats_are_told_and_can_be_named(tmp_path: Path) -> None:
+def test_a_mix_of_formats_is_reported_and_the_format_can_be_given(tmp_path: Path) -> None:
     path = tmp_path / "mixed.json"
     call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     messages = [
@@ -178,7 +178,7 @@ def test_a_wrong_format_is_refused_and_the_right_one_is_named(tmp_path: Path, na
         ("tunacode.valid.json", "pydantic-ai"),
     ],
 )
-def test_a_right_name_changes_nothing(tmp_path: Path, name: str, named: str) -> None:
+def test_the_right_format_name_changes_nothing(tmp_path: Path, name: str, named: str) -> None:
     assert examine(put(tmp_path, name), named=named).report.status is Status.CLEAN
 
 
@@ -189,7 +189,7 @@ def test_an_empty_list_is_a_finding(tmp_path: Path) -> None:
     assert ([found.code for found in done.report.findings], done.remedy) == (["empty-list"], None)
 
 
-def test_entries_that_are_no_messages_surrogates_and_line_breaks_in_ids_are_findings(tmp_path: Path) -> None:
+def test_invalid_entries_surrogates_and_line_breaks_in_ids_are_findings(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     call = {"id": "a\nb", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     response = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -204,7 +204,7 @@ def test_entries_that_are_no_messages_surrogates_and_line_breaks_in_ids_are_find
     assert examine(done.remedy.beside().path).report.status is Status.CLEAN
 
 
-def test_a_half_character_outside_of_the_messages_stays_an_escape(tmp_path: Path) -> None:
+def test_a_lone_surrogate_outside_the_messages_stays_an_escape(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text(json.dumps({"title": "half \ud83d", "messages": [{"role": "user", "content": ""}, 42]}))
     remedy = examine(path).remedy
@@ -212,7 +212,7 @@ def test_a_half_character_outside_of_the_messages_stays_an_escape(tmp_path: Path
     assert json.loads(remedy.beside().path.read_text())["title"] == "half \ud83d"
 
 
-def test_not_a_number_becomes_null_and_that_is_a_loss(tmp_path: Path) -> None:
+def test_not_a_number_becomes_null_and_is_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "request.json"
     path.write_text('{"temperature": NaN, "messages": [{"role": "user", "content": "hi"}]}')
     done = examine(path)
@@ -221,7 +221,7 @@ def test_not_a_number_becomes_null_and_that_is_a_loss(tmp_path: Path) -> None:
     assert json.loads(done.remedy.beside().path.read_text())["temperature"] is None
 
 
-def test_lines_that_are_no_json_are_left_out_of_the_copy_and_that_is_a_loss(tmp_path: Path) -> None:
+def test_lines_that_are_not_json_are_omitted_from_the_copy_and_are_a_loss(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text(
         '{"role":"user","content":"hi"}\n{"role":"assis\n42\n{"role":"assistant","content":"yo"}\n'
@@ -236,7 +236,7 @@ def test_lines_that_are_no_json_are_left_out_of_the_copy_and_that_is_a_loss(tmp_
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
-def test_links_to_nothing_and_what_is_no_file_are_told(tmp_path: Path) -> None:
+def test_broken_links_and_special_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe.json")
     told = examine(tmp_path / "link.json").report
@@ -247,7 +247,7 @@ def test_links_to_nothing_and_what_is_no_file_are_told(tmp_path: Path) -> None:
     assert examine(tmp_path).report.status is Status.MISSING
 
 
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path, "openai-chat.valid.json")
 
     def refuse(*_: object, **__: object) -> None:
@@ -257,7 +257,7 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest
     assert examine(path).report.reason == "no-permission"
 
 
-def test_a_disk_that_fails_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_of_the_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = put(tmp_path, "claude-code.valid.jsonl")
 
     def fail(*_: object) -> None:
@@ -268,7 +268,7 @@ def test_a_disk_that_fails_while_it_is_read_is_told(tmp_path: Path, monkeypatch:
     assert (told.reason, told.problem) == ("not-a-file", "it cannot be read: Input/output error")
 
 
-def test_memory_that_does_not_suffice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_memory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
@@ -276,7 +276,7 @@ def test_memory_that_does_not_suffice_is_told(tmp_path: Path, monkeypatch: pytes
     assert examine(put(tmp_path, "gemini.valid.json")).report.reason == "too-large"
 
 
-def test_zeros_that_a_power_cut_left_are_a_cut_line(tmp_path: Path) -> None:
+def test_trailing_zeros_of_a_power_cut_are_a_cut_line(tmp_path: Path) -> None:
     path = put(tmp_path, "codex.valid.jsonl")
     path.write_bytes(path.read_bytes() + bytes(500))
     told = examine(path).report
@@ -284,7 +284,7 @@ def test_zeros_that_a_power_cut_left_are_a_cut_line(tmp_path: Path) -> None:
     assert "was cut off while it was written" in told.notes[0]
 
 
-def test_a_cut_last_request_is_no_defect(tmp_path: Path) -> None:
+def test_a_cut_last_request_is_not_a_defect(tmp_path: Path) -> None:
     path = put(tmp_path, "request-lines.broken.jsonl")
     path.write_text(path.read_text() + '{"messages": [{"ro')
     done = examine(path)
@@ -302,7 +302,7 @@ def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
     assert told.reason == "too-large"
 
 
-def test_a_line_that_is_one_whole_session_line_needs_no_suffix(tmp_path: Path) -> None:
+def test_a_single_whole_session_line_needs_no_suffix(tmp_path: Path) -> None:
     first = read_lines(HISTORIES / "codex.valid.jsonl")[:1]
     assert examine(write_lines(tmp_path / "rollout.json", first)).report.format == "codex"
 

@@ -1,4 +1,4 @@
-"""Bytes become lines and values, or a word about where they stop being so."""
+"""The reading of bytes as lines and values, with the place of the first error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.errors import UnreadableHistoryError
 from midstream.json_depth import DEPTH_MAX
 
 
-def test_lines_keep_their_bytes_and_say_where_they_are(tmp_path: Path) -> None:
+def test_lines_keep_their_bytes_and_their_offsets(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n  \n[2]\n{"cut')
     lines = list(lines_of(path))
@@ -38,7 +38,7 @@ def test_a_line_beyond_the_limit_has_no_body_and_the_next_one_is_found(
     ]
 
 
-def test_what_python_reads_and_stricter_readers_refuse_is_read() -> None:
+def test_json_that_only_stricter_readers_refuse_is_read() -> None:
     assert value_in(b'{"a": NaN, "b": -Infinity}') == ({"a": None, "b": None}, ("NaN", "-Infinity"))
     assert value_in(rb'"half \ud83d"').value == "half \ud83d"
     assert value_in(b"12345678901234567890123").value == 12345678901234567890123
@@ -60,7 +60,7 @@ def test_what_python_reads_and_stricter_readers_refuse_is_read() -> None:
         (b"[NaN," * 10_000 + b"1" + b"]" * 10_000, "too-deep"),
     ],
 )
-def test_what_is_no_json_has_a_reason(body: bytes, reason: str) -> None:
+def test_invalid_json_has_a_reason(body: bytes, reason: str) -> None:
     with pytest.raises(UnreadableHistoryError) as refused:
         value_in(body)
     assert refused.value.reason == reason
@@ -81,7 +81,7 @@ def test_any_bytes_are_a_value_or_a_typed_error(body: bytes) -> None:
     assert reason in {"", "not-json", "cut-json"}
 
 
-def test_a_head_with_zero_bytes_is_no_text_unless_it_is_a_database(tmp_path: Path) -> None:
+def test_a_head_with_zero_bytes_is_not_text_unless_it_is_a_database(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"SQLite format 3\0...")
     assert head_of(path).startswith(b"SQLite")
@@ -90,7 +90,7 @@ def test_a_head_with_zero_bytes_is_no_text_unless_it_is_a_database(tmp_path: Pat
         head_of(path)
 
 
-def test_a_document_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+def test_a_document_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"\xef\xbb\xbf[]")
     assert document_in(path).value == []

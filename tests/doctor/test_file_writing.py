@@ -1,4 +1,4 @@
-"""A file is whole, old or new, whatever breaks in the middle; a backup is never overwritten."""
+"""A file is whole, old or new, whatever fails in the middle; a backup is never overwritten."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ STEPS = ("replace", "fsync", "open")
 
 
 class Killed(BaseException):
-    """The process dies here: nothing after this line runs but what Python cannot help."""
+    """The process dies here: nothing after this line runs but Python's unavoidable cleanup."""
 
 
 @pytest.mark.parametrize(
     ("name", "copy"),
     [("a.jsonl", "a.repaired.jsonl"), ("a.b.json", "a.b.repaired.json"), ("a", "a.repaired")],
 )
-def test_a_copy_is_named_after_its_original(name: str, copy: str) -> None:
+def test_a_copy_has_a_name_after_its_original(name: str, copy: str) -> None:
     assert copy_of(Path(name)).name == copy
 
 
-def test_beside_the_original_is_not_touched_and_the_mode_is_kept(tmp_path: Path) -> None:
+def test_the_original_of_a_copy_is_unchanged_and_the_mode_is_kept(tmp_path: Path) -> None:
     path = _original(tmp_path)
     path.chmod(0o640)
     written = write_beside(path, [b"new ", b"text"])
@@ -51,7 +51,7 @@ def test_in_place_every_original_is_kept(tmp_path: Path) -> None:
     assert path.read_bytes() == b"third"
 
 
-def test_in_place_through_a_link_the_file_it_leads_to_is_replaced(tmp_path: Path) -> None:
+def test_in_place_a_link_is_followed_and_its_target_replaced(tmp_path: Path) -> None:
     path = _original(tmp_path)
     link = tmp_path / "link.jsonl"
     link.symlink_to(path)
@@ -59,7 +59,7 @@ def test_in_place_through_a_link_the_file_it_leads_to_is_replaced(tmp_path: Path
     assert (link.is_symlink(), path.read_bytes()) == (True, b"new")
 
 
-def test_a_file_that_was_written_to_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path = _original(tmp_path)
     stamp = stamp_of(path)
     with path.open("ab") as other:
@@ -72,7 +72,7 @@ def test_a_file_that_was_written_to_meanwhile_is_left_alone(tmp_path: Path) -> N
 
 @given(pieces=st.lists(st.binary(max_size=8), max_size=6), dies_at=st.integers(0, 12), in_place=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=tried(200))
-def test_whatever_step_it_dies_at_no_file_is_half_written(
+def test_a_death_at_any_step_leaves_no_half_written_file(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], dies_at: int, *, in_place: bool
 ) -> None:
     path = _original(tmp_path_factory.mktemp("killed"))
@@ -95,7 +95,7 @@ def test_whatever_step_it_dies_at_no_file_is_half_written(
 
 
 @pytest.mark.parametrize("step", ["replace", "fsync"])
-def test_a_disk_that_refuses_is_told_and_nothing_is_left_behind(
+def test_a_failing_disk_is_reported_and_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     path = _original(tmp_path)
@@ -144,7 +144,7 @@ def _dying(pieces: list[bytes], dies_at: int) -> Iterator[bytes]:
 
 
 def _die_at(patch: pytest.MonkeyPatch, dies_at: int) -> None:
-    """Let the n-th of the steps that matter kill the process."""
+    """Kill the process at the n-th of the relevant steps."""
     count = 0
 
     def wrapped(real: Callable[..., object]) -> Callable[..., object]:

@@ -1,4 +1,4 @@
-"""What is looked at below a folder: every history once, nothing in circles."""
+"""The search for histories below a folder: each once, without cycles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_folders_are_searched_in_the_order_of_names(tmp_path: Path) -> None:
     assert found == [("a.jsonl", False), ("b.json", False), ("sub/d.db", False)]
 
 
-def test_a_file_that_is_named_is_looked_at_whatever_it_is_called(tmp_path: Path) -> None:
+def test_a_given_file_is_examined_whatever_its_name(tmp_path: Path) -> None:
     path = tmp_path / "c.txt"
     path.write_text("")
     assert list(places_in([path, path])) == [HistoryPlace(path, is_named=True)]
@@ -30,6 +30,6 @@ def test_a_storage_of_opencode_is_one_place(tmp_path: Path) -> None:
     assert [place.path for place in places_in([storage])] == [storage]
 
 
-def test_an_empty_folder_and_one_that_is_not_there_are_places_somebody_named(tmp_path: Path) -> None:
+def test_an_empty_folder_and_a_missing_one_are_given_places(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         assert list(places_in([path])) == [HistoryPlace(path, is_named=True)]

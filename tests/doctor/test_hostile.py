@@ -1,4 +1,4 @@
-"""Whatever a file holds, the doctor answers: a report, never a traceback; and a copy it writes can be read."""
+"""For any file the doctor gives a report, never a traceback; and a copy that it writes can be read."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ FILES = sorted(path for path in HISTORIES.iterdir() if path.is_file())
 
 
 @st.composite
-def wounded(draw: st.DrawFn) -> tuple[str, str]:
-    """A hand-made history with a few of its values replaced, doubled or taken away."""
+def mutated_history(draw: st.DrawFn) -> tuple[str, str]:
+    """Return a hand-made history with a few of its values replaced, duplicated or removed."""
     path = draw(st.sampled_from(FILES))
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
@@ -46,13 +46,13 @@ def wounded(draw: st.DrawFn) -> tuple[str, str]:
     else:
         values = json.loads(text)
     for _ in range(draw(st.integers(1, 6))):
-        _wound(draw, values)
+        _mutate(draw, values)
     if path.suffix == ".jsonl":
         return path.suffix, "".join(json.dumps(value) + "\n" for value in values)
     return path.suffix, json.dumps(values)
 
 
-def _wound(draw: st.DrawFn, root: Any) -> None:  # noqa: ANN401 - any JSON
+def _mutate(draw: st.DrawFn, root: Any) -> None:  # noqa: ANN401 - any JSON
     at = root
     while isinstance(at, dict | list) and at:
         key = draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
@@ -92,10 +92,10 @@ OF_NO_TYPE = {
 }
 
 
-@given(wounded())
+@given(mutated_history())
 @example((".json", json.dumps(OF_NO_TYPE)))
 @settings(max_examples=tried(300))
-def test_a_wounded_history_is_answered_and_its_copy_can_be_read(file: tuple[str, str]) -> None:
+def test_a_mutated_history_has_a_report_and_its_copy_can_be_read(file: tuple[str, str]) -> None:
     suffix, text = file
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"history{suffix}"
@@ -129,7 +129,7 @@ _json = st.recursive(
 
 @given(st.lists(_json, max_size=6), st.booleans())
 @settings(max_examples=tried(300))
-def test_any_json_is_answered(values: list[object], are_lines: bool) -> None:  # noqa: FBT001 - drawn
+def test_any_json_has_a_report(values: list[object], are_lines: bool) -> None:  # noqa: FBT001 - drawn
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("f.jsonl" if are_lines else "f.json")
         text = "".join(json.dumps(value) + "\n" for value in values) if are_lines else json.dumps(values)
@@ -139,7 +139,7 @@ def test_any_json_is_answered(values: list[object], are_lines: bool) -> None:  #
 
 @given(st.binary(max_size=200), st.sampled_from([".json", ".jsonl", ".db"]))
 @settings(max_examples=tried(200))
-def test_any_bytes_are_answered(body: bytes, suffix: str) -> None:
+def test_any_bytes_have_a_report(body: bytes, suffix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"f{suffix}"
         path.write_bytes(body)

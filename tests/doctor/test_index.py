@@ -12,7 +12,7 @@ from midstream.doctor.index import Index
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 2**31 - 1))))
-def test_it_is_a_dict(entries: list[tuple[str, int]]) -> None:
+def test_it_behaves_like_a_dict(entries: list[tuple[str, int]]) -> None:
     index, plain = Index(), dict(entries)
     for name, number in entries:
         index[name] = number
@@ -31,6 +31,6 @@ def test_it_grows_and_stays_small() -> None:
     assert held / 50_000 <= 36
 
 
-def test_what_is_no_line_number_is_refused() -> None:
+def test_an_invalid_line_number_is_refused() -> None:
     with pytest.raises(OverflowError):
         Index()["a"] = 2**31

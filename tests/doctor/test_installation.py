@@ -1,4 +1,4 @@
-"""The machine is judged, and nothing of the judging is left on it."""
+"""The checks of the machine, which leave nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Dated(World):
         return self._at
 
 
-def test_a_good_machine_has_no_problem_and_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_good_machine_has_no_problem_and_is_left_unchanged(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     done = list(checks(tmp_path, port=0))
     assert [check.name for check in done] == NAMES
@@ -29,12 +29,12 @@ def test_a_good_machine_has_no_problem_and_is_left_as_it_was(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:
     assert all(check.verdict is not CheckResult.PROBLEM for check in checks(tmp_path / "a" / "b", port=0))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_others_looking_in_a_wrong_clock_and_a_taken_port_are_told(tmp_path: Path) -> None:
+def test_open_permissions_a_wrong_clock_and_a_taken_port_are_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
@@ -67,7 +67,7 @@ def test_others_looking_in_a_wrong_clock_and_a_taken_port_are_told(tmp_path: Pat
         ("3.54.1", False),
     ],
 )
-def test_which_sqlite_can_lose_pages(version: str, *, has_bug: bool) -> None:
+def test_sqlite_versions_that_can_lose_pages_are_known(version: str, *, has_bug: bool) -> None:
     assert has_wal_reset_bug(version) is has_bug
 
 

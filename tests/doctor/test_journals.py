@@ -1,4 +1,4 @@
-"""Our own journals: whole ones are clean, whatever is missing or broken is told with its position."""
+"""Our own journals: whole ones are clean; missing or damaged records are reported with their position."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def _body(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_a_database_of_ours_is_clean_and_its_open_turns_are_no_defect(store: Path) -> None:
+def test_a_database_of_ours_is_clean_and_its_open_turns_are_not_a_defect(store: Path) -> None:
     done = examine(store)
     assert (done.report.status, done.report.format, done.remedy) == (Status.CLEAN, "midstream", None)
     assert (done.report.conversations, done.report.messages) == (1, 2)
     assert done.report.notes == ("a turn is open; the next node continues it",)
 
 
-def test_a_damaged_database_is_told(store: Path) -> None:
+def test_a_damaged_database_is_reported(store: Path) -> None:
     body = bytearray(store.read_bytes())
     body[100:2048] = b"\xff" * 1948
     store.write_bytes(body)
@@ -63,13 +63,13 @@ def test_a_damaged_database_is_told(store: Path) -> None:
     assert (report.status, report.reason) == (Status.UNREADABLE, "damaged")
 
 
-def test_the_database_of_another_program_is_no_history(tmp_path: Path) -> None:
+def test_the_database_of_another_program_is_not_a_history(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     path.write_bytes(b"SQLite format 3\0" + bytes(84))
     assert examine(path).report.reason in ("no-history", "damaged")
 
 
-def test_gaps_and_records_that_cannot_be_read_are_findings() -> None:
+def test_gaps_and_unreadable_records_are_findings() -> None:
     stored = [
         ReadRecord(1, 1, RECORDS[0]),
         ReadRecord(3, 1, RECORDS[1]),
@@ -81,7 +81,7 @@ def test_gaps_and_records_that_cannot_be_read_are_findings() -> None:
     ]
 
 
-def test_an_exported_session_is_known_and_its_gaps_are_told(tmp_path: Path) -> None:
+def test_an_exported_session_is_recognized_and_its_gaps_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     lines = [{"id": f"1-{at}", "record": json.loads(body)} for at, body in enumerate(RECORDS, 1)]
     assert all(map(is_export, lines))
@@ -134,16 +134,16 @@ def test_a_session_can_be_rendered_by_the_rules_of_a_provider(store: Path) -> No
     assert (report.status, report.profile) == (Status.CLEAN, "strict-template")
 
 
-def test_pages_that_are_not_where_they_belong_are_told(store: Path) -> None:
+def test_misplaced_pages_are_reported(store: Path) -> None:
     body = bytearray(store.read_bytes())
-    fourth = 3 * int.from_bytes(body[16:18])  # a page that no session lies on
+    fourth = 3 * int.from_bytes(body[16:18])  # a page without sessions
     body[fourth + 1 : fourth + 3] = b"\5\0"
     store.write_bytes(body)
     found = examine(store).report.findings
     assert [(each.code, each.repair) for each in found] == [("damaged-file", "none: restore a copy")]
 
 
-def test_a_pruned_journal_is_no_gap_and_folds_from_where_it_begins() -> None:
+def test_a_pruned_journal_is_not_a_gap_and_folds_from_its_first_record() -> None:
     begins = encode(prune_session(Session(position=8, epoch=1, turns=0), at=1.0))
     done = judge([ReadRecord(8, 1, begins), ReadRecord(9, 1, RECORDS[1])])
     assert done.findings == []
@@ -182,7 +182,7 @@ def test_an_encrypted_store_is_examined_with_its_key_file(run: Run, sealed: tupl
     assert (code, report["status"], report["messages"]) == (0, "clean", 2)
 
 
-def test_a_wrong_key_file_is_named_and_no_copy_is_written(run: Run, sealed: tuple[Path, Path]) -> None:
+def test_a_wrong_key_file_is_reported_and_no_copy_is_written(run: Run, sealed: tuple[Path, Path]) -> None:
     path, keys = sealed
     other = keys.with_name("other")
     FileKeys.make(other)
@@ -201,7 +201,7 @@ def test_a_wrong_key_file_is_named_and_no_copy_is_written(run: Run, sealed: tupl
         ("delete from record where position = 1", [("journal-gap", 2)]),
     ],
 )
-def test_what_was_changed_in_an_encrypted_store_is_found_and_no_copy_is_made(
+def test_changes_of_an_encrypted_store_are_found_and_no_copy_is_made(
     run: Run, sealed: tuple[Path, Path], damage: str, found: list[tuple[str, int]]
 ) -> None:
     path, keys = sealed
@@ -220,7 +220,7 @@ def test_what_was_changed_in_an_encrypted_store_is_found_and_no_copy_is_made(
         ("delete from record where position = 6", [("journal-gap", 6)]),
     ],
 )
-async def test_a_copy_of_a_guarded_store_ends_before_the_append_that_was_damaged(
+async def test_a_copy_of_an_authenticated_store_ends_before_the_damaged_append(
     tmp_path: Path, run: Run, damage: str, found: list[tuple[str, int]]
 ) -> None:
     path = tmp_path / "sessions.db"

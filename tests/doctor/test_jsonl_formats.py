@@ -1,4 +1,4 @@
-"""What kind of lines a file holds, and what each of them means."""
+"""The kinds of lines in a file, and the meaning of each line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from midstream.doctor.jsonl_formats import (
     ledger_for,
 )
 from midstream.errors import UnreadableHistoryError
-from tests.doctor.files import answered, called, line, prompt, said, uuid
+from tests.doctor.files import call_response, line, prompt, results_message, text_response, uuid
 
 
-def test_lines_are_known_by_what_they_hold() -> None:
+def test_lines_are_recognized_by_their_content() -> None:
     kinds = {
         "claude-code": [{"type": "summary"}, line(1, 0, prompt("hi"))],
         "codex": [{"type": "session_meta", "payload": {}}],
@@ -31,31 +31,31 @@ def test_lines_are_known_by_what_they_hold() -> None:
         ledger_for(kinds["codex"], "gemini")
 
 
-def test_what_claude_code_shows_and_never_sends_holds_no_message() -> None:
+def test_lines_that_claude_code_shows_and_never_sends_have_no_message() -> None:
     ledger = ClaudeCode()
     shown = [
         line(1, 0, prompt("hi"), isVisibleInTranscriptOnly=True),
-        line(1, 0, said("m", "API Error"), isApiErrorMessage=True),
+        line(1, 0, text_response("m", "API Error"), isApiErrorMessage=True),
         {"type": "summary", "summary": "s"},
         {"type": "user", "message": "no object"},
     ]
     assert [ledger.messages(each) for each in shown] == [[], [], [], []]
 
 
-def test_a_new_line_of_claude_code_has_its_own_id_and_nothing_of_its_neighbours_message() -> None:
+def test_a_new_line_of_claude_code_has_its_own_id_and_no_message_data_of_its_neighbour() -> None:
     ledger = ClaudeCode()
-    like = line(4, 3, answered("a"), toolUseResult={"x": 1}, version="2.1")
+    like = line(4, 3, results_message("a"), toolUseResult={"x": 1}, version="2.1")
     entry = MessageLine(4, like, [like["message"]], ledger.node(like))
-    new = ledger.new_line(entry, answered("b"), 0)
+    new = ledger.new_line(entry, results_message("b"), 0)
     assert (new["version"], "toolUseResult" in new, new["uuid"] == uuid(4)) == ("2.1", False, False)
-    assert ledger.new_line(entry, answered("b"), 1)["uuid"] == new["uuid"], (
+    assert ledger.new_line(entry, results_message("b"), 1)["uuid"] == new["uuid"], (
         "the same result for the same call"
     )
     words = [ledger.new_line(entry, prompt("x"), number)["uuid"] for number in (0, 1)]
     assert len(set(words)) == 2
 
 
-def test_codex_reads_items_with_and_without_an_envelope() -> None:
+def test_codex_items_are_read_with_and_without_an_envelope() -> None:
     ledger = CodexRollout()
     item = {"type": "function_call", "call_id": "a"}
     kept = {"type": "compacted", "payload": {"replacement_history": [item]}}
@@ -66,9 +66,9 @@ def test_codex_reads_items_with_and_without_an_envelope() -> None:
     assert [ledger.is_break(each) for each in (item, kept)] == [False, True]
 
 
-def test_facts_tell_prompts_responses_and_results_apart() -> None:
+def test_prompts_responses_and_results_are_distinguished() -> None:
     facts = facts_of("anthropic")
-    told = [facts([each]) for each in (prompt("hi"), called("m", "a"), answered("a"))]
+    told = [facts([each]) for each in (prompt("hi"), call_response("m", "a"), results_message("a"))]
     assert [(each.is_prompt, each.is_response, each.ids) for each in told] == [
         (True, False, frozenset()),
         (False, True, frozenset({"a"})),
@@ -77,7 +77,7 @@ def test_facts_tell_prompts_responses_and_results_apart() -> None:
     assert facts([]).is_prompt is False
 
 
-def test_values_that_programs_share_have_no_identity() -> None:
+def test_shared_values_have_no_identity() -> None:
     assert [identity_of(each) for each in (None, True, 3, "short")] == [None] * 4
     words = "a longer text"
     assert identity_of(words) == id(words)

@@ -1,4 +1,4 @@
-"""Sessions of any length: judged a stretch at a time as if they were judged whole, and repaired line by line."""
+"""Sessions of any length: judged stretch by stretch with the result of the whole, and repaired line by line."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from midstream.doctor.examination import examine
 from midstream.doctor.findings import HistoryReport, Status
 from tests.doctor.files import (
     Json,
-    answered,
-    called,
+    call_response,
     line,
     prompt,
     put,
     read_lines,
-    said,
+    results_message,
+    text_response,
     uuid,
     write_lines,
 )
@@ -37,7 +37,7 @@ def _fixed(path: Path) -> list[Json]:
 
 
 def _chain(lines: list[Json], leaf: str) -> list[Json]:
-    """What a reader sees that follows one chain of parents."""
+    """Return the lines that a reader gets along one chain of parents."""
     by_id = {each["uuid"]: each for each in lines if "uuid" in each}
     chain = []
     at: str | None = leaf
@@ -47,40 +47,40 @@ def _chain(lines: list[Json], leaf: str) -> list[Json]:
     return chain[::-1]
 
 
-def test_parallel_results_on_branches_of_their_own_are_results(tmp_path: Path) -> None:
+def test_parallel_results_on_separate_branches_are_results(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read both.")),
-        line(2, 1, called("m1", "a")),
-        line(3, 2, called("m1", "b")),
-        line(4, 2, answered("a")),
-        line(5, 3, answered("b")),
-        line(6, 5, said("m2", "Read.")),
+        line(2, 1, call_response("m1", "a")),
+        line(3, 2, call_response("m1", "b")),
+        line(4, 2, results_message("a")),
+        line(5, 3, results_message("b")),
+        line(6, 5, text_response("m2", "Read.")),
     ]
     report = examine(write_lines(tmp_path / "s.jsonl", session)).report
     assert (report.status, report.conversations, report.messages) == (Status.CLEAN, 1, 6)
 
 
-def test_results_that_came_while_the_response_was_streaming_are_results(tmp_path: Path) -> None:
+def test_results_that_arrived_during_the_response_are_results(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read both.")),
-        line(2, 1, called("m1", "a")),
-        line(3, 2, answered("a")),
-        line(4, 2, called("m1", "b")),
-        line(5, 4, answered("b")),
+        line(2, 1, call_response("m1", "a")),
+        line(3, 2, results_message("a")),
+        line(4, 2, call_response("m1", "b")),
+        line(5, 4, results_message("b")),
     ]
     assert examine(write_lines(tmp_path / "s.jsonl", session)).report.status is Status.CLEAN
 
 
-def test_every_branch_is_judged_and_each_finding_told_once(tmp_path: Path) -> None:
+def test_every_branch_is_judged_and_each_finding_reported_once(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read.")),
-        line(2, 1, called("m1", "a")),
-        line(3, 2, answered("a")),
-        line(4, 3, called("m2", "gone")),
+        line(2, 1, call_response("m1", "a")),
+        line(3, 2, results_message("a")),
+        line(4, 3, call_response("m2", "gone")),
         line(5, 3, prompt("No, write.")),
-        line(6, 5, called("m3", "lost")),
+        line(6, 5, call_response("m3", "lost")),
         line(7, 3, prompt("No, sing.")),
-        line(8, 7, said("m4", "La.")),
+        line(8, 7, text_response("m4", "La.")),
     ]
     report = examine(write_lines(tmp_path / "s.jsonl", session)).report
     assert report.conversations == 3
@@ -90,30 +90,30 @@ def test_every_branch_is_judged_and_each_finding_told_once(tmp_path: Path) -> No
     ]
 
 
-def test_a_branch_from_the_middle_of_a_turn_lacks_what_came_later(tmp_path: Path) -> None:
+def test_a_branch_from_the_middle_of_a_turn_lacks_later_results(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read both.")),
-        line(2, 1, called("m1", "a")),
-        line(3, 2, answered("a")),
-        line(4, 3, called("m2", "b")),
-        line(5, 4, answered("b")),
-        line(6, 5, said("m3", "Both.")),
+        line(2, 1, call_response("m1", "a")),
+        line(3, 2, results_message("a")),
+        line(4, 3, call_response("m2", "b")),
+        line(5, 4, results_message("b")),
+        line(6, 5, text_response("m3", "Both.")),
         line(7, 4, prompt("Stop.")),
-        line(8, 7, said("m4", "Stopped.")),
+        line(8, 7, text_response("m4", "Stopped.")),
     ]
     path = write_lines(tmp_path / "s.jsonl", session)
     report = examine(path).report
     assert (report.status, report.conversations) == (Status.CLEAN, 2), "its result is in the file"
 
 
-def test_side_talks_of_agents_are_conversations_of_their_own(tmp_path: Path) -> None:
+def test_side_conversations_of_agents_are_separate(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Ask the agent.")),
-        line(2, 1, called("m1", "task")),
+        line(2, 1, call_response("m1", "task")),
         line(3, 0, prompt("You are the agent."), isSidechain=True),
-        line(4, 3, called("s1", "x"), isSidechain=True),
-        line(5, 2, answered("task")),
-        line(6, 5, said("m2", "It said.")),
+        line(4, 3, call_response("s1", "x"), isSidechain=True),
+        line(5, 2, results_message("task")),
+        line(6, 5, text_response("m2", "It said.")),
     ]
     report = examine(write_lines(tmp_path / "s.jsonl", session)).report
     assert report.conversations == 2
@@ -121,7 +121,7 @@ def test_side_talks_of_agents_are_conversations_of_their_own(tmp_path: Path) -> 
 
 
 def test_snapshots_are_folded_and_copies_read_once(tmp_path: Path) -> None:
-    growing = [said("m1", "He"), said("m1", "Hello"), said("m1", "Hello.")]
+    growing = [text_response("m1", "He"), text_response("m1", "Hello"), text_response("m1", "Hello.")]
     session = [line(1, 0, prompt("Hi.")), *(line(2 + at, 1 + at, each) for at, each in enumerate(growing))]
     report = examine(write_lines(tmp_path / "s.jsonl", [*session, session[1], session[3]])).report
     assert report.status is Status.CLEAN
@@ -131,16 +131,16 @@ def test_snapshots_are_folded_and_copies_read_once(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_added_stands_on_the_chain_that_readers_follow(tmp_path: Path) -> None:
+def test_added_lines_are_on_the_chain_that_readers_follow(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read three.")),
-        line(2, 1, called("m1", "a")),
-        line(3, 2, called("m1", "b")),
-        line(4, 3, called("m1", "c")),
-        line(5, 2, answered("a")),
-        line(6, 4, answered("c")),
+        line(2, 1, call_response("m1", "a")),
+        line(3, 2, call_response("m1", "b")),
+        line(4, 3, call_response("m1", "c")),
+        line(5, 2, results_message("a")),
+        line(6, 4, results_message("c")),
         line(7, 6, prompt("And?")),
-        line(8, 7, said("m2", "Two.")),
+        line(8, 7, text_response("m2", "Two.")),
     ]
     lines = _fixed(write_lines(tmp_path / "s.jsonl", session))
     told = json.dumps([each["message"] for each in _chain(lines, uuid(8))])
@@ -150,13 +150,13 @@ def test_what_is_added_stands_on_the_chain_that_readers_follow(tmp_path: Path) -
     assert [(each["type"], each["sessionId"]) for each in new] == [("user", "5e55")]
 
 
-def test_lines_after_a_repaired_end_follow_what_was_added(tmp_path: Path) -> None:
+def test_lines_after_a_repaired_end_follow_the_added_ones(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read.")),
-        line(2, 1, called("m1", "a")),
+        line(2, 1, call_response("m1", "a")),
         {"type": "system", "uuid": uuid(3), "parentUuid": uuid(2), "sessionId": "5e55"},
         line(4, 3, prompt("Well?")),
-        line(5, 4, said("m2", "Cut.")),
+        line(5, 4, text_response("m2", "Cut.")),
     ]
     lines = _fixed(write_lines(tmp_path / "s.jsonl", session))
     chain = _chain(lines, uuid(5))
@@ -167,10 +167,10 @@ def test_lines_after_a_repaired_end_follow_what_was_added(tmp_path: Path) -> Non
 def test_a_late_result_moves_with_its_line(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read.")),
-        line(2, 1, called("m1", "a")),
+        line(2, 1, call_response("m1", "a")),
         line(3, 2, prompt("Hurry.")),
-        line(4, 3, answered("a"), toolUseResult={"kept": True}),
-        line(5, 4, said("m2", "Done.")),
+        line(4, 3, results_message("a"), toolUseResult={"kept": True}),
+        line(5, 4, text_response("m2", "Done.")),
     ]
     lines = _fixed(write_lines(tmp_path / "s.jsonl", session))
     order = [int(each["uuid"][:8]) for each in lines]
@@ -179,7 +179,7 @@ def test_a_late_result_moves_with_its_line(tmp_path: Path) -> None:
     assert [int(each["uuid"][:8]) for each in _chain(lines, uuid(5))] == order
 
 
-def test_what_a_compaction_left_behind_is_not_sent_any_more(tmp_path: Path) -> None:
+def test_messages_before_a_compaction_are_not_sent_any_more(tmp_path: Path) -> None:
     path = put(tmp_path, "codex-compacted.broken.jsonl")
     report = examine(path).report
     assert (report.conversations, [found.line for found in report.findings]) == (2, [11])
@@ -202,7 +202,7 @@ def test_a_broken_summary_of_a_compaction_is_repaired_in_its_line(tmp_path: Path
     assert json.loads(history[1]["arguments"]) == {"_raw": '{"cut": '}
 
 
-def test_an_open_shell_call_of_codex_gets_the_output_that_codex_can_read(tmp_path: Path) -> None:
+def test_an_open_shell_call_of_codex_gets_an_output_that_codex_can_read(tmp_path: Path) -> None:
     action = {"type": "exec", "command": ["ls"]}
     call = {"type": "local_shell_call", "call_id": "c", "status": "completed", "action": action}
     asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List."}]}
@@ -214,11 +214,15 @@ def test_an_open_shell_call_of_codex_gets_the_output_that_codex_can_read(tmp_pat
     assert examine(tmp_path / "r.repaired.jsonl").report.status is Status.CLEAN
 
 
-def test_a_line_beyond_the_limit_is_told_and_not_read(
+def test_a_line_beyond_the_limit_is_reported_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("midstream.doctor.file_reading.LINE_BYTES_MAX", 400)
-    session = [line(1, 0, prompt("Hi.")), line(2, 1, said("m1", "x" * 500)), line(3, 2, said("m2", "Yes."))]
+    session = [
+        line(1, 0, prompt("Hi.")),
+        line(2, 1, text_response("m1", "x" * 500)),
+        line(3, 2, text_response("m2", "Yes.")),
+    ]
     done = examine(write_lines(tmp_path / "s.jsonl", session))
     told = [(found.code, found.line) for found in done.report.findings]
     assert told == [("long-line", 2), ("broken-chain", 3)]
@@ -228,7 +232,7 @@ def test_a_line_beyond_the_limit_is_told_and_not_read(
 
 @st.composite
 def sessions(draw: st.DrawFn) -> list[Json]:
-    """Sessions with parallel calls, lost, late and repeated results, rewinds and cut responses."""
+    """Generate sessions with parallel calls, lost, late and repeated results, rewinds and interrupted responses."""
     lines: list[Json] = []
     tips = [0]
     late: list[str] = []
@@ -241,33 +245,33 @@ def sessions(draw: st.DrawFn) -> list[Json]:
         tip = tips[-1]
         if draw(st.integers(0, 5)) == 0:
             tip = draw(st.sampled_from(tips))
-            late.clear()  # what comes late comes on the branch of its call
+            late.clear()  # a late result is on the branch of its call
         tip = add(tip, prompt(f"prompt number {turn}"))
         for step in range(draw(st.integers(0, 3))):
             names = [f"call-{turn}-{step}-{at}" for at in range(draw(st.integers(1, 3)))]
             asked = []
             for name in names:
-                tip = add(tip, called(f"m{turn}-{step}", name))
+                tip = add(tip, call_response(f"m{turn}-{step}", name))
                 asked.append(tip)
             for name, parent in zip(names, asked, strict=True):
                 fate = draw(st.sampled_from(["kept", "kept", "kept", "kept", "lost", "late", "twice"]))
                 if fate in ("kept", "twice"):
-                    tip = add(parent, answered(name))
+                    tip = add(parent, results_message(name))
                 if fate == "twice":
-                    tip = add(tip, answered(name))
+                    tip = add(tip, results_message(name))
                 if fate == "late":
                     late.append(name)
         if draw(st.booleans()) and late:
-            tip = add(tip, answered(late.pop()))
+            tip = add(tip, results_message(late.pop()))
         if draw(st.integers(0, 4)):
-            tip = add(tip, said(f"m{turn}-end", f"that was turn {turn}"))
+            tip = add(tip, text_response(f"m{turn}-end", f"that was turn {turn}"))
         tips.append(tip)
     return lines
 
 
 @given(sessions())
 @settings(max_examples=tried(150))
-def test_a_repaired_copy_is_clean_and_keeps_every_word(session: list[Json]) -> None:
+def test_a_repaired_copy_is_clean_and_keeps_all_text(session: list[Json]) -> None:
     _is_repaired(session)
 
 
@@ -292,17 +296,17 @@ def _is_repaired(session: list[Json]) -> None:
 
 @given(sessions())
 @settings(max_examples=tried(150))
-def test_stretch_by_stretch_finds_what_the_whole_would(session: list[Json]) -> None:
+def test_judging_by_stretches_finds_the_same_as_judging_the_whole(session: list[Json]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_lines(Path(folder) / "s.jsonl", session)
         by_stretches = examine(path).report
-        whole = _examined_whole(path)
-    assert _told(by_stretches) == _told(whole)
+        whole = _examine_whole(path)
+    assert _findings_of(by_stretches) == _findings_of(whole)
 
 
 @st.composite
 def tangles(draw: st.DrawFn) -> list[Json]:
-    """Lines under any earlier line: results on other branches than their calls, branches of branches, new roots."""
+    """Generate lines below any earlier line: results on other branches than their calls, nested branches, roots."""
     lines: list[Json] = []
     calls: list[str] = []
 
@@ -317,11 +321,11 @@ def tangles(draw: st.DrawFn) -> list[Json]:
                 add(parent, prompt(f"prompt number {number}"))
             case 1 | 2:
                 calls.append(f"call-{number}")
-                add(parent, called(f"m{number}", calls[-1]))
+                add(parent, call_response(f"m{number}", calls[-1]))
             case 3 if calls:
-                add(parent, answered(draw(st.sampled_from(calls))))
+                add(parent, results_message(draw(st.sampled_from(calls))))
             case _:
-                add(parent, said(f"m{number}", f"that was response {number}"))
+                add(parent, text_response(f"m{number}", f"that was response {number}"))
     return lines
 
 
@@ -330,27 +334,27 @@ def tangles(draw: st.DrawFn) -> list[Json]:
     [
         line(1, 0, prompt("the first prompt")),
         line(2, 1, prompt("the second one")),
-        line(3, 0, called("m1", "a")),
+        line(3, 0, call_response("m1", "a")),
         line(4, 3, prompt("the third one")),
-        line(5, 1, answered("a")),
+        line(5, 1, results_message("a")),
         line(6, 3, prompt("the fourth one")),
     ]
 )
 @example(
     [
-        line(1, 0, called("m1", "a")),
-        line(2, 0, called("m2", "b")),
-        line(3, 2, answered("a")),
+        line(1, 0, call_response("m1", "a")),
+        line(2, 0, call_response("m2", "b")),
+        line(3, 2, results_message("a")),
         line(4, 3, prompt("go on")),
-        line(5, 2, called("m3", "c")),
+        line(5, 2, call_response("m3", "c")),
     ]
 )
 @settings(max_examples=tried(150))
-def test_however_branches_share_their_lines_the_copy_is_clean(session: list[Json]) -> None:
+def test_the_copy_is_clean_however_branches_share_their_lines(session: list[Json]) -> None:
     _is_repaired(session)
 
 
-def _examined_whole(path: Path) -> HistoryReport:
+def _examine_whole(path: Path) -> HistoryReport:
     made: Callable[..., Any] = Threads
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -360,5 +364,5 @@ def _examined_whole(path: Path) -> HistoryReport:
         return examine(path).report
 
 
-def _told(report: HistoryReport) -> set[tuple[str, int, str | None]]:
+def _findings_of(report: HistoryReport) -> set[tuple[str, int, str | None]]:
     return {(found.code, found.line, found.call_id) for found in report.findings}

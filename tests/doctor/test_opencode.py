@@ -1,4 +1,4 @@
-"""What opencode would send, and a call that never came to an end."""
+"""The messages that opencode would send, and a call that never ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _tool(state: Json | None) -> Json:
     return {"type": "tool", "callID": "c", "tool": "bash", "state": state}
 
 
-def test_calls_carry_their_results_and_what_is_only_shown_is_not_sent() -> None:
+def test_calls_have_their_results_and_display_only_parts_are_not_sent() -> None:
     parts: list[Json] = [
         {"type": "step-start"},
         {"type": "reasoning", "text": "hm", "metadata": {"anthropic": {"signature": "s"}}},
@@ -34,7 +34,7 @@ def test_calls_carry_their_results_and_what_is_only_shown_is_not_sent() -> None:
     assert files == 2 * ["message/s/m.json"]
 
 
-def test_an_open_call_is_closed_without_inventing_a_time() -> None:
+def test_an_open_call_is_closed_without_an_invented_time() -> None:
     part = _tool({"status": "running", "input": {"a": 1}, "time": {"start": 7}})
     assert is_open(part)
     closed = end_call(part)

@@ -1,4 +1,4 @@
-"""A storage folder of opencode: broken files, lost parts, and a copy that holds only what was broken."""
+"""A storage folder of opencode: broken files, lost parts, and a copy of only the broken files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from midstream.errors import ConflictError, UnreadableHistoryError
 from tests.doctor.files import put
 
 
-def test_a_part_without_its_message_is_told(tmp_path: Path) -> None:
+def test_a_part_without_its_message_is_reported(tmp_path: Path) -> None:
     storage = put(tmp_path, "opencode.valid")
     (storage / "part" / "msg_9").mkdir()
     report = examine(storage).report
     assert [(found.code, found.file) for found in report.findings] == [("orphan-part", "part/msg_9")]
 
 
-def test_a_file_that_was_cut_is_left_out_of_the_copy(tmp_path: Path) -> None:
+def test_a_truncated_file_is_omitted_from_the_copy(tmp_path: Path) -> None:
     storage = put(tmp_path, "opencode.valid")
     (storage / "part" / "msg_2" / "prt_2.json").write_text('{"id": "prt_2", "ty')
     done = examine(storage)
@@ -51,7 +51,7 @@ def test_in_place_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) ->
     assert "completed" in part.read_text()
 
 
-def test_another_profile_tells_what_its_provider_refuses(tmp_path: Path) -> None:
+def test_another_profile_finds_what_its_provider_refuses(tmp_path: Path) -> None:
     storage = put(tmp_path, "opencode.valid")
     tool = storage / "part" / "msg_2" / "prt_3.json"
     tool.write_text(tool.read_text().replace("call_A", "call A"))
@@ -59,7 +59,7 @@ def test_another_profile_tells_what_its_provider_refuses(tmp_path: Path) -> None
     assert examine(storage, profile="anthropic").report.findings != ()
 
 
-def test_another_folder_is_no_storage(tmp_path: Path) -> None:
+def test_another_folder_is_not_a_storage(tmp_path: Path) -> None:
     assert not is_storage(tmp_path)
     with pytest.raises(UnreadableHistoryError):
         examine_storage(tmp_path, None, lambda _: None)

@@ -1,4 +1,4 @@
-"""What a user took back is kept in the file and judged no more."""
+"""Turns that a user undid stay in the file and are not judged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _user(words: str) -> Json:
     return _item(type="message", role="user", content=[{"type": "input_text", "text": words}])
 
 
-def _said(words: str) -> Json:
+def _agent(words: str) -> Json:
     return _item(type="message", role="assistant", content=[{"type": "output_text", "text": words}])
 
 
@@ -46,18 +46,18 @@ META: Json = {"type": "session_meta", "payload": {"id": "1"}}
 @pytest.mark.parametrize(
     ("lines", "taken_back"),
     [
-        ([_user("a"), _said("x"), _undo(1)], [1, 2, 3]),
-        ([_user("a"), _user("b"), _said("x"), _undo(1), _user("c")], [2, 3, 4]),
+        ([_user("a"), _agent("x"), _undo(1)], [1, 2, 3]),
+        ([_user("a"), _user("b"), _agent("x"), _undo(1), _user("c")], [2, 3, 4]),
         ([_user("a"), _user("b"), _undo(1), _undo(1), _user("c")], [1, 2, 3, 4]),
         ([_user("a"), _undo(1), _user("b"), _user("c"), _undo(1)], [1, 2, 4, 5]),
-        ([_said("before"), _user("a"), _undo(99)], [2, 3]),
+        ([_agent("before"), _user("a"), _undo(99)], [2, 3]),
         (
-            [_user("a"), _user("<environment_context>x</environment_context>"), _said("x"), _undo(1)],
+            [_user("a"), _user("<environment_context>x</environment_context>"), _agent("x"), _undo(1)],
             [1, 2, 3, 4],
         ),
         ([_user("a"), _user("# AGENTS.md instructions for /x"), _undo(1)], [1, 2, 3]),
-        ([_user("a"), _said(ORDER), _said("x"), _undo(1)], [2, 3, 4]),
-        ([_user("a"), _said("{no order"), _said('{"recipient": 1}'), _undo(1)], [1, 2, 3, 4]),
+        ([_user("a"), _agent(ORDER), _agent("x"), _undo(1)], [2, 3, 4]),
+        ([_user("a"), _agent("{no order"), _agent('{"recipient": 1}'), _undo(1)], [1, 2, 3, 4]),
         ([_undo(3), _user("a")], []),
         ([_user("a"), _undo(0), _undo(-1), _undo("2"), _undo(None), _event(type="other", num_turns=1)], []),
         (
@@ -71,7 +71,7 @@ META: Json = {"type": "session_meta", "payload": {"id": "1"}}
         ([_item(type="message", role="user", content="odd"), _undo(1)], [1, 2]),
     ],
 )
-def test_the_turns_that_count_are_those_of_codex(lines: list[Json], taken_back: list[int]) -> None:
+def test_the_remaining_turns_are_those_of_codex(lines: list[Json], taken_back: list[int]) -> None:
     rollbacks = Rollbacks(CodexRollout())
     for number, line in enumerate(lines, 1):
         rollbacks.note(number, line)
@@ -79,7 +79,7 @@ def test_the_turns_that_count_are_those_of_codex(lines: list[Json], taken_back: 
     assert rollbacks.lines == len(taken_back)
 
 
-def test_a_broken_turn_that_was_taken_back_is_no_defect_and_stays_in_the_copy(tmp_path: Path) -> None:
+def test_a_broken_turn_that_was_undone_is_not_a_defect_and_stays_in_the_copy(tmp_path: Path) -> None:
     lines: list[Any] = [
         META,
         _user("Read."),
@@ -89,7 +89,7 @@ def test_a_broken_turn_that_was_taken_back_is_no_defect_and_stays_in_the_copy(tm
         {"type": "compacted", "payload": {"message": "m", "replacement_history": []}},
         _undo(1),
         _user("Sing."),
-        _said("La."),
+        _agent("La."),
     ]
     done = examine(write_lines(tmp_path / "r.jsonl", lines))
     assert [(found.code, found.call_id) for found in done.report.findings] == [("dangling-call", "kept")]

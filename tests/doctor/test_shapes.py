@@ -1,4 +1,4 @@
-"""A message speaks for its format, or for none; what stands around a list is only a hint."""
+"""A message shows its format, or none; its surroundings are only a hint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ USER = {"role": "user", "content": "hi"}
         ({"role": "assistant", "content": [{"type": "thinking", "thinking": [{}]}]}, "mistral"),
     ],
 )
-def test_a_message_speaks_for_its_format(message: object, form: str) -> None:
+def test_the_format_of_a_message_is_recognized(message: object, form: str) -> None:
     assert recognize_by_marks(message) == form
 
 
@@ -53,7 +53,7 @@ def test_a_message_speaks_for_its_format(message: object, form: str) -> None:
         ({"body": {"contents": [{"parts": []}]}}, ("body", "contents"), "gemini"),
     ],
 )
-def test_messages_are_found_where_programs_keep_them(
+def test_messages_are_found_where_programs_store_them(
     document: object, path: tuple[str, ...], form: str
 ) -> None:
     shape = shape_of(document)
@@ -62,15 +62,15 @@ def test_messages_are_found_where_programs_keep_them(
 
 
 @pytest.mark.parametrize("document", [None, 1, "text", {}, {"messages": "no"}, [1, 2, 3], {"input": "text"}])
-def test_what_holds_no_messages_has_no_shape(document: object) -> None:
+def test_a_document_without_messages_has_no_shape(document: object) -> None:
     assert shape_of(document) is None
 
 
-def test_an_entry_that_is_no_message_does_not_hide_the_others() -> None:
+def test_an_invalid_entry_does_not_hide_the_other_messages() -> None:
     assert shape_of([USER, 42, USER]) is not None
 
 
-def test_two_formats_at_once_are_told_with_their_places() -> None:
+def test_two_formats_at_once_are_reported_with_their_places() -> None:
     mixed = [{"role": "model", "parts": []}, {"kind": "request", "parts": []}]
     with pytest.raises(
         UnreadableHistoryError, match=r"gemini \(first: message 0\), pydantic-ai \(first: message 1\)"
@@ -79,7 +79,7 @@ def test_two_formats_at_once_are_told_with_their_places() -> None:
     assert format_of(mixed, "gemini") == "gemini"
 
 
-def test_names_are_known_as_people_write_them() -> None:
+def test_format_names_are_accepted_in_common_spellings() -> None:
     assert [resolve_format(name) for name in ("Claude_Code", "google", "chat")] == [
         "claude-code",
         "gemini",
@@ -89,7 +89,7 @@ def test_names_are_known_as_people_write_them() -> None:
         resolve_format("klingon")
 
 
-def test_a_value_is_put_back_where_it_was_found_and_the_rest_is_the_same() -> None:
+def test_a_value_is_replaced_in_its_place_and_the_rest_is_unchanged() -> None:
     document = {"a": {"messages": [1]}, "b": [2]}
     changed: Any = with_value(document, ("a", "messages"), [3])
     assert (changed, document["a"]) == ({"a": {"messages": [3]}, "b": [2]}, {"messages": [1]})

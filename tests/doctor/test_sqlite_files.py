@@ -1,4 +1,4 @@
-"""Databases are read without a trace, and copied with what stands in their logs."""
+"""Databases are read without a trace, and copied with the contents of their logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _add_a_row(db: apsw.Connection) -> None:
     db.execute("insert into t values (3)")
 
 
-def test_what_stands_in_the_log_is_read_and_copied(path: Path) -> None:
+def test_the_contents_of_the_log_are_read_and_copied(path: Path) -> None:
     target = path.with_name("copy.db")
     with closing(apsw.Connection(str(path))) as writer:
         writer.execute("insert into t values (2)")
@@ -43,20 +43,20 @@ def test_what_stands_in_the_log_is_read_and_copied(path: Path) -> None:
     assert sqlite_files.is_whole(target)
 
 
-def test_a_file_that_changes_under_the_reader_is_told(path: Path) -> None:
+def test_a_file_that_changes_under_the_reader_is_reported(path: Path) -> None:
     with pytest.raises(UnreadableHistoryError) as refused, sqlite_files.reading(path):
         path.write_bytes(path.read_bytes() + bytes(4096))
     assert refused.value.reason == "busy"
 
 
-def test_what_is_no_database_is_told(path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_reported(path: Path) -> None:
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     with pytest.raises(UnreadableHistoryError) as refused:
         sqlite_files.is_whole(path)
     assert refused.value.reason == "damaged"
 
 
-def test_a_lock_and_a_folder_that_refuses_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_and_an_unwritable_folder_are_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_files, "BUSY_TIMEOUT_MS", 10)
     with closing(apsw.Connection(str(path))) as db:
         db.execute("pragma journal_mode = delete; begin exclusive").fetchall()

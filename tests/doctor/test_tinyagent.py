@@ -1,4 +1,4 @@
-"""Sessions of tunacode as it saves them today: judged as they will be sent, and kept as they are."""
+"""Sessions of tunacode in their current format: judged in the form in which they are sent, and stored in their own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _result(name: str, words: str = "done") -> Json:
 THOUGHT: Json = {"type": "thinking", "thinking": "hm", "thinking_signature": "s"}
 
 
-def test_a_valid_session_comes_back_as_the_same_list() -> None:
+def test_a_valid_session_is_returned_as_the_same_list() -> None:
     image = {"type": "image", "url": "data:image/png;base64,AA=="}
     messages = [
         {"role": "user", "content": [_text("Look."), image]},
@@ -85,7 +85,7 @@ def test_an_open_call_gets_a_result_and_the_rest_is_the_same_objects() -> None:
     assert repair_messages(done.messages, None).edits == ()
 
 
-def test_what_is_changed_keeps_what_stands_around_it() -> None:
+def test_a_changed_message_keeps_its_other_fields() -> None:
     messages = [
         _user("x"),
         _response(THOUGHT, _text("y"), _call("a", name="ba sh")),
@@ -98,12 +98,12 @@ def test_what_is_changed_keeps_what_stands_around_it() -> None:
     assert response["content"][2] == _call("a", name="ba_sh")
 
 
-def test_arguments_that_are_no_object_become_one() -> None:
+def test_arguments_that_are_not_an_object_become_one() -> None:
     done = repair_messages([_user("x"), _response(_call("a", arguments='{"cut')), _result("a")], None)
     assert done.messages[1]["content"][0]["arguments"] == {"_raw": '{"cut'}
 
 
-def test_thoughts_of_a_response_that_is_not_sent_are_told_as_lost() -> None:
+def test_thoughts_of_a_response_that_is_not_sent_are_reported_as_lost() -> None:
     done = repair_messages([_user("x"), _response(THOUGHT), _user("y")], None)
     assert [edit.lost for edit in done.edits if edit.lost] == ["hm"]
 
@@ -118,14 +118,14 @@ def _session(*messages: Any) -> Json:  # noqa: ANN401 - any JSON
     }
 
 
-def test_a_session_without_calls_is_known_by_what_stands_around_it(tmp_path: Path) -> None:
+def test_a_session_without_calls_is_recognized_by_its_other_fields(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps(_session(_user("x"), _response(_text("y")))))
     told = examine(path).report
     assert (told.format, told.profile, told.status) == ("tunacode", "neutral", Status.CLEAN)
 
 
-def test_the_rules_can_be_those_of_a_provider(tmp_path: Path) -> None:
+def test_the_rules_of_a_provider_can_be_applied(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps(_session(_user("x"), _response(_call("a" * 50)), _result("a" * 50))))
     assert examine(path, profile="anthropic").report.status is Status.CLEAN
@@ -133,7 +133,7 @@ def test_the_rules_can_be_those_of_a_provider(tmp_path: Path) -> None:
     assert {each.code for each in examine(path, profile="mistral-v3").report.findings} == {"bad-id"}
 
 
-def test_lines_of_it_are_refused_by_name(tmp_path: Path) -> None:
+def test_its_format_is_refused_for_lines(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(json.dumps(_response(_call("a"))) + "\n" + json.dumps(_result("a")) + "\n")
     assert examine(path).report.reason == "wrong-format"
@@ -141,7 +141,7 @@ def test_lines_of_it_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["tool_result", "user", "assistant"])
 @pytest.mark.parametrize("content", ["", [], [_text("")]])
-def test_nothing_said_is_at_rest_after_a_repair_of_what_stands_around_it(role: str, content: object) -> None:
+def test_a_second_repair_of_an_empty_message_changes_nothing(role: str, content: object) -> None:
     messages: list[Any] = [_user("x"), _response(_call("a")), _result("a"), _response(_text("y"), _call("b"))]
     messages[2] |= {"role": role, "content": content, "tool_call_id": None}
     done = repair_messages(messages, None)
@@ -156,7 +156,7 @@ _ODD: st.SearchStrategy[Any] = st.sampled_from(
 
 @given(st.data())
 @settings(max_examples=tried(200))
-def test_whatever_stands_there_is_repaired_and_then_at_rest(data: st.DataObject) -> None:
+def test_any_content_is_repaired_and_a_second_repair_changes_nothing(data: st.DataObject) -> None:
     messages: list[Any] = [
         _user("x"),
         _response(THOUGHT, _text("y"), _call("a")),

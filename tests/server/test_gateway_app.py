@@ -47,7 +47,7 @@ from midstream.session.model_settings import ModelSettings
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, Stall, text
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.serving import TOKEN, WAIT_S, called, make_gateway, say, served, serving
+from tests.dialects.serving import TOKEN, WAIT_S, asgi_client, make_gateway, say, served, serving
 from tests.search import tried
 from tests.spec import spec
 
@@ -312,7 +312,7 @@ async def test_a_bug_of_an_upstream_is_reported_without_detail(caplog: pytest.Lo
             raise ZeroDivisionError("secret")
 
     app = make_gateway(Broken())
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         answer = await client.post("/v1/chat/completions", json=say("hi"))
     assert (answer.status_code, "secret" in answer.text) == (500, False)
     assert "ZeroDivisionError" in caplog.text
@@ -448,7 +448,7 @@ async def test_answers_stopped_by_the_shutdown_end_with_an_error_of_their_api(
 async def test_a_late_request_does_not_start_a_stopped_gateway() -> None:
     store = MemoryStore()
     app = make_gateway(ScriptedModel([HELLO]), store=store)
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         assert (await client.post("/v1/chat/completions", json=say("hi"))).status_code == 200
         await app.stop()
         late = await client.get("/v1/responses/resp_1")
@@ -479,7 +479,7 @@ async def test_a_model_is_closed_with_the_gateway() -> None:
             self.closed += 1
 
     model = Closing([HELLO])
-    async with called(make_gateway(model)) as client:
+    async with asgi_client(make_gateway(model)) as client:
         assert (await client.post("/v1/chat/completions", json=say("hi"))).is_success
     assert model.closed == 1
 
@@ -541,7 +541,7 @@ async def test_no_malformed_transcript_causes_an_internal_error(messages: list[A
     model = ScriptedModel([HELLO])
     app = make_gateway(model)
     field = "input" if path == "responses" else "messages"
-    async with called(app) as client:
+    async with asgi_client(app) as client:
         answer = await client.post(f"/v1/{path}", json={field: messages, "model": "m", "store": False})
     assert answer.status_code == 200, answer.text
     (request,) = model.requests
