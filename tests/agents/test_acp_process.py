@@ -33,12 +33,12 @@ from midstream.agents.acp_process import AcpProcess
 WORLD = World()
 
 
-async def ignore_permission(_: str, __: ToolCallUpdate) -> Decision:
+async def refuse_permission(_: str, __: ToolCallUpdate) -> Decision:
     return "nobody is there"
 
 
 def process(*command: str, cwd: Path | str = ".") -> AcpProcess:
-    return AcpProcess("agent", command, cwd=str(cwd), env={}, leave=ignore_permission, world=WORLD)
+    return AcpProcess("agent", command, cwd=str(cwd), env={}, leave=refuse_permission, world=WORLD)
 
 
 async def lives(pid: int) -> bool:

@@ -11,7 +11,7 @@ from midstream.history.messages import Finish
 from midstream.models.responses import Finished, ThinkingDelta, ToolCallRequested
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import Tool, tool
-from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, spoken
+from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, text_steps
 
 TURNS = 3
 """Turns of a session; in every second session the last one is cancelled."""
@@ -60,9 +60,9 @@ def script() -> list[list[ScriptedStep]]:
     calls = Finished(Finish.CALLS)
     server, client = ToolCallRequested("a", "write", "{}"), ToolCallRequested("b", "ask", "{}")
     return [
-        [ThinkingDelta("both sides"), *spoken(first), server, client, calls],
-        [*spoken(second), ToolCallRequested("a", "work_slowly", "{}"), calls],
-        [*spoken(third), Finished()],
+        [ThinkingDelta("both sides"), *text_steps(first), server, client, calls],
+        [*text_steps(second), ToolCallRequested("a", "work_slowly", "{}"), calls],
+        [*text_steps(third), Finished()],
     ]
 
 

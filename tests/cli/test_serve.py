@@ -178,7 +178,7 @@ def _welcome(server: Serving) -> dict[str, Any]:
         return welcome
 
 
-def test_it_has_metrics_and_health_endpoints(tmp_path: Path) -> None:
+def test_it_serves_metrics(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--metrics", "--otel", "--log-format", "json"]) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/metrics", headers=headers_for(server.url))

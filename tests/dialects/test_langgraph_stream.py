@@ -26,7 +26,7 @@ from tests.dialects.langgraph_stream import (
     words_of,
 )
 from tests.dialects.ui_stream import cut_chats, read_on_elsewhere, run_node, run_servers
-from tests.guides.programs import URL
+from tests.guides.guide_programs import URL
 
 pytestmark = pytest.mark.fault
 needs_npm = pytest.mark.skipif(bool(lacking()), reason=lacking())

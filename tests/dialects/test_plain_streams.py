@@ -24,7 +24,7 @@ from tests.dialects.plain_streams import (
 )
 from tests.dialects.subscribers import kill_subscribed
 from tests.dialects.ui_stream import run_node, run_servers
-from tests.guides.programs import URL
+from tests.guides.guide_programs import URL
 from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 

@@ -36,11 +36,11 @@ OTHER = "o" * 43
 
 
 @pytest.fixture(autouse=True)
-def _nobody_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(escrow_locks, "LINGER_S", 0.0)
 
 
-def _no_linger(
+def _host(
     folder: Path,
     script: Script,
     memory: Memory,
@@ -92,7 +92,7 @@ async def _killed(host: Host, memory: Memory) -> None:
 async def test_a_turn_without_readers_continues_and_then_its_keys_are_deleted(tmp_path: Path) -> None:
     gate, world = asyncio.Event(), FakeWorld()
     memory = Memory()
-    host = _no_linger(tmp_path, [[Gate(gate), *text("the end")]], memory, world=world)
+    host = _host(tmp_path, [[Gate(gate), *text("the end")]], memory, world=world)
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         runner = await host.session("s", create=True)
@@ -116,14 +116,14 @@ async def test_a_turn_without_readers_continues_and_then_its_keys_are_deleted(tm
 @spec("STREAM-90")
 async def test_a_start_deletes_the_key_shares_of_deleted_sessions(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
-    first = _no_linger(tmp_path, [text("one")], memory, world=world)
+    first = _host(tmp_path, [text("one")], memory, world=world)
     await first.start()
     with await _locks(first).hold("s", SECRET, begins=True):
         await run_turn(first, "s", "hi")
     await first.stop(grace_s=0.1)
     del memory.sessions["s"]
     await world.advance(3601.0)
-    second = _no_linger(tmp_path, [], memory, world=world)
+    second = _host(tmp_path, [], memory, world=world)
     await second.start()
     await _until(lambda: set(memory.values["escrow"]) == {""})
     await second.stop(grace_s=0.1)
@@ -132,7 +132,7 @@ async def test_a_start_deletes_the_key_shares_of_deleted_sessions(tmp_path: Path
 @spec("STREAM-92")
 async def test_the_last_of_several_holders_locks(tmp_path: Path) -> None:
     world = FakeWorld()
-    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
+    host = _host(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     locks = _locks(host)
     with await locks.hold("s", SECRET, begins=True):
@@ -153,7 +153,7 @@ async def test_a_client_that_reconnects_soon_finds_the_session_unlocked(
 ) -> None:
     monkeypatch.setattr(escrow_locks, "LINGER_S", 5.0)
     world = FakeWorld()
-    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
+    host = _host(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         await run_turn(host, "s", "hi")
@@ -169,7 +169,7 @@ async def test_a_client_that_reconnects_soon_finds_the_session_unlocked(
 
 async def test_a_client_that_connects_during_the_lock_keeps_the_session_unlocked(tmp_path: Path) -> None:
     world = FakeWorld()
-    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
+    host = _host(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     locks = _locks(host)
     with await locks.hold("s", SECRET, begins=True):
@@ -203,8 +203,8 @@ async def test_unfinished_work_waits_for_its_client_without_an_error(
         return "done"
 
     model: list[Response] = [calls(("once", "{}")), [Gate(asyncio.Event())]]
-    first = _no_linger(tmp_path, model, memory, tools=[once])
-    second = _no_linger(tmp_path, [text("none"), text("the end")], memory, tools=[once])
+    first = _host(tmp_path, model, memory, tools=[once])
+    second = _host(tmp_path, [text("none"), text("the end")], memory, tools=[once])
     await first.start()
     if is_survivor:
         await second.start()
@@ -277,8 +277,8 @@ async def test_a_sub_agents_turn_continues_with_that_of_its_parent(tmp_path: Pat
 async def test_work_of_another_process_does_not_wait_for_its_client(tmp_path: Path) -> None:
     gate = asyncio.Event()
     memory = Memory()
-    first = _no_linger(tmp_path, [[Gate(gate), *text("the end")]], memory)
-    second = _no_linger(tmp_path, [], memory)
+    first = _host(tmp_path, [[Gate(gate), *text("the end")]], memory)
+    second = _host(tmp_path, [], memory)
     await first.start()
     with await _locks(first).hold("s", SECRET, begins=True):
         runner = await first.session("s", create=True)
@@ -304,7 +304,7 @@ async def test_due_records_are_pruned_when_the_client_leaves_and_not_before(
 ) -> None:
     memory, world = Memory(), FakeWorld()
     retention = Retention(events_for_s=None, events_max=1)
-    host = _no_linger(tmp_path, [text("a few words")], memory, world=world)
+    host = _host(tmp_path, [text("a few words")], memory, world=world)
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         await run_turn(host, "s", "hi")
@@ -333,14 +333,14 @@ async def test_due_records_are_pruned_when_the_client_leaves_and_not_before(
 async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
     retention = Retention(sessions_for_s=1000.0)
-    first = _no_linger(tmp_path, [[Gate(asyncio.Event())]], memory, world=world)
+    first = _host(tmp_path, [[Gate(asyncio.Event())]], memory, world=world)
     await first.start()
     for session in ("rests", "runs"):
         with await _locks(first).hold(session, SECRET, begins=True):
             runner = await first.session(session, create=True)
             await runner.submit(SendMessage(UserMessage.of("hi")))
     await _killed(first, memory)
-    second = _no_linger(tmp_path, [text("one")], memory, world=world)
+    second = _host(tmp_path, [text("one")], memory, world=world)
     await second.start()
     await second.wait_for_recovery()
 
@@ -367,7 +367,7 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
 @spec("STREAM-89")
 async def test_a_viewers_access_is_checked_again_when_it_expires(tmp_path: Path) -> None:
     world = FakeWorld()
-    host = _no_linger(tmp_path, [text("one")], Memory(), world=world)
+    host = _host(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     locks = _locks(host)
     with await locks.hold("s", SECRET, begins=True) as held:
@@ -388,7 +388,7 @@ async def test_a_viewers_access_is_checked_again_when_it_expires(tmp_path: Path)
 @spec("STREAM-89")
 async def test_access_withdrawn_at_another_server_ends_within_a_minute(tmp_path: Path) -> None:
     memory, world = Memory(), FakeWorld()
-    host, other = (_no_linger(tmp_path, [text("one")], memory, world=world) for _ in range(2))
+    host, other = (_host(tmp_path, [text("one")], memory, world=world) for _ in range(2))
     await host.start()
     await other.start()
     with await _locks(host).hold("s", SECRET, begins=True):

@@ -1,7 +1,6 @@
-"""A process with one session whose model keeps its responses: `python -m tests.fault.asking_process DB URL [POINT
-TIME]`.
+"""A process with one session whose provider stores its responses: `asking_process DB URL [POINT TIME]`.
 
-It says one thing, or goes on with what an earlier process was in, and may kill itself on the way.
+It sends one message, or continues the session of an earlier process, and may kill itself on the way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which deaths are tried: a few for every day, all of them for `make fault`; and the table of what came of them."""
+"""The selection of deaths: a few for every day, all of them for `make fault`; and the table of their results."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def _client(point: Fault, count: int) -> Kill:
 
 
 EVERY_DAY: tuple[Case, ...] = (
-    # The first message: on its way, stored, acknowledged; then the model speaks.
+    # The first message: sent, stored, acknowledged; then the model streams.
     *(Case((_server(point, 1),)) for point in (Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, *APPENDS)),
     Case((_server(Fault.BEFORE_ACK, 1),)),
     *(Case((_server(point, 12),)) for point in APPENDS),
-    # Two reads side by side, a write, the slow tool; the client's result is stored and not acknowledged.
+    # Two concurrent reads, a write, the slow tool; the client's result is stored and not acknowledged.
     *(Case((_server(point, count),)) for point in ROUND_TOOLS for count in (1, 3, 5)),
     Case((_server(Fault.BEFORE_ACK, 2),)),
-    # Recovery dies too; the slow tool is run, and the last words are cut.
+    # Recovery dies too; the slow tool is run, and the last text is interrupted.
     *(Case((_server(Fault.AFTER_TOOL, 2), _server(point, 1))) for point in IN_RECOVERY),
     Case((_server(Fault.AFTER_TOOL, 5), _server(Fault.AFTER_PUBLISH, 8), _server(Fault.BEFORE_APPEND, 3))),
-    # The client, before and after it has kept what it was shown, and around its own tool; then both.
+    # The client, before and after it has stored its events, and around its own tool; then both.
     *(Case((_client(point, count),)) for point in CHECKPOINTS for count in (1, 8)),
     *(Case((_client(point, 1),)) for point in ROUND_TOOLS),
     Case((_server(Fault.BEFORE_TOOL, 3), _client(Fault.AFTER_CHECKPOINT, 6))),
-    # A stop from the user.
+    # A cancel by the user.
     Case((_server(Fault.BEFORE_ACK, 2),), is_cancelled=True),
     Case((_server(Fault.AFTER_TOOL, 4), _client(Fault.BEFORE_CHECKPOINT, 9)), is_cancelled=True),
 )
-"""Thirty deaths or so: every point, in every part of the turn."""
+"""About thirty deaths: every point, in every part of the turn."""
 
 
 def every_case(reference: Report, cancelled: Report) -> Iterator[Case]:
-    """Yield the whole matrix, from how often the points are reached when nobody dies."""
+    """Yield the whole matrix, from the number of times that each point is reached without a death."""
     times = reference.reached
     for point in (*APPENDS, *ROUND_TOOLS, Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, Fault.BEFORE_ACK):
         yield from _each("server", point, times)
@@ -118,7 +118,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def figures_of(story: str, reports: Sequence[Report]) -> dict[str, int]:
-    """Return what came of the cases of one story."""
+    """Return the results of the cases of one story."""
     ours = [each for each in reports if each.case.startswith(f"{story}:")]
     return {
         "cases": len(ours),

@@ -1,4 +1,4 @@
-"""A server whose agent hands everything to a sub-agent, and whose sub-agent kills it: `… FOLDER`."""
+"""A server whose agent delegates everything to a sub-agent, and whose sub-agent kills it: `… FOLDER`."""
 
 from __future__ import annotations
 

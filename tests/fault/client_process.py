@@ -1,7 +1,7 @@
 """A client that may kill itself at a fault point: `python -m tests.fault.client_process FOLDER PORT`.
 
-It writes down each event it is shown before it asks for the next one, and leaves out what it wrote down in an
-earlier life: the way an application is told to keep events.
+It stores each event before it requests the next one, and omits events that an earlier life stored: the
+documented way for an application to store events.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tests.fault.turn import QUESTION, SESSION, Ledger, client_tools
 
 SLOW_RESPONSE = 3
 HAND_S = 0.002
-"""Seconds an event is in the application's hands before it is written down: a death in between must show it again."""
+"""Seconds that an event is in the application before it is stored: a death in between must deliver it again."""
 
 
 class HastyWorld(KillingWorld):
-    """Reconnect soon: chance says always the shortest wait."""
+    """Reconnects soon: the random wait is always the shortest."""
 
     def chance(self) -> float:
         return 0.97
 
 
 class Shown(Struct, frozen=True):
-    """One line of the notes."""
+    """One line of the log."""
 
     id: str
     record: msgspec.Raw
 
 
 class Notes:
-    """The events a client was shown, in a file, each once."""
+    """The events that a client received, in a file, each once."""
 
     def __init__(self, path: Path) -> None:
         self.lines = read_notes(path)
@@ -97,7 +97,7 @@ async def main() -> None:
 async def _follow(client: Client, events: AsyncIterator[Event], seen: Notes, options: Options) -> None:
     async with asyncio.TaskGroup() as group:
         if options.is_cancelling and any(_is_slow(decode(bytes(line.record))) for line in seen.lines):
-            group.create_task(client.cancel(SESSION))  # this client was killed before it knew
+            group.create_task(client.cancel(SESSION))  # this client was killed before it received it
         async for event in events:
             await World().sleep(HAND_S)
             seen.add(event)

@@ -1,6 +1,6 @@
-"""Play a story against a server that dies: the driver speaks, follows, and is the person who answers.
+"""Play a story against a server that dies: the driver sends, follows, and answers as a person.
 
-What the person says about a call in doubt is the truth, as the ledger has it: it happened, or it shall run again.
+The answer about a call in doubt is true according to the ledger: it happened, or it should run again.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ async def play(case: Case, folder: Path) -> Report:
 
 
 async def _live(server: Process, driver: Driver) -> None:
-    """Start the server anew whenever it dies, until the driver has what it came for."""
+    """Restart the server whenever it dies, until the driver is done."""
     await server.start()
     talk = asyncio.ensure_future(driver.live())
-    died = asyncio.ensure_future(server.ended())
+    died = asyncio.ensure_future(server.await_end())
     try:
         while not talk.done():
             await asyncio.wait([talk, died], return_when=asyncio.FIRST_COMPLETED)
             if died.done():
                 assert died.result(), "the server ended by itself"
                 await server.start()
-                died = asyncio.ensure_future(server.ended())
+                died = asyncio.ensure_future(server.await_end())
         talk.result()
     finally:
         for each in (talk, died):
@@ -84,7 +84,7 @@ async def _live(server: Process, driver: Driver) -> None:
 
 
 class Driver:
-    """Everybody who is no server."""
+    """All roles other than the server."""
 
     def __init__(self, case: Case, folder: Path, url: str) -> None:
         self._case = case
@@ -96,14 +96,14 @@ class Driver:
         self._http = httpx2.AsyncClient()
 
     async def live(self) -> None:
-        """Say everything, answer everything, and return when all turns have ended."""
+        """Send everything, answer everything, and return when all turns have ended."""
         async with (
             connect(self._url, world=HastyWorld(None)) as client,
             self._http,
             self._group,
         ):
             waiting = [client.send(SESSION, words) for words in self._messages]
-            for events in waiting:  # the next one speaks when this one was heard
+            for events in waiting:  # the next message follows when this one was received
                 await anext(events)
             followed = client.follow(SESSION, after="0-0")
             async for event in followed:
@@ -113,7 +113,7 @@ class Driver:
                 await events.aclose()
 
     def _apply(self, record: Record) -> bool:
-        """Do what somebody does about a record; return whether it was the last one."""
+        """React to a record; return whether it was the last one."""
         match record:
             case QuestionAsked():
                 self._group.create_task(self._answer(SESSION, record))
@@ -134,7 +134,7 @@ class Driver:
         await self._post(session, "answer", msgspec.json.encode(answer))
 
     async def _post(self, session: str, what: str, body: bytes) -> None:
-        """Ask until the server has answered: that it is done, or that it was done before."""
+        """Send the request until the server has answered that it is done, or was done before."""
         while True:
             try:
                 answer = await self._http.post(f"{self._url}/v1/sessions/{session}/{what}", content=body)
@@ -148,7 +148,7 @@ class Driver:
 
 
 def truth(folder: Path, session: str, asked: QuestionAsked) -> Choice:
-    """Return what somebody answers who knows what happened, and has nothing against it."""
+    """Return the true answer of a person without objections."""
     match asked.kind:
         case QuestionKind.APPROVAL:
             return Choice.ALLOW
@@ -167,7 +167,7 @@ def truth(folder: Path, session: str, asked: QuestionAsked) -> Choice:
 
 
 async def _left_behind(folder: Path) -> list[str]:
-    """Return what is wrong where an MCP server outlives all who started it for long."""
+    """Return a problem if an MCP server survives the processes that started it for long."""
     if not (folder / PIDS).exists():
         return []
     pids = (folder / PIDS).read_text().split()
@@ -182,13 +182,13 @@ async def _left_behind(folder: Path) -> list[str]:
 
 def _lives(pid: str) -> bool:
     try:
-        return bool(Path("/proc", pid, "cmdline").read_bytes())  # of a zombie it is empty
+        return bool(Path("/proc", pid, "cmdline").read_bytes())  # empty for a zombie
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
 def judge(case: Case, evidence: Evidence, report: Report) -> None:
-    """Say what came of it: nothing twice that may not, no outcome lost, nobody left behind."""
+    """Judge the result: no forbidden repetition, no lost outcome, no remaining process."""
     ledger = evidence.ledger
     report.problems += map(str, check_ended(evidence))
     records = [decode(each.body) for stored in evidence.journals.values() for each in stored]
@@ -217,14 +217,16 @@ def judge(case: Case, evidence: Evidence, report: Report) -> None:
 
 
 def _may_repeat(ledger: Sequence[Execution], call: tuple[str, int, int, str]) -> bool:
-    """Whether the policy of a call lets its effect happen again."""
+    """Return whether the policy of a call lets its effect happen again."""
     names = {each.tool for each in ledger if (each.session, each.turn, each.response, each.call_id) == call}
     policies = POLICIES | CLIENT_POLICIES | MCP_POLICIES
     return all(policies.get(name) in REPEATABLE and "approval" not in name for name in names)
 
 
 def _is_settled(name: str) -> bool:
-    """Whether, whoever dies, the effect of such a call happens in the end: it is run again, or asked about."""
-    if name in CLIENT_POLICIES:  # which asks nobody: what is held, or was allowed once, stays unknown
+    """Return whether the effect of such a call always happens in the end: it is run again, or asked about."""
+    if (
+        name in CLIENT_POLICIES
+    ):  # no question is asked: a held call, or one that was allowed once, stays unknown
         return CLIENT_POLICIES[name] in {*REPEATABLE, OnDoubt.PROBE} and "approval" not in name
     return name in POLICIES and POLICIES[name] is not OnDoubt.UNKNOWN

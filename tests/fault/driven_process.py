@@ -1,7 +1,7 @@
 """An agent of another framework that may kill itself: `python -m tests.fault.driven_process KIND FOLDER`.
 
-Every kind does the same turn: a call `c1`, then `p1`, `p2` and `p3` side by side, then an answer. What the tools do
-is written to a ledger; what the model was answered in the end goes to standard output.
+Every kind runs the same turn: a call `c1`, then `p1`, `p2` and `p3` concurrently, then an answer. The tools'
+effects are written to a ledger; the results that the model received go to standard output.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ANSWER = "all done"
 SESSION = "s"
 DB = "agent.db"
 ASKED = (("c1",), ("p1", "p2", "p3"))
-"""What the model asks for in each response."""
+"""The calls that the model requests in each response."""
 
 
 class Play:
-    """The tools' effects, and the model's next words."""
+    """The tools' effects, and the model's next output."""
 
     def __init__(self, folder: Path, *, dies_in: str) -> None:
         self._ledger = os.open(folder / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -35,14 +35,14 @@ class Play:
 
     async def work(self, name: str) -> str:
         """Have an effect, and perhaps die after it."""
-        await asyncio.sleep(0)  # the others begin
+        await asyncio.sleep(0)  # the others start
         self._note(f"effect {name}")
         if self._dies_in == name:
             os.kill(os.getpid(), signal.SIGKILL)
         return f"result of {name}"
 
     def asked(self, responses: int) -> Sequence[str]:
-        """Return the calls of the next response; none where the answer is due."""
+        """Return the calls of the next response; none if the answer is due."""
         self._note(f"model {responses + 1}")
         return ASKED[responses] if responses < len(ASKED) else ()
 

@@ -1,6 +1,7 @@
 """A server whose clients hold the keys: `python -m tests.fault.escrow_process FOLDER PORT`.
 
-Its model talks without end until there is a file `go`. It says all it can to a log, to OpenTelemetry and to Prometheus.
+Its model streams without end until a file `go` exists. It reports everything to a log, to OpenTelemetry and to
+Prometheus.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of the kill tests runs: representatives in `make test`, all of them in `make fault`."""
+"""The extent of the kill tests: representatives in `make test`, all of them in `make fault`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ STORES: Final = ("sqlite", "postgresql")
 Case = TypeVar("Case")
 
 
-def some(cases: Sequence[Case], *numbers: int) -> list[Case]:
+def select_cases(cases: Sequence[Case], *numbers: int) -> list[Case]:
     """Return the cases with these numbers, which represent the others in `make test`; in `make fault` all cases."""
     return [each for number, each in enumerate(cases) if IS_FULL or number in numbers]
 
 
 def run_on_stores(metafunc: pytest.Metafunc, usual: Mapping[str, Sequence[str]]) -> None:
-    """Run each test that has a `folder` on its stores; in `make fault` on all of `STORES`.
+    """Run each test with a `folder` on its stores; in `make fault` on all of `STORES`.
+
 
     Args:
-        usual: The stores of a test by its name; SQLite where it is not named.
+        usual: The stores of a test by its name; SQLite for other tests.
     """
     if "folder" in metafunc.fixturenames:
         stores = STORES if IS_FULL else usual.get(metafunc.function.__name__, STORES[:1])

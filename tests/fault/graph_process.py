@@ -2,7 +2,8 @@
 
     python -m tests.fault.graph_process FOLDER [STEP]
 
-For each write, or one of STEP, it prints one line of JSON: which one, whether it killed, and what came of the turn.
+For each write, or one of STEP, it prints one line of JSON: its number, whether it killed, and the result of the
+turn.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from midstream.session.calls import Choice
 from midstream.session.questions import questions_of
 from midstream.session.turn.commands import Answer
 from midstream.store.sqlite import SQLiteStore
-from tests.frameworks.graph_model import asked, calling, saying
+from tests.frameworks.graph_model import calling_model, text_model, tool_call
 
 WAIT_S = 60.0
 WRITES_MAX = 200
@@ -68,11 +69,11 @@ ask.metadata = {"midstream": "rerun"}
 
 
 async def plan(_: MessagesState) -> dict[str, Any]:
-    return {"messages": [await saying("A plan.").ainvoke("x")]}
+    return {"messages": [await text_model("A plan.").ainvoke("x")]}
 
 
 async def think(state: MessagesState) -> dict[str, Any]:
-    model = calling(asked("look", "1"), asked("pay", "2"), asked("ask", "3"))
+    model = calling_model(tool_call("look", "1"), tool_call("pay", "2"), tool_call("ask", "3"))
     return {"messages": [await model.ainvoke(state["messages"])]}
 
 
@@ -80,7 +81,7 @@ async def confirm(_: MessagesState) -> dict[str, Any]:
     return {"messages": [AIMessage(f"Confirmed: {interrupt('All right?')}.")]}
 
 
-def built() -> Any:
+def build_graph() -> Any:
     graph: Any = StateGraph(MessagesState)
     graph.add_node("plan", plan)
     graph.add_node("think", think)
@@ -118,8 +119,8 @@ class DyingStore(SQLiteStore):
 
 
 async def live() -> str:
-    """Say something, or go on where a process died; answer all questions; return what the session then says."""
-    async with asyncio.timeout(WAIT_S), Host(make_agent(built()), DyingStore("sessions.db")) as host:
+    """Send a message, or continue after a death; answer all questions; return the session's next text."""
+    async with asyncio.timeout(WAIT_S), Host(make_agent(build_graph()), DyingStore("sessions.db")) as host:
         if not (await host.glance("s")).turns:
             await anext(host.send("s", "go"))
         runner = await host.session("s")

@@ -1,7 +1,7 @@
 """Run the turn with real processes, kill one at a named point, let both recover by themselves, and judge.
 
-A case says who dies where, also several times in a row: the second kill of a side is for the process that was
-started after the first one died. Everything waits for pipes and the ends of processes, within bounds.
+A case describes the deaths, also several in a row: the second kill of a side is for the process that was
+started after the first one died. All waits are for pipes and the ends of processes, within bounds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.forked import AsyncForked
 from tests.ports import held_port
 
 CASE_S = 90.0
-"""Seconds for a whole case; a quiet machine needs one or two, one with ten times the work of its cores up to 40."""
+"""Seconds for a whole case; an idle machine needs one or two, one with ten times the work of its cores up to 40."""
 START_S = 60.0
 LIVES_MAX = 8
 """Processes of one side in one case."""
@@ -65,13 +65,13 @@ class Kill(Struct, frozen=True):
 
 
 class Case(Struct, frozen=True):
-    """What happens to the turn; no kills: the reference."""
+    """The events of the turn; no kills: the reference."""
 
     kills: tuple[Kill, ...] = ()
     is_cancelled: bool = False
-    """The client stops the turn while the slow tool runs."""
+    """The client cancels the turn while the slow tool runs."""
     story: str = "words"
-    """What the turn is about; see `stories` for all others than this one."""
+    """The subject of the turn; see `stories` for all others than this one."""
 
     def __str__(self) -> str:
         deaths = ", then ".join(map(str, self.kills)) or "nobody dies"
@@ -81,7 +81,7 @@ class Case(Struct, frozen=True):
 
 
 class Report(Struct):
-    """What came of a case."""
+    """The result of a case."""
 
     case: str
     deaths: int = 0
@@ -91,13 +91,13 @@ class Report(Struct):
     """How often each side reached each point, over all its processes."""
     deadly: list[Point] = field(default_factory=list)
     runs: int = 0
-    """Executions of tools that began."""
+    """Started executions of tools."""
     reruns: int = 0
     """Executions that the journal announces as a second or later run."""
     unknown: int = 0
     """Calls whose outcome is unknown."""
     duplicates: int = 0
-    """Effects that happened again and may not."""
+    """Effects that were repeated and must not be."""
     takeover_s: list[float] = field(default_factory=list)
     """For each restart of the server in a live turn: from the start of the process to the first new record."""
     from_start_s: list[float] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Process:
         self.deaths: list[Point] = []
         self.started_at: list[float] = []
         self.acked: set[int] = set()
-        """The commands a client knew to be stored when it died."""
+        """The commands whose storage a client had confirmed when it died."""
         self._folder = folder
         self._arguments = [str(folder), str(port), *(["--cancel"] if case.is_cancelled else [])]
         self._arguments += ["--story", case.story]
@@ -139,8 +139,8 @@ class Process:
             async with asyncio.timeout(START_S):
                 await self._process.stdout.readline()
 
-    async def ended(self) -> bool:
-        """Wait for the end of the process; return whether it was killed as planned (else it ended well)."""
+    async def await_end(self) -> bool:
+        """Wait for the end of the process; return whether it was killed as planned (or ended successfully)."""
         assert self._process is not None
         code = await self._process.wait()
         if code == -signal.SIGKILL and len(self.deaths) < len(self._kills):
@@ -150,7 +150,7 @@ class Process:
         return False
 
     def look_back(self) -> None:
-        """Read from a dead client's checkpoint which commands it had been told are stored."""
+        """Read from a dead client's checkpoint which of its commands are acknowledged."""
         if self.side == "client" and (self._folder / "client.db").exists():
             with closing(sqlite3.connect(self._folder / "client.db")) as kept:
                 if kept.execute("SELECT 1 FROM sqlite_master WHERE name = 'command'").fetchone():
@@ -159,7 +159,7 @@ class Process:
                     self.acked |= set(range(numbered)) - waiting
 
     async def kill(self) -> None:
-        """End it, whatever it does."""
+        """End it at any point."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.communicate()
@@ -170,7 +170,7 @@ class Process:
 
 
 Judge = Callable[[Case, Path, tuple["Process", "Process"], Report], Awaitable[None]]
-"""Looks at what server and client left in a folder, and completes the report."""
+"""Examines the files of server and client in a folder, and completes the report."""
 
 
 async def run(case: Case, folder: Path, judge: Judge | None = None) -> Report:
@@ -197,10 +197,10 @@ async def run(case: Case, folder: Path, judge: Judge | None = None) -> Report:
 
 
 async def _play(server: Process, client: Process) -> None:
-    """Start both, start anew whoever dies, until the client has seen what it came for."""
+    """Start both, restart dead processes, until the client has received everything."""
     await server.start()
     await client.start()
-    waits = {asyncio.ensure_future(each.ended()): each for each in (server, client)}
+    waits = {asyncio.ensure_future(each.await_end()): each for each in (server, client)}
     try:
         while True:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -211,7 +211,7 @@ async def _play(server: Process, client: Process) -> None:
                     return
                 who.look_back()
                 await who.start()
-                waits[asyncio.ensure_future(who.ended())] = who
+                waits[asyncio.ensure_future(who.await_end())] = who
     finally:
         for wait in waits:
             wait.cancel()
@@ -245,7 +245,7 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     ends = [record for record in records if isinstance(record, TurnEnded)]
     report.status = ends[-1].status.value if ends else "open"
     allowed = {TurnStatus.COMPLETED}
-    if case.is_cancelled:  # the turn may have been faster than a client that was dead
+    if case.is_cancelled:  # the turn may have been faster than a dead client
         allowed = {TurnStatus.CANCELLED, TurnStatus.COMPLETED}
     if report.status not in allowed or len(ends) != 1:
         report.problems.append(f"the turn ended {report.status}, {len(ends)} times")
@@ -267,7 +267,7 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
 
 
 def read_ledger(folder: Path) -> list[Execution]:
-    """Return what the tools wrote down."""
+    """Return the lines that the tools wrote."""
     if not (folder / "ledger").exists():
         return []
     lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
@@ -294,7 +294,7 @@ def _run_of(line: Line) -> tuple[str, int, int, str, int]:
 def client_log(
     folder: Path, records: Sequence[Record], acked: set[int], say: SendPayload, later: Sequence[Payload]
 ) -> ClientLog:
-    """Return the client's notes; what it sent follows from the script: first `send`, then any of `later`."""
+    """Return the client's log; its commands follow from the script: first `send`, then any of `later`."""
     seen = [ShownEvent(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
     opened = [decode(each.body) for each in seen]
     stream = next((each.stream for each in opened if isinstance(each, StreamOpened)), "")
@@ -311,7 +311,7 @@ def reader_log(folder: Path) -> ClientLog:
 
 
 def text_shown(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the texts of the responses as a reader makes them: from deltas, dropping attempts that were cut."""
+    """Return the texts of the responses as a reader makes them: from deltas, without interrupted attempts."""
     texts: dict[int, str] = {}
     for record in records:
         match record:
@@ -323,14 +323,14 @@ def text_shown(records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def text_kept(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the texts of the responses as the journal keeps them whole."""
+    """Return the texts of the whole responses in the journal."""
     return tuple(
         record.body.text for record in records if isinstance(record, ResponseCompleted) and record.body.text
     )
 
 
 def _measure_takeovers(folder: Path, server: Process, report: Report) -> None:
-    """Read from the server's notes how long each new process took to its first append."""
+    """Read from the server's log how long each new process took to its first append."""
     lives: list[list[tuple[str, float]]] = []
     for line in (folder / "server.reached").read_text().splitlines():
         name, *_, at = line.split()

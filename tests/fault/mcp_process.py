@@ -1,7 +1,7 @@
 """An MCP server whose tools write into the ledger: `python -m tests.fault.mcp_process FOLDER HOW`.
 
-HOW is what happens in the middle of a call that has effects: `mcp`, nothing; `mcp_dies`, this process is killed;
-`kills`, the one that started it is.
+HOW selects the event in the middle of a call with effects: `mcp`, none; `mcp_dies`, this process is killed;
+`kills`, its parent is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ server = MCPServer("ledger", log_level="ERROR")
 
 
 def note(name: str, key: str, what: Literal["began", "ended"]) -> None:
-    """Write down that a run began or ended; which run it is, the lines before say."""
+    """Write that a run began or ended; the lines before determine its number."""
     session, turn, response, call_id = key.split("/")
     lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
     place = (session, int(turn), int(response), call_id)

@@ -1,4 +1,4 @@
-"""Play a story between a server and a client that runs a tool or is asked; either of them dies."""
+"""Play a story between a server and a client that runs a tool or answers questions; either of them dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fault.stories import CLIENT_POLICIES, Stage
 from tests.fault.turn import QUESTION, SESSION
 
 IN_DOUBT: tuple[Point, ...] = (Fault.BEFORE_TOOL, Inside.INSIDE_TOOL, Fault.AFTER_TOOL)
-"""Where a death leaves a call that began, for all that anybody knows."""
+"""The points of death after which a started call is in doubt."""
 CHECKPOINTS_MAX = 16
 """Checkpoints of one story at each of which its client is killed; of longer ones every second or third."""
 
@@ -53,7 +53,7 @@ def every_case(story: str, reference: Report) -> Iterator[Case]:
     if reference.reached["server"].get(Fault.AFTER_TOOL):
         for doubtful in IN_DOUBT:
             for count in range(1, checkpoints + 1, 1 + checkpoints // 6):
-                # In doubt at the server, or of a child: whoever is asked about it dies as well.
+                # In doubt at the server, or in a child: the answering client dies as well.
                 deaths = kills(("server", doubtful, 1), ("client", Fault.AFTER_CHECKPOINT, count))
                 yield Case(deaths, story=story)
     yield Case(kills(("server", Fault.BEFORE_ACK, 2)), story=story)

@@ -1,7 +1,7 @@
-"""A client that runs a tool, or is asked, and may kill itself: `python -m tests.fault.person_process FOLDER PORT`.
+"""A client that runs a tool or answers questions, and may kill itself: `person_process FOLDER PORT`.
 
-It handles one event after the other: what it is asked it answers before it takes the next one, so that its next life
-is asked again. What it answers is the truth, as the ledger has it.
+It handles one event after the other: it answers a question before it requests the next event, so that its next
+life receives the question again. The answers are true according to the ledger.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def _run_turn(client: Client, events: AsyncIterator[Event], seen: Notes, o
 
 async def _answer(client: Client, session: str, asked: QuestionAsked, options: Options) -> None:
     choice = truth(options.folder, session, asked)
-    with contextlib.suppress(QuestionClosedError):  # an earlier life had said it
+    with contextlib.suppress(QuestionClosedError):  # an earlier life had sent it
         await client.answer(session, asked, choice, text="so be it")
 
 

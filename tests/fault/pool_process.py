@@ -1,6 +1,6 @@
-"""A process with a pool in front of a server that outlives it, and which may kill itself between any two of its steps.
+"""A process with a pool in front of a server that survives it, which may kill itself between any two of its steps.
 
-Started by `tests/fault/test_pool_kills.py`, warm: what it imports was imported once for all of them.
+`tests/fault/test_pool_kills.py` starts it warm: the imports were done once for all of them.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from midstream.models.responses import ModelRequest, TextDelta
 from midstream.store.contract import KeyValue, KeyValueEntry
 from midstream.store.sqlite import SQLiteStore
 
-# At its first event the package works out, for most of a second, which kinds there are: once for all of them, too.
+# At its first event the package resolves, for most of a second, its event types: once for all of them, too.
 construct_type(type_=ResponseStreamEvent, value={"type": "response.created"})
 
 Turns = list[list[str]]
-"""What a host has said: the messages of each turn. All but the last turn have been answered."""
+"""The messages of each turn of a client application. All but the last turn have been answered."""
 
 
 class Point(StrEnum):
-    """Where a process kills itself."""
+    """The point where a process kills itself."""
 
     BEFORE_RECORD = "before-record"
-    """It knows what to do; nothing is written."""
+    """The decision is made; nothing is written."""
     AFTER_RECORD = "after-record"
-    """The record says that an agent is about to be told something; nothing is said."""
+    """The record announces a message to an agent; nothing is sent."""
     OPENED = "opened"
-    """The upstream has said that it took the message; the record does not say so."""
+    """The upstream has confirmed the message; the record does not have that."""
     CONFIRMED = "confirmed"
-    """The record says so; nothing of the answer was shown."""
+    """The record is confirmed; no part of the answer was shown."""
     SPEAKING = "speaking"
-    """In the middle of the answer, or of one that nobody sees."""
+    """In the middle of the answer, or of an unread one."""
     ANSWERED = "answered"
     """The answer is whole; the record still belongs to this run."""
     RELEASED = "released"
-    """The record is let go of; the host does not know yet that the answer is whole."""
+    """The record is released; the client application has not received the end of the answer."""
     NEVER = "never"
 
 
@@ -101,7 +101,7 @@ class DeadlyKeyValue:
 
 
 def live(link: Connection, database: str, url: str, memory: Memory, point: Point) -> None:
-    """Answer what is asked over `link`, each time with the words of the answer, until None is."""
+    """Answer the requests over `link`, each time with the text of the answer, until None arrives."""
     asyncio.run(_live(link, database, url, memory, Death(point)))
 
 
@@ -131,7 +131,7 @@ async def _answer(pool: Pooled, turns: Turns, death: Death) -> str:
 def _history(turns: Turns) -> History:
     history = History()
     for number, texts in enumerate(turns):
-        if number:  # not the words of the answer: they would be told again with a transcript
+        if number:  # without the text of the answer: a full transcript would repeat it
             history = history.then(Step(Response((Text("noted"),))))
         for text in texts:
             history = history.then(UserMessage.of(text))

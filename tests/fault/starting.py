@@ -1,6 +1,6 @@
-"""Start the programs of this folder: forked from a server that has imported what they use (`tests/forked.py`).
+"""Start the programs of this folder: forked from a server that has imported their modules (`tests/forked.py`).
 
-In the full matrix, whose figures have the time that a server takes to start, each process is a new interpreter.
+In the full matrix, whose figures include the start of a server, each process is a new interpreter.
 """
 
 from __future__ import annotations

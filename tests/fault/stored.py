@@ -1,4 +1,4 @@
-"""The store of a case: a SQLite file in its folder, or that of a server whose URL stands in a file there."""
+"""The store of a case: a SQLite file in its folder, or that of a server whose URL is in a file there."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from tests.postgres_engine import Engine
 URL_FILE = "store.url"
 FILE = "server.db"
 ANSWERS_WITHIN_S = 30.0
-"""Seconds for servers to elect a leader, without which nothing is read; a quiet machine needs one or two of them."""
+"""Seconds for servers to elect a leader, without which nothing can be read; an idle machine needs one or two of them.
+"""
 
 LOCKED_S = 0.5
-"""Seconds for a commit of a living process; a quiet machine needs a hundredth of them."""
+"""Seconds for a commit of a living process; an idle machine needs a hundredth of them."""
 
 _Found = TypeVar("_Found")
 _NEVER = threading.Event()
@@ -37,14 +38,14 @@ _numbers = itertools.count(1)
 
 
 def use_postgres(folder: Path, engine: Engine) -> str:
-    """Let all processes of a folder use a fresh schema of this server, and return its URL."""
+    """Let all processes of a folder use a new schema of this server, and return its URL."""
     url = f"{engine.url}&schema=fault_{next(_numbers)}"
     (folder / URL_FILE).write_text(url)
     return url
 
 
 def use_jetstream(folder: Path, cluster: NatsCluster) -> str:
-    """Let all processes of a folder use fresh streams of these servers, and return their URL."""
+    """Let all processes of a folder use new streams of these servers, and return their URL."""
     url = cluster.url(f"fault_{next(_numbers)}", streams=2)
     (folder / URL_FILE).write_text(url)
     return url
@@ -67,7 +68,7 @@ def make_store(folder: Path, world: World, *, name: str = "", lease_s: float = L
 
 
 async def is_writable(folder: Path) -> bool:
-    """Whether no transaction of another process keeps the store of a folder from being written."""
+    """Return whether no transaction of another process blocks writes to the store of a folder."""
     name = name_of(folder)
     if name.startswith("nats:"):
         return True
@@ -103,8 +104,7 @@ select not exists (
 def read_session(folder: Path, session: str) -> list[StoredRecord]:
     """Read a whole journal without being a node.
 
-    Raises:
-        NotFoundError: There is no store yet.
+    Raises:     NotFoundError: There is no store yet.
     """
     return _read(folder, lambda reader: reader.read(session, after=0, limit=100_000))
 
@@ -119,7 +119,7 @@ def read_all(folder: Path) -> dict[str, list[StoredRecord]]:
 
 
 def _read(folder: Path, read: Callable[[ClosedStore], _Found]) -> _Found:
-    """Read from a store, whose servers may elect a leader just now."""
+    """Read from a store, whose servers may be electing a leader."""
     until = time.monotonic() + ANSWERS_WITHIN_S
     while True:
         try:

@@ -1,8 +1,8 @@
-"""Turns about one thing each: every policy, permission, sub-agents, the queue, going on, the process of a tool.
+"""Turns about one subject each: each policy, approvals, sub-agents, the queue, resumption, a tool's process.
 
-`turn.py` has the long one with words, both kinds of tools and a client that runs some. Here each story is short, so
-that it can be killed everywhere. The one who speaks and answers is the driver, which lives (`drive.py`), or a client
-that dies (`people.py`).
+`turn.py` has the long one with text, both kinds of tools and a client that runs some. Here each story is short,
+so that it can be killed at every point. The client is the driver, which lives (`drive.py`), or a process that
+dies (`people.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from midstream.tools.function_tools import DidNotHappen, Happened, Probed, State
 from tests.fault.turn import Ledger
 
 RESUMED = "resumed"
-"""A file that the driver makes before it asks to go on with the turn that failed."""
+"""A file that the driver creates before it resumes the failed turn."""
 
 POLICIES: dict[str, OnDoubt] = {
     "unknown": OnDoubt.UNKNOWN,
@@ -45,10 +45,9 @@ POLICIES: dict[str, OnDoubt] = {
 }
 """The stories about one call, and the policy of its tool."""
 ELSEWHERE = {OnDoubt.IN_TRANSACTION}
-"""Policies with a matrix of their own: the ledger of this one is inside the session's database, see
-`test_in_transaction.py`."""
+"""Policies with their own matrix: the ledger of this one is in the session's database, see `test_in_transaction.py`."""
 MCP_POLICIES = {"look": OnDoubt.RERUN, "write": OnDoubt.UNKNOWN, "put": OnDoubt.RERUN_WITH_KEY}
-"""The tools of the MCP server in `mcp_process.py`, by what their hints make of them."""
+"""The tools of the MCP server in `mcp_process.py`, by the policy that follows from their hints."""
 CLIENT_POLICIES = {f"client_{name}": policy for name, policy in POLICIES.items()}
 """The stories about one call of a tool that the client runs, and that tool's policy."""
 STORIES = (
@@ -63,18 +62,18 @@ STORIES = (
     "mcp_dies",
 )
 PEOPLE = (*CLIENT_POLICIES, "approval", "question", "hold", "family", "family_asks")
-"""The stories in which a client dies that runs tools, or is asked."""
+"""The stories in which a client dies that runs tools, or answers questions."""
 MESSAGES = {"queue": ("one", "two", "three")}
-"""What is said in stories of more than one message."""
+"""The messages of stories with more than one."""
 
 
 class Stage:
-    """Makes the agent of a story, in whichever process.
+    """Makes the agent of a story, in any process.
+
 
     Args:
-        folder: Where the ledger is.
-        world: The world of the process.
-        dies_inside: Whether this process dies in the middle of the first tool with effects.
+        folder: Where the ledger is.     world: The world of the process.     dies_inside: Whether this
+            process dies in the middle of the first tool with effects.
     """
 
     def __init__(self, folder: Path, world: World, *, dies_inside: bool) -> None:
@@ -112,7 +111,7 @@ class Stage:
         return Agent(ScriptedModel(script, world=self._world), tools=tools)
 
     def tool(self, name: str) -> Tool:
-        """Return the tool of a story about one call, for whoever runs it."""
+        """Return the tool of a story about one call, for server or client."""
         return self._tool(name)
 
     def _tool(self, name: str) -> Tool:
@@ -142,7 +141,7 @@ class Stage:
 
     def _with_mcp(self, how: str) -> Agent:
         """Make an agent whose tools are in another process, which may be killed, or kill this one, in a call."""
-        # Slow to import: longer than all else in each of the processes, hundreds, that tell another story.
+        # Slow to import: longer than all else in each of the hundreds of processes that play another story.
         from midstream.tools.mcp import McpServer
 
         arguments = ["-m", "tests.fault.mcp_process", str(self._folder), how]
@@ -154,7 +153,7 @@ class Stage:
         return Agent(ScriptedModel(script, world=self._world), tools=[tools])
 
     def _failing(self, request: ModelRequest) -> list[ScriptedStep]:
-        """Ask for the tool, then be refused until somebody has seen to it."""
+        """Request the tool, then fail until the cause is removed."""
         if steps_since_user(request.history) == 0:
             return calls(("a", "unknown", "{}"))
         return (

@@ -1,6 +1,7 @@
-"""Servers of one store whose wall clocks differ by hours, or jump while they run: leases depend on none of them.
+"""Servers of one store whose wall clocks differ by hours, or jump while they run: leases do not depend on them.
 
-A clock that is ahead by more than the look-back shows an open turn as untouched for that long: it is interrupted.
+A clock that is ahead by more than the look-back shows an open turn as untouched for that long: it is
+interrupted.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from midstream.history.messages import Outcome
 from midstream.session.records import CallEnded, EpochStarted, TurnEnded
 from midstream.session.turn.states import LOOK_BACK_S
 from tests.fault.client_process import HastyWorld
-from tests.fault.extent import run_on_stores, some
+from tests.fault.extent import run_on_stores, select_cases
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
+    bring_into_tool,
     ends,
     executions,
     freeze,
-    in_the_tool,
     lines,
     problems,
     records,
@@ -47,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
+    """A folder whose store is a SQLite file, or a new schema of PostgreSQL."""
     if request.param == "postgresql":
         use_postgres(tmp_path, request.getfixturevalue("engine"))
     return tmp_path
@@ -55,7 +56,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("error_s", "end"),
-    some(
+    select_cases(
         [
             pytest.param(AHEAD_S, "completed", id="ahead"),
             pytest.param(BEHIND_S, "completed", id="behind"),
@@ -72,7 +73,7 @@ async def test_a_server_whose_clock_is_wrong_by_hours_serves_and_takes_over_as_a
     folder = tmp_path
     use_postgres(folder, engine)
     async with Worker(folder) as node, Worker(folder, "--clock-error", error_s) as heir:
-        await in_the_tool(folder, node)
+        await bring_into_tool(folder, node)
         assert (await heir.say("s", "more")).status_code == 409, "its node answered"
         assert len([each for each in records(folder, "s") if isinstance(each, EpochStarted)]) == 1
         await node.kill()
@@ -88,7 +89,7 @@ async def test_a_server_whose_clock_is_wrong_by_hours_serves_and_takes_over_as_a
 
 
 @pytest.mark.parametrize(
-    "jump_s", some([pytest.param(AHEAD_S / 2, id="ahead"), pytest.param(BEHIND_S, id="back")], 1)
+    "jump_s", select_cases([pytest.param(AHEAD_S / 2, id="ahead"), pytest.param(BEHIND_S, id="back")], 1)
 )
 @spec("TURN-52", "TURN-23")
 async def test_a_clock_that_jumps_while_its_server_runs_and_stands_still_costs_no_lease(
@@ -100,7 +101,7 @@ async def test_a_clock_that_jumps_while_its_server_runs_and_stands_still_costs_n
         Worker(folder, "--lease", LEASE_S, "--jump", jump_s) as other,
         connect(other.url, world=HastyWorld(None, 1)) as reader,
     ):
-        await in_the_tool(folder, node)
+        await bring_into_tool(folder, node)
         seen: list[Event] = []
         following = asyncio.create_task(_follow(reader, seen))
         await until(lambda: bool(seen))

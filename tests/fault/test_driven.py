@@ -18,7 +18,7 @@ from midstream.session.records import CallEnded, decode
 from midstream.store.sqlite import SQLiteStore
 from tests.fault import starting
 from tests.fault.driven_process import ANSWER, DB, SESSION
-from tests.fault.extent import IS_FULL, some
+from tests.fault.extent import IS_FULL, select_cases
 from tests.spec import spec
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -39,7 +39,7 @@ POINTS = (
 )
 CALLS = ("c1", "p1", "p2", "p3")
 INTENT = {"pydantic_ai": 4, "langgraph": 3, "openai_agents": 4}
-"""The number of the append that has the intents of the batch."""
+"""The number of the append with the starts of the batch."""
 WHERE = (
     "before its intent",
     "before its effect",
@@ -65,7 +65,7 @@ def kinds() -> list[Any]:
 
 @spec("DRIVEN-1", "DRIVEN-6")
 @pytest.mark.parametrize("kind", kinds())
-@pytest.mark.parametrize("where", some(WHERE, 0, 2, 4))
+@pytest.mark.parametrize("where", select_cases(WHERE, 0, 2, 4))
 async def test_a_killed_agent_carries_on(kind: str, where: str, tmp_path: Path) -> None:
     deaths = {
         "before its intent": ("--kill-at", "before_append", "--kill-time", str(INTENT[kind])),
@@ -100,7 +100,7 @@ async def test_every_point_of_the_whole_turn(kind: str, tmp_path: Path) -> None:
             folder = tmp_path / f"{point.value}-{time}"
             folder.mkdir()
             death = ("--kill-at", point.value, "--kill-time", str(time))
-            if (await _run(kind, folder, *death))[0] != 0:  # appends that come at once are sometimes fewer
+            if (await _run(kind, folder, *death))[0] != 0:  # concurrent appends are sometimes merged
                 await _carry_on(kind, folder)
 
 
@@ -119,9 +119,9 @@ async def _carry_on(kind: str, folder: Path) -> None:
     assert set(answers) == set(CALLS)
     for name in CALLS:
         if name in journaled:
-            assert answers[name] == journaled[name]  # an outcome once known is the one the model reads
+            assert answers[name] == journaled[name]  # a known outcome is the one that the model reads
         if answers[name] == UNKNOWN_CONTENT:
-            continue  # cut in the middle: whether it took effect is for the model to check
+            continue  # interrupted in the middle: the model must check whether it took effect
         assert (answers[name], effects[name]) == (f"result of {name}", 1)
     assert (await _outcomes(folder)).keys() == set(CALLS)
 
@@ -140,7 +140,7 @@ async def _run(kind: str, folder: Path, *options: str) -> tuple[int, dict[str, A
 
 
 async def _outcomes(folder: Path) -> dict[str, str]:
-    """Return what the journal has of each call, by the provider's id."""
+    """Return the journal's outcome of each call, by the provider's id."""
     store = SQLiteStore(folder / DB)
     await store.open()
     outcomes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The server is killed in the middle of an encrypted turn: it waits for its client, and nobody else can read a word."""
+"""The server is killed in the middle of an encrypted turn: it waits for its client, and no other can read it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 
 
 class Server:
-    """A server process on a port of its own."""
+    """A server process on its own port."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self.process = process
@@ -56,7 +56,7 @@ def _client(folder: Path, url: str) -> Client:
 
 
 async def _refusals(url: str, shown: list[str]) -> str:
-    """Ask for what is refused, with secrets in all places where they may and may not stand; return all answers."""
+    """Send requests to be refused, with secrets in all places where they may and may not be; return all answers."""
     answers: list[str] = []
     async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as http:
 
@@ -124,7 +124,7 @@ async def test_a_killed_servers_turn_waits_for_its_client_and_nobody_reads_it(
     async with _serving(here, port) as server:
         told = await _recovered(server.url)
         assert told["failed"] == 0
-        assert "1 locked" in (here / "server.log").read_text()  # and it is asked nothing, and runs nothing
+        assert "1 locked" in (here / "server.log").read_text()  # and it makes no model call, and runs nothing
         async with connect(server.url) as stranger:
             with pytest.raises(WrongSecretError):
                 async for _ in stranger.follow("s1", "0-0"):
@@ -144,5 +144,5 @@ async def test_a_killed_servers_turn_waits_for_its_client_and_nobody_reads_it(
     assert (here / "ledger").read_text() == "looked\n", "a tool ran twice"
     assert _holding(here, [*shown, CANARY]) == []
     assert [each for each in [*shown, CANARY] if each in refused] == []
-    assert "execute_tool look" in (here / "spans.log").read_text()  # there was something to find it in
+    assert "execute_tool look" in (here / "spans.log").read_text()  # there was text to find
     assert "DEBUG" in (here / "server.log").read_text()

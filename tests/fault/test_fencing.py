@@ -35,7 +35,7 @@ async def test_a_newer_connection_to_another_process_ends_the_older_one_before_i
             assert (await first.receive_until("error"))[-1]["code"] == "stream_fenced"
             assert await first.receive_close() == (1008, "stream_fenced")
 
-            for worker in (node, other):  # what an older one still says goes to whichever process it likes
+            for worker in (node, other):  # later frames of an older one go to any process
                 answer = await worker.post("s", abort(1), connection=1)
                 assert (answer.status_code, answer.json()["code"]) == (409, "stream_fenced")
                 async with socket_of(worker) as late:
@@ -84,13 +84,13 @@ async def test_a_command_of_a_newer_connection_may_come_to_the_process_that_has_
 ) -> None:
     """As behind a load balancer: the newer connection was opened at the other server."""
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
-        async with node.opened("s", opening(connection=1), name="first") as first:
+        async with node.open_stream("s", opening(connection=1), name="first") as first:
             await _until_line(first, "welcome")
             assert (
                 await node.post("s", command(words="work"), connection=1, name="first")
             ).status_code == 200
             await until(lambda: len(lines(tmp_path)) == 1)
-        async with other.opened("s", opening(connection=2, next_seqno=1), name="second") as second:
+        async with other.open_stream("s", opening(connection=2, next_seqno=1), name="second") as second:
             await _until_line(second, "welcome")
             answer = await node.post("s", abort(1), connection=2, name="second")
             assert answer.json() == {"type": "ack", "seqno": 1}

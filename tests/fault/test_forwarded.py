@@ -14,12 +14,12 @@ import pytest
 
 from midstream.environment import Fault, World
 from midstream.session.records import CommandAccepted, MessageQueued, StreamOpened, TurnEnded
-from tests.fault.extent import STORES, run_on_stores, some
+from tests.fault.extent import STORES, run_on_stores, select_cases
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
-    in_the_tool,
+    bring_into_tool,
     journal,
     lines,
     problems,
@@ -43,13 +43,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
+    """A folder whose store is a SQLite file, or a new schema of PostgreSQL."""
     if request.param == "postgresql":
         use_postgres(tmp_path, request.getfixturevalue("engine"))
     return tmp_path
 
 
-async def _ask(worker: Worker) -> httpx2.Response:
+async def _send_queued(worker: Worker) -> httpx2.Response:
     """Send a message that waits for the running turn to end, always as the same command."""
     payload = {"type": "send", "parts": [{"type": "text", "text": "more"}], "when_busy": "queue"}
     frame = {"type": "command", "seqno": 0, "payload": payload}
@@ -60,7 +60,7 @@ async def _until_acknowledged(worker: Worker) -> httpx2.Response:
     """Send it again until it is acknowledged."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            answer = await _ask(worker)
+            answer = await _send_queued(worker)
             if answer.status_code == 200:
                 return answer
             assert answer.status_code == 503, answer.text
@@ -88,7 +88,7 @@ async def _until_inbox(folder: Path, *, has_commands: bool) -> None:
 
 
 async def _until_known(folder: Path, sender: Worker) -> None:
-    """Wait until a server knows its neighbour: a second message of the session is refused by the node that has it."""
+    """Wait until a server has found the other node: it refuses a second message of the session."""
     assert (await sender.say("s", "more")).status_code == 409
 
 
@@ -102,18 +102,20 @@ def _require_once(folder: Path) -> None:
 
 
 @spec("TURN-74", "TURN-56")
-@pytest.mark.parametrize("point", some([Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH], 0, 1))
+@pytest.mark.parametrize(
+    "point", select_cases([Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH], 0, 1)
+)
 async def test_a_node_that_dies_around_the_append_of_a_forwarded_command_accepts_it_once(
     folder: Path, point: Fault
 ) -> None:
     async with Worker(folder, "--armed", point) as node, Worker(folder) as sender:
-        await in_the_tool(folder, node)
+        await bring_into_tool(folder, node)
         await _until_known(folder, sender)
         node.signal(signal.SIGUSR1)
-        answer = await _ask(sender)
+        answer = await _send_queued(sender)
         assert answer.status_code == 200, answer.text
         assert await node.ended() == -signal.SIGKILL
-        again = await _ask(sender)
+        again = await _send_queued(sender)
         assert (again.status_code, again.headers["x-midstream-replayed"]) == (200, "true")
         (folder / "go").touch()
         await until_there(folder, "s", TurnEnded, TurnEnded)
@@ -124,10 +126,10 @@ async def test_a_node_that_dies_around_the_append_of_a_forwarded_command_accepts
 @spec("TURN-74", "TURN-56")
 async def test_a_sender_that_dies_with_a_command_on_its_way_loses_none_and_doubles_none(folder: Path) -> None:
     async with Worker(folder, "--lease", 60.0) as node, Worker(folder, "--lease", 60.0) as sender:
-        await in_the_tool(folder, node)
+        await bring_into_tool(folder, node)
         await _until_known(folder, sender)
         node.signal(signal.SIGSTOP)  # it decides nothing while its command is in the inbox
-        asking = asyncio.ensure_future(_ask(sender))
+        asking = asyncio.ensure_future(_send_queued(sender))
         await _until_inbox(folder, has_commands=True)
         await sender.kill()
         node.signal(signal.SIGCONT)
@@ -143,14 +145,14 @@ async def test_a_sender_that_dies_with_a_command_on_its_way_loses_none_and_doubl
 @spec("TURN-74", "TURN-56")
 async def test_a_sender_that_dies_before_it_acknowledges_leaves_an_accepted_command(folder: Path) -> None:
     async with Worker(folder) as node, Worker(folder, "--armed", Fault.BEFORE_ACK) as sender:
-        await in_the_tool(folder, node)
+        await bring_into_tool(folder, node)
         await _until_known(folder, sender)
         sender.signal(signal.SIGUSR1)
         with pytest.raises(httpx2.HTTPError):
-            await _ask(sender)
+            await _send_queued(sender)
         assert await sender.ended() == -signal.SIGKILL
         await until(lambda: any(isinstance(each, MessageQueued) for each in records(folder, "s")))
-        again = await _ask(node)
+        again = await _send_queued(node)
         assert (again.status_code, again.headers["x-midstream-replayed"]) == (200, "true")
         (folder / "go").touch()
         await until_there(folder, "s", TurnEnded, TurnEnded)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fault
 
 SWEEP_S = 600.0
 STEP = 1 if IS_FULL else 6
-"""One write of so many is one of death."""
+"""One of this many writes is fatal."""
 
 
 def test_a_graph_goes_on_wherever_it_is_killed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Processes killed around a transaction: the effect and its outcome are there together, once, or neither is."""
+"""Processes killed around a transaction: the effect and its outcome are both stored, once, or neither is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from midstream.environment import Fault
 from midstream.history.messages import Outcome
 from midstream.session.records import CallEnded, CallStarted, TurnEnded, TurnStatus, decode
 from tests.fault import starting
-from tests.fault.extent import some
+from tests.fault.extent import select_cases
 from tests.fault.stored import name_of, read_session, use_postgres
 from tests.fault.transaction_process import SESSION, WHATS, WITHIN
 from tests.postgres_engine import Engine
@@ -36,14 +36,14 @@ AROUND: list[Death] = [
     *((Fault.AFTER_APPEND, count) for count in (2, 3, 4, 5)),
     (Fault.AFTER_PUBLISH, 3),
 ]
-"""Appends: the message, the response with its starts, each outcome with what follows."""
+"""Appends: the message, the response with its starts, each outcome with its following records."""
 IN_A_ROW: list[tuple[Death, ...]] = [
     ((WITHIN, 1), (WITHIN, 1)),
     ((Fault.AFTER_TOOL, 1), (Fault.AFTER_APPEND, 3)),
     ((Fault.BEFORE_TOOL, 1), (Fault.AFTER_TOOL, 2)),
 ]
-CASES = some([*((each,) for each in AROUND), *IN_A_ROW], 1, 3, 7, 10, 11, 12)
-ON_POSTGRES = some([((WITHIN, 2),), ((Fault.AFTER_APPEND, 3),), IN_A_ROW[0]], 1, 2)
+CASES = select_cases([*((each,) for each in AROUND), *IN_A_ROW], 1, 3, 7, 10, 11, 12)
+ON_POSTGRES = select_cases([((WITHIN, 2),), ((Fault.AFTER_APPEND, 3),), IN_A_ROW[0]], 1, 2)
 
 
 async def _live(folder: Path, death: Death | None) -> int:
@@ -98,7 +98,7 @@ async def _live_and_die(folder: Path, deaths: tuple[Death, ...]) -> None:
 
 
 async def _look(folder: Path) -> tuple[list[str], list[str], list[object]]:
-    """Return the effect keys of what was noted, both halves of it, and of what has an outcome; and the records."""
+    """Return the effect keys of the notes, both halves, and of the calls with an outcome; and the records."""
     rows = await _notes(folder)
     records = [decode(each.body) for each in read_session(folder, SESSION)]
     keys = [key for key, half in rows if half == 1]
@@ -108,7 +108,7 @@ async def _look(folder: Path) -> tuple[list[str], list[str], list[object]]:
 
 
 async def _notes(folder: Path) -> list[tuple[str, int]]:
-    """Return what the tool wrote, in its order."""
+    """Return the notes of the tool, in order."""
     name = name_of(folder)
     if not name.startswith("postgresql:"):
         with closing(sqlite3.connect(name)) as db:

@@ -1,6 +1,6 @@
 """Several servers on NATS JetStream: killed, frozen, and the servers of the store killed under them.
 
-Every turn goes on, no tool runs twice, no record is lost.
+Every turn continues, no tool runs twice, no record is lost.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tests.fault.test_nodes import (
 from tests.fault.workers import (
     WAIT_S,
     Worker,
+    bring_into_tool,
     ends,
     executions,
-    in_the_tool,
     problems,
     until,
     until_there,
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 @pytest.fixture
 def folder(nats_server: NatsCluster, tmp_path: Path) -> Path:
-    """A folder whose store is in fresh streams."""
+    """A folder whose store is in new streams."""
     use_jetstream(tmp_path, nats_server)
     return tmp_path
 
@@ -70,7 +70,7 @@ async def test_a_turn_goes_on_when_the_leader_of_its_stream_is_killed(
 ) -> None:
     url = use_jetstream(tmp_path, cluster)
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
-        await in_the_tool(tmp_path, node, "tool")
+        await bring_into_tool(tmp_path, node, "tool")
         assert (await other.say("tool", "more")).status_code == 409
         assert (await node.say("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)

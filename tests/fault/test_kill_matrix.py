@@ -1,4 +1,4 @@
-"""Real processes, killed at every named point: no token is lost or doubled, no tool runs again, every turn ends."""
+"""Real processes, killed at every named point: no token is lost or duplicated, no tool runs again, every turn ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
-from tests.fault.extent import IS_FULL, some
+from tests.fault.extent import IS_FULL, select_cases
 from tests.fault.matrix import Case, Report, run
 from tests.fault.stored import use_jetstream, use_postgres
 from tests.fault.test_pruning import POINTS
@@ -25,10 +25,10 @@ from tests.spec import spec
 
 pytestmark = pytest.mark.fault
 
-CASES = some(EVERY_DAY, 3, 5, 6, 8, 10, 14, 15, 16, 17, 21, 23, 24, 27, 28, 30)
-"""Each point once, in the first message, in the words, in the tools and in recovery; each side, and both."""
+CASES = select_cases(EVERY_DAY, 3, 5, 6, 8, 10, 14, 15, 16, 17, 21, 23, 24, 27, 28, 30)
+"""Each point once, in the first message, in the text, in the tools and in recovery; each side, and both."""
 AT_ONCE = 2
-"""Cases side by side in the full matrix; each has two processes that mostly wait."""
+"""Concurrent cases in the full matrix; each has two processes that mostly wait."""
 FULL_S = 3600
 
 
@@ -49,7 +49,7 @@ async def test_somebody_dies(case: Case, tmp_path: Path) -> None:
     assert report.deaths == len(case.kills), "a point was not reached"
 
 
-ON_SERVERS = some(EVERY_DAY, 17)
+ON_SERVERS = select_cases(EVERY_DAY, 17)
 """A death in the tools and one in recovery, on PostgreSQL and JetStream; `make fault` runs all cases there too."""
 
 
@@ -117,7 +117,7 @@ async def test_everybody_dies_everywhere(
 
 
 def _machine() -> dict[str, object]:
-    """Return what `python -m bench` writes beside its figures."""
+    """Return the description of the machine that `python -m bench` writes beside its figures."""
     return {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

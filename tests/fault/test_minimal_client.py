@@ -36,7 +36,7 @@ WAIT_S = 180.0
 
 
 class _Program:
-    """A process that is started again after each kill."""
+    """A process that is restarted after each kill."""
 
     def __init__(self, *command: object) -> None:
         self._command = [str(word) for word in command]

@@ -1,6 +1,6 @@
-"""Several servers on one store, a SQLite file or PostgreSQL: killed, frozen, told to end.
+"""Several servers on one store, a SQLite file or PostgreSQL: killed, frozen, stopped.
 
-Every turn goes on elsewhere, every tool runs once, no record is lost.
+Every turn continues elsewhere, every tool runs once, no record is lost.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from midstream.session.records import (
 )
 from midstream.store.sqlite.store import LEASE_S as DEFAULT_LEASE_S
 from tests.fault.client_process import HastyWorld
-from tests.fault.extent import IS_FULL, STORES, run_on_stores, some
+from tests.fault.extent import IS_FULL, STORES, run_on_stores, select_cases
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
+    bring_into_tool,
     ends,
     executions,
     freeze,
-    in_the_tool,
     journal,
     lines,
     problems,
@@ -58,9 +58,9 @@ pytestmark = pytest.mark.fault
 IN_FLIGHT = 1000 if IS_FULL else 30
 TURNS = 3 if IS_FULL else 2
 RECOVERED_WITHIN_S = 5.0 if IS_FULL else 30.0
-"""Seconds from the start of a process; a quiet machine needs one of them."""
+"""Seconds from the start of a process; an idle machine needs one of them."""
 LEASE_S = 3.0
-"""A second was too short for the beats of a living node on a busy machine."""
+"""A second was too short for the heartbeats of a living node on a busy machine."""
 USUAL = {
     "test_a_killed_nodes_turn_goes_on_in_another_process_unasked": STORES,
     "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards": STORES,
@@ -77,7 +77,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder whose store is a SQLite file, or a fresh schema of PostgreSQL."""
+    """A folder whose store is a SQLite file, or a new schema of PostgreSQL."""
     if request.param == "postgresql":
         use_postgres(tmp_path, request.getfixturevalue("engine"))
     return tmp_path
@@ -85,7 +85,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def takeover_s() -> float:
-    """Seconds in which a dead node's turn is taken over: less than a lease. A quiet machine needs a quarter of one."""
+    """Seconds in which a dead node's turn is taken over: less than a lease. An idle machine needs a quarter of one."""
     return 0.75 * DEFAULT_LEASE_S
 
 
@@ -94,8 +94,10 @@ async def test_a_killed_nodes_turn_goes_on_in_another_process_unasked(
     folder: Path, takeover_s: float
 ) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
-        await in_the_tool(folder, node)
-        assert (await other.say("s", "more")).status_code == 409  # its node was asked: they know each other
+        await bring_into_tool(folder, node)
+        assert (
+            await other.say("s", "more")
+        ).status_code == 409  # its node was contacted: they have found each other
         killed_at = time.time()
         await node.kill()
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
@@ -110,16 +112,18 @@ async def test_a_killed_nodes_turn_goes_on_in_another_process_unasked(
 @spec("TURN-52", "TURN-23")
 async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(folder: Path) -> None:
     async with Worker(folder, "--lease", LEASE_S) as frozen, Worker(folder, "--lease", LEASE_S) as heir:
-        await in_the_tool(folder, frozen)
-        assert (await heir.say("s", "more")).status_code == 409  # its node was asked: they know each other
+        await bring_into_tool(folder, frozen)
+        assert (
+            await heir.say("s", "more")
+        ).status_code == 409  # its node was contacted: they have found each other
         await freeze(folder, frozen)
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (folder / "go").touch()
         frozen.signal(signal.SIGCONT)
-        # The tool of the frozen one comes to its end.
+        # The tool of the frozen node ends.
         await until(lambda: lines(folder)[-1].what == "ended")
-        await _accepted(frozen, "s", "think")  # it is forwarded to the new node
+        await _send_until_accepted(frozen, "s", "think")  # it is forwarded to the new node
         await until_there(folder, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
     assert len({each.epoch for each in journal(folder, "s")}) == 2, "the heir owned it to the end"
@@ -127,8 +131,8 @@ async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(folde
     assert problems(folder, ["s"]) == []
 
 
-async def _accepted(thawed: Worker, session: str, words: str) -> None:
-    """Send a message until it is accepted: a thawed node refuses it as busy until it has noticed its loss."""
+async def _send_until_accepted(thawed: Worker, session: str, words: str) -> None:
+    """Send a message until it is accepted: a thawed node refuses it as busy until it has detected its loss."""
     async with asyncio.timeout(WAIT_S):
         while (answer := await thawed.say(session, words, stream="after-thaw")).status_code != 200:
             assert answer.status_code in {409, 503}, answer.text
@@ -136,7 +140,7 @@ async def _accepted(thawed: Worker, session: str, words: str) -> None:
 
 @spec("TURN-52", "STREAM-100")
 async def test_a_node_that_wakes_up_follows_the_session_that_another_one_took_meanwhile(folder: Path) -> None:
-    """No turn was open when it froze, so nothing that it does itself shows the loss."""
+    """No turn was open when it froze, so none of its own actions shows the loss."""
     (folder / "go").touch()
     async with (
         Worker(folder, "--lease", LEASE_S) as frozen,
@@ -147,7 +151,7 @@ async def test_a_node_that_wakes_up_follows_the_session_that_another_one_took_me
         reader = client.follow("s", after="0-0")
         first = [event async for event in _through_turn(reader, 1)]
         await freeze(folder, frozen)
-        await _accepted(heir, "s", "look")
+        await _send_until_accepted(heir, "s", "look")
         await until(lambda: ends(folder, "s") == ["completed"] * 2)
         newest = journal(folder, "s")[-1]
         frozen.signal(signal.SIGCONT)
@@ -173,7 +177,7 @@ async def _through_turn(events: AsyncIterator[Event], turn: int) -> AsyncIterato
 async def _welcome(worker: Worker, event_id: str) -> dict[str, object]:
     """Return the welcome for a reader that has this event."""
     frame = {"type": "open", "event_id": event_id}
-    async with asyncio.timeout(WAIT_S), worker.opened("s", frame, name="reader") as lines_shown:
+    async with asyncio.timeout(WAIT_S), worker.open_stream("s", frame, name="reader") as lines_shown:
         async for line in lines_shown:
             if '"welcome"' in line:
                 shown: dict[str, object] = json.loads(line[6:])
@@ -193,7 +197,7 @@ async def test_an_node_that_was_frozen_before_its_tool_does_not_start_it_afterwa
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (folder / "go").touch()
         frozen.signal(signal.SIGCONT)
-        await _accepted(frozen, "s", "think")
+        await _send_until_accepted(frozen, "s", "think")
         await until_there(folder, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
     assert executions(folder) == [], "in doubt, and not run"
@@ -203,7 +207,7 @@ async def test_an_node_that_was_frozen_before_its_tool_does_not_start_it_afterwa
 @spec("TURN-54")
 async def test_a_process_told_to_end_hands_its_turns_over_without_a_cut(folder: Path) -> None:
     async with Worker(folder) as leaving, Worker(folder) as heir:
-        await in_the_tool(folder, leaving, "tool")
+        await bring_into_tool(folder, leaving, "tool")
         assert (await heir.say("tool", "more")).status_code == 409, (
             "the node was asked: it knows its peer by now"
         )
@@ -230,7 +234,7 @@ def log_of(folder: Path) -> str:
 @spec("TURN-55", "TURN-56")
 async def test_readers_and_senders_may_come_to_any_process(folder: Path) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
-        await in_the_tool(folder, node)
+        await bring_into_tool(folder, node)
         seen: list[str] = []
         async with asyncio.timeout(WAIT_S), other.events("s") as events:
             async for line in events:
@@ -295,7 +299,7 @@ def _epochs(folder: Path, session: str) -> list[EpochStarted]:
 
 
 @spec("TURN-58")
-@pytest.mark.parametrize("point", some([Fault.AFTER_CLAIM, Fault.AFTER_APPEND], 1))
+@pytest.mark.parametrize("point", select_cases([Fault.AFTER_CLAIM, Fault.AFTER_APPEND], 1))
 async def test_a_recovery_that_dies_is_no_worse_than_none(folder: Path, point: Fault) -> None:
     sessions = [f"s{number}" for number in range(30)]
     async with Worker(folder, "--begin", 30) as first:
@@ -335,12 +339,12 @@ async def lose_nothing(
     *,
     rounds: int,
 ) -> None:
-    """Talk in sessions at three servers while harm is done; every turn completes, and each journal is right.
+    """Chat in sessions at three servers under harms; every turn completes, and each journal is correct.
+
 
     Args:
-        chance: Chooses what is done, and to which server.
-        harms: "kill" and "freeze" are done to a server; for any other one `harm_store` is called, with 0 to 2.
-        rounds: How many harms are done.
+        chance: Chooses the harm, and its server.     harms: "kill" and "freeze" are done to a server; for any
+            other one `harm_store` is called, with 0 to 2.     rounds: The number of harms.
     """
     sessions = [f"s{number}" for number in range(24 if IS_FULL else 6)]
     (folder / "go").touch()
@@ -375,7 +379,7 @@ async def lose_nothing(
 async def _freeze_for_a_lease(folder: Path, worker: Worker) -> None:
     before = log_of(folder).count(" was silent for ")
     worker.signal(signal.SIGSTOP)
-    with contextlib.suppress(TimeoutError):  # stopped inside a commit it holds the file: no turn goes on
+    with contextlib.suppress(TimeoutError):  # stopped inside a commit it holds the file: no turn continues
         async with asyncio.timeout(5 * LEASE_S):
             await until(lambda: log_of(folder).count(" was silent for ") > before)
     worker.signal(signal.SIGCONT)

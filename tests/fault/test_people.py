@@ -1,5 +1,4 @@
-"""Clients that run tools, and clients that answer for people, killed everywhere: under every policy, with and without
-a server that dies too."""
+"""Clients that run tools or answer for people, killed at every point: for every policy, also with a dying server."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import pytest
 
 from midstream.environment import Fault
 from midstream.session.calls import OnDoubt
-from tests.fault.extent import IS_FULL, some
+from tests.fault.extent import IS_FULL, select_cases
 from tests.fault.matrix import Case
 from tests.fault.options import Inside
 from tests.fault.people import every_case, kills, meet
@@ -27,15 +26,15 @@ EVERY_DAY = (
     Case(kills(("client", Fault.AFTER_TOOL, 1)), story="client_rerun_with_key"),
     Case(kills(("client", Fault.AFTER_TOOL, 1), ("client", Fault.AFTER_CHECKPOINT, 1)), story="client_probe"),
     Case(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_hold"),
-    # Its outcome is on the way when both die.
+    # Its outcome is in transit when both die.
     Case(kills(("client", Fault.AFTER_TOOL, 1), ("server", Fault.BEFORE_ACK, 2)), story="client_unknown"),
-    # Permission: given, used up, and asked for by one who dies before and after it was kept.
+    # Approval: given, used, and asked of a client that dies before and after it was stored.
     Case(kills(("client", Fault.BEFORE_TOOL, 1)), story="client_approval"),
     Case(kills(("client", Fault.AFTER_TOOL, 1)), story="client_approval_rerun"),
     Case(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_approval_probe"),
     Case(kills(("server", Fault.BEFORE_ACK, 2), ("client", Fault.BEFORE_CHECKPOINT, 9)), story="approval"),
     Case(kills(("client", Fault.AFTER_CHECKPOINT, 9)), story="question"),
-    # Somebody is asked about a call in doubt, of the server or of a sub-agent, and dies.
+    # A client is asked about a call in doubt, of the server or of a sub-agent, and dies.
     Case(kills(("server", Inside.INSIDE_TOOL, 1), ("client", Fault.AFTER_CHECKPOINT, 9)), story="hold"),
     Case(kills(("server", Fault.AFTER_TOOL, 2), ("client", Fault.BEFORE_CHECKPOINT, 9)), story="family"),
     Case(kills(("client", Fault.AFTER_CHECKPOINT, 12)), story="family_asks"),
@@ -43,7 +42,7 @@ EVERY_DAY = (
 
 
 @spec("TURN-13", "TURN-28", "TURN-30")
-@pytest.mark.parametrize("case", some(EVERY_DAY, 1, 3, 4, 5, 7, 10, 11, 13), ids=str)
+@pytest.mark.parametrize("case", select_cases(EVERY_DAY, 1, 3, 4, 5, 7, 10, 11, 13), ids=str)
 async def test_a_client_dies_in_a_story(case: Case, tmp_path: Path) -> None:
     report = await meet(case, tmp_path)
     assert report.problems == []

@@ -1,7 +1,7 @@
-"""Processes with one session on one SQLite file, killed within a turn: the next one has each message told once.
+"""Processes with one session on one SQLite file, killed within a turn: the next one sends each message once.
 
-The server they talk to is in the test's process, and really remembers. Whenever a process is killed, another one that
-has been there all along asks the same again, and a third one goes on.
+Their provider is in the test's process, and has a real memory. Whenever a process is killed, another one that
+was running all along sends the same request, and a third one continues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.spec import spec
 pytestmark = pytest.mark.fault
 
 WAIT_S = 60.0
-"""Seconds for whatever another process does; a quiet machine needs a tenth of one."""
+"""Seconds for an action of another process; an idle machine needs a tenth of one."""
 TOKEN = re.compile(r"\bword-\d+\b")
 
 BEFORE: dict[str, tuple[Turns, list[str]]] = {
@@ -35,7 +35,7 @@ BEFORE: dict[str, tuple[Turns, list[str]]] = {
     "queued": ([["say word-1"]], ["say word-2", "say word-3"]),
     "edited": ([["say word-1"], ["say word-0"]], ["say word-3"]),
 }
-"""Turns that were answered, and what is said in the turn that is killed; an edit takes the last turn's place."""
+"""Answered turns, and the message of the turn that is killed; an edit replaces the last turn."""
 POINTS = [point for point in Point if point is not Point.NEVER]
 SHORT = [
     ("conversation", "continued", Point.BEFORE_RECORD),
@@ -70,20 +70,20 @@ class Server:
         return await asyncio.to_thread(self._received)
 
     async def ask(self, turns: Turns) -> list[str]:
-        """Return the host's words that the agent which answers knows, in their order."""
+        """Return the user messages that the answering agent has, in order."""
         self.begin(turns)
         return TOKEN.findall(await self.answer())
 
-    async def ended(self) -> int | None:
+    async def await_end(self) -> int | None:
         await asyncio.to_thread(self.process.join, WAIT_S)
         return self.process.exitcode
 
     async def end(self) -> None:
         with contextlib.suppress(OSError):
             self._link.send(None)
-        if await self.ended() is None:
+        if await self.await_end() is None:
             self.process.kill()
-            await self.ended()
+            await self.await_end()
         self._link.close()
         self.process.close()
 
@@ -113,8 +113,8 @@ async def _until(is_so: Callable[[], bool]) -> None:
             await World().sleep(0.01)
 
 
-async def _goes_on(folder: Path, peer: OpenAIMemory, elder: Server, turns: Turns) -> None:
-    """Have the turn answered that was killed, in a process that lives, and then the next one in a new process."""
+async def _continue(folder: Path, peer: OpenAIMemory, elder: Server, turns: Turns) -> None:
+    """Get the answer of the killed turn from a living process, and then the next one from a new process."""
     before = len(peer.messages())
     assert await elder.ask(turns) == _words(turns)
     replays = [told for told in peer.messages()[before:] if "word-1" in told.text]
@@ -138,8 +138,8 @@ async def test_a_killed_process_loses_and_doubles_nothing(
         turns = [*(answered[:-1] if situation == "edited" else answered), said]
         async with server(tmp_path, peer, point) as victim:
             victim.begin(turns)
-            assert await victim.ended() == -signal.SIGKILL, f"{point} was not reached"
-        await _goes_on(tmp_path, peer, elder, turns)
+            assert await victim.await_end() == -signal.SIGKILL, f"{point} was not reached"
+        await _continue(tmp_path, peer, elder, turns)
 
 
 @spec("REUSE-37", "REUSE-51")
@@ -155,5 +155,5 @@ async def test_a_process_that_is_killed_while_its_upstream_has_not_said_a_word(
             victim.begin(turns)
             await _until(lambda: len(peer.messages()) == 2)
             victim.process.kill()
-            assert await victim.ended() == -signal.SIGKILL
-        await _goes_on(tmp_path, peer, elder, turns)
+            assert await victim.await_end() == -signal.SIGKILL
+        await _continue(tmp_path, peer, elder, turns)

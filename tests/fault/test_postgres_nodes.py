@@ -32,9 +32,9 @@ from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
+    bring_into_tool,
     ends,
     executions,
-    in_the_tool,
     lines,
     problems,
     records,
@@ -48,20 +48,20 @@ from tests.store.postgres.postgres_relay import PostgresRelay
 pytestmark = pytest.mark.fault
 
 LEASE_S = 3.0
-"""A second was too short for the beats of a living node on a busy machine."""
+"""A second was too short for the heartbeats of a living node on a busy machine."""
 ROWS_MAX = 10_000
 
 
 @pytest.fixture
 def folder(engine: Engine, tmp_path: Path) -> Path:
-    """A folder whose store is a fresh schema."""
+    """A folder whose store is a new schema."""
     use_postgres(tmp_path, engine)
     return tmp_path
 
 
 async def test_no_connection_that_is_terminated_costs_a_turn(folder: Path, engine: Engine) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
-        await in_the_tool(folder, node, "tool")
+        await bring_into_tool(folder, node, "tool")
         assert (await other.say("tool", "more")).status_code == 409
         assert (await node.say("model", "think")).status_code == 200
         await until_there(folder, "model", AttemptStarted)
@@ -83,7 +83,7 @@ async def test_no_connection_that_is_terminated_costs_a_turn(folder: Path, engin
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Engine]:
-    """A server that the tests end: synced, as one of a user is."""
+    """A server that the tests end: with synced writes, as in production."""
     with running_engine(is_synced=True) as engine:
         yield engine
 
@@ -94,7 +94,7 @@ async def test_a_turn_goes_on_when_postgresql_is_started_anew(
 ) -> None:
     use_postgres(tmp_path, mortal)
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
-        await in_the_tool(tmp_path, node, "tool")
+        await bring_into_tool(tmp_path, node, "tool")
         assert (await other.say("tool", "more")).status_code == 409
         assert (await node.say("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)
@@ -138,7 +138,7 @@ async def test_what_a_crash_of_postgresql_lost_is_taken_back_and_the_turn_goes_o
                 seen.append(event)
                 if event.is_end and not answers:
                     (tmp_path / "go").unlink()
-                    os.kill(log_writer, signal.SIGSTOP)  # what no commit waits for is not written
+                    os.kill(log_writer, signal.SIGSTOP)  # writes without a waiting commit are not on disk
                     answers.append(asyncio.create_task(speaker.ask("s", "think")))
                 elif isinstance(event.record, Delta) and not (tmp_path / "go").exists():
                     mortal.stop(signal.SIGQUIT)
@@ -158,20 +158,20 @@ async def test_what_a_crash_of_postgresql_lost_is_taken_back_and_the_turn_goes_o
 async def test_a_server_that_is_cut_off_from_the_database_loses_its_turn_and_changes_nothing_afterwards(
     folder: Path, engine: Engine
 ) -> None:
-    """No packet passes, and neither end is informed: its lock stays, and its beats stop."""
+    """No packet passes, and neither end is informed: its lock stays, and its heartbeats stop."""
     schema = name_of(folder).partition("schema=")[2]
     async with (
         PostgresRelay(engine, schema).serving() as network,
         Worker(folder, "--lease", LEASE_S, "--store", network.url) as cut_off,
         Worker(folder, "--lease", LEASE_S) as heir,
     ):
-        await in_the_tool(folder, cut_off)
+        await bring_into_tool(folder, cut_off)
         assert (await heir.say("s", "more")).status_code == 409
         network.passes.clear()
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (folder / "go").touch()
-        await until(lambda: lines(folder)[-1].what == "ended")  # the tool of the one that is cut off ends
+        await until(lambda: lines(folder)[-1].what == "ended")  # the tool of the disconnected node ends
         network.passes.set()
         async with asyncio.timeout(WAIT_S):
             while (answer := await cut_off.say("s", "think", stream="after")).status_code != 200:
@@ -187,7 +187,7 @@ async def test_a_full_disk_of_the_database_refuses_and_loses_nothing(tmp_path: P
         await read_sql(engine, "alter database postgres set default_tablespace = 'small'")
         use_postgres(tmp_path, engine)
         async with Worker(tmp_path) as node:
-            await in_the_tool(tmp_path, node, "tool")
+            await bring_into_tool(tmp_path, node, "tool")
             await read_sql(engine, "create table filler (body bytea)")
             await _fill(engine)
             large = "x".join(str(number) for number in range(20_000))
@@ -208,7 +208,7 @@ async def test_a_full_disk_of_the_database_refuses_and_loses_nothing(tmp_path: P
 
 @contextlib.contextmanager
 def _small_disk(folder: Path) -> Iterator[Path]:
-    """Mount a file system of some megabytes, where this machine allows it."""
+    """Mount a file system of some megabytes, if this machine allows it."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=12m,mode=0777", "tmpfs", folder],
         capture_output=True,

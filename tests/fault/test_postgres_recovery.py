@@ -20,9 +20,9 @@ from tests.fault.stored import use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
+    bring_into_tool,
     ends,
     executions,
-    in_the_tool,
     journal,
     problems,
     records,
@@ -33,7 +33,7 @@ from tests.postgres_engine import Engine, is_installed, read_sql
 from tests.spec import spec
 
 ERA = 999
-"""Epochs that are left out at least after a recovery."""
+"""The minimum number of skipped epochs after a recovery."""
 
 pytestmark = [
     pytest.mark.fault,
@@ -93,13 +93,13 @@ async def test_servers_and_clients_continue_on_a_database_of_an_earlier_moment(t
 
 
 async def _live_beyond_the_moment(folder: Path, engine: Engine, node: Worker) -> tuple[str, str]:
-    """Back the server up, and let sessions grow; return the moment to go back to, and an event after it."""
+    """Back the server up, and let sessions grow; return the moment to restore, and an event after it."""
     async with connect(node.url, world=HastyWorld(None, 1)) as client:
         (folder / "go").touch()
         assert await client.ask("before", "look") == "done"
         engine.back_up(engine.folder / "base")
         (folder / "go").unlink()
-        await in_the_tool(folder, node, "open")
+        await bring_into_tool(folder, node, "open")
         moment: str = await read_sql(engine, "select clock_timestamp()::text")
         (folder / "go").touch()
         await until(lambda: ends(folder, "open") == ["completed"])

@@ -1,4 +1,4 @@
-"""A replica that lacks the last second is promoted under two running servers: what is lost is announced."""
+"""A replica that lacks the last second is promoted under two running servers: the loss is announced."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.fault.stored import URL_FILE, use_postgres
 from tests.fault.workers import (
     WAIT_S,
     Worker,
+    bring_into_tool,
     ends,
     executions,
-    in_the_tool,
     journal,
     problems,
     records,
@@ -39,11 +39,11 @@ pytestmark = [
 ]
 
 ERA = 999
-"""Epochs that are left out at least after a promotion."""
+"""The minimum number of skipped epochs after a promotion."""
 
 
 class Address(PostgresRelay):
-    """The one address under which servers reach the database; it moves to the replica."""
+    """The one address at which servers reach the database; it moves to the replica."""
 
     def move(self, engine: Engine) -> None:
         self._engine = engine
@@ -110,7 +110,7 @@ async def test_what_a_promoted_replica_lacks_is_announced_and_no_tool_runs_again
         (tmp_path / "go").touch()
         assert await speaker.ask("s", "look") == "done"
         (tmp_path / "go").unlink()
-        await in_the_tool(tmp_path, node, "known")
+        await bring_into_tool(tmp_path, node, "known")
         await _until_copied(primary, replica)
         await _cut_off(replica)
 
@@ -118,14 +118,14 @@ async def test_what_a_promoted_replica_lacks_is_announced_and_no_tool_runs_again
         reading = asyncio.create_task(_read(reader, "s", seen, turns=2))
         lost = asyncio.create_task(speaker.ask("s", "think"))
         await until_there(tmp_path, "s", TurnEnded, Delta)
-        await in_the_tool(tmp_path, other, "unknown")
+        await bring_into_tool(tmp_path, other, "unknown")
         await until(lambda: any(isinstance(each.record, Delta) and each.record.turn == 2 for each in seen))
         shown = [each.id for each in seen]
 
         await _fail_over(tmp_path, primary, replica, address)
         (tmp_path / "go").touch()
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(StreamNotFoundError):  # it began in the lost second
+            with pytest.raises(StreamNotFoundError):  # it started in the lost second
                 await lost
             known = await until_there(tmp_path, "known", TurnEnded)
             with pytest.raises(SessionNotFoundError):

@@ -1,4 +1,4 @@
-"""Processes that are killed while they prune a database: every journal is as before, or as it is to be."""
+"""Processes that are killed while they prune a database: every journal is complete before or after the pruning."""
 
 from __future__ import annotations
 

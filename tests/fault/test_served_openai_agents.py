@@ -1,6 +1,7 @@
-"""`midstream serve` of an agent of the OpenAI Agents SDK: killed in its tool and in its answer, approved, chatted with.
+"""`midstream serve` of an agent of the OpenAI Agents SDK: kills in its tool and in its answer, approvals, chats.
 
-The SDK asks a scripted server of the Responses API on this machine, found by `OPENAI_BASE_URL`. `make contract`.
+The SDK calls a scripted server of the Responses API on this machine, found by `OPENAI_BASE_URL`. `make
+contract`.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ careful = make_agent(agent, on_doubt={"look": "rerun"})
 
 
 class Provider:
-    """The Responses API: calls the tool that the message names, then answers with what it returned.
+    """The Responses API: calls the tool that the message names, then answers with its result.
 
-    `talk` is answered without a tool. The answer stops behind its second word until `goes_on` is set.
+    `talk` gets an answer without a tool. The answer stops after its second word until `goes_on` is set.
     """
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ def scripted_provider() -> Iterator[Provider]:
 
 @pytest.fixture(autouse=True)
 def python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let programs that are started in another folder find midstream, which `make contract` does not install."""
+    """Let programs that are started in another folder import midstream, which `make contract` does not install."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
 
 
@@ -166,12 +167,12 @@ def answer_after(server: Serving, session: str = "mine") -> str:
 
 
 def until(server: Serving, text: str, kind: type[object], session: str = "mine") -> None:
-    """Send a message, and return when an event of this kind has come."""
+    """Send a message, and return when an event of this kind has arrived."""
     with connect(server.url) as client, contextlib.closing(client.send(session, text)) as events:
         assert any(isinstance(event.record, kind) for event in events)
 
 
-def test_tools_that_were_killed_are_handled_by_their_policies(tmp_path: Path, provider: Provider) -> None:
+def test_killed_tool_calls_are_handled_by_their_policies(tmp_path: Path, provider: Provider) -> None:
     with Serving(tmp_path, app=APP, agent="careful") as server:
         for tool in ("book", "look"):
             until(server, tool, CallProgressed, session=tool)
@@ -189,11 +190,11 @@ def test_tools_that_were_killed_are_handled_by_their_policies(tmp_path: Path, pr
     assert {body["instructions"] for body in provider.bodies} == {"You book."}
 
 
-def test_an_answer_that_was_killed_is_given_again_and_shown_once(tmp_path: Path, provider: Provider) -> None:
+def test_a_killed_answer_is_requested_again_and_shown_once(tmp_path: Path, provider: Provider) -> None:
     with (
         held_port() as port,
         Serving(tmp_path, app=APP, port=port) as server,
-        chatting(server, "talk") as chat,
+        run_chat(server, "talk") as chat,
     ):
         with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
             assert any("two" in event.transcript for event in events if isinstance(event.record, Delta))
@@ -207,8 +208,8 @@ def test_an_answer_that_was_killed_is_given_again_and_shown_once(tmp_path: Path,
 
 
 @contextlib.contextmanager
-def chatting(server: Serving, text: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `midstream chat` from when the message was sent until the end of the block."""
+def run_chat(server: Serving, text: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `midstream chat` from the send of the message until the end of the block."""
     command = [sys.executable, "-m", "midstream", "chat", server.url, "--session", "mine", "--message", text]
     chat = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -220,7 +221,7 @@ def chatting(server: Serving, text: str) -> Iterator[subprocess.Popen[str]]:
         chat.communicate()
 
 
-def test_an_approval_outlives_the_server_and_is_given_over_http(tmp_path: Path, provider: Provider) -> None:
+def test_an_approval_survives_the_server_and_is_given_over_http(tmp_path: Path, provider: Provider) -> None:
     with Serving(tmp_path, app=APP) as server:
         until(server, "pay", QuestionAsked)
         server.kill()
@@ -236,7 +237,7 @@ def test_an_approval_outlives_the_server_and_is_given_over_http(tmp_path: Path, 
         assert ledger(tmp_path) == ["Oslo"]
 
 
-def test_a_call_that_is_denied_never_runs(tmp_path: Path, provider: Provider) -> None:
+def test_a_denied_call_never_runs(tmp_path: Path, provider: Provider) -> None:
     with Serving(tmp_path, app=APP) as server:
         until(server, "pay", QuestionAsked)
         assert run("sessions", "answer", "mine", "deny", "--url", server.url).returncode == 0
@@ -244,7 +245,7 @@ def test_a_call_that_is_denied_never_runs(tmp_path: Path, provider: Provider) ->
     assert ledger(tmp_path) == []
 
 
-def test_what_cannot_be_served_ends_the_command_with_the_reason(tmp_path: Path) -> None:
+def test_an_unsupported_agent_ends_the_command_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text(
         'from agents import Agent\nagent = Agent("a", model="gpt-5", output_type=int)\n'
     )

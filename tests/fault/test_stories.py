@@ -1,4 +1,4 @@
-"""Every policy, permission, sub-agents, queue, going on, the process of a tool: killed everywhere, also in recovery."""
+"""Each policy, approvals, sub-agents, queue, resumption, a tool's process: killed at every point, also in recovery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.environment import Fault
 from midstream.session.calls import OnDoubt
 from tests.fault.cases import IN_RECOVERY
 from tests.fault.drive import play
-from tests.fault.extent import IS_FULL, some
+from tests.fault.extent import IS_FULL, select_cases
 from tests.fault.matrix import Case, Kill, Report
 from tests.fault.options import Inside, Point
 from tests.fault.stories import ELSEWHERE, POLICIES, STORIES
@@ -29,11 +29,11 @@ def _kills(*deaths: tuple[Point, int]) -> tuple[Kill, ...]:
 
 
 EVERY_DAY = (
-    # A call in doubt, by each policy that asks somebody; the last recovery dies as well.
+    # A call in doubt, by each policy with a question; the last recovery dies as well.
     Case(_kills((Fault.AFTER_TOOL, 1), (Fault.AFTER_APPEND, 1)), story="probe"),
     Case(_kills((Inside.INSIDE_TOOL, 1), (Fault.AFTER_CLAIM, 1)), story="hold"),
     Case(_kills((Fault.AFTER_TOOL, 1)), story="rerun_with_key"),
-    # Permission that was used up, and one that was given when nobody was left to use it.
+    # An approval that was used, and one that was given when no process was left to use it.
     Case(_kills((Inside.INSIDE_TOOL, 1)), story="approval_rerun"),
     Case(_kills((Fault.AFTER_APPEND, 3)), story="approval"),
     # A child with a call in doubt, then its parent.
@@ -41,7 +41,7 @@ EVERY_DAY = (
     Case(_kills((Fault.AFTER_APPEND, 4), (Fault.BEFORE_APPEND, 1)), story="queue"),
     Case(_kills((Fault.AFTER_APPEND, 5)), story="resume"),
     Case(story="program_dies"),
-    # A tool in another process: its server dies in the middle of a call, and the one that called.
+    # A tool in another process: its server dies in the middle of a call, and the caller.
     Case(story="mcp_dies"),
     Case(_kills((Inside.INSIDE_TOOL, 1)), story="mcp"),
     Case(_kills((Fault.AFTER_TOOL, 2), (Fault.AFTER_CLAIM, 1)), story="mcp_dies"),
@@ -49,7 +49,7 @@ EVERY_DAY = (
 
 
 @spec("TURN-13", "TURN-28", "TURN-30", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
-@pytest.mark.parametrize("case", some(EVERY_DAY, 0, 1, 2, 3, 5, 6, 7, 9, 10), ids=str)
+@pytest.mark.parametrize("case", select_cases(EVERY_DAY, 0, 1, 2, 3, 5, 6, 7, 9, 10), ids=str)
 async def test_a_server_dies_in_a_story(case: Case, tmp_path: Path) -> None:
     report = await play(case, tmp_path)
     assert report.problems == []

@@ -1,4 +1,4 @@
-"""Servers that die again and again: what cannot have killed them goes on, and what did is not resumed for ever."""
+"""Servers that die repeatedly: innocent turns continue, and the cause is not resumed for ever."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_a_tool_that_kills_its_server_is_started_four_times_at_most_and_ot
 
 
 class _Ends:
-    """The turns that were begun and that have ended, read from the journals as they grow."""
+    """The turns that started and ended, read from the journals as they grow."""
 
     POLL_S = 0.02
 

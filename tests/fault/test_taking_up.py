@@ -1,4 +1,4 @@
-"""A process is killed in the middle of a response that its provider keeps: the next one goes on, word for word."""
+"""A process is killed in the middle of a response that its provider stores: the next one continues, word for word."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from midstream.session.records import (
 )
 from midstream.store.sqlite import SQLiteStore
 from tests.fault import starting
-from tests.fault.extent import some
+from tests.fault.extent import select_cases
 from tests.models.responses_server import Link, ResponsesServer, completed, responses_server, text_deltas
 from tests.spec import spec
 
@@ -75,7 +75,7 @@ def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, de
 
 
 @spec("TURN-61")
-@pytest.mark.parametrize(("point", "time"), some(DEATHS, 1, 4, 6))
+@pytest.mark.parametrize(("point", "time"), select_cases(DEATHS, 1, 4, 6))
 async def test_a_killed_process_costs_no_word_and_no_second_response(
     tmp_path: Path, point: Fault, time: int
 ) -> None:

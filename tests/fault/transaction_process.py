@@ -1,7 +1,7 @@
-"""A process whose tool writes in the transaction of its outcome, and which may kill itself:
-`python -m tests.fault.transaction_process FOLDER [POINT COUNT]`.
+"""A process whose tool writes in the transaction of its outcome: `transaction_process FOLDER [POINT COUNT]`.
 
-POINT is a fault point or `within`: in the middle of the tool. It ends by itself when the turn has ended.
+It may kill itself: POINT is a fault point or `within`, in the middle of the tool. It ends by itself when the
+turn has ended.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ INSERTS = {
     "sqlite": "insert into app_note (what, key, run, half) values (?, ?, ?, ?)",
     "postgresql": "insert into app_note (what, key, run, half) values ($1, $2, $3, $4)",
 }
-"""Each database has placeholders of its own."""
+"""Each database has its own placeholders."""
 WHATS = ("a", "b", "c")
-"""What is noted down: two in one response, one in the next."""
+"""The notes: two in one response, one in the next."""
 SCRIPT = [
     calls(("note", '{"what":"a"}'), ("note", '{"what":"b"}')),
     calls(("note", '{"what":"c"}')),

@@ -1,6 +1,6 @@
-"""The turn that is killed: what the model says, what the tools do, and the ledger they keep of it.
+"""The turn that is killed: the model's text, the tools' work, and their ledger.
 
-Server, client and driver read the same script, so that everybody knows what should have been said.
+Server, client and driver use the same script, so that each has the expected content.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from midstream.tools.function_tools import Tool, current_call, tool
 
 SESSION = "s"
 PIDS = "mcp.pids"
-"""A file with the number of each process of an MCP server."""
+"""A file with the process id of each process of an MCP server."""
 QUESTION = "Read both, write both, think, ask me, and tell me."
 SLOW_S = 0.1
-"""Seconds the slow tool takes."""
+"""Seconds that the slow tool takes."""
 TOKENS = 100
 """Pieces of each long text."""
 TOKENS_AT_ONCE = 5
-"""Pieces that come together, so that a text of 100 pieces costs about 20 appends."""
+"""Pieces that arrive together, so that a text of 100 pieces costs about 20 appends."""
 PAUSE_S = 0.003
 
 FIRST_WORDS = " ".join(f"look{number}" for number in range(TOKENS))
 LAST_WORDS = " ".join(f"word{number}" for number in range(TOKENS))
 
 
-def spoken(words: str) -> list[ScriptedStep]:
-    """Return the steps of a text that comes in `TOKENS` pieces, a few at a time."""
+def text_steps(words: str) -> list[ScriptedStep]:
+    """Return the steps of a text in `TOKENS` pieces, a few at a time."""
     pieces = words.replace(" ", "\0 ").split("\0")
     steps: list[ScriptedStep] = []
     for number, piece in enumerate(pieces, start=1):
@@ -52,7 +52,7 @@ def script() -> list[list[ScriptedStep]]:
         [
             ThinkingDelta("two to read"),
             ThinkingDelta(", side by side", "signature"),
-            *spoken(FIRST_WORDS),
+            *text_steps(FIRST_WORDS),
             ToolCallRequested("a", "read", '{"name":"left"}'),
             ToolCallRequested("b", "read", '{"name":"right"}'),
             calls,
@@ -64,7 +64,7 @@ def script() -> list[list[ScriptedStep]]:
         ],
         [TextDelta("This takes a while."), ToolCallRequested("a", "work_slowly", "{}"), calls],
         [TextDelta("And you?"), ToolCallRequested("a", "ask", "{}"), calls],
-        [*spoken(LAST_WORDS), Finished()],
+        [*text_steps(LAST_WORDS), Finished()],
     ]
 
 
@@ -74,7 +74,7 @@ ANSWER_OF_CLIENT = "Fine."
 
 
 class Line(Struct, frozen=True):
-    """One line of the ledger: a run of a call began, or came to its end."""
+    """One line of the ledger: a run of a call began, or ended."""
 
     session: str
     turn: int
@@ -86,7 +86,7 @@ class Line(Struct, frozen=True):
 
 
 class Ledger:
-    """The world outside: a file that every tool appends to, whoever runs it."""
+    """The external effects: a file to which every tool appends, on either side."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class Ledger:
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
     def has_ended(self) -> bool:
-        """Whether any run of the call at hand came to its end, as a probe or a person would find out."""
+        """Return whether any run of the current call has ended, as a probe or a person finds it."""
         call = current_call()
         place = (call.session, call.turn, call.response, call.call_id, "ended")
         lines = (msgspec.json.decode(line, type=Line) for line in self._path.read_bytes().splitlines())

@@ -1,4 +1,4 @@
-"""The whole matrix over a set of stories: everything that dies in each of them, the table and the file of figures."""
+"""The whole matrix over a set of stories: every death in each of them, the table and the file of figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.forked import ROOT
 AT_ONCE = 2
 FULL_S = 3600
 PROGRESS = 25
-"""How many cases go by between two signs of life."""
+"""The number of cases between two progress messages."""
 
 
 async def play_all(
@@ -28,13 +28,13 @@ async def play_all(
     results: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Play every case of every story; fail when one of them has a problem.
+    """Play every case of every story; fail if one of them has a problem.
+
 
     Args:
-        meet: Plays one case in a folder of its own.
-        every_case: The cases of a story, from how it goes when nobody dies.
-        results: Name of the file of figures, in `bench/results`.
-        capsys: Where signs of life and the table are shown past pytest.
+        meet: Plays one case in its own folder.     every_case: The cases of a story, from its run without a
+            death.     results: Name of the file of figures, in `bench/results`.     capsys: Shows progress
+            and the table past pytest.
     """
     turnstile = asyncio.Semaphore(AT_ONCE)
 

@@ -1,6 +1,6 @@
 """One of several servers on one database: `python -m tests.fault.worker_process FOLDER [OPTIONS]`.
 
-What its tools do, and what its model says last, waits until the file `go` is in the folder.
+Its tools' work and its model's last text wait until the file `go` is in the folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TALK = ("work", "look")
 
 
 class WorkerWorld(KillingWorld):
-    """Dies, or stands still, at a named point. Its wall clock may be wrong."""
+    """Dies, or freezes, at a named point. Its wall clock may be wrong."""
 
     freeze_at: tuple[Fault | None, int] = (None, 1)
     clock_error_s = 0.0
@@ -48,7 +48,7 @@ class WorkerWorld(KillingWorld):
         self._death = (point, self.reached[point] + 1)
 
     def jump(self, by_s: float) -> None:
-        """Set the wall clock, as an operator or a virtual machine that is resumed does."""
+        """Set the wall clock, as an operator or a resumed virtual machine does."""
         self.clock_error_s += by_s
 
     def reach(self, point: Fault) -> None:
@@ -58,7 +58,7 @@ class WorkerWorld(KillingWorld):
 
 
 class Go:
-    """Whether the file is there; however many wait for it, one looks."""
+    """Whether the file exists; one task checks for any number of waiting ones."""
 
     def __init__(self, path: Path, world: WorkerWorld) -> None:
         self._path = path
@@ -81,9 +81,9 @@ class Go:
 
 
 class Model(ScriptedModel):
-    """Any tool's name: asks for it, then says done. "think": says half, waits, says the rest.
+    """Any tool's name: calls it, then sends done. "think": sends half, waits, sends the rest.
 
-    "kill": asks for it in each response. "talk": says some words, asks for `work`, then `look`, and says done.
+    "kill": calls it in each response. "talk": sends some words, calls `work`, then `look`, and sends done.
     """
 
     def __init__(self, go: Go, world: WorkerWorld) -> None:

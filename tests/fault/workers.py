@@ -1,4 +1,4 @@
-"""Several servers on one database, seen from outside: started, frozen, killed, asked over HTTP, and judged."""
+"""Several servers on one database, from outside: started, frozen, killed, queried over HTTP, and judged."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.fault.turn import Line
 from tests.server.serving import KEYS
 
 WAIT_S = 60.0
-"""Seconds for whatever a test waits for; a quiet machine needs milliseconds."""
+"""Seconds for a test's waits; an idle machine needs milliseconds."""
 
 
 class Worker:
-    """One server process. `async with` ends it, whatever it does."""
+    """One server process. `async with` ends it in any state."""
 
     program = "tests.fault.worker_process"
 
@@ -81,12 +81,14 @@ class Worker:
         return await self._ask("POST", f"/v1/sessions/{session}/commands", json=body, headers=keys)
 
     async def post(self, session: str, frame: object, *, connection: int, name: str = "") -> httpx2.Response:
-        """Send a frame up as a connection of the stream `k1`, with the connection's name if there is one."""
+        """Post a frame as a connection of the stream `k1`, with the connection's name if there is one."""
         headers = {**KEYS, "x-idempotency-connection": str(connection), **_named(name)}
         return await self._ask("POST", f"/v1/sessions/{session}/commands", json=frame, headers=headers)
 
     @asynccontextmanager
-    async def opened(self, session: str, frame: object, *, name: str) -> AsyncIterator[AsyncIterator[str]]:
+    async def open_stream(
+        self, session: str, frame: object, *, name: str
+    ) -> AsyncIterator[AsyncIterator[str]]:
         """Open a connection over server-sent events; yields the lines."""
         path = f"/v1/sessions/{session}/events"
         headers = {"accept": "text/event-stream", **_named(name)}
@@ -101,7 +103,7 @@ class Worker:
 
     @asynccontextmanager
     async def events(self, session: str) -> AsyncIterator[AsyncIterator[str]]:
-        """Follow a session from its beginning; yields the lines."""
+        """Follow a session from its start; yields the lines."""
         path = f"/v1/sessions/{session}/events?after=0-0"
         async with self._client.stream("GET", path) as answer:
             yield answer.aiter_lines()
@@ -113,7 +115,7 @@ class Worker:
 
 
 async def freeze(folder: Path, worker: Worker) -> None:
-    """Stop a server with SIGSTOP between two transactions: inside of one it keeps the others from the database."""
+    """Stop a server with SIGSTOP between two transactions: inside of one it blocks the database for the others."""
     async with asyncio.timeout(WAIT_S):
         while True:
             worker.signal(signal.SIGSTOP)
@@ -126,14 +128,14 @@ async def freeze(folder: Path, worker: Worker) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether each thread of a process has stopped: one may wait for the disk."""
+    """Return whether each thread of a process has stopped: one may wait for the disk."""
     with contextlib.suppress(FileNotFoundError):  # a thread has ended
         states = [task.joinpath("stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
         return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
     return False
 
 
-async def in_the_tool(folder: Path, worker: Worker, session: str = "s", words: str = "work") -> None:
+async def bring_into_tool(folder: Path, worker: Worker, session: str = "s", words: str = "work") -> None:
     """Let a worker own a session and be in its tool."""
     assert (await worker.say(session, words)).status_code == 200
     await until(lambda: any(line.session == session for line in lines(folder)))
@@ -161,13 +163,13 @@ async def until_there(folder: Path, session: str, *kinds: type[Record]) -> list[
             if kinds and all(any(isinstance(each, kind) for each in left) for kind in kinds):
                 return found
             await _moment()
-            # Nobody has made the database yet, or its servers elect a leader.
+            # The database does not exist yet, or its servers elect a leader.
             with contextlib.suppress(NotFoundError, UnavailableError):
                 found = records(folder, session)
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    """Wait until something is true; a store without a leader does not know it yet."""
+    """Wait until a condition is true; a store without a leader cannot answer yet."""
     async with asyncio.timeout(WAIT_S):
         while True:
             with contextlib.suppress(UnavailableError):
@@ -182,14 +184,14 @@ async def _moment() -> None:
 
 
 def lines(folder: Path) -> list[Line]:
-    """Return what the tools noted; of a line that is being written a part may be there."""
+    """Return the tools' notes; an unfinished line may be there in part."""
     path = folder / "ledger"
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
     return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
 
 
 def executions(folder: Path) -> list[Execution]:
-    """Return what the tools noted of themselves."""
+    """Return the tools' notes of their own runs."""
     noted = lines(folder)
     ended = {
         (each.session, each.turn, each.response, each.call_id, each.run)
@@ -212,7 +214,7 @@ def executions(folder: Path) -> list[Execution]:
 
 
 def problems(folder: Path, sessions: Sequence[str], *, is_ended: bool = True) -> list[str]:
-    """Return everything that is wrong with what was left behind."""
+    """Return all problems in the remaining state."""
     evidence = Evidence({each: journal(folder, each) for each in sessions}, ledger=executions(folder))
     return [str(each) for each in (check_ended if is_ended else check)(evidence)]
 

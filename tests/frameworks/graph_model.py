@@ -1,4 +1,4 @@
-"""A chat model of LangChain that says what a function answers."""
+"""A chat model of LangChain whose responses a function computes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, T
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 Response = Callable[[Sequence[BaseMessage]], str | list[dict[str, Any]]]
-"""Returns words, or calls: `{"name": ..., "args": {...}, "id": ...}`."""
+"""Returns a text, or calls: `{"name": ..., "args": {...}, "id": ...}`."""
 
 
 class ScriptedChat(BaseChatModel):
-    """Answers in pieces of one word; a call comes whole."""
+    """Answers in pieces of one word; a call arrives whole."""
 
     response: Any
 
@@ -46,12 +46,12 @@ class ScriptedChat(BaseChatModel):
         yield ChatGenerationChunk(message=AIMessageChunk(content="", usage_metadata=usage))
 
 
-def asked(tool_name: str, call_id: str = "c1", /, **args: Any) -> dict[str, Any]:
+def tool_call(tool_name: str, call_id: str = "c1", /, **args: Any) -> dict[str, Any]:
     return {"name": tool_name, "id": call_id, "args": args}
 
 
-def calling(*calls: dict[str, Any]) -> ScriptedChat:
-    """Make a model that calls tools, and then says what they returned."""
+def calling_model(*calls: dict[str, Any]) -> ScriptedChat:
+    """Return a model that calls tools, and then answers with their results."""
 
     def response(messages: Sequence[BaseMessage]) -> str | list[dict[str, Any]]:
         turn = max(place for place, each in enumerate(messages) if isinstance(each, HumanMessage))
@@ -61,5 +61,5 @@ def calling(*calls: dict[str, Any]) -> ScriptedChat:
     return ScriptedChat(response=response)
 
 
-def saying(words: str) -> ScriptedChat:
+def text_model(words: str) -> ScriptedChat:
     return ScriptedChat(response=lambda _: words)

@@ -16,7 +16,7 @@ from tests.frameworks.kill_programs import (
     Program,
     Report,
     cancel_and_repeat,
-    guide,
+    run_guide,
     store,
     until_free,
 )
@@ -25,7 +25,7 @@ PAGE = "langgraph.md"
 
 
 def _names(play: Play, *blocks: int, is_asking: bool = False) -> dict[str, Any]:
-    names = guide(PAGE, 0, *blocks)
+    names = run_guide(PAGE, 0, *blocks)
 
     @tool
     async def act(name: str) -> str:
@@ -41,7 +41,7 @@ def _names(play: Play, *blocks: int, is_asking: bool = False) -> dict[str, Any]:
         responses = sum(isinstance(each, AIMessage) for each in messages[place:])
         calls = [
             {"name": "act", "args": {"name": name}, "id": name}
-            for name in await play.requested(text, responses)
+            for name in await play.next_calls(text, responses)
         ]
         return {"messages": [AIMessage("" if calls else f"done {text}", tool_calls=calls)]}
 
@@ -88,7 +88,7 @@ async def cancelled(play: Play) -> Report:
 
 
 async def overtaken(play: Play) -> Report:
-    """A message that is cancelled at random, and another one instead, in a graph that repairs its messages."""
+    """A message that is cancelled at random, then another one, in a graph that repairs its messages."""
     names = _names(play, 1, 2)
     config: Any = {"configurable": {"thread_id": SESSION}}
 

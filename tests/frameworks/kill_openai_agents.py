@@ -17,9 +17,9 @@ from tests.frameworks.kill_programs import (
     Play,
     Program,
     Report,
-    cancelled_at_random,
+    cancel_at_random,
     converse,
-    guide,
+    run_guide,
     store,
 )
 
@@ -28,7 +28,7 @@ set_tracing_disabled(True)
 
 
 class Scripted(Model):
-    """Requests what the play has next."""
+    """Requests the next calls of the play."""
 
     def __init__(self, play: Play) -> None:
         self._play = play
@@ -58,7 +58,7 @@ class Scripted(Model):
         place = max(place for place, each in enumerate(items) if each.get("role") == "user")
         text, calls = items[place]["content"], 0
         calls = sum(each.get("type") == "function_call" for each in items[place:])
-        names = await self._play.requested(text, {0: 0, 1: 1, 4: 2}[calls])
+        names = await self._play.next_calls(text, {0: 0, 1: 1, 4: 2}[calls])
         return [function_call("act", {"name": name}, call_id=name) for name in names] or [
             assistant_message(f"done {text}")
         ]
@@ -74,7 +74,7 @@ def _tool(play: Play, **options: Any) -> Any:
 
 
 def _names(play: Play, *blocks: int, **options: Any) -> dict[str, Any]:
-    names = guide(PAGE, 0, *blocks)
+    names = run_guide(PAGE, 0, *blocks)
     durable = names["durable"]
     tools = durable.tools([_tool(play, **options)])
     names["agent"] = names["cashier"] = Agent(name="a", model=durable.model(Scripted(play)), tools=tools)
@@ -98,11 +98,11 @@ async def conversation(play: Play) -> Report:
 
 async def cancelled(play: Play) -> Report:
     """Two messages; each is cancelled at random and repeated at once."""
-    return _report(json.loads(await converse(play, cancelled_at_random(_names(play, 2), play))))
+    return _report(json.loads(await converse(play, cancel_at_random(_names(play, 2), play))))
 
 
 async def streamed(play: Play) -> Report:
-    """One message whose stream is read; it is left after a random event and read again."""
+    """One message whose stream is read; reading stops after a random event and starts again."""
     names = _names(play, 1)
     for _ in range(3):
         left = play.chance.randrange(12)
@@ -125,7 +125,7 @@ async def _final(names: dict[str, Any], given: Any) -> Report:
 
 async def sub_agent(play: Play) -> Report:
     """An agent as a tool, with a wrapped model and tools with effects."""
-    names = guide(PAGE, 0)
+    names = run_guide(PAGE, 0)
     durable = names["durable"]
     inner = Agent(name="inner", model=durable.model(Inner()), tools=durable.tools([_tool(play)]))
     act = inner.as_tool("act", "Act.")
@@ -163,7 +163,7 @@ class Inner(Model):
 
 
 async def approvals(play: Play) -> Report:
-    """Calls that a person must allow, and a program that stores what waits."""
+    """Calls that need a person's approval, and a program that stores the waiting ones."""
     names = _names(play, 3, needs_approval=True)
     waiting = play.folder / "waiting"
     if not waiting.exists():

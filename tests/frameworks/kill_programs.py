@@ -1,8 +1,8 @@
 """Programs that follow the guides of frameworks, with a ledger of effects: `tests.frameworks.kills` kills them.
 
-A program is the code of a guide, block by block, in which the agent has a scripted model and tools that write to the
-ledger. Each message makes the model request one call, then three at once, then it answers. All names carry the
-message's, so that an effect is known by its line in the ledger alone.
+A program is the code of a guide, block by block, in which the agent has a scripted model and tools that write
+to the ledger. For each message the model requests one call, then three at once, then it answers. All names
+contain the message's name, so that the ledger line alone identifies an effect.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _compiled: dict[tuple[str, int], CodeType] = {}
 
 
 class Play:
-    """What the tools and the model of one process do.
+    """The behaviour of the tools and the model of one process.
+
 
     Args:
-        folder: Where the ledger is; the folder of the program.
-        seed: Where the pauses come from.
+        folder: Where the ledger is; the folder of the program.     seed: Where the pauses come from.
     """
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -49,7 +49,7 @@ class Play:
         self._ledger = os.open(folder / "ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(self, line: str) -> None:
-        """Write a line that outlives the process."""
+        """Write a line that survives the process."""
         os.write(self._ledger, f"{line}\n".encode())
 
     async def pause(self) -> None:
@@ -63,8 +63,8 @@ class Play:
         await self.pause()
         return f"result of {name}"
 
-    async def requested(self, message: str, responses: int) -> Sequence[str]:
-        """Return the calls that the model requests after so many responses to a message; none for the answer."""
+    async def next_calls(self, message: str, responses: int) -> Sequence[str]:
+        """Return the calls that the model requests after this many responses to a message; none for the answer."""
         self.note(f"model {message} {responses + 1}")
         await self.pause()
         batches = (CALLS[:1], CALLS[1:], ())
@@ -72,7 +72,7 @@ class Play:
 
 
 class Report(Struct):
-    """What a program found in the end: the results of calls as the model reads them, and the answers."""
+    """The final state of a program: the results of calls as the model reads them, and the answers."""
 
     results: dict[str, str] = {}
     answers: list[str] = []
@@ -81,7 +81,7 @@ class Report(Struct):
 Program = Callable[[Play], Coroutine[Any, Any, Report]]
 
 
-def guide(page: str, *blocks: int) -> dict[str, Any]:
+def run_guide(page: str, *blocks: int) -> dict[str, Any]:
     """Run blocks of a guide and return the names that they define."""
     names: dict[str, Any] = {}
     for number in blocks:
@@ -93,7 +93,7 @@ def guide(page: str, *blocks: int) -> dict[str, Any]:
 
 
 async def until_free(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
-    """Repeat what is refused because another process, or a run of this one, is at work."""
+    """Repeat an action that is refused because another process, or a run of this one, is active."""
     for _ in range(REFUSED_TRIES_MAX):
         try:
             return await act()
@@ -104,7 +104,7 @@ async def until_free(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
 
 
 async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
-    """Cancel what runs at a random moment and run it again at once, three times; then let it end."""
+    """Cancel the running action at a random moment and run it again at once, three times; then let it end."""
     cancelled: list[asyncio.Task[Any]] = []
     for _ in range(3):
         running = asyncio.ensure_future(act())
@@ -124,15 +124,15 @@ async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: Play) -> An
 
 
 async def converse(play: Play, names: dict[str, Any]) -> Any:
-    """Say two messages as a guide's `converse` does, and return the history that its application has in the end."""
+    """Send two messages as a guide's `converse` does, and return the application's final history."""
     for message in ("m1", "m2"):
         await until_free(functools.partial(names["converse"], SESSION, message, message), play)
     (after,) = names["chats"].execute("SELECT after FROM message ORDER BY rowid DESC LIMIT 1").fetchone()
     return after
 
 
-def cancelled_at_random(names: dict[str, Any], play: Play) -> dict[str, Any]:
-    """Let each message of a guide's `converse` be cancelled at random and repeated at once, in one process."""
+def cancel_at_random(names: dict[str, Any], play: Play) -> dict[str, Any]:
+    """Cancel each message of a guide's `converse` at random and repeat it at once, in one process."""
     say = names["converse"]
 
     async def repeat(*given: Any) -> Any:
@@ -150,5 +150,5 @@ def store(file: Path, text: str) -> None:
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Write what a program found where its judge reads it."""
+    """Write a program's final state where its judge reads it."""
     store(folder / "report", json.dumps([report.results, report.answers]))

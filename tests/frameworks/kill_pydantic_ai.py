@@ -24,9 +24,9 @@ from tests.frameworks.kill_programs import (
     Program,
     Report,
     cancel_and_repeat,
-    cancelled_at_random,
+    cancel_at_random,
     converse,
-    guide,
+    run_guide,
     store,
     until_free,
 )
@@ -35,7 +35,7 @@ PAGE = "pydantic-ai.md"
 
 
 def _model(play: Play) -> FunctionModel:
-    async def requested(messages: list[ModelMessage]) -> list[str]:
+    async def text_and_calls(messages: list[ModelMessage]) -> list[str]:
         prompts = [
             (place, part.content)
             for place, message in enumerate(messages)
@@ -45,15 +45,15 @@ def _model(play: Play) -> FunctionModel:
         ]
         place, text = prompts[-1]
         responses = sum(isinstance(each, ModelResponse) for each in messages[place:])
-        return [str(text), *await play.requested(str(text), responses)]
+        return [str(text), *await play.next_calls(str(text), responses)]
 
     async def respond(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        text, *names = await requested(messages)
+        text, *names = await text_and_calls(messages)
         calls: list[Any] = [ToolCallPart("act", {"name": name}, name) for name in names]
         return ModelResponse(parts=calls or [TextPart(f"done {text}")])
 
     async def stream(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
-        text, *names = await requested(messages)
+        text, *names = await text_and_calls(messages)
         for index, name in enumerate(names):
             yield {index: DeltaToolCall("act", f'{{"name": "{name}"}}', tool_call_id=name)}
         if not names:
@@ -65,7 +65,7 @@ def _model(play: Play) -> FunctionModel:
 
 
 def _names(play: Play, *blocks: int) -> dict[str, Any]:
-    names = guide(PAGE, 0, *blocks)
+    names = run_guide(PAGE, 0, *blocks)
     agent: Agent[None, Any] = Agent(_model(play), deps_type=type(None), capabilities=[names["durable"]])
     agent.tool_plain(play.act)
     names["agent"] = agent
@@ -89,7 +89,7 @@ async def conversation(play: Play) -> Report:
 
 async def cancelled(play: Play) -> Report:
     """Two messages; each is cancelled at random and repeated at once."""
-    return _read_report(await converse(play, cancelled_at_random(_names(play, 2), play)))
+    return _read_report(await converse(play, cancel_at_random(_names(play, 2), play)))
 
 
 def _read_report(history: bytes) -> Report:
@@ -110,7 +110,7 @@ async def streamed(play: Play) -> Report:
 
 
 async def sub_agent(play: Play) -> Report:
-    """An agent that a tool runs, with the same capability and with effects of its own."""
+    """An agent that a tool runs, with the same capability and with its own effects."""
     names = _names(play)
     inner: Agent[None, str] = Agent(
         FunctionModel(_inner), deps_type=type(None), capabilities=[names["durable"]], tools=[play.act]
@@ -136,8 +136,8 @@ def _inner(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
 
 
 async def approvals(play: Play) -> Report:
-    """Calls that a person must allow, and a program that stores what waits."""
-    names = guide(PAGE, 0, 2, 3)
+    """Calls that need a person's approval, and a program that stores the waiting ones."""
+    names = run_guide(PAGE, 0, 2, 3)
     cashier: Agent[None, Any] = Agent(
         _model(play),
         deps_type=type(None),
@@ -162,7 +162,7 @@ async def approvals(play: Play) -> Report:
 
 
 def warm() -> None:
-    """Build what pydantic builds with the first use."""
+    """Build the objects that pydantic builds at the first use."""
     ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json([]))
 
 

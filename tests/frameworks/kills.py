@@ -1,16 +1,16 @@
 """Random SIGKILLs of programs that follow the guides of frameworks: `python -m tests.frameworks.kills --kills 500`.
 
-In each round a program is killed at random moments, one to three times, and then left to its end. Its processes are
-forked from this one, which has imported the frameworks and warmed their caches: it has no thread, no event loop and no
-open store. With `--fresh`, each is a new interpreter instead, which costs seconds of imports. The judge reads the
-ledger of effects, the journal, and what the program found in the end:
+In each round a program is killed at random moments, one to three times, and then runs to its end. Its processes
+are forked from this one, which has imported the frameworks and warmed their caches: it has no thread, no event
+loop and no open store. With `--fresh`, each is a new interpreter instead, which costs seconds of imports. The
+judge reads the ledger of effects, the journal, and the program's final state:
 
-- no effect is in the ledger twice;
-- no outcome that is in the journal is missing, or another one, in the history that the program ends up with;
-- no turn is completed before its last response is in the journal and each of its calls has an outcome.
+- no effect is in the ledger twice; - no outcome that is in the journal is missing from the program's final
+history, or different there; - no turn is completed before its last response is in the journal and each of its
+calls has an outcome.
 
-The first line printed is the seed; the same seed draws the same moments. `--broken` deletes the journal before each
-life: the judge must find faults.
+The first line printed is the seed; the same seed draws the same moments. `--broken` deletes the journal before
+each life: the judge must find faults.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from msgspec import Struct
 from midstream.session.records import CallEnded, Record, ResponseCompleted, TurnEnded, TurnStatus, decode
 from midstream.session.session import fold
 from midstream.store.sqlite import SQLiteStore
-from tests.frameworks.kill_programs import CALLS, SESSION, Play, Program, guide, write_report
+from tests.frameworks.kill_programs import CALLS, SESSION, Play, Program, run_guide, write_report
 
 LIFE_S = 60.0
-"""Seconds after which a life that nothing kills is taken for one that hangs."""
+"""Seconds after which a life without a kill counts as hanging."""
 KILLS_MAX = 3
 ROUNDS_MAX = 100_000
 FILES_MAX = 1024
@@ -61,11 +61,10 @@ UNKNOWN = "may or may not have taken effect"
 class Kind(Struct, frozen=True):
     """A framework.
 
+
     Args:
-        module: The module with its programs.
-        needs: What must be installed.
-        database: The journals of the program.
-        session: The session in it.
+        module: The module with its programs.     needs: The required packages.     database: The journals of
+            the program.     session: The session in it.
     """
 
     module: str
@@ -89,11 +88,11 @@ TWO_PROCESSES = "two processes"
 
 
 class How(Struct, frozen=True):
-    """A way to play.
+    """The options of a play.
+
 
     Args:
-        is_fresh: Each life is a new interpreter.
-        is_broken: Each life has lost its journal.
+        is_fresh: Each life is a new interpreter.     is_broken: Each life has lost its journal.
     """
 
     is_fresh: bool = False
@@ -101,7 +100,7 @@ class How(Struct, frozen=True):
 
 
 class Tally(Struct):
-    """What the rounds of one program came to."""
+    """The results of the rounds of one program."""
 
     rounds: int = 0
     kills: int = 0
@@ -113,7 +112,7 @@ class Tally(Struct):
 
 
 def is_installed(kind: Kind) -> bool:
-    """Whether a framework can be run here."""
+    """Return whether a framework can be run here."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in kind.needs)
     except ModuleNotFoundError:
@@ -123,10 +122,11 @@ def is_installed(kind: Kind) -> bool:
 @functools.cache
 def programs_of(kind: Kind) -> Mapping[str, Program]:
     """Import a framework and return its programs."""
-    # An OpenAI client reads all certificates of the machine, a third of a life's time: no program uses the network.
+    # An OpenAI client reads all certificates of the machine, a third of a life's time: no program uses the
+    # network.
     os.environ.setdefault("SSL_CERT_DIR", tempfile.mkdtemp(prefix="kills-certificates-"))
     module = importlib.import_module(f"tests.frameworks.{kind.module}")
-    guide(module.PAGE, 0)  # what a first use imports is imported here, and not in each process
+    run_guide(module.PAGE, 0)  # imports of a first use happen here, and not in each process
     getattr(module, "warm", lambda: None)()
     programs: Mapping[str, Program] = module.PROGRAMS
     for name in _rehearse(kind, programs):
@@ -151,7 +151,7 @@ def _rehearse(kind: Kind, programs: Mapping[str, Program]) -> Sequence[str]:
     for number, program in enumerate(programs.values()):
         place = folder / str(number)
         place.mkdir()
-        with watched(fork(functools.partial(rehearse, program, place), place)) as wait:
+        with watch(fork(functools.partial(rehearse, program, place), place)) as wait:
             code = wait(LIFE_S)
         if code == 0:  # otherwise it is a fault as soon as it is played
             names |= dict.fromkeys((place / "modules").read_text().split())
@@ -163,7 +163,7 @@ def _rehearse(kind: Kind, programs: Mapping[str, Program]) -> Sequence[str]:
 
 
 def fork(act: Callable[[], None], folder: Path) -> int:
-    """Start a process that does `act` in a folder; its errors are in `log` there. It inherits nothing that is open."""
+    """Start a process that does `act` in a folder; its errors are in `log` there. It inherits no open descriptor."""
     pid = os.fork()
     if pid:
         return pid
@@ -194,8 +194,8 @@ def start_fresh(arguments: Sequence[str], folder: Path) -> int:
 
 
 @contextmanager
-def watched(pid: int) -> Iterator[Callable[[float], int | None]]:
-    """Yield a function that waits so many seconds for the end of a process, and returns its code or None."""
+def watch(pid: int) -> Iterator[Callable[[float], int | None]]:
+    """Yield a function that waits this many seconds for the end of a process, and returns its code or None."""
     descriptor = os.pidfd_open(pid)
     code: int | None = None
 
@@ -215,11 +215,11 @@ def watched(pid: int) -> Iterator[Callable[[float], int | None]]:
 
 
 def kill_after(pid: int, seconds: float) -> bool:
-    """Kill a process after some seconds; return whether it was at work until then."""
+    """Kill a process after some seconds; return whether it was running until then."""
     descriptor = os.pidfd_open(pid)
     try:
         select.select([descriptor], [], [], max(0.0, seconds))
-        os.kill(pid, signal.SIGKILL)  # it is not waited for yet, so that the id is still its own
+        os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so the id is still its own
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     finally:
         os.close(descriptor)
@@ -235,7 +235,8 @@ def start(kind: Kind, mode: str, folder: Path, seed: int, how: How) -> int:
 
 
 def live(kind: Kind, mode: str, folder: Path, seed: int, *, is_broken: bool) -> None:
-    """Be a program, in a process of its own.
+    """Run as a program, in its own process.
+
 
     Args:
         is_broken: It has lost its journal.
@@ -249,13 +250,12 @@ def live(kind: Kind, mode: str, folder: Path, seed: int, *, is_broken: bool) -> 
 
 
 class Round:
-    """One program, killed and left to its end.
+    """One program, killed and then run to its end.
+
 
     Args:
-        kind: Its framework.
-        mode: Its name.
-        chance: Where the moments come from.
-        life_s: Seconds that it lives where nothing kills it.
+        kind: Its framework.     mode: Its name.     chance: Where the moments come from.     life_s: Seconds
+            that it runs without a kill.
     """
 
     def __init__(self, kind: Kind, mode: str, chance: random.Random, life_s: float, how: How) -> None:
@@ -270,7 +270,7 @@ class Round:
         self._processes = 2 if mode == TWO_PROCESSES else 1
 
     def play(self, folder: Path) -> list[str]:
-        """Kill and finish; return what is wrong."""
+        """Kill and finish; return the faults."""
         for number in range(self._chance.randint(1, KILLS_MAX)):
             self._live_and_die(folder)
             if number == 0:
@@ -286,7 +286,7 @@ class Round:
         ]
 
     def _live_and_die(self, folder: Path) -> None:
-        """Let the processes live for a random time each; one that is done before was not killed."""
+        """Let the processes run for a random time each; one that ends before was not killed."""
         started = [(pid, self._chance.random() * self._life_s) for pid in self._start(folder)]
         at = time.monotonic()
         for pid, seconds in sorted(started, key=lambda each: each[1]):
@@ -295,20 +295,20 @@ class Round:
     def _finish(self, folder: Path) -> str | None:
         (folder / "report").unlink(missing_ok=True)
         for pid in self._start(folder):
-            with watched(pid) as wait:
+            with watch(pid) as wait:
                 if (code := wait(LIFE_S)) != 0:
                     log = (folder / "log").read_text()[-3000:]
                     return f"the last life {'hangs' if code is None else f'ended with {code}'}:\n{log}"
         return None
 
     def _judge(self, folder: Path) -> list[str]:
-        """Judge in a process of its own: the store has threads, and this process forks."""
+        """Judge in a separate process: the store has threads, and this process forks."""
 
         def judge() -> None:
             faults = asyncio.run(faults_of(self._kind, self._mode, folder))
             (folder / "verdict").write_text(json.dumps(faults))
 
-        with watched(fork(judge, folder)) as wait:
+        with watch(fork(judge, folder)) as wait:
             if wait(LIFE_S) != 0:
                 return [f"the judge failed:\n{(folder / 'log').read_text()[-3000:]}"]
         faults: list[str] = json.loads((folder / "verdict").read_text())
@@ -319,7 +319,7 @@ class Round:
 
 
 async def faults_of(kind: Kind, mode: str, folder: Path) -> list[str]:
-    """Return what is wrong with what a program left behind."""
+    """Return the faults in the state that a program left."""
     results, answers = json.loads((folder / "report").read_text())
     lines = (folder / "ledger").read_text().splitlines()
     effects = Counter(line.removeprefix("effect ") for line in lines if line.startswith("effect "))
@@ -359,7 +359,7 @@ def _faults_of_result(
 
 
 def _faults_of_turns(records: list[tuple[int, Record]], count: int) -> list[str]:
-    """Check that each turn is over once, as completed, and not before it was whole."""
+    """Check that each turn ended once, as completed, and not before it was whole."""
     faults: list[str] = []
     ended: list[int] = []
     for place, (_, record) in enumerate(records):
@@ -385,7 +385,7 @@ def _faults_of_turns(records: list[tuple[int, Record]], count: int) -> list[str]
 
 
 def _faults_of_thread(records: list[tuple[int, Record]]) -> list[str]:
-    """Check that nothing of a thread is running for ever."""
+    """Check that no call of a thread is running for ever."""
     return ["a turn of the thread is running for ever"] if fold(records).is_live else []
 
 
@@ -410,7 +410,7 @@ def run(
     how: How,
     until: float = float("inf"),
 ) -> Tally:
-    """Play rounds of one program, until it was killed so often."""
+    """Play rounds of one program, until it was killed this often."""
     chance = random.Random(f"{seed} {kind.module} {mode}")
     tally = Tally()
     life_s = _measure(kind, mode, how)
@@ -434,10 +434,10 @@ def run(
 
 
 def _measure(kind: Kind, mode: str, how: How) -> float:
-    """Return how long a program lives where nothing kills it."""
+    """Return how long a program runs without a kill."""
     folder = Path(tempfile.mkdtemp(prefix="kills-", dir=MEMORY))
     at = time.monotonic()
-    with watched(start(kind, mode, folder, 0, how)) as wait:
+    with watch(start(kind, mode, folder, 0, how)) as wait:
         code = wait(LIFE_S)
     assert code == 0, f"{mode} does not run: {(folder / 'log').read_text()}"
     shutil.rmtree(folder)
@@ -445,7 +445,7 @@ def _measure(kind: Kind, mode: str, how: How) -> float:
 
 
 def run_all(programs: Sequence[tuple[str, str]], play: Callable[[str, str], Tally], jobs: int) -> list[str]:
-    """Play programs, so many at once in processes of their own; print a line for each, and return the faults.
+    """Play programs, this many at once in their own processes; print a line for each, and return the faults.
 
     A program that cannot be played is a fault, and the others are played.
     """
@@ -482,7 +482,7 @@ def _faults_played(program: tuple[str, str], place: Path, *, has_ended: bool) ->
 
 
 def main() -> int:
-    """Play the rounds that the command line names, and print a table; return 1 where something is wrong."""
+    """Play the rounds that the command line selects, and print a table; return 1 if there are faults."""
     parser = argparse.ArgumentParser(prog="python -m tests.frameworks.kills")
     parser.add_argument("--kills", type=int, default=30, help="of each program, at least (30)")
     parser.add_argument("--rounds", type=int, default=ROUNDS_MAX, help="of each program, at most")

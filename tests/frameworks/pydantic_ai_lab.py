@@ -1,4 +1,4 @@
-"""A scripted agent of pydantic-ai in a process that can die, over a memory that does not."""
+"""A scripted agent of pydantic-ai in a process that can die, over a memory that survives it."""
 
 # ruff: noqa: ANN401 - a run has any keywords and any result
 from __future__ import annotations
@@ -29,7 +29,7 @@ Parts = list[Any]
 
 
 class Lab:
-    """A memory that outlives processes, a scripted model, and tools that count."""
+    """A memory that survives processes, a scripted model, and tools that count."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Lab:
         self.start_process()
 
     def start_process(self) -> None:
-        """Be a process with nothing but the memory; the one before is dead."""
+        """Simulate a process with only the memory; the previous one is dead."""
         for owner in list(self.memory.living):
             self.memory.kill(owner)
         self.durable: DurableTurns[None] = DurableTurns(

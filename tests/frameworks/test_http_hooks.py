@@ -1,4 +1,4 @@
-"""Requests of the real clients, on their way to a provider on this machine that refuses what the real ones refuse."""
+"""Requests of the real clients, to a provider on this machine that refuses what the real ones refuse."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def provider() -> Iterator[StrictProvider]:
         yield provider
 
 
-def test_anthropics_client_goes_on_after_a_call_without_result(provider: StrictProvider) -> None:
+def test_anthropics_client_continues_after_a_call_without_result(provider: StrictProvider) -> None:
     told: list[Repaired] = []
     with httpx2.Client() as http, httpx2.Client() as plain:
         client = anthropic.Anthropic(
@@ -75,14 +75,14 @@ def test_anthropics_client_goes_on_after_a_call_without_result(provider: StrictP
     assert "anthropic-version" in {name.lower() for name in provider.headers[-1]}
 
 
-async def test_anthropics_async_client_goes_on(provider: StrictProvider) -> None:
+async def test_anthropics_async_client_continues(provider: StrictProvider) -> None:
     async with repairing(anthropic.DefaultAsyncHttpxClient()) as http:
         client = anthropic.AsyncAnthropic(base_url=provider.url, api_key="k", http_client=http, max_retries=0)
         await client.messages.create(model=CLAUDE, max_tokens=9, messages=BROKEN_ANTHROPIC)
     assert len(provider.bodies) == 1
 
 
-def test_openais_client_goes_on_in_chat_and_in_responses(provider: StrictProvider) -> None:
+def test_openais_client_continues_in_chat_and_in_responses(provider: StrictProvider) -> None:
     with httpx2.Client() as http:
         client = openai.OpenAI(
             base_url=f"{provider.url}/v1", api_key="k", http_client=repairing(http), max_retries=0
@@ -104,7 +104,7 @@ def test_openais_client_goes_on_in_chat_and_in_responses(provider: StrictProvide
         ]
 
 
-async def test_openais_async_client_goes_on(provider: StrictProvider) -> None:
+async def test_openais_async_client_continues(provider: StrictProvider) -> None:
     async with repairing(openai.DefaultAsyncHttpxClient()) as http:
         client = openai.AsyncOpenAI(
             base_url=f"{provider.url}/v1", api_key="k", http_client=http, max_retries=0
@@ -114,7 +114,7 @@ async def test_openais_async_client_goes_on(provider: StrictProvider) -> None:
     assert len(provider.bodies) == 2
 
 
-def test_what_is_right_goes_out_byte_for_byte(provider: StrictProvider) -> None:
+def test_a_valid_request_is_sent_byte_for_byte(provider: StrictProvider) -> None:
     body = b'{ "model":"m",\n "messages": [{"role":"user","content":"caf\\u00e9", "extra": 1.0e2}] }'
     told: list[Repaired] = []
     with repairing(httpx2.Client(), on_repair=told.append) as http:
@@ -123,20 +123,20 @@ def test_what_is_right_goes_out_byte_for_byte(provider: StrictProvider) -> None:
     assert (provider.bodies, told) == ([body, body], [])
 
 
-def test_what_the_caller_holds_is_not_changed(provider: StrictProvider) -> None:
+def test_the_callers_messages_are_not_changed(provider: StrictProvider) -> None:
     before = copy.deepcopy(BROKEN_CHAT)
     with repairing(httpx2.Client()) as http:
         http.post(f"{provider.url}/v1/chat/completions", json={"messages": BROKEN_CHAT})
     assert before == BROKEN_CHAT
 
 
-def test_a_client_of_httpx_is_served_as_well(provider: StrictProvider) -> None:
+def test_an_httpx_client_is_supported_too(provider: StrictProvider) -> None:
     with repairing(httpx.Client()) as http:
         answer = http.post(f"{provider.url}/v1/messages?beta=true", json={"messages": BROKEN_ANTHROPIC})
     assert answer.status_code == 200
 
 
-async def test_a_body_that_comes_in_pieces_is_repaired(provider: StrictProvider) -> None:
+async def test_a_body_in_pieces_is_repaired(provider: StrictProvider) -> None:
     async def pieces() -> AsyncIterator[bytes]:
         body = json.dumps({"messages": BROKEN_ANTHROPIC}).encode()
         yield body[:20]
@@ -148,7 +148,7 @@ async def test_a_body_that_comes_in_pieces_is_repaired(provider: StrictProvider)
     assert "Transfer-Encoding" not in provider.headers[-1]
 
 
-def test_the_hooks_a_client_has_stay(provider: StrictProvider) -> None:
+def test_the_existing_hooks_of_a_client_stay(provider: StrictProvider) -> None:
     seen: list[str] = []
     hooks = {"request": [lambda request: seen.append(request.url.path)]}
     with repairing(httpx2.Client(event_hooks=hooks)) as http:
@@ -156,7 +156,7 @@ def test_the_hooks_a_client_has_stay(provider: StrictProvider) -> None:
     assert seen == ["/v1/messages"]
 
 
-def test_thinking_is_turned_off_where_the_tool_loop_lost_its_own(provider: StrictProvider) -> None:
+def test_thinking_is_disabled_if_the_tool_loop_lost_its_own(provider: StrictProvider) -> None:
     loop = [
         {"role": "user", "content": "deploy"},
         {"role": "assistant", "content": [CALL]},
@@ -175,14 +175,14 @@ def test_thinking_is_turned_off_where_the_tool_loop_lost_its_own(provider: Stric
     assert [(done.edits, done.advice.thinking) for done in told] == [((), False)]
 
 
-def test_adaptive_thinking_may_go_on_without_any() -> None:
+def test_adaptive_thinking_may_continue_without_any() -> None:
     loop = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [CALL]}]
     asked = {"thinking": {"type": "adaptive"}, "messages": [*loop, {"role": "user", "content": [RESULT]}]}
     assert repair_body("/v1/messages", json.dumps(asked).encode()) is None
 
 
 @pytest.mark.parametrize("kept", [{"previous_response_id": "resp_0"}, {"conversation": "conv_1"}])
-def test_results_of_calls_that_the_provider_keeps_are_no_orphans(kept: dict[str, str]) -> None:
+def test_results_of_calls_stored_by_the_provider_are_no_orphans(kept: dict[str, str]) -> None:
     items = [{"type": "function_call_output", "call_id": "c1", "output": "done"}]
     assert repair_body("/v1/responses", json.dumps({"input": items, **kept}).encode()) is None
     assert repair_body("/v1/responses", json.dumps({"input": items}).encode()) is not None
@@ -196,20 +196,20 @@ def test_items_by_reference_are_left_to_the_provider() -> None:
     assert repair_body("/v1/responses", json.dumps({"input": items}).encode()) is None
 
 
-def test_a_paused_response_is_sent_back_as_it_came() -> None:
+def test_a_paused_response_is_sent_back_unchanged() -> None:
     assert repair_body("/v1/messages", json.dumps({"messages": PAUSED}).encode()) is None
     went_on = [*PAUSED, {"role": "user", "content": "well?"}]
     assert repair_body("/v1/messages", json.dumps({"messages": went_on}).encode()) is not None
 
 
-def test_a_system_prompt_moves_to_where_the_provider_wants_it() -> None:
+def test_a_system_prompt_moves_to_the_place_that_the_provider_requires() -> None:
     asked = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]}
     done = repair_body("/v1/messages", json.dumps(asked).encode())
     assert done is not None
     assert json.loads(done.body) == {"messages": [{"role": "user", "content": "hi"}], "system": "Be brief."}
 
 
-def test_gemini_is_known_by_its_path_and_asks_for_signatures_from_its_third_version() -> None:
+def test_gemini_is_recognized_by_its_path_and_needs_signatures_from_its_third_version() -> None:
     call = {"functionCall": {"name": "deploy", "args": {}}}
     asked = {
         "contents": [
@@ -227,7 +227,7 @@ def test_gemini_is_known_by_its_path_and_asks_for_signatures_from_its_third_vers
     assert json.loads(done.body)["systemInstruction"] == asked["systemInstruction"]
 
 
-def test_bedrocks_converse_is_known_by_its_path() -> None:
+def test_bedrocks_converse_is_recognized_by_its_path() -> None:
     use = {"toolUse": {"toolUseId": "a", "name": "deploy", "input": {}}}
     messages = [
         {"role": "user", "content": [{"text": "deploy"}]},
@@ -254,12 +254,12 @@ def test_bedrocks_converse_is_known_by_its_path() -> None:
         ("/v1/embeddings", False),
     ],
 )
-def test_requests_are_known_by_their_path(path: str, is_known: bool) -> None:  # noqa: FBT001 - a row
+def test_requests_are_recognized_by_their_path(path: str, is_known: bool) -> None:  # noqa: FBT001 - a row
     done = repair_body(path, json.dumps({"messages": BROKEN_ANTHROPIC}).encode())
     assert (done is not None) is is_known
 
 
-def test_the_profile_is_the_callers_choice() -> None:
+def test_the_caller_can_choose_the_profile() -> None:
     asked = {
         "messages": [*BROKEN_CHAT[:1], {**BROKEN_CHAT[1], "tool_calls": [{**CHAT_CALL, "id": "call:1"}]}]
     }
@@ -285,7 +285,7 @@ def test_the_profile_is_the_callers_choice() -> None:
     ],
     ids=["cut", "a list", "a number", "a text", "null", "no UTF-8", "deep", "NaN", "nothing"],
 )
-def test_a_request_that_cannot_be_repaired_goes_as_it_is(
+def test_a_request_that_cannot_be_repaired_is_sent_unchanged(
     body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent: list[bytes] = []
@@ -300,7 +300,7 @@ def test_a_request_that_cannot_be_repaired_goes_as_it_is(
     assert all(record.exc_info is None for record in caplog.records)
 
 
-def test_a_callback_that_fails_stops_nothing_and_is_named_in_the_log(
+def test_a_failing_callback_stops_nothing_and_is_logged(
     provider: StrictProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(done: Repaired) -> None:
@@ -313,7 +313,7 @@ def test_a_callback_that_fails_stops_nothing_and_is_named_in_the_log(
     ]
 
 
-def test_the_log_says_what_was_done_and_nothing_of_what_was_said(
+def test_the_log_describes_the_repair_without_content(
     provider: StrictProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "midstream")
@@ -329,7 +329,7 @@ def test_the_log_says_what_was_done_and_nothing_of_what_was_said(
 @pytest.mark.parametrize(
     "headers", [{"authorization": "AWS4-HMAC-SHA256 Credential=…"}, {"content-encoding": "gzip"}]
 )
-def test_signed_and_packed_bodies_are_left_alone(headers: dict[str, str]) -> None:
+def test_signed_and_compressed_bodies_are_left_alone(headers: dict[str, str]) -> None:
     sent: list[bytes] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -343,7 +343,7 @@ def test_signed_and_packed_bodies_are_left_alone(headers: dict[str, str]) -> Non
     assert sent == [body]
 
 
-def test_a_body_beyond_the_limit_goes_as_it_is() -> None:
+def test_a_body_beyond_the_limit_is_sent_unchanged() -> None:
     sent: list[int] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

@@ -35,7 +35,7 @@ from midstream.history.repair.placeholders import UNKNOWN
 CALL = {"name": "deploy", "args": {"to": "prod"}, "id": "c1", "type": "tool_call"}
 
 
-def broken() -> list[BaseMessage]:
+def broken_history() -> list[BaseMessage]:
     return [
         SystemMessage("Be brief.", id="s"),
         HumanMessage("deploy", id="h1"),
@@ -44,7 +44,7 @@ def broken() -> list[BaseMessage]:
     ]
 
 
-def answering(*responses: str) -> Any:  # noqa: ANN401 - a model that lets tools be bound to it
+def answering_agent(*responses: str) -> Any:  # noqa: ANN401 - a model that lets tools be bound to it
     fake: Any = GenericFakeChatModel
     model = type("Model", (fake,), {"bind_tools": lambda self, tools, **options: self})
     return model(messages=iter([AIMessage(response) for response in responses]))
@@ -56,16 +56,16 @@ def deploy(to: str) -> str:
     return f"deployed to {to}"
 
 
-def test_the_very_list_comes_back_where_nothing_is_wrong() -> None:
+def test_a_valid_list_is_returned_as_the_same_object() -> None:
     answer = ToolMessage("done", tool_call_id="c1", artifact=object())
-    messages: list[BaseMessage] = [*broken()[:3], answer, AIMessage("ok")]
+    messages: list[BaseMessage] = [*broken_history()[:3], answer, AIMessage("ok")]
     assert repair_messages(messages) is messages
     assert repair_messages({"messages": messages}) == {"messages": []}
     assert repair_messages([]) == []
 
 
 def test_a_call_without_result_gets_one_and_the_rest_are_the_same_objects() -> None:
-    messages = broken()
+    messages = broken_history()
     told: list[Repaired] = []
     repaired = repair_messages(messages, on_repair=told.append)
     assert [repaired[at] for at in (0, 1, 2, 4)] == messages
@@ -79,18 +79,18 @@ def test_a_call_without_result_gets_one_and_the_rest_are_the_same_objects() -> N
 
 
 @pytest.mark.parametrize("profile", ["anthropic", "gemini", "bedrock-claude", "vertex"])
-def test_the_system_prompt_stays_a_message_where_the_provider_wants_it_apart(profile: str) -> None:
+def test_the_system_prompt_stays_a_message_if_the_provider_requires_it_separately(profile: str) -> None:
     told: list[Repaired] = []
-    repaired = repair_messages(broken(), profile=profile, on_repair=told.append)
+    repaired = repair_messages(broken_history(), profile=profile, on_repair=told.append)
     assert [message.type for message in repaired[:4]] == ["system", "human", "ai", "tool"]
     assert told[0].edits[0].at == 2
     assert repair_messages(repaired, profile=profile) is repaired
 
 
-def test_a_changed_message_keeps_all_that_no_repair_looks_at() -> None:
+def test_a_changed_message_keeps_all_its_other_fields() -> None:
     marker = object()
     calls = [{"id": "c:1", "type": "function", "function": {"name": "deploy", "arguments": "{}"}}]
-    messages = broken()
+    messages = broken_history()
     messages[2] = AIMessage(
         [{"type": "text", "text": "so"}, {"type": "tool_use", "id": "c:1", "name": "deploy", "input": {}}],
         tool_calls=[{**CALL, "id": "c:1"}],
@@ -126,12 +126,18 @@ def test_ids_of_messages_stay_unique() -> None:
     assert all(word in str(messages_to_dict(repaired)) for word in ("one", "two", "lost", "and?"))
 
 
-def test_a_chain_takes_it_as_a_step() -> None:
+def test_it_can_be_a_step_of_a_chain() -> None:
     prompt = ChatPromptTemplate.from_messages([("placeholder", "{stored}"), ("human", "{said}")])
-    chain = prompt | RunnableLambda(repair_messages) | answering("on it")
-    assert chain.invoke({"stored": broken(), "said": "go on"}).content == "on it"
+    chain = prompt | RunnableLambda(repair_messages) | answering_agent("on it")
+    assert chain.invoke({"stored": broken_history(), "said": "go on"}).content == "on it"
     step = RunnableLambda(functools.partial(repair_messages, profile="openai-chat"))
-    assert [message.type for message in step.invoke(broken())] == ["system", "human", "ai", "tool", "human"]
+    assert [message.type for message in step.invoke(broken_history())] == [
+        "system",
+        "human",
+        "ai",
+        "tool",
+        "human",
+    ]
 
 
 def react_agent(hook: Any, *responses: str) -> Any:  # noqa: ANN401 - a compiled graph has four type parameters
@@ -139,20 +145,20 @@ def react_agent(hook: Any, *responses: str) -> Any:  # noqa: ANN401 - a compiled
 
     with pytest.warns(LangGraphDeprecatedSinceV10):
         return create_react_agent(
-            answering(*responses), [deploy], pre_model_hook=hook, checkpointer=InMemorySaver()
+            answering_agent(*responses), [deploy], pre_model_hook=hook, checkpointer=InMemorySaver()
         )
 
 
-async def test_a_graph_with_a_call_that_was_never_answered_goes_on_and_stores_the_repair() -> None:
+async def test_a_graph_with_an_unanswered_call_continues_and_stores_the_repair() -> None:
     thread: Any = {"configurable": {"thread_id": "t"}}
     stuck = react_agent(None, "never")
-    stuck.update_state(thread, {"messages": broken()[:3]}, as_node="agent")
+    stuck.update_state(thread, {"messages": broken_history()[:3]}, as_node="agent")
     with pytest.raises(ValueError, match="do not have a corresponding ToolMessage"):
         stuck.invoke({"messages": [HumanMessage("and now?")]}, thread)
 
     told: list[Repaired] = []
     graph = react_agent(functools.partial(repair_messages, on_repair=told.append), "on it", "done")
-    graph.update_state(thread, {"messages": broken()[:3]}, as_node="agent")
+    graph.update_state(thread, {"messages": broken_history()[:3]}, as_node="agent")
     state = await graph.ainvoke({"messages": [HumanMessage("and now?")]}, thread)
     assert [message.type for message in state["messages"]] == ["system", "human", "ai", "tool", "human", "ai"]
     graph.invoke({"messages": [HumanMessage("thanks")]}, thread)
@@ -161,7 +167,7 @@ async def test_a_graph_with_a_call_that_was_never_answered_goes_on_and_stores_th
     assert len(told) == 1
 
 
-def test_the_agents_of_langchain_take_it_before_each_model_call() -> None:
+def test_langchain_agents_run_it_before_each_model_call() -> None:
     agents = pytest.importorskip("langchain.agents")
     from langchain.agents.middleware import before_model
 
@@ -169,14 +175,14 @@ def test_the_agents_of_langchain_take_it_before_each_model_call() -> None:
     def repaired(state: Any, runtime: Any) -> Any:  # noqa: ANN401 - theirs
         return repair_messages(state)
 
-    agent = agents.create_agent(answering("on it"), [deploy], middleware=[repaired])
-    state = agent.invoke({"messages": broken()})
+    agent = agents.create_agent(answering_agent("on it"), [deploy], middleware=[repaired])
+    state = agent.invoke({"messages": broken_history()})
     assert [message.type for message in state["messages"]] == ["system", "human", "ai", "tool", "human", "ai"]
 
 
 def test_the_state_may_be_an_object() -> None:
     class State:
-        messages: Annotated[list[BaseMessage], operator.add] = broken()
+        messages: Annotated[list[BaseMessage], operator.add] = broken_history()
 
     answer: Any = repair_messages(State())
     update = answer["messages"]
@@ -184,15 +190,15 @@ def test_the_state_may_be_an_object() -> None:
     assert len(update) == 6
 
 
-def test_what_is_no_json_is_a_typed_error() -> None:
+def test_content_that_is_not_json_is_a_typed_error() -> None:
     messages: list[BaseMessage] = [AIMessage("", tool_calls=[{**CALL, "args": {"to": object()}}])]
     with pytest.raises(InvalidHistoryError, match="message 0 is not a JSON value"):
         repair_messages(messages)
     with pytest.raises(UsageError, match="unknown profile 'x'"):
-        repair_messages(broken(), profile="x")
+        repair_messages(broken_history(), profile="x")
 
 
-def test_the_other_modes_are_there_too() -> None:
+def test_the_other_modes_are_available() -> None:
     call = {"name": "deploy", "args": {}, "id": "c1", "type": "tool_call"}
     top, asked, then = SystemMessage("be brief"), HumanMessage("deploy"), HumanMessage("and now?")
     history = [top, asked, AIMessage("let me", tool_calls=[call]), then]

@@ -1,4 +1,4 @@
-"""LangGraph's own tools node behind the wrapper: told again, refused, interrupted."""
+"""LangGraph's own tools node behind the wrapper: replayed, refused, interrupted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = "__remove_all__"
 
 
 class Graph:
-    """A model node that asks for `calls` once, and the tools node."""
+    """A model node that requests `calls` once, and the tools node."""
 
     def __init__(self, *tools: Any, calls: list[dict[str, Any]], memory: Memory | None = None) -> None:
         self.memory = memory or Memory()
@@ -43,19 +43,19 @@ class Graph:
         self.start_process()
 
     def start_process(self) -> None:
-        """Be a process with nothing but the memory and the checkpoints; the one before is dead."""
+        """Simulate a process with only the memory and the checkpoints; the previous one is dead."""
         for owner in list(self.memory.living):
             self.memory.kill(owner)
         self.guard = self.other_process()
 
     def other_process(self) -> ToolGuard:
-        """Return the guard of a process beside this one."""
+        """Return the guard of a concurrent process."""
         return at_most_once(MemoryStore(self.memory), on_doubt={"again": "rerun"}, observers=[self])
 
     def on_append(self, session: str, records: Sequence[Record]) -> None:
         self.appended.set()
 
-    def compiled(self, guard: ToolGuard | None = None) -> Any:
+    def build(self, guard: ToolGuard | None = None) -> Any:
         async def model(state: MessagesState) -> dict[str, Any]:
             self.asked += 1
             known: list[BaseMessage] = [*state["messages"]]
@@ -77,7 +77,7 @@ class Graph:
 
     async def run(self, given: Any = None) -> list[Any]:
         async with self.guard.run("t"):
-            ended = await self.compiled().ainvoke(given, CONFIG, durability="sync")
+            ended = await self.build().ainvoke(given, CONFIG, durability="sync")
         messages: list[Any] = ended["messages"]
         return messages
 
@@ -96,11 +96,11 @@ class Graph:
 GO = {"messages": [HumanMessage("go")]}
 
 
-def asked(tool_name: str, call_id: str, /, **args: Any) -> dict[str, Any]:
+def new_tool_call(tool_name: str, call_id: str, /, **args: Any) -> dict[str, Any]:
     return {"name": tool_name, "id": call_id, "args": args}
 
 
-async def test_a_step_that_runs_again_keeps_what_ended_and_says_what_is_unknown() -> None:
+async def test_a_repeated_step_keeps_finished_results_and_marks_unknown_ones() -> None:
     ran: list[str] = []
 
     @tool
@@ -108,10 +108,10 @@ async def test_a_step_that_runs_again_keeps_what_ended_and_says_what_is_unknown(
         """Act."""
         ran.append(name)
         if name == "b" and ran.count("b") == 1:
-            raise asyncio.CancelledError  # what a dying process leaves: no outcome
+            raise asyncio.CancelledError  # the state after the death of a process: no outcome
         return f"result of {name}"
 
-    graph = Graph(act, calls=[asked("act", "1", name="a"), asked("act", "2", name="b")])
+    graph = Graph(act, calls=[new_tool_call("act", "1", name="a"), new_tool_call("act", "2", name="b")])
     with pytest.raises(NodeCancelledError):
         await graph.run(GO)
     graph.start_process()
@@ -121,7 +121,7 @@ async def test_a_step_that_runs_again_keeps_what_ended_and_says_what_is_unknown(
     assert (sorted(ran), messages[-1].content) == (["a", "b"], "done")
 
 
-async def test_an_artifact_comes_back_and_an_error_is_told_to_the_model() -> None:
+async def test_an_artifact_is_restored_and_the_model_receives_an_error() -> None:
     ran: list[str] = []
 
     @tool(response_format="content_and_artifact")
@@ -136,7 +136,7 @@ async def test_an_artifact_comes_back_and_an_error_is_told_to_the_model() -> Non
         ran.append("fail")
         raise RuntimeError("no paper")
 
-    graph = Graph(act, fail, calls=[asked("act", "1", name="a"), asked("fail", "2")])
+    graph = Graph(act, fail, calls=[new_tool_call("act", "1", name="a"), new_tool_call("fail", "2")])
     with pytest.raises(RuntimeError, match="no paper"):
         await graph.run(GO)
     first, second = [each for each in await graph.run() if isinstance(each, ToolMessage)]
@@ -145,7 +145,7 @@ async def test_an_artifact_comes_back_and_an_error_is_told_to_the_model() -> Non
     assert sorted(ran) == ["a", "fail"]
 
 
-async def test_an_interrupted_tool_begins_anew_and_ends_once() -> None:
+async def test_an_interrupted_tool_restarts_and_ends_once() -> None:
     ran: list[str] = []
 
     @tool
@@ -155,7 +155,7 @@ async def test_an_interrupted_tool_begins_anew_and_ends_once() -> None:
         ran.append(city)
         return f"{city}: {answer}"
 
-    graph = Graph(book, calls=[asked("book", "1", city="Oslo")])
+    graph = Graph(book, calls=[new_tool_call("book", "1", city="Oslo")])
     await graph.run(GO)
     messages = await graph.run(Command(resume="yes"))
     assert [each.content for each in messages if isinstance(each, ToolMessage)] == ["Oslo: yes"]
@@ -179,24 +179,24 @@ async def test_a_thread_at_an_interrupt_is_listed_as_waiting_and_running_again_w
         return f"{city}: {answer}"
 
     calls = [
-        asked("book", "1", city="Oslo"),
-        asked("look", "2", city="Oslo"),
-        asked("book", "3", city="Bergen"),
+        new_tool_call("book", "1", city="Oslo"),
+        new_tool_call("look", "2", city="Oslo"),
+        new_tool_call("book", "3", city="Bergen"),
     ]
     graph = Graph(book, look, calls=calls)
     await graph.run(GO)
     assert graph.status == "waiting"
     graph.start_process()
     config: Any = CONFIG
-    state = await graph.compiled().aget_state(config)
+    state = await graph.build().aget_state(config)
     await graph.run(Command(resume={state.interrupts[0].id: "yes"}))
     assert (graph.status, statuses) == ("waiting", ["running"])
-    state = await graph.compiled().aget_state(config)
+    state = await graph.build().aget_state(config)
     await graph.run(Command(resume={state.interrupts[0].id: "yes"}))
     assert graph.status == "completed"
 
 
-async def test_an_id_of_a_later_response_is_another_call_and_the_effect_has_a_key() -> None:
+async def test_an_id_in_a_later_response_is_another_call_and_the_effect_has_a_key() -> None:
     keys: list[str] = []
 
     @tool
@@ -205,26 +205,26 @@ async def test_an_id_of_a_later_response_is_another_call_and_the_effect_has_a_ke
         keys.append(current_call().effect_key)
         return name
 
-    graph = Graph(act, calls=[asked("act", "1", name="a")])
+    graph = Graph(act, calls=[new_tool_call("act", "1", name="a")])
     await graph.run(GO)
     await graph.run(GO)
     assert len(set(keys)) == 2
     assert len([record for record in graph.records if isinstance(record, CallEnded)]) == 2
 
 
-async def test_what_is_no_message_is_not_kept_and_said_so() -> None:
+async def test_a_result_that_is_not_a_message_is_not_stored_and_reported() -> None:
     @tool
     async def jump() -> Any:
         """Jump."""
         return Command(update={"messages": [ToolMessage("jumped", tool_call_id="1")]})
 
-    graph = Graph(jump, calls=[asked("jump", "1")])
+    graph = Graph(jump, calls=[new_tool_call("jump", "1")])
     await graph.run(GO)
     (ended,) = [record for record in graph.records if isinstance(record, CallEnded)]
     assert "is not a message" in ended.result.content
 
 
-async def test_other_arguments_and_no_thread_are_refused() -> None:
+async def test_other_arguments_and_a_missing_thread_are_refused() -> None:
     told: list[str] = []
 
     class Noting:
@@ -237,7 +237,7 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
         config: Any = SYNC
 
     class Request:
-        tool_call = asked("act", "1", name="a")
+        tool_call = new_tool_call("act", "1", name="a")
         state: Any = ()
         runtime: Any = Runtime
 
@@ -248,7 +248,7 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
     async with guard.run("t"):
         assert (await guard(request, execute)).content == '{"name": "a"}'
         assert {"langgraph:t CallStarted", "langgraph:t CallEnded"} <= {*told}
-        request.tool_call = asked("act", "1", name="b")
+        request.tool_call = new_tool_call("act", "1", name="b")
         with pytest.raises(CallReusedError):
             await guard(request, execute)
         request.runtime = None
@@ -256,11 +256,11 @@ async def test_other_arguments_and_no_thread_are_refused() -> None:
             await guard(request, execute)
 
 
-# --- what would let a call run twice is refused ---------------------------------------------------------------------
+# --- configurations that could run a call twice are refused ---------------------------------------------------------
 
 
 class Acting:
-    """A graph with one tool that counts, and hangs where it is told to."""
+    """A graph with one tool that counts, and hangs in a given call."""
 
     def __init__(self, *names: str) -> None:
         self.ran: list[str] = []
@@ -276,7 +276,7 @@ class Acting:
                 await asyncio.Event().wait()
             return f"result of {name}"
 
-        self.graph = Graph(act, calls=[asked("act", name, name=name) for name in names])
+        self.graph = Graph(act, calls=[new_tool_call("act", name, name=name) for name in names])
 
     async def cut(self, name: str) -> None:
         """Run until the tool hangs in this call, and cancel the run there."""
@@ -298,7 +298,7 @@ async def test_a_durability_that_loses_a_response_is_refused(durability: str | N
     options = {"durability": durability} if durability else {}
     async with acting.graph.guard.run("t"):
         with pytest.raises(UsageError, match='durability="sync"'):
-            await acting.graph.compiled().ainvoke(GO, CONFIG, **options)
+            await acting.graph.build().ainvoke(GO, CONFIG, **options)
     assert acting.ran == []
     assert (await acting.graph.run())[-1].content == "done"
 
@@ -307,10 +307,10 @@ async def test_a_durability_that_loses_a_response_is_refused(durability: str | N
 async def test_a_run_without_its_thread_is_refused() -> None:
     acting = Acting("a")
     with pytest.raises(UsageError, match=r"guard\.run"):
-        await acting.graph.compiled().ainvoke(GO, CONFIG, durability="sync")
+        await acting.graph.build().ainvoke(GO, CONFIG, durability="sync")
     async with acting.graph.guard.run("another"):
         with pytest.raises(UsageError, match=r"guard\.run"):
-            await acting.graph.compiled().ainvoke(None, CONFIG, durability="sync")
+            await acting.graph.build().ainvoke(None, CONFIG, durability="sync")
     assert acting.ran == []
 
 
@@ -327,7 +327,7 @@ async def test_a_graph_that_runs_without_async_is_refused() -> None:
     graph: Any = StateGraph(MessagesState)
     graph.add_node("tools", guard.tool_node([act]))
     graph.add_edge(START, "tools")
-    calls = AIMessage("", tool_calls=[asked("act", "1", name="a")])
+    calls = AIMessage("", tool_calls=[new_tool_call("act", "1", name="a")])
     with pytest.raises(UsageError, match="ainvoke"):
         graph.compile(checkpointer=InMemorySaver()).invoke({"messages": [calls]}, CONFIG, durability="sync")
     assert ran == []
@@ -344,7 +344,7 @@ async def test_two_processes_do_not_run_one_thread_at_once() -> None:
     other = graph.other_process()
     with pytest.raises(LeaseHeldError):
         async with other.run("t"):
-            await graph.compiled(other).ainvoke(GO, CONFIG, durability="sync")
+            await graph.build(other).ainvoke(GO, CONFIG, durability="sync")
     with pytest.raises(SessionBusyError):
         await graph.run(GO)
     assert (graph.asked, acting.ran) == (asked_before, ["a"])
@@ -360,7 +360,7 @@ async def test_two_processes_do_not_run_one_thread_at_once() -> None:
 
 
 @spec("DRIVEN-8")
-async def test_results_of_a_cancelled_step_win_over_the_words_of_a_repair() -> None:
+async def test_results_of_a_cancelled_step_take_precedence_over_the_text_of_a_repair() -> None:
     acting = Acting("a", "b", "c")
     await acting.cut("b")
     assert acting.graph.status == "running"
@@ -372,23 +372,23 @@ async def test_results_of_a_cancelled_step_win_over_the_words_of_a_repair() -> N
 
 
 @spec("DRIVEN-8")
-async def test_a_call_in_doubt_that_is_not_requested_again_is_not_running_for_ever() -> None:
+async def test_a_call_in_doubt_that_is_not_requested_again_ends_as_unknown() -> None:
     acting = Acting("a")
     await acting.cut("a")
     acting.graph.calls = []
     async with acting.graph.guard.run("t"):
-        pass  # the application went on without the graph
+        pass  # the application continued without the graph
     (ended,) = [record for record in acting.graph.records if isinstance(record, CallEnded)]
     assert (ended.result.content, acting.graph.status) == (UNKNOWN_CONTENT, "completed")
 
 
-async def test_an_interrupt_that_the_conversation_went_past_ends() -> None:
+async def test_an_interrupt_ends_when_the_conversation_continues_without_an_answer() -> None:
     @tool
     async def book(city: str) -> str:
         """Book."""
         return f"{city}: {interrupt('really?')}"
 
-    graph = Graph(book, calls=[asked("book", "1", city="Oslo")])
+    graph = Graph(book, calls=[new_tool_call("book", "1", city="Oslo")])
     await graph.run(GO)
     assert graph.status == "waiting"
     graph.calls = []
@@ -399,7 +399,7 @@ async def test_an_interrupt_that_the_conversation_went_past_ends() -> None:
 
 
 @spec("DRIVEN-7")
-async def test_a_run_that_was_cancelled_can_be_repeated_at_once() -> None:
+async def test_a_cancelled_run_can_be_repeated_at_once() -> None:
     acting = Acting("a")
     acting.hangs_in = "a"
     first = asyncio.create_task(acting.graph.run(GO))

@@ -1,4 +1,4 @@
-"""What a graph asks, as calls, and what people answer, as LangGraph reads it."""
+"""A graph's questions as calls, and people's answers in the form that LangGraph reads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def test_an_answer_is_text_unless_it_is_json_that_cannot_be_meant_as_text(words:
     assert value_of(words) == value
 
 
-def test_what_is_no_question_is_shown_as_json() -> None:
+def test_an_interrupt_of_another_form_is_shown_as_json() -> None:
     asked = [json.loads(call.arguments) for each in ("Sure?", {"a": 1}) for call in calls_of("i", each)]
     assert asked == [{"question": "Sure?"}, {"question": '{"a":1}'}]
 
 
-def test_approvals_are_a_call_each_and_become_decisions() -> None:
+def test_each_approval_is_a_call_and_becomes_a_decision() -> None:
     (call,) = calls_of("i", ASKS)
     shown = json.loads(call.arguments)
     assert (call.id, shown) == ("i.0", {"tool": "pay", "arguments": {"sum": 3}, "description": "Approve."})

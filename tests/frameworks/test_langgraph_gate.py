@@ -1,4 +1,4 @@
-"""A tools node whose calls are taken out; elsewhere it does what it did."""
+"""A tools node whose calls midstream runs; elsewhere it is unchanged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from langchain_core.tools import tool
 from midstream.frameworks.langgraph_gate import can_repeat, text_of
 from midstream.frameworks.langgraph_served import make_agent
 from midstream.history.messages import Outcome
-from tests.frameworks.graph_model import asked, calling
-from tests.frameworks.test_langgraph_served import looping
+from tests.frameworks.graph_model import calling_model, tool_call
+from tests.frameworks.test_langgraph_served import build_loop
 
 
 @tool
@@ -20,15 +20,15 @@ async def look() -> str:
     return "seen"
 
 
-async def test_a_graph_that_is_served_runs_elsewhere_as_before() -> None:
-    graph: Any = looping(calling(asked("look")), look).compile()
+async def test_a_served_graph_runs_elsewhere_as_before() -> None:
+    graph: Any = build_loop(calling_model(tool_call("look")), look).compile()
     make_agent(graph)
     make_agent(graph)
     state = await graph.ainvoke({"messages": [HumanMessage("go")]})
     assert state["messages"][-1].text == "Told: seen "
 
 
-def test_what_may_run_again_says_so() -> None:
+def test_repeatable_tools_are_recognized_by_their_metadata() -> None:
     known: list[dict[str, Any]] = [
         {},
         {"midstream": "rerun"},
@@ -39,7 +39,7 @@ def test_what_may_run_again_says_so() -> None:
     assert not can_repeat({"midstream": "unknown", "readOnlyHint": True})
 
 
-def test_what_a_tool_returned_is_text_and_perhaps_more() -> None:
+def test_a_tools_return_value_is_text_and_possibly_more() -> None:
     assert text_of(ToolMessage("a", tool_call_id="1"), "1") == ("a", Outcome.OK, False)
     assert text_of(ToolMessage("a", tool_call_id="1", status="error"), "1") == ("a", Outcome.ERROR, False)
     assert text_of(ToolMessage("a", tool_call_id="1", artifact=1), "1") == ("a", Outcome.OK, True)

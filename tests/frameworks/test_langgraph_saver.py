@@ -1,4 +1,4 @@
-"""Checkpoints in a key-value store: the newest one, its writes, and nothing from a process that lost the session."""
+"""Checkpoints in a key-value store: the newest one, its writes, and none from a process that lost the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangGraph graphs as agents: what is kept, what is refused, what goes on after a crash."""
+"""LangGraph graphs as agents: supported and refused parts, and continuation after a crash."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, calls, text
 from midstream.tools.function_tools import current_call
 from midstream.tools.function_tools import tool as midstream_tool
-from tests.frameworks.graph_model import ScriptedChat, asked, calling, saying
+from tests.frameworks.graph_model import ScriptedChat, calling_model, text_model, tool_call
 
 WAIT_S = 60.0
 
 
-def looping(model: ScriptedChat, *tools: Any, **options: Any) -> Any:
+def build_loop(model: ScriptedChat, *tools: Any, **options: Any) -> Any:
     """Build the usual loop of a model and its tools."""
 
     async def think(state: MessagesState) -> dict[str, Any]:
@@ -70,11 +70,11 @@ async def answer_of(agent: Agent, *, memory: Memory | None = None) -> str:
     return answer
 
 
-def lines_of(messages: Sequence[BaseMessage]) -> str:
+def text_lines(messages: Sequence[BaseMessage]) -> str:
     return " | ".join(str(each.text).strip() for each in messages)
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------
+# --- supported parts --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Hotels:
     city: str
 
 
-async def test_a_tool_gets_state_runtime_and_its_call_and_the_graph_its_context() -> None:
+async def test_a_tool_receives_state_runtime_and_its_call_and_the_graph_its_context() -> None:
     @tool
     async def book(
         nights: int,
@@ -92,7 +92,7 @@ async def test_a_tool_gets_state_runtime_and_its_call_and_the_graph_its_context(
         """Book."""
         return f"{nights} in {runtime.context.city}, {len(state['messages'])}, {current_call().effect_key}"
 
-    graph = looping(calling(asked("book", nights=2)), book, context_schema=Hotels)
+    graph = build_loop(calling_model(tool_call("book", nights=2)), book, context_schema=Hotels)
     agent = make_agent(graph, context=Hotels("Oslo"), name="porter")
     (spec,) = [each.spec for each in agent.tools.values() if each.name == "book"]
     assert ([*spec.parameters["properties"]], spec.description) == (["nights"], "Book.")
@@ -118,7 +118,7 @@ async def test_artifacts_and_commands_of_tools_reach_the_graph() -> None:
         return Command(update={"city": "Oslo", "messages": [message]})
 
     async def think(state: State) -> dict[str, Any]:
-        model = calling(asked("look", "1"), asked("move", "2"))
+        model = calling_model(tool_call("look", "1"), tool_call("move", "2"))
         seen.append((state.get("city"), [getattr(each, "artifact", None) for each in state["messages"]]))
         return {"messages": [await model.ainvoke(state["messages"])]}
 
@@ -132,14 +132,16 @@ async def test_artifacts_and_commands_of_tools_reach_the_graph() -> None:
     assert seen == [(None, [None]), ("Oslo", [None, None, {"rows": 3}, None])]
 
 
-async def test_a_tool_that_fails_is_read_by_the_model_and_an_unknown_one_too() -> None:
+async def test_the_model_receives_the_errors_of_failing_and_unknown_tools() -> None:
     @tool
     async def fail() -> str:
         """Fail."""
         raise ValueError("no such city")
 
-    assert "ValueError: no such city" in await answer_of(make_agent(looping(calling(asked("fail")), fail)))
-    said = await answer_of(make_agent(looping(calling(asked("other")), fail)))
+    assert "ValueError: no such city" in await answer_of(
+        make_agent(build_loop(calling_model(tool_call("fail")), fail))
+    )
+    said = await answer_of(make_agent(build_loop(calling_model(tool_call("other")), fail)))
     assert said == "Told: There is no tool named 'other'. Known tools: fail. "
 
 
@@ -150,21 +152,21 @@ async def test_a_subgraph_keeps_its_calls_and_text_is_shown_once() -> None:
         return "seen"
 
     async def before(_: MessagesState) -> dict[str, Any]:
-        return {"messages": [await saying("I start.").ainvoke("x")]}
+        return {"messages": [await text_model("I start.").ainvoke("x")]}
 
     async def after(_: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage("It is over.")]}
 
     graph: Any = StateGraph(MessagesState)
     graph.add_node("before", before)
-    graph.add_node("worker", looping(calling(asked("look")), look).compile())
+    graph.add_node("worker", build_loop(calling_model(tool_call("look")), look).compile())
     graph.add_node("after", after)
     for one, other in ((START, "before"), ("before", "worker"), ("worker", "after"), ("after", END)):
         graph.add_edge(one, other)
     assert await answer_of(make_agent(graph)) == "I start. Told: seen \n\nIt is over."
 
 
-async def test_the_texts_of_parallel_nodes_come_one_behind_the_other() -> None:
+async def test_the_texts_of_parallel_nodes_are_shown_one_after_the_other() -> None:
     first_said, second_done = asyncio.Event(), asyncio.Event()
 
     async def first(_: MessagesState) -> dict[str, Any]:
@@ -176,11 +178,11 @@ async def test_the_texts_of_parallel_nodes_come_one_behind_the_other() -> None:
                 await second_done.wait()
             return AIMessage(whole.content, id=whole.id)
 
-        return {"messages": [await say(saying("one two three"))]}
+        return {"messages": [await say(text_model("one two three"))]}
 
     async def second(_: MessagesState) -> dict[str, Any]:
         await first_said.wait()
-        said = await saying("four five").ainvoke("x")
+        said = await text_model("four five").ainvoke("x")
         second_done.set()
         return {"messages": [said]}
 
@@ -191,14 +193,14 @@ async def test_the_texts_of_parallel_nodes_come_one_behind_the_other() -> None:
     assert await answer_of(make_agent(graph)) == "one two three \n\nfour five "
 
 
-async def test_the_next_turn_knows_the_one_before_and_tokens_are_counted() -> None:
+async def test_the_next_turn_has_the_previous_one_and_tokens_are_counted() -> None:
     memory = Memory()
-    chat = ScriptedChat(response=lines_of)
-    assert await answers_of(make_agent(looping(chat)), "one", "two", memory=memory) == [
+    chat = ScriptedChat(response=text_lines)
+    assert await answers_of(make_agent(build_loop(chat)), "one", "two", memory=memory) == [
         "one ",
         "one | one | two ",
     ]
-    async with Host(make_agent(looping(chat)), MemoryStore(memory)) as host:
+    async with Host(make_agent(build_loop(chat)), MemoryStore(memory)) as host:
         assert await host.ask("s", "three") == "one | one | two | one | one | two | three "
         usages = [
             each.response.usage for each in (await host.glance("s")).history.entries if isinstance(each, Step)
@@ -206,14 +208,14 @@ async def test_the_next_turn_knows_the_one_before_and_tokens_are_counted() -> No
         assert usages == [Usage(10, 2)] * 3
 
 
-async def test_what_a_session_said_to_another_agent_is_given_to_the_graph() -> None:
+async def test_a_sessions_history_with_another_agent_is_passed_to_the_graph() -> None:
     memory = Memory()
     other = Agent(
         ScriptedModel([calls(("look", '{"city": "Oslo"}')), text("There are rooms.")]), tools=[look_up]
     )
     await answers_of(other, "one", memory=memory)
-    chat = ScriptedChat(response=lines_of)
-    assert await answers_of(make_agent(looping(chat)), "two", memory=memory) == [
+    chat = ScriptedChat(response=text_lines)
+    assert await answers_of(make_agent(build_loop(chat)), "two", memory=memory) == [
         "one |  | rooms in Oslo | There are rooms. | two "
     ]
 
@@ -223,10 +225,10 @@ def look_up(city: str) -> str:
     return f"rooms in {city}"
 
 
-# --- what a crash and a failure leave ---------------------------------------------------------------------------
+# --- crashes and failures ---------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_is_unavailable_is_asked_again_and_no_node_before_it() -> None:
+async def test_an_unavailable_model_is_retried_and_no_node_before_it() -> None:
     ran: list[str] = []
 
     class OverloadedError(Exception):
@@ -234,19 +236,19 @@ async def test_a_model_that_is_unavailable_is_asked_again_and_no_node_before_it(
 
     async def plan(_: MessagesState) -> dict[str, Any]:
         ran.append("plan")
-        return {"messages": [await saying("A plan.").ainvoke("x")]}
+        return {"messages": [await text_model("A plan.").ainvoke("x")]}
 
     async def write(_: MessagesState) -> dict[str, Any]:
         ran.append("write")
         if ran.count("write") == 1:
             raise OverloadedError("overloaded")
-        return {"messages": [await saying("A text.").ainvoke("x")]}
+        return {"messages": [await text_model("A text.").ainvoke("x")]}
 
     assert await answer_of(make_agent(nodes(plan, write))) == "A plan. \n\nA text. "
     assert ran == ["plan", "write", "write"]
 
 
-async def test_a_graph_that_never_ends_fails_its_turn() -> None:
+async def test_an_endless_graph_fails_its_turn() -> None:
     async def again(_: MessagesState) -> None: ...
 
     graph: Any = StateGraph(MessagesState)
@@ -288,7 +290,10 @@ async def test_a_tool_may_run_an_agent_but_its_interrupt_cannot_be_answered() ->
         """Look."""
         return "seen"
 
-    helpers = {"look": looping(calling(asked("look")), look), "ask": looping(calling(asked("ask")), ask)}
+    helpers = {
+        "look": build_loop(calling_model(tool_call("look")), look),
+        "ask": build_loop(calling_model(tool_call("ask")), ask),
+    }
 
     @tool
     async def delegate(to: str) -> str:
@@ -297,20 +302,22 @@ async def test_a_tool_may_run_an_agent_but_its_interrupt_cannot_be_answered() ->
         return str(state["messages"][-1].text)
 
     assert (
-        await answer_of(make_agent(looping(calling(asked("delegate", to="look")), delegate)))
+        await answer_of(make_agent(build_loop(calling_model(tool_call("delegate", to="look")), delegate)))
         == "Told: Told: seen  "
     )
-    said = await answer_of(make_agent(looping(calling(asked("delegate", to="ask")), delegate)))
+    said = await answer_of(make_agent(build_loop(calling_model(tool_call("delegate", to="ask")), delegate)))
     assert "This tool runs a graph that called `interrupt`" in said
 
 
-async def test_questions_of_calls_side_by_side_get_their_own_answers() -> None:
+async def test_questions_of_concurrent_calls_get_their_own_answers() -> None:
     @tool
     async def ask(what: str) -> str:
         """Ask."""
         return f"{what}={interrupt(what)}"
 
-    agent = make_agent(looping(calling(asked("ask", "1", what="a"), asked("ask", "2", what="b")), ask))
+    agent = make_agent(
+        build_loop(calling_model(tool_call("ask", "1", what="a"), tool_call("ask", "2", what="b")), ask)
+    )
     async with asyncio.timeout(WAIT_S), Host(agent, MemoryStore()) as host:
         answer = ""
         async for event in host.send("s", "go"):
@@ -324,7 +331,7 @@ async def test_questions_of_calls_side_by_side_get_their_own_answers() -> None:
     assert answer == "Told: a=for-a, b=for-b "
 
 
-async def test_a_session_that_only_its_client_can_open_is_refused() -> None:
+async def test_a_session_that_only_its_client_can_decrypt_is_refused() -> None:
     class Locked(MemoryStore):
         @property
         def escrow(self) -> Any:
@@ -350,7 +357,7 @@ def said(words: str) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:
     return node
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
+# --- refused parts ----------------------------------------------------------------------------------------------
 
 
 async def be_odd() -> str:
@@ -375,7 +382,7 @@ class NoMessages(TypedDict):
 
 
 def refused_graphs() -> dict[str, Any]:
-    """Return graphs with one part each that cannot be kept, by what the message says of it."""
+    """Return graphs with one unsupported part each, by the text of the error."""
     plain = nodes(said("hi"))
     silent: Any = StateGraph(NoMessages)
     silent.add_node("node", lambda state: state)
@@ -388,8 +395,8 @@ def refused_graphs() -> dict[str, Any]:
         "has the checkpointer a `tests.OtherSaver`": plain.compile(checkpointer=OtherSaver()),
         "it has `interrupt_before`": plain.compile(interrupt_before=["node"]),
         "its subgraph 'inner' has the checkpointer a `langgraph.InMemorySaver`": nested,
-        "'midstream' of tool 'odd' is 'probe'; expected one of 'unknown'": looping(saying("x"), odd),
-        "a tool is named 'interrupt'": looping(saying("x"), reserved),
+        "'midstream' of tool 'odd' is 'probe'; expected one of 'unknown'": build_loop(text_model("x"), odd),
+        "a tool is named 'interrupt'": build_loop(text_model("x"), reserved),
         "`graph` is 7; expected a `StateGraph`": 7,
     }
 
@@ -399,16 +406,16 @@ class OtherSaver(BaseCheckpointSaver[str]):
 
 
 @pytest.mark.parametrize("says", refused_graphs())
-def test_what_cannot_be_kept_is_refused_by_name(says: str) -> None:
+def test_unsupported_parts_are_refused_by_name(says: str) -> None:
     with pytest.raises(UsageError) as raised:
         make_agent(refused_graphs()[says])
     assert says in raised.value.message
 
 
-def test_all_is_named_at_once_and_a_saver_in_memory_is_replaced() -> None:
+def test_all_unsupported_parts_are_named_at_once_and_a_saver_in_memory_is_replaced() -> None:
     with pytest.raises(UsageError, match=r"interrupt_before.*'midstream' of tool 'odd'"):
-        make_agent(looping(saying("x"), odd).compile(interrupt_before=["think"]))
-    agent = make_agent(looping(saying("x")).compile(checkpointer=InMemorySaver(), name="porter"))
+        make_agent(build_loop(text_model("x"), odd).compile(interrupt_before=["think"]))
+    agent = make_agent(build_loop(text_model("x")).compile(checkpointer=InMemorySaver(), name="porter"))
     assert (agent.name, agent.model.name) == ("porter", "langgraph:porter")
 
 
@@ -425,7 +432,7 @@ def test_policies_come_from_metadata_and_hints() -> None:
         made = tool(name)(be_odd)
         made.metadata = metadata
         tools.append(made)
-    agent = make_agent(looping(saying("x"), *tools), tool_timeout_s=7.0)
+    agent = make_agent(build_loop(text_model("x"), *tools), tool_timeout_s=7.0)
     assert {name: (agent.tools[name].on_doubt, agent.tools[name].has_effects) for name in policies} == {
         "nothing": (OnDoubt.UNKNOWN, True),
         "again": (OnDoubt.RERUN, True),

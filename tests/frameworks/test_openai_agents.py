@@ -1,4 +1,4 @@
-"""The contract with the OpenAI Agents SDK, which needs an environment of its own: `make contract` runs this."""
+"""The contract with the OpenAI Agents SDK, which needs its own environment: `make contract` runs this."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ set_tracing_disabled(True)
 
 
 class Scripted(Model):
-    """Asks for `a` and `b` at once, then answers; counts how often it was asked."""
+    """Requests `a` and `b` at once, then answers; counts its requests."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -111,7 +111,7 @@ def outputs(result: Any) -> dict[str, Any]:
     return {each["call_id"]: each["output"] for each in items}
 
 
-async def test_a_turn_is_told_again_without_model_and_tools() -> None:
+async def test_a_turn_is_replayed_without_model_and_tools() -> None:
     lab = Lab()
     first, again = await lab.run(), await lab.run()
     assert (first.final_output, again.final_output) == ("all done", "all done")
@@ -121,7 +121,7 @@ async def test_a_turn_is_told_again_without_model_and_tools() -> None:
     assert lab.told.count("s TurnEnded") == 1
 
 
-async def test_a_cut_run_keeps_its_siblings_and_says_what_is_unknown() -> None:
+async def test_a_cancelled_run_keeps_finished_siblings_and_marks_unknown_ones() -> None:
     lab = Lab()
     lab.hangs_in = "b"
     task = asyncio.create_task(lab.run())
@@ -136,7 +136,7 @@ async def test_a_cut_run_keeps_its_siblings_and_says_what_is_unknown() -> None:
     assert (lab.model.asked, sorted(lab.ran)) == (2, ["a", "b"])
 
 
-async def test_a_failed_model_call_is_asked_again() -> None:
+async def test_a_failed_model_call_is_retried() -> None:
     lab = Lab()
     lab.model.error = ConnectionError("gone")
     with pytest.raises(ConnectionError):
@@ -145,7 +145,7 @@ async def test_a_failed_model_call_is_asked_again() -> None:
     assert lab.records(ResponseCompleted)[0].attempt == 2
 
 
-async def test_a_streamed_run_is_journaled_word_by_word_and_told_again() -> None:
+async def test_a_streamed_run_is_journaled_delta_by_delta_and_replayed() -> None:
     lab = Lab()
     for _ in range(2):
         durable, agent = lab.agent()
@@ -157,7 +157,7 @@ async def test_a_streamed_run_is_journaled_word_by_word_and_told_again() -> None
     assert "".join(record.text for record in lab.records(Delta)) == "all done"
 
 
-async def test_turns_of_a_session_are_one_at_a_time() -> None:
+async def test_turns_of_a_session_run_one_at_a_time() -> None:
     durable, _ = Lab().agent()
     async with durable.turn("s", "go"):
         with pytest.raises(SessionBusyError):
@@ -168,7 +168,7 @@ async def test_turns_of_a_session_are_one_at_a_time() -> None:
     await durable.close()
 
 
-async def test_a_loop_that_asks_for_more_after_the_end_is_refused() -> None:
+async def test_a_loop_that_requests_more_after_the_end_is_refused() -> None:
     lab = Lab()
     await lab.run()
     durable, agent = lab.agent()

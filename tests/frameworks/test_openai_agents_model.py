@@ -111,8 +111,8 @@ def request(history: History = HI, *tools: ToolSpec, **more: Any) -> ModelReques
     return ModelRequest("Be brief.", history, tools, **more)
 
 
-async def answered(model: OpenAIAgentsModel, asking: ModelRequest) -> list[ModelEvent]:
-    """Return what a model answers, without mere signs of life."""
+async def events_of(model: OpenAIAgentsModel, asking: ModelRequest) -> list[ModelEvent]:
+    """Return a model's events without keep-alives."""
     async with asyncio.timeout(WAIT_S):
         events = [each async for each in model.stream(asking)]
     return [each for each in events if not isinstance(each, KeepAlive | Working)]
@@ -120,11 +120,11 @@ async def answered(model: OpenAIAgentsModel, asking: ModelRequest) -> list[Model
 
 async def error_of(agent: Agent[Any]) -> ModelError:
     with pytest.raises(ModelError) as caught:
-        await answered(adapter(agent), request())
+        await events_of(adapter(agent), request())
     return caught.value
 
 
-async def test_words_thoughts_and_calls_come_as_they_are_streamed() -> None:
+async def test_text_thoughts_and_calls_arrive_as_they_are_streamed() -> None:
     thought = event("reasoning_summary_text.delta", item_id="r", output_index=0, summary_index=0, delta="Hm.")
     item = call_item('{"path":"a"}', "c1")
     response = [thought, *text_deltas("I ", "look."), *call_events('{"path":"a"}', "c1"), completed(item)]
@@ -132,7 +132,7 @@ async def test_words_thoughts_and_calls_come_as_they_are_streamed() -> None:
         agent = responses_agent(server.url, instructions="Be brief.", tools=[read])
         model = adapter(agent)
         assert model.name == "openai-agents:m"
-        assert await answered(model, request(HI, spec_of(read))) == [
+        assert await events_of(model, request(HI, spec_of(read))) == [
             ThinkingDelta("Hm."),
             TextDelta("I "),
             TextDelta("look."),
@@ -149,7 +149,7 @@ async def test_a_request_has_the_agents_settings_its_tools_and_the_whole_history
             tools=[read, WebSearchTool()],
             model_settings=ModelSettings(temperature=0.5, max_tokens=9, extra_args={"service_tier": "flex"}),
         )
-        await answered(adapter(agent), request(WITH_RESULT, spec_of(read), OTHER, session="s"))
+        await events_of(adapter(agent), request(WITH_RESULT, spec_of(read), OTHER, session="s"))
         (body,) = server.bodies
     assert body["instructions"] == "Be brief."
     assert [each.get("type", each.get("role")) for each in body["input"]][-2:] == [
@@ -172,17 +172,17 @@ async def test_a_request_has_the_agents_settings_its_tools_and_the_whole_history
         ("web_search", None, None),
     ]
     assert body["tools"][1]["parameters"]["additionalProperties"] is False
-    assert "prompt_cache_key" not in body  # a server that is not OpenAI's may refuse it
+    assert "prompt_cache_key" not in body  # another server may refuse it
 
 
-async def test_a_cache_key_of_the_session_is_sent_where_the_model_takes_one() -> None:
+async def test_a_cache_key_of_the_session_is_sent_if_the_model_supports_it() -> None:
     async with responses_server(HELLO, HELLO, HELLO) as server:
         agent = responses_agent(server.url)
         agent.model._supports_default_prompt_cache_key = lambda: True  # as for OpenAI's own servers
-        await answered(adapter(agent), request(session="s"))
-        await answered(adapter(agent), request(session="s", is_ephemeral=True))
+        await events_of(adapter(agent), request(session="s"))
+        await events_of(adapter(agent), request(session="s", is_ephemeral=True))
         agent.model_settings.extra_args = {"prompt_cache_key": "own"}
-        await answered(adapter(agent), request(session="s"))
+        await events_of(adapter(agent), request(session="s"))
         assert [each.get("prompt_cache_key") for each in server.bodies] == [cache_key_of("s"), None, "own"]
 
 
@@ -193,8 +193,8 @@ async def test_a_forced_tool_is_forced_once_in_a_turn_and_never_without_tools() 
         )
         again = WITH_RESULT.then(Step(Response((Text("Empty."),)))).then(UserMessage.of("again"))
         for history in (HI, WITH_RESULT, again):
-            await answered(adapter(agent), request(history, spec_of(read)))
-        await answered(adapter(agent), request())
+            await events_of(adapter(agent), request(history, spec_of(read)))
+        await events_of(adapter(agent), request())
         assert [each.get("tool_choice") for each in server.bodies] == ["required", None, "required", None]
 
 
@@ -216,16 +216,16 @@ def failing_instructions(context: Any, agent: Agent[Any]) -> str:
 
 
 @pytest.mark.parametrize("instructions", [plain_instructions, awaited_instructions])
-async def test_functions_that_make_instructions_get_the_context(instructions: Any) -> None:
+async def test_functions_that_make_instructions_receive_the_context(instructions: Any) -> None:
     async with responses_server(HELLO, HELLO) as server:
         agent = responses_agent(server.url, instructions=instructions)
         model = adapter(agent, Guest("Ada"))
-        await answered(model, ModelRequest("", HI))
-        await answered(model, ModelRequest("Make a title.", HI, is_ephemeral=True))
+        await events_of(model, ModelRequest("", HI))
+        await events_of(model, ModelRequest("Make a title.", HI, is_ephemeral=True))
         assert [each["instructions"] for each in server.bodies] == ["a serves Ada.", "Make a title."]
 
 
-async def test_instructions_that_fail_reject_the_request() -> None:
+async def test_failing_instructions_reject_the_request() -> None:
     agent = responses_agent("http://127.0.0.1:1/v1", instructions=failing_instructions)
     error = await error_of(agent)
     assert (type(error), error.message) == (
@@ -237,7 +237,7 @@ async def test_instructions_that_fail_reject_the_request() -> None:
 async def test_a_stored_prompt_of_the_provider_is_sent() -> None:
     async with responses_server(HELLO) as server:
         agent = responses_agent(server.url, prompt=lambda data: {"id": f"of-{data.context.context.name}"})
-        await answered(adapter(agent, Guest("Ada")), request())
+        await events_of(adapter(agent, Guest("Ada")), request())
         assert server.bodies[0]["prompt"]["id"] == "of-Ada"
 
 
@@ -256,7 +256,7 @@ async def test_a_tool_that_the_provider_runs_is_shown() -> None:
         completed(item),
     ]
     async with responses_server(response) as server:
-        started, ended, *rest = await answered(
+        started, ended, *rest = await events_of(
             adapter(responses_agent(server.url, tools=[WebSearchTool()])), request()
         )
     assert isinstance(started, UpstreamCallStarted)
@@ -265,7 +265,7 @@ async def test_a_tool_that_the_provider_runs_is_shown() -> None:
     assert rest[0] == TextDelta("Rain.")
 
 
-async def test_a_model_of_chat_completions_answers_likewise() -> None:
+async def test_a_model_of_chat_completions_gives_the_same_events() -> None:
     first = stream(
         delta(content="I look."),
         delta(tool_calls=[call(0, '{"path":"a"}', "c1", "read")]),
@@ -275,12 +275,12 @@ async def test_a_model_of_chat_completions_answers_likewise() -> None:
     async with chat_server(first, second) as server:
         model = OpenAIChatCompletionsModel("m", client(server.url))
         agent = Agent(name="a", model=model, instructions="Be brief.", tools=[read])
-        events = await answered(adapter(agent), request(HI, spec_of(read)))
+        events = await events_of(adapter(agent), request(HI, spec_of(read)))
         assert [each for each in events if not isinstance(each, Finished)] == [
             TextDelta("I look."),
             ToolCallRequested("c1", "read", '{"path":"a"}'),
         ]
-        events = await answered(adapter(agent), request(WITH_RESULT, spec_of(read)))
+        events = await events_of(adapter(agent), request(WITH_RESULT, spec_of(read)))
         assert events[:2] == [TextDelta("Emp"), TextDelta("ty.")]
         assert isinstance(events[-1], Finished)
         assert events[-1].usage == Usage(7, 2)
@@ -303,7 +303,7 @@ async def test_a_model_of_chat_completions_answers_likewise() -> None:
         (Answer([b"data: {\n\n"]), ModelUnavailableError),
     ],
 )
-async def test_what_goes_wrong_has_a_type(answer: Answer, kind: type[ModelError]) -> None:
+async def test_failures_have_types(answer: Answer, kind: type[ModelError]) -> None:
     async with chat_server(answer, path="/v1/responses") as server:
         error = await error_of(responses_agent(server.url))
     assert type(error) is kind
@@ -311,11 +311,11 @@ async def test_what_goes_wrong_has_a_type(answer: Answer, kind: type[ModelError]
         assert getattr(error, "retry_after_s", None) == 7.0
 
 
-async def test_a_server_that_is_not_there_may_be_there_later() -> None:
+async def test_an_unreachable_server_is_a_retriable_error() -> None:
     assert type(await error_of(responses_agent("http://127.0.0.1:1/v1"))) is ModelUnavailableError
 
 
-async def test_the_limit_of_the_settings_holds_for_the_whole_answer() -> None:
+async def test_the_timeout_of_the_settings_applies_to_the_whole_answer() -> None:
     async with responses_server(HELLO, links=[Link(events_max=3, ending="hang")]) as server:
         error = await error_of(responses_agent(server.url, model_settings=ModelSettings(timeout=1.0)))
         assert (type(error), error.message) == (
@@ -325,7 +325,7 @@ async def test_the_limit_of_the_settings_holds_for_the_whole_answer() -> None:
         await asyncio.wait_for(server.left.wait(), WAIT_S)
 
 
-async def test_who_closes_the_answer_closes_the_connection() -> None:
+async def test_closing_the_answer_closes_the_connection() -> None:
     async with responses_server(HELLO, links=[Link(events_max=3, ending="hang")]) as server:
         answer = adapter(responses_agent(server.url)).stream(request())
         async for each in answer:
@@ -354,7 +354,7 @@ class Own(Model):  # type: ignore[misc, unused-ignore]
             )
 
 
-async def test_a_model_of_the_application_may_number_as_it_likes_but_has_to_end_its_answer() -> None:
+async def test_a_model_of_the_application_may_number_freely_but_must_end_its_answer() -> None:
     answer = adapter(Agent(name="a", model=Own())).stream(request())
     assert [await anext(answer), await anext(answer)] == [TextDelta("all "), TextDelta("done")]
     with pytest.raises(ModelUnavailableError, match="the stream of openai-agents:Own broke off"):

@@ -1,4 +1,4 @@
-"""Which run of the OpenAI Agents SDK a turn has, and when it is complete; run by `make contract`."""
+"""The run of the OpenAI Agents SDK that a turn has, and its completion; run by `make contract`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Output = list[Any]
 
 
 class Played(Model):
-    """Returns what a function makes of the number of items that are not the user's."""
+    """Returns a function's output for the number of items that are not the user's."""
 
     def __init__(self, output: Callable[[list[dict[str, Any]]], Output]) -> None:
         self._output = output
@@ -71,8 +71,8 @@ def _items(input: Any) -> list[dict[str, Any]]:
     return [each for each in input if isinstance(each, dict)] if isinstance(input, list) else []
 
 
-def calling(*names: str, tool: str = "act", answer: str = "outer words") -> Played:
-    """Make a model that asks for a call of each name at once, and then answers."""
+def calling_model(*names: str, tool: str = "act", answer: str = "outer words") -> Played:
+    """Return a model that requests a call of each name at once, and then answers."""
 
     def output(items: list[dict[str, Any]]) -> Output:
         if any(each.get("type") == "function_call_output" for each in items):
@@ -82,12 +82,12 @@ def calling(*names: str, tool: str = "act", answer: str = "outer words") -> Play
     return Played(output)
 
 
-def saying(words: str) -> Played:
+def text_model(words: str) -> Played:
     return Played(lambda _items: [assistant_message(words)])
 
 
 class Lab:
-    """A memory that outlives processes, and tools that count."""
+    """A memory that survives processes, and tools that count."""
 
     def __init__(self) -> None:
         self.memory = Memory()
@@ -97,7 +97,7 @@ class Lab:
         self.start_process()
 
     def start_process(self) -> None:
-        """Be a process with nothing but the memory; the one before is dead."""
+        """Simulate a process with only the memory; the previous one is dead."""
         for owner in list(self.memory.living):
             self.memory.kill(owner)
         self.durable = DurableAgents(MemoryStore(self.memory))
@@ -138,12 +138,12 @@ class Lab:
 
 @spec("DRIVEN-11")
 @pytest.mark.parametrize("is_streamed", [False, True])
-async def test_an_agent_that_is_a_tool_is_part_of_its_call(is_streamed: bool) -> None:  # noqa: FBT001 - pytest's parameter
+async def test_an_agent_as_a_tool_is_part_of_its_call(is_streamed: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab()
-    inner = Agent(name="inner", model=lab.durable.model(saying("inner words")))
+    inner = Agent(name="inner", model=lab.durable.model(text_model("inner words")))
     heard: list[Any] = []
     options = {"on_stream": heard.append} if is_streamed else {}
-    outer_model = calling("q", tool="ask")
+    outer_model = calling_model("q", tool="ask")
     agent = lab.agent(outer_model, inner.as_tool("ask", "Ask.", **options))
     first, again = await lab.run(agent), await lab.run(agent)
     assert (first.final_output, again.final_output) == ("outer words", "outer words")
@@ -154,26 +154,28 @@ async def test_an_agent_that_is_a_tool_is_part_of_its_call(is_streamed: bool) ->
 
 
 @spec("DRIVEN-11")
-async def test_a_tool_of_an_agent_that_is_a_tool_runs_once_with_it() -> None:
+async def test_a_tool_of_an_agent_as_a_tool_runs_once_with_it() -> None:
     lab = Lab()
-    inner = Agent(name="inner", model=lab.durable.model(calling("i")), tools=lab.durable.tools([lab.tool()]))
-    agent = lab.agent(calling("q", tool="ask"), inner.as_tool("ask", "Ask."))
+    inner = Agent(
+        name="inner", model=lab.durable.model(calling_model("i")), tools=lab.durable.tools([lab.tool()])
+    )
+    agent = lab.agent(calling_model("q", tool="ask"), inner.as_tool("ask", "Ask."))
     await lab.run(agent)
     await lab.run(agent)
     assert lab.ran == ["i"]
 
 
 @spec("DRIVEN-11")
-async def test_an_agent_in_a_guardrail_is_no_part_of_the_answer() -> None:
+async def test_an_agent_in_a_guardrail_is_not_part_of_the_answer() -> None:
     lab = Lab()
-    judge = Agent(name="judge", model=lab.durable.model(saying("harmless")))
+    judge = Agent(name="judge", model=lab.durable.model(text_model("harmless")))
 
     @input_guardrail
     async def check(context: Any, agent: Any, input: Any) -> GuardrailFunctionOutput:
         judged = await Runner.run(judge, "is this harmless?")
         return GuardrailFunctionOutput(judged.final_output, tripwire_triggered=False)
 
-    agent = lab.agent(calling("a"), input_guardrails=[check])
+    agent = lab.agent(calling_model("a"), input_guardrails=[check])
     for _ in range(2):
         result = await lab.run(agent)
         assert result.final_output == "outer words"
@@ -184,7 +186,7 @@ async def test_an_agent_in_a_guardrail_is_no_part_of_the_answer() -> None:
 
 async def test_a_handoff_stays_in_the_run() -> None:
     lab = Lab()
-    second = Agent(name="second", model=lab.durable.model(saying("from the second")))
+    second = Agent(name="second", model=lab.durable.model(text_model("from the second")))
 
     def output(_items: list[dict[str, Any]]) -> Output:
         return [function_call("transfer_to_second", {}, call_id="h")]
@@ -199,8 +201,10 @@ async def test_a_handoff_stays_in_the_run() -> None:
 async def test_an_approval_inside_a_tool_is_refused() -> None:
     lab = Lab()
     inner_tool = lab.tool(needs_approval=True)
-    inner = Agent(name="inner", model=lab.durable.model(calling("i")), tools=lab.durable.tools([inner_tool]))
-    agent = lab.agent(calling("q", tool="ask"), inner.as_tool("ask", "Ask."))
+    inner = Agent(
+        name="inner", model=lab.durable.model(calling_model("i")), tools=lab.durable.tools([inner_tool])
+    )
+    agent = lab.agent(calling_model("q", tool="ask"), inner.as_tool("ask", "Ask."))
     with pytest.raises(Exception, match="set `needs_approval` on the tool 'ask' itself"):
         await lab.run(agent)
     assert (lab.ran, lab.statuses) == ([], [])
@@ -213,7 +217,7 @@ async def test_an_approval_inside_a_tool_is_refused() -> None:
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_a_turn_that_waits_for_an_approval_is_open(is_streamed: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab()
-    agent = lab.agent(calling("a"), lab.tool(needs_approval=True))
+    agent = lab.agent(calling_model("a"), lab.tool(needs_approval=True))
     async with lab.durable.turn("s", "go", key="k"):
         if is_streamed:
             result: Any = Runner.run_streamed(agent, "go")
@@ -227,15 +231,15 @@ async def test_a_turn_that_waits_for_an_approval_is_open(is_streamed: bool) -> N
 
 @spec("DRIVEN-4", "DRIVEN-6")
 @pytest.mark.parametrize("is_approved", [True, False])
-async def test_an_approved_call_runs_once_also_in_another_process(is_approved: bool) -> None:  # noqa: FBT001 - pytest's parameter
+async def test_an_approved_call_runs_once_even_in_another_process(is_approved: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab()
 
     def agent() -> Any:
-        return lab.agent(calling("a"), lab.tool(needs_approval=True))
+        return lab.agent(calling_model("a"), lab.tool(needs_approval=True))
 
     asked = await lab.run(agent())
     stored = asked.to_state().to_string()
-    for _ in range(2):  # the second time as after a kill: with the state that the first was given
+    for _ in range(2):  # the second time as after a kill: with the state that the first one received
         lab.start_process()
         continued = agent()
         state = await RunState.from_string(continued, stored)
@@ -249,7 +253,7 @@ async def test_an_approved_call_runs_once_also_in_another_process(is_approved: b
 
 async def test_an_approval_may_be_given_inside_the_same_turn() -> None:
     lab = Lab()
-    agent = lab.agent(calling("a", "b"), lab.tool(needs_approval=True))
+    agent = lab.agent(calling_model("a", "b"), lab.tool(needs_approval=True))
     async with lab.durable.turn("s", "go", key="k"):
         result = await Runner.run(agent, "go")
         while result.interruptions:
@@ -262,7 +266,7 @@ async def test_an_approval_may_be_given_inside_the_same_turn() -> None:
 
 async def test_a_state_of_another_turn_is_refused() -> None:
     lab = Lab()
-    agent = lab.agent(calling("a"), lab.tool(needs_approval=True))
+    agent = lab.agent(calling_model("a"), lab.tool(needs_approval=True))
     state = (await lab.run(agent)).to_state()
     async with lab.durable.turn("other", "go"):
         with pytest.raises(UsageError, match="no response of turn 1"):
@@ -274,9 +278,9 @@ async def test_a_state_of_another_turn_is_refused() -> None:
 
 @spec("DRIVEN-4")
 @pytest.mark.parametrize("how", ["break", "cancel", "cancel after the turn", "read later", "not read"])
-async def test_a_stream_that_was_not_read_to_its_end_leaves_the_turn_open(how: str) -> None:
+async def test_a_partly_read_stream_leaves_the_turn_open(how: str) -> None:
     lab = Lab()
-    agent = lab.agent(calling("a"))
+    agent = lab.agent(calling_model("a"))
     async with lab.durable.turn("s", "go", key="k"):
         streamed = Runner.run_streamed(agent, "go")
         if how == "break":
@@ -296,9 +300,9 @@ async def test_a_stream_that_was_not_read_to_its_end_leaves_the_turn_open(how: s
     assert (lab.ran.count("a"), lab.statuses) == (1, [TurnStatus.COMPLETED])
 
 
-async def test_a_stream_that_was_read_to_its_end_completes_the_turn_whatever_follows() -> None:
+async def test_a_completely_read_stream_completes_the_turn_whatever_follows() -> None:
     lab = Lab()
-    agent = lab.agent(calling("a"))
+    agent = lab.agent(calling_model("a"))
 
     async def run() -> None:
         async with lab.durable.turn("s", "go", key="k"):
@@ -317,13 +321,13 @@ async def test_a_scope_without_a_run_leaves_the_turn_open() -> None:
     async with lab.durable.turn("s", "go", key="k"):
         pass
     assert lab.statuses == []
-    assert (await lab.run(lab.agent(saying("done")))).final_output == "done"
+    assert (await lab.run(lab.agent(text_model("done")))).final_output == "done"
 
 
 @spec("DRIVEN-11")
 async def test_a_turn_has_one_run() -> None:
     lab = Lab()
-    agent = lab.agent(calling("a"))
+    agent = lab.agent(calling_model("a"))
     lab.hangs_in = "a"
     async with lab.durable.turn("s", "go", key="k"):
         first = asyncio.create_task(Runner.run(agent, "go"))
@@ -340,26 +344,26 @@ async def test_a_turn_has_one_run() -> None:
             await agent.model.get_response(None, "go", None, [], None, [], None)
 
 
-async def test_a_run_outside_of_turns_is_what_it_was() -> None:
+async def test_a_run_outside_a_turn_is_unchanged() -> None:
     lab = Lab()
     async with lab.durable.turn("s", "go", key="k"):
         pass  # the runner is installed
-    agent = lab.agent(calling("a"))
+    agent = lab.agent(calling_model("a"))
     assert (await Runner.run(agent, "go")).final_output == "outer words"
     assert lab.records(ResponseCompleted) == []
 
 
-# --- whose turn it is -----------------------------------------------------------------------------------------------
+# --- ownership of a turn --------------------------------------------------------------------------------------------
 
 
 @spec("DRIVEN-7")
-async def test_another_process_is_refused_before_its_model_is_asked() -> None:
+async def test_another_process_is_refused_before_its_model_is_called() -> None:
     lab = Lab()
-    agent = lab.agent(calling("a"))
+    agent = lab.agent(calling_model("a"))
     lab.hangs_in = "a"
     first = asyncio.create_task(lab.run(agent))
     await lab.hangs.wait()
-    other, model = DurableAgents(MemoryStore(lab.memory)), saying("me too")
+    other, model = DurableAgents(MemoryStore(lab.memory)), text_model("me too")
     theirs = Agent(name="agent", model=other.model(model))
     for message in ("go", "something else"):
         with pytest.raises(LeaseHeldError):
@@ -371,9 +375,9 @@ async def test_another_process_is_refused_before_its_model_is_asked() -> None:
 
 
 @spec("DRIVEN-7")
-async def test_a_turn_that_was_cancelled_can_be_run_again_at_once() -> None:
+async def test_a_cancelled_turn_can_be_run_again_at_once() -> None:
     lab = Lab()
-    agent = lab.agent(calling("a"))
+    agent = lab.agent(calling_model("a"))
     lab.hangs_in = "a"
     first = asyncio.create_task(lab.run(agent))
     await lab.hangs.wait()
@@ -412,9 +416,9 @@ def keys(items: list[Any]) -> list[tuple[str, str]]:
 
 @spec("DRIVEN-9")
 @pytest.mark.parametrize("is_abandoned", [True, False])
-async def test_what_was_finished_of_a_turn_is_in_the_input_of_the_next_one(is_abandoned: bool) -> None:  # noqa: FBT001 - pytest's parameter
+async def test_the_finished_items_of_a_turn_are_in_the_input_of_the_next_one(is_abandoned: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab()
-    agent = lab.agent(calling("a", "b"))
+    agent = lab.agent(calling_model("a", "b"))
     await cut(lab, agent)
     history: list[Any] = []
     if is_abandoned:
@@ -422,7 +426,7 @@ async def test_what_was_finished_of_a_turn_is_in_the_input_of_the_next_one(is_ab
         assert keys(history) == FINISHED
         assert [each["output"] for each in history[3:]] == ["result of a", UNKNOWN_CONTENT]
         assert await lab.durable.abandon("s") == []
-    for _ in range(2):  # the second time as after a crash: with what the first was handed
+    for _ in range(2):  # the second time as after a crash: with the input of the first one
         async with lab.durable.turn("s", "and now?", key="k2"):
             result = await Runner.run(agent, [*history, {"role": "user", "content": "and now?"}])
         items = result.to_input_list()
@@ -437,9 +441,9 @@ async def test_what_was_finished_of_a_turn_is_in_the_input_of_the_next_one(is_ab
 
 
 @spec("DRIVEN-9")
-async def test_an_input_that_has_the_finished_items_gets_them_once() -> None:
+async def test_an_input_with_the_finished_items_receives_them_once() -> None:
     lab = Lab()
-    agent = lab.agent(calling("a", "b"))
+    agent = lab.agent(calling_model("a", "b"))
     await cut(lab, agent)
     async with lab.durable.turn("s", "and now?", key="k2"):
         first = await Runner.run(agent, "and now?")

@@ -1,4 +1,4 @@
-"""Agents of the OpenAI Agents SDK under midstream's own loop: `make contract`, the SDK has its own environment."""
+"""Agents of the OpenAI Agents SDK in midstream's own loop: `make contract`, the SDK has its own environment."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Hotels:
     city: str
 
 
-def scripted(*calls: tuple[str, str]) -> ScriptedModel:
-    """Make a model that requests these calls at once, and then answers."""
+def scripted_model(*calls: tuple[str, str]) -> ScriptedModel:
+    """Return a model that requests these calls at once, and then answers."""
     requested = [
         function_call(name, arguments, call_id=f"c{number}") for number, (name, arguments) in enumerate(calls)
     ]
@@ -70,7 +70,7 @@ def scripted(*calls: tuple[str, str]) -> ScriptedModel:
 
 
 async def result_of(agent: midstream.Agent, text: str = "go") -> tuple[str, Outcome]:
-    """Run one turn, and return how its last call ended."""
+    """Run one turn, and return the result of its last call."""
     ended = [event.record for event in await events_of(agent, text) if isinstance(event.record, CallEnded)]
     return ended[-1].result.content, ended[-1].result.outcome
 
@@ -84,20 +84,20 @@ async def tools_of(agent: midstream.Agent) -> dict[str, Tool]:
     return {each.name: each for source in agent.sources for each in await source.tools()}
 
 
-async def test_a_tool_gets_its_context_its_call_and_the_effect_key() -> None:
+async def test_a_tool_receives_its_context_its_call_and_the_effect_key() -> None:
     @function_tool
     def book(context: ToolContext[Hotels], nights: int) -> str:
         key = current_call().effect_key
         return f"{nights + 1} in {context.context.city}, {context.tool_name} {context.tool_call_id}, {key}"
 
-    agent = Agent[Hotels](name="porter", model=scripted(("book", '{"nights": 2}')), tools=[book])
+    agent = Agent[Hotels](name="porter", model=scripted_model(("book", '{"nights": 2}')), tools=[book])
     found = make_agent(agent, context=Hotels("Oslo"))
     assert await result_of(found) == ("3 in Oslo, book c0, s/1/1/c0", Outcome.OK)
     assert found.name == "porter"
     assert make_agent(agent, context=Hotels("Oslo"), name="other").name == "other"
 
 
-async def test_how_a_tool_ends_is_what_the_model_reads() -> None:
+async def test_the_model_receives_the_end_of_a_tool() -> None:
     def own_words(_: Any, error: Exception) -> str:
         return f"No luck: {error}"
 
@@ -136,23 +136,23 @@ async def test_how_a_tool_ends_is_what_the_model_reads() -> None:
         "plain": (plain, ("{'rooms': 2}", Outcome.OK)),
     }
     for name, (tool, end) in ends.items():
-        agent = Agent(name="a", model=scripted((tool.name, "{}")), tools=[tool])
+        agent = Agent(name="a", model=scripted_model((tool.name, "{}")), tools=[tool])
         assert await result_of(make_agent(agent)) == end, name
 
 
-async def test_arguments_that_do_not_fit_go_to_the_tools_own_error_function() -> None:
+async def test_invalid_arguments_are_passed_to_the_tools_own_error_function() -> None:
     ran: list[int] = []
 
     @function_tool(failure_error_function=lambda _, error: type(error).__name__)
     def book(nights: int) -> None:
         ran.append(nights)
 
-    agent = Agent(name="a", model=scripted(("book", '{"nights": "many"}')), tools=[book])
+    agent = Agent(name="a", model=scripted_model(("book", '{"nights": "many"}')), tools=[book])
     assert await result_of(make_agent(agent)) == ("ModelBehaviorError", Outcome.ERROR)
     assert ran == []
 
 
-async def test_a_tool_that_is_too_slow_may_have_taken_effect() -> None:
+async def test_a_tool_that_times_out_may_have_taken_effect() -> None:
     async def slow() -> str:
         await asyncio.Event().wait()
         raise AssertionError
@@ -167,14 +167,14 @@ async def test_a_tool_that_is_too_slow_may_have_taken_effect() -> None:
         ),
     }
     for says, tool in tools.items():
-        agent = Agent(name="a", model=scripted(("slow", "{}")), tools=[tool])
+        agent = Agent(name="a", model=scripted_model(("slow", "{}")), tools=[tool])
         assert await result_of(make_agent(agent)) == (
             f"{says} It may or may not have taken effect.",
             Outcome.UNKNOWN,
         )
 
 
-async def test_guardrails_of_a_tool_stand_before_and_behind_it() -> None:
+async def test_guardrails_of_a_tool_run_before_and_after_it() -> None:
     ran: list[str] = []
 
     def judge(data: Any) -> ToolGuardrailFunctionOutput:
@@ -206,17 +206,17 @@ async def test_guardrails_of_a_tool_stand_before_and_behind_it() -> None:
         "Lima": ("booked in Lima", Outcome.OK),
     }
     for city, end in ends.items():
-        agent = Agent(name="a", model=scripted(("book", f'{{"city": "{city}"}}')), tools=[book])
+        agent = Agent(name="a", model=scripted_model(("book", f'{{"city": "{city}"}}')), tools=[book])
         assert await result_of(make_agent(agent)) == end
     assert ran == ["a secret", "Lima"]
 
 
-async def test_policies_are_given_by_name_and_those_that_fit_no_tool_are_refused() -> None:
+async def test_policies_are_given_by_name_and_those_without_a_tool_are_refused() -> None:
     @function_tool
     def look() -> str:
         return "x"
 
-    agent = Agent(name="a", model=scripted(), tools=[look])
+    agent = Agent(name="a", model=scripted_model(), tools=[look])
     assert (await tools_of(make_agent(agent)))["look"].on_doubt is OnDoubt.UNKNOWN
     assert (await tools_of(make_agent(agent, on_doubt={"look": "rerun"})))["look"].on_doubt is OnDoubt.RERUN
     with pytest.raises(UsageError, match="`on_doubt` names the tool 'lok', which it does not have"):
@@ -225,7 +225,7 @@ async def test_policies_are_given_by_name_and_those_that_fit_no_tool_are_refused
         make_agent(agent, on_doubt={"look": "probe"})
 
 
-async def test_a_tool_that_is_not_enabled_is_not_there() -> None:
+async def test_a_disabled_tool_is_not_offered() -> None:
     opened: list[str] = []
 
     async def is_open(context: Any, _: Any) -> bool:
@@ -243,7 +243,7 @@ async def test_a_tool_that_is_not_enabled_is_not_there() -> None:
     def always() -> str:
         return "x"
 
-    agent = Agent(name="a", model=scripted(), tools=[book, never, always])
+    agent = Agent(name="a", model=scripted_model(), tools=[book, never, always])
     found = make_agent(agent, context=Hotels("Oslo"))
     assert [*await tools_of(found)] == ["always"]
     opened.append("Oslo")
@@ -262,7 +262,9 @@ async def test_a_tool_that_is_not_enabled_is_not_there() -> None:
         ("of the call", '{"sum": 1}', False),
     ],
 )
-async def test_a_person_is_asked_as_the_tool_says(rule: str, arguments: str, *, is_asked: bool) -> None:
+async def test_a_person_is_asked_according_to_the_tools_rule(
+    rule: str, arguments: str, *, is_asked: bool
+) -> None:
     async def is_large(_: Any, parameters: dict[str, Any], __: str) -> bool:
         return bool(parameters.get("sum", 0) > 5)
 
@@ -288,7 +290,7 @@ async def test_a_person_is_asked_as_the_tool_says(rule: str, arguments: str, *, 
     def pay(sum: int = 7) -> str:
         return f"paid {sum}"
 
-    agent = Agent(name="a", model=scripted(("pay", arguments)), tools=[pay])
+    agent = Agent(name="a", model=scripted_model(("pay", arguments)), tools=[pay])
     async with (
         asyncio.timeout(WAIT_S),
         Host(make_agent(agent, context=Hotels("Oslo")), MemoryStore()) as host,
@@ -303,15 +305,15 @@ async def test_a_person_is_asked_as_the_tool_says(rule: str, arguments: str, *, 
 
 
 async def test_an_agent_as_a_tool_runs_within_its_call() -> None:
-    other = Agent(name="clerk", model=scripted(), instructions="You are the clerk.")
+    other = Agent(name="clerk", model=scripted_model(), instructions="You are the clerk.")
     tool = other.as_tool("ask_clerk", "Ask the clerk.")
-    agent = Agent(name="a", model=scripted(("ask_clerk", '{"input": "two rooms"}')), tools=[tool])
+    agent = Agent(name="a", model=scripted_model(("ask_clerk", '{"input": "two rooms"}')), tools=[tool])
     assert await result_of(make_agent(agent)) == ("It is done.", Outcome.OK)
     asked = other.model.last_call
     assert (asked.system_instructions, asked.input[0]["content"]) == ("You are the clerk.", "two rooms")
 
 
-async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_a_session_of_its_own() -> None:
+async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_its_own_session() -> None:
     ran: list[str] = []
 
     @function_tool(needs_approval=True)
@@ -319,8 +321,8 @@ async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_a_session_of_its_o
         ran.append("pay")
         return "paid"
 
-    clerk = make_agent(Agent(name="clerk", model=scripted(("pay", "{}")), tools=[pay]))
-    model = scripted(("clerk", '{"task": "pay them"}'))
+    clerk = make_agent(Agent(name="clerk", model=scripted_model(("pay", "{}")), tools=[pay]))
+    model = scripted_model(("clerk", '{"task": "pay them"}'))
     helper = midstream.sub_agent(clerk, description="Pays.")
     boss = make_agent(Agent(name="boss", model=model)).with_tools(helper)
     async with asyncio.timeout(WAIT_S), Host(boss, MemoryStore()) as host:
@@ -350,9 +352,9 @@ def mcp_server(folder: Path, **more: Any) -> MCPServerStdio:
     )
 
 
-async def test_an_mcp_server_is_connected_at_its_first_use_until_it_is_closed(tmp_path: Path) -> None:
+async def test_an_mcp_server_is_connected_from_its_first_use_until_it_is_closed(tmp_path: Path) -> None:
     server = mcp_server(tmp_path, require_approval={"always": {"tool_names": ["send"]}})
-    agent = Agent(name="a", model=scripted(("add", '{"a": 1, "b": 2}')), mcp_servers=[server])
+    agent = Agent(name="a", model=scripted_model(("add", '{"a": 1, "b": 2}')), mcp_servers=[server])
     found = make_agent(agent, on_doubt={"send": "hold"})
     assert server.session is None
     async with asyncio.timeout(WAIT_S):
@@ -372,8 +374,8 @@ async def test_an_mcp_server_is_connected_at_its_first_use_until_it_is_closed(tm
     assert server.session is None
 
 
-async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_again(tmp_path: Path) -> None:
-    model = scripted(("die", "{}"))
+async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_restarted(tmp_path: Path) -> None:
+    model = scripted_model(("die", "{}"))
     found = make_agent(Agent(name="a", model=model, mcp_servers=[mcp_server(tmp_path)]))
     async with asyncio.timeout(WAIT_S):
         content, outcome = await result_of(found)
@@ -388,20 +390,20 @@ async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_ag
 
 async def test_a_connection_of_the_application_is_used_and_left_open(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), mcp_server(tmp_path) as server:
-        found = make_agent(Agent(name="a", model=scripted(), mcp_servers=[server]))
+        found = make_agent(Agent(name="a", model=scripted_model(), mcp_servers=[server]))
         assert "add" in await tools_of(found)
         for source in found.sources:
             await source.close()
         assert server.session is not None
 
 
-async def test_a_server_that_cannot_be_connected_takes_no_other_tools_with_it() -> None:
+async def test_a_server_that_cannot_be_connected_does_not_affect_other_tools() -> None:
     @function_tool
     def look() -> str:
         return "nothing"
 
     gone = MCPServerStdio({"command": "/no/such/program"}, name="gone")
-    agent = Agent(name="a", model=scripted(("look", "{}")), tools=[look], mcp_servers=[gone])
+    agent = Agent(name="a", model=scripted_model(("look", "{}")), tools=[look], mcp_servers=[gone])
     found = make_agent(agent)
     assert await result_of(found) == ("nothing", Outcome.OK)
     with pytest.raises(ToolsUnavailableError, match="'gone-0'"):
@@ -409,7 +411,7 @@ async def test_a_server_that_cannot_be_connected_takes_no_other_tools_with_it() 
 
 
 def refused_agents() -> dict[str, Agent[Any]]:
-    """Return agents with one part each that cannot be kept, by what the message says of it."""
+    """Return agents with one unsupported part each, by the text of the error."""
 
     @function_tool(needs_approval=True)
     def pay() -> str:
@@ -421,7 +423,7 @@ def refused_agents() -> dict[str, Agent[Any]]:
     def final(*_: Any) -> ToolsToFinalOutputResult:
         return ToolsToFinalOutputResult(is_final_output=False)
 
-    model = scripted()
+    model = scripted_model()
     behind = Agent(name="clerk", model=model, tools=[pay])
     between = Agent(name="boss", model=model, handoffs=[behind])
     hosted: Any = {"type": "mcp", "server_label": "far", "server_url": "https://far.example"}
@@ -450,27 +452,27 @@ def refused_agents() -> dict[str, Agent[Any]]:
 
 
 @pytest.mark.parametrize("says", refused_agents())
-def test_what_cannot_be_kept_is_refused_by_name(says: str) -> None:
+def test_unsupported_parts_are_refused_by_name(says: str) -> None:
     with pytest.raises(UsageError) as raised:
         make_agent(refused_agents()[says])
     assert says in raised.value.message
 
 
-def test_all_that_cannot_be_kept_is_named_at_once() -> None:
-    agent = Agent(name="a", model=scripted(), output_type=int, hooks=AgentHooks())
+def test_all_unsupported_parts_are_named_at_once() -> None:
+    agent = Agent(name="a", model=scripted_model(), output_type=int, hooks=AgentHooks())
     with pytest.raises(UsageError, match=r"output_type.*hooks.*midstream.frameworks.openai_agents"):
         make_agent(agent)
     with pytest.raises(UsageError, match=r"`agent` is 7; expected an `agents.Agent`"):
         make_agent(7)  # type: ignore[arg-type, unused-ignore]
 
 
-def test_a_model_without_a_key_is_refused_when_the_agent_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_key_is_refused_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UsageError, match=r"the model 'gpt-5' cannot be used: .*OPENAI_API_KEY"):
         make_agent(Agent(name="a", model="gpt-5"))
 
 
-def test_what_the_provider_runs_itself_is_kept() -> None:
+def test_tools_of_the_provider_are_kept() -> None:
     hosted: Any = {
         "type": "mcp",
         "server_label": "far",
@@ -478,7 +480,7 @@ def test_what_the_provider_runs_itself_is_kept() -> None:
         "require_approval": "never",
     }
     tools = [WebSearchTool(), FileSearchTool(vector_store_ids=["v"]), HostedMCPTool(hosted)]
-    assert make_agent(Agent(name="a", model=scripted(), tools=tools)).name == "a"
+    assert make_agent(Agent(name="a", model=scripted_model(), tools=tools)).name == "a"
 
 
 @pytest.mark.parametrize("behavior", ["stop_on_first_tool", StopAtTools(stop_at_tool_names=["look", "none"])])
@@ -487,7 +489,7 @@ async def test_the_result_of_a_tool_may_be_the_answer(behavior: Any) -> None:
     def look() -> str:
         return "there are rooms"
 
-    model = scripted(("look", "{}"))
+    model = scripted_model(("look", "{}"))
     agent = Agent(name="a", model=model, tools=[look], tool_use_behavior=behavior)
     async with asyncio.timeout(WAIT_S), Host(make_agent(agent), MemoryStore()) as host:
         assert await host.ask("s", "go") == "there are rooms"
@@ -509,7 +511,7 @@ other = 7
 """
 
 
-def test_the_command_line_and_the_server_take_it_as_they_take_others(
+def test_the_command_line_and_the_server_accept_it_like_other_agents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sdk_app.py").write_text(APP)

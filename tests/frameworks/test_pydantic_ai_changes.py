@@ -1,4 +1,4 @@
-"""Agents of pydantic-ai that change, are cancelled, or are run elsewhere between two runs of one turn."""
+"""Agents of pydantic-ai that change, are cancelled, or run elsewhere between two runs of one turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEED = 21
 
 
 async def cut_before(lab: Lab, agent: Agent[None, Any]) -> None:
-    """Run until the model is asked for the second response, and let the process die there."""
+    """Run until the model is called for the second response, and let the process die there."""
     lab.responses = lab.responses[:1]
     with pytest.raises(IndexError):
         await lab.run(agent, key="k")
@@ -37,7 +37,7 @@ async def cut_before(lab: Lab, agent: Agent[None, Any]) -> None:
 
 @spec("DRIVEN-1")
 @pytest.mark.parametrize("change", ["other parameters", "removed", "same"])
-async def test_a_finished_call_keeps_its_result_whatever_became_of_its_tool(change: str) -> None:
+async def test_a_finished_call_keeps_its_result_after_any_change_of_its_tool(change: str) -> None:
     steps = ([call("c1", "pay", amount=3)], [TextPart("done")])
     lab, paid = Lab(*steps), list[Any]()
 
@@ -70,7 +70,7 @@ async def test_a_finished_call_keeps_its_result_whatever_became_of_its_tool(chan
 @spec("DRIVEN-6")
 @pytest.mark.parametrize("is_removed", [True, False])
 @pytest.mark.parametrize("policy", ["unknown", "rerun"])
-async def test_a_call_in_doubt_stays_so_whatever_became_of_its_tool(
+async def test_a_call_in_doubt_stays_in_doubt_after_any_change_of_its_tool(
     is_removed: bool,  # noqa: FBT001 - pytest's parameter
     policy: OnDoubtName,
 ) -> None:
@@ -97,7 +97,7 @@ async def test_a_call_in_doubt_stays_so_whatever_became_of_its_tool(
     assert len(await lab.kinds(CallEnded)) == 1
 
 
-async def test_the_model_is_not_shown_a_tool_that_is_gone() -> None:
+async def test_the_model_is_not_offered_a_removed_tool() -> None:
     seen: list[list[str]] = []
     lab = Lab()
 
@@ -149,7 +149,7 @@ async def test_an_agent_run_by_a_validator_is_part_of_the_run() -> None:
 @spec("DRIVEN-7")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["run", "events"])
-async def test_a_run_cancelled_anywhere_can_be_repeated_at_once(kind: str) -> None:
+async def test_a_run_cancelled_at_any_point_can_be_repeated_at_once(kind: str) -> None:
     chance = random.Random(SEED)
     for number in range(ROUNDS):
         lab = Lab(*STEPS)
@@ -180,7 +180,7 @@ async def test_a_run_cancelled_anywhere_can_be_repeated_at_once(kind: str) -> No
         assert sorted(started) == sorted(ended)
 
 
-async def test_a_run_waits_for_a_cancelled_one_whose_tool_goes_on() -> None:
+async def test_a_run_waits_for_a_cancelled_one_whose_tool_continues() -> None:
     lab = Lab([call("c1", "stubborn")], [TextPart("done")])
     agent, running, ends = lab.agent(), asyncio.Event(), asyncio.Event()
 
@@ -209,7 +209,7 @@ async def test_a_run_waits_for_a_cancelled_one_whose_tool_goes_on() -> None:
 
 
 @spec("DRIVEN-7")
-async def test_another_process_is_refused_before_its_model_is_asked() -> None:
+async def test_another_process_is_refused_before_its_model_is_called() -> None:
     lab = Lab(*STEPS)
     lab.hangs_in = "p2"
     first = asyncio.create_task(lab.run(key="k"))

@@ -61,7 +61,7 @@ from tests.spec import spec
 
 
 class Watching:
-    """An observer that folds what it is told into what took how long."""
+    """An observer that computes durations from its records."""
 
     def __init__(self) -> None:
         self._intervals = Intervals()
@@ -76,7 +76,7 @@ class Watching:
             ]
 
 
-async def test_who_watches_sees_model_calls_tools_and_the_turn() -> None:
+async def test_an_observer_receives_model_calls_tools_and_the_turn() -> None:
     watching = Watching()
     lab = Lab([call("c1")], [TextPart("done")], observers=[watching])
     await lab.run()
@@ -84,11 +84,11 @@ async def test_who_watches_sees_model_calls_tools_and_the_turn() -> None:
     assert watching.ended == [model, ("call", "act", "ok"), model, ("turn", "", "completed")]
 
 
-# --- the turn told again --------------------------------------------------------------------------------------
+# --- replays of a turn ----------------------------------------------------------------------------------------
 
 
 @spec("DRIVEN-3")
-async def test_a_turn_with_a_key_is_told_again_without_model_and_tools() -> None:
+async def test_a_turn_with_a_key_is_replayed_without_model_and_tools() -> None:
     lab = Lab(*STEPS)
     first = await lab.run(key="k")
     lab.start_process()
@@ -101,7 +101,7 @@ async def test_a_turn_with_a_key_is_told_again_without_model_and_tools() -> None
 
 
 @spec("DRIVEN-1", "DRIVEN-6")
-async def test_a_run_cut_in_a_batch_keeps_finished_siblings_and_says_what_is_unknown() -> None:
+async def test_a_run_interrupted_in_a_batch_keeps_finished_siblings_and_marks_unknown_ones() -> None:
     lab = Lab(*STEPS)
     lab.hangs_in = "p2"
     await lab.cut()
@@ -119,7 +119,7 @@ async def test_a_run_cut_in_a_batch_keeps_finished_siblings_and_says_what_is_unk
 
 
 @spec("DRIVEN-6")
-async def test_a_cut_call_is_in_doubt_within_one_process_too() -> None:
+async def test_an_interrupted_call_is_in_doubt_within_one_process_too() -> None:
     lab = Lab([call("c1")], [TextPart("done")])
     lab.hangs_in = "c1"
     task = asyncio.create_task(lab.run())
@@ -131,7 +131,7 @@ async def test_a_cut_call_is_in_doubt_within_one_process_too() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rerun", "rerun_with_key"])
-async def test_a_policy_lets_a_cut_call_run_again(policy: OnDoubtName) -> None:
+async def test_a_policy_lets_an_interrupted_call_run_again(policy: OnDoubtName) -> None:
     lab = Lab([call("c1")], [TextPart("done")], on_doubt={"act": policy})
     lab.hangs_in = "c1"
     await lab.cut()
@@ -140,7 +140,7 @@ async def test_a_policy_lets_a_cut_call_run_again(policy: OnDoubtName) -> None:
     assert [record.run for record in await lab.kinds(CallStarted)] == [1, 2]
 
 
-async def test_a_tool_knows_the_key_of_its_effect() -> None:
+async def test_a_tool_receives_the_key_of_its_effect() -> None:
     lab = Lab([call("c1", "pay", amount=1)], [TextPart("done")])
     agent = lab.agent()
 
@@ -194,7 +194,7 @@ async def test_a_failed_model_call_leaves_the_turn_open() -> None:
     ]
 
 
-async def test_what_a_tool_raised_ends_the_run_once_and_is_told_to_the_model_afterwards() -> None:
+async def test_an_exception_of_a_tool_ends_the_run_once_and_the_model_receives_it_afterwards() -> None:
     lab = Lab([call("c1", "fail")], [TextPart("done")])
     agent = lab.agent()
 
@@ -209,7 +209,7 @@ async def test_what_a_tool_raised_ends_the_run_once_and_is_told_to_the_model_aft
     assert (lab.ran, answers(result.all_messages())) == (["c1"], {"c1": "RuntimeError: no paper"})
 
 
-async def test_a_retry_asked_for_by_a_tool_is_one_call_of_each_response() -> None:
+async def test_a_retry_requested_by_a_tool_is_one_call_of_each_response() -> None:
     lab = Lab([call("c1", "picky")], [call("c2", "picky")], [TextPart("done")])
     agent = lab.agent()
 
@@ -227,7 +227,7 @@ async def test_a_retry_asked_for_by_a_tool_is_one_call_of_each_response() -> Non
     assert kinds == [[part.part_kind for part in each.parts] for each in first.all_messages()]
 
 
-async def test_refused_arguments_and_unknown_tools_are_answered_and_kept() -> None:
+async def test_invalid_arguments_and_unknown_tools_have_recorded_outcomes() -> None:
     lab = Lab([call("c1", "act", nom=1), call("c2", "nowhere")], [TextPart("done")])
     await lab.run(key="k")
     outcomes = {each.result.call_id: each.result.outcome for each in await lab.kinds(CallEnded)}
@@ -237,7 +237,7 @@ async def test_refused_arguments_and_unknown_tools_are_answered_and_kept() -> No
 
 
 @spec("DRIVEN-4")
-async def test_a_text_that_the_output_check_sends_back_does_not_end_the_turn() -> None:
+async def test_a_text_rejected_by_the_output_check_does_not_end_the_turn() -> None:
     lab = Lab([TextPart("bad")], [TextPart("good")])
     agent = lab.agent()
 
@@ -253,7 +253,7 @@ async def test_a_text_that_the_output_check_sends_back_does_not_end_the_turn() -
 
 
 @spec("DRIVEN-5")
-async def test_an_output_tool_is_answered_and_ends_the_turn() -> None:
+async def test_an_output_tool_has_a_result_and_ends_the_turn() -> None:
     class City(BaseModel):
         name: str
 
@@ -316,7 +316,7 @@ class Point:
         ),
     ],
 )
-async def test_what_a_tool_returned_comes_back(value: Any, comes_back: Any) -> None:
+async def test_a_tools_return_value_is_restored(value: Any, comes_back: Any) -> None:
     lab = Lab([call("c1", "give")], [TextPart("done")])
     agent = lab.agent()
 
@@ -329,13 +329,13 @@ async def test_what_a_tool_returned_comes_back(value: Any, comes_back: Any) -> N
     again = await lab.run(agent, key="k")
     found = answers(again.all_messages())["c1"]
     if isinstance(value, str) and "\ud83d" in value:
-        # It has no JSON form: that it is lost is said, and the tool does not run again.
+        # It has no JSON form: the loss is recorded, and the tool does not run again.
         assert "lost" in found
     else:
         assert getattr(found, "data", found) == getattr(comes_back, "data", comes_back)
 
 
-async def test_extra_content_and_metadata_of_a_return_come_back() -> None:
+async def test_extra_content_and_metadata_of_a_return_are_restored() -> None:
     lab = Lab([call("c1", "give")], [TextPart("done")])
     agent = lab.agent()
 
@@ -357,7 +357,7 @@ async def test_extra_content_and_metadata_of_a_return_come_back() -> None:
     assert retold == told
 
 
-async def test_a_tool_failed_stays_failed() -> None:
+async def test_a_failed_tool_stays_failed() -> None:
     lab = Lab([call("c1", "fail")], [TextPart("done")])
     agent = lab.agent()
 
@@ -371,7 +371,7 @@ async def test_a_tool_failed_stays_failed() -> None:
     assert lab.ran == ["c1"]
 
 
-async def test_a_response_comes_back_byte_for_byte() -> None:
+async def test_a_response_is_restored_byte_for_byte() -> None:
     thought = ThinkingPart("hm", signature="sig==", provider_name="p", provider_details={"k": [1]})
     lab = Lab([thought, TextPart("so", id="t1"), call("c1")], [TextPart("done")])
     first = await lab.run(key="k")
@@ -386,12 +386,12 @@ async def test_a_response_comes_back_byte_for_byte() -> None:
     assert responses(again.all_messages()) == responses(first.all_messages())
 
 
-async def test_calls_with_one_id_are_calls_of_their_own() -> None:
+async def test_calls_with_the_same_id_are_separate_calls() -> None:
     lab = Lab(
         [ToolCallPart("act", {"name": "a"}, "x"), ToolCallPart("act", {"name": "b"}, "x")], [TextPart("done")]
     )
     agent = lab.agent()
-    with contextlib.suppress(Exception):  # releases differ in what they say to it
+    with contextlib.suppress(Exception):  # releases send it different texts
         await lab.run(agent, key="k")
     assert sorted(lab.ran) in ([], ["a", "b"])
 
@@ -399,7 +399,7 @@ async def test_calls_with_one_id_are_calls_of_their_own() -> None:
 # --- streams --------------------------------------------------------------------------------------------------
 
 
-async def test_words_are_heard_and_journaled_while_the_model_still_speaks() -> None:
+async def test_text_is_yielded_and_journaled_while_the_model_still_streams() -> None:
     lab = Lab()
     goes_on = asyncio.Event()
 
@@ -424,7 +424,7 @@ async def test_words_are_heard_and_journaled_while_the_model_still_speaks() -> N
     assert len(await lab.kinds(TurnEnded)) == 1
 
 
-async def test_a_stream_that_broke_off_is_asked_again_as_the_next_attempt() -> None:
+async def test_a_stream_that_broke_off_is_requested_again_as_the_next_attempt() -> None:
     lab = Lab()
     faults = [ModelHTTPError(500, "model")]
 
@@ -448,7 +448,7 @@ async def test_a_stream_that_broke_off_is_asked_again_as_the_next_attempt() -> N
     assert [record.attempt for record in await lab.kinds(AttemptStarted)] == [1, 2]
 
 
-async def test_a_handler_of_events_hears_recorded_responses_too() -> None:
+async def test_an_event_handler_receives_recorded_responses_too() -> None:
     lab = Lab([TextPart("let me see"), call("c1")], [TextPart("all done")])
     heard: list[str] = []
 
@@ -500,16 +500,14 @@ async def test_an_approved_tool_runs_once_in_another_process(is_told_by_hook: bo
     lab.start_process()
     results = DeferredToolResults(approvals={"c2": True})
     handed = {"message_history": first.all_messages(), "deferred_tool_results": results}
-    for _ in range(
-        2
-    ):  # the second time after its end, as a process does that died before it stored the answer
+    for _ in range(2):  # the second time after its end, like a process that died before it stored the answer
         done = await lab.run(agent(), prompt=None, key="k", **handed)
         assert (done.output, lab.ran, lab.asked) == ("done", ["c1", "c2"], [1, 2])
     assert answers(done.all_messages()) == {"c1": "result of c1", "c2": "booked"}
     assert len(await lab.kinds(TurnEnded)) == 1
 
 
-async def test_a_run_with_approvals_that_was_cut_does_not_repeat_the_tool() -> None:
+async def test_an_interrupted_run_with_approvals_does_not_repeat_the_tool() -> None:
     lab = Lab([call("c2", "book"), call("c3", "hang")], [TextPart("done")])
 
     def agent() -> Agent[None, Any]:
@@ -542,7 +540,7 @@ async def test_a_run_with_approvals_that_was_cut_does_not_repeat_the_tool() -> N
 
 
 @spec("DRIVEN-6")
-async def test_an_approved_call_that_was_cut_is_in_doubt() -> None:
+async def test_an_interrupted_approved_call_is_in_doubt() -> None:
     lab = Lab([call("c2", "hang")], [TextPart("done")])
 
     def agent() -> Agent[None, Any]:
@@ -566,7 +564,7 @@ async def test_an_approved_call_that_was_cut_is_in_doubt() -> None:
     assert answers(done.all_messages()) == {"c2": UNKNOWN_CONTENT}
 
 
-async def test_results_from_outside_are_kept_as_the_outcomes_of_their_calls() -> None:
+async def test_external_results_are_stored_as_the_outcomes_of_their_calls() -> None:
     lab = Lab([call("c1"), call("c2", "outside")], [TextPart("done")])
     agent = lab.agent(output_type=[str, DeferredToolRequests])
 
@@ -604,7 +602,7 @@ async def test_results_for_calls_of_another_session_are_refused() -> None:
             )
 
 
-# --- whose turn it is -----------------------------------------------------------------------------------------
+# --- ownership of a turn --------------------------------------------------------------------------------------
 
 
 @spec("DRIVEN-3")
@@ -625,7 +623,7 @@ async def test_without_a_key_the_same_words_after_the_end_are_a_new_turn() -> No
 
 
 @spec("DRIVEN-7")
-async def test_an_open_turn_is_gone_on_with_or_abandoned() -> None:
+async def test_an_open_turn_is_continued_or_abandoned() -> None:
     lab = Lab([call("c1")], [TextPart("done")])
     lab.hangs_in = "c1"
     await lab.cut(key="k")
@@ -645,7 +643,7 @@ async def test_an_open_turn_is_gone_on_with_or_abandoned() -> None:
 
 
 @spec("DRIVEN-7")
-async def test_two_runs_of_one_session_at_once_are_refused() -> None:
+async def test_two_concurrent_runs_of_one_session_are_refused() -> None:
     lab = Lab([call("c1")], [TextPart("done")])
     lab.hangs_in = "c1"
     first = asyncio.create_task(lab.run())
@@ -659,7 +657,7 @@ async def test_two_runs_of_one_session_at_once_are_refused() -> None:
         await first
 
 
-async def test_an_agent_outside_of_a_turn_is_what_it_was() -> None:
+async def test_an_agent_outside_a_turn_is_unchanged() -> None:
     lab = Lab(*STEPS)
     assert (await lab.agent().run("go")).output == "all done"
     assert lab.memory.sessions == {}
@@ -684,7 +682,7 @@ async def test_an_agent_run_by_a_tool_is_part_of_its_call() -> None:
     assert len(await lab.kinds(ResponseCompleted)) == 2
 
 
-async def test_a_history_that_ends_in_words_of_the_user_needs_no_prompt() -> None:
+async def test_a_history_that_ends_with_a_user_message_needs_no_prompt() -> None:
     lab = Lab(*STEPS)
 
     history: list[ModelMessage] = [ModelRequest.user_text_prompt("from a form")]

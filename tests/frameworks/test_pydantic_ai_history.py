@@ -41,7 +41,7 @@ AND_NOW = ModelRequest([UserPromptPart("and now?", timestamp=AT)], instructions=
 BROKEN: list[ModelMessage] = [ASKED, CALLED, AND_NOW]
 
 
-def test_the_very_list_comes_back_where_nothing_is_wrong() -> None:
+def test_a_valid_list_is_returned_as_the_same_object() -> None:
     returned = ToolReturnPart("deploy", {"ok": True}, "c1")
     picture = BinaryContent(b"\x89PNG", media_type="image/png")
     messages: list[ModelMessage] = [
@@ -81,7 +81,7 @@ class Report:
     lines: int
 
 
-def test_parts_of_a_changed_message_stay_the_objects_they_were() -> None:
+def test_parts_of_a_changed_message_stay_the_same_objects() -> None:
     report = ToolReturnPart("deploy", Report(3), "c1")
     both = ModelResponse([ToolCallPart("deploy", {}, "c1"), ToolCallPart("test", {}, "c2")], timestamp=AT)
     half = ModelRequest([UserPromptPart("wait"), report], instructions="I", metadata={"kept": True})
@@ -95,14 +95,14 @@ def test_parts_of_a_changed_message_stay_the_objects_they_were() -> None:
     ]
 
 
-def test_what_comes_back_can_be_stored() -> None:
+def test_a_repaired_history_can_be_stored() -> None:
     messages = repair_history()(BROKEN)
     stored = ModelMessagesTypeAdapter.dump_json(messages)
     loaded = ModelMessagesTypeAdapter.validate_json(stored)
     assert repair_history()(loaded) is loaded
 
 
-async def test_a_run_that_was_stored_is_not_repaired_again() -> None:
+async def test_a_stored_run_is_not_repaired_again() -> None:
     told: list[Repaired] = []
     repaired = repair_history(on_repair=told.append)
     agent = Agent(TestModel(call_tools=[]), capabilities=[ProcessHistory(repaired)])
@@ -114,7 +114,7 @@ async def test_a_run_that_was_stored_is_not_repaired_again() -> None:
     assert len(told) == 1
 
 
-async def test_a_run_of_an_agent_goes_on_from_a_history_repaired_at_each_request() -> None:
+async def test_a_run_of_an_agent_continues_from_a_history_repaired_at_each_request() -> None:
     seen: list[list[ModelMessage]] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -144,14 +144,14 @@ async def test_a_result_without_call_is_kept_if_the_history_is_repaired_before_t
     assert "the only copy" in repr(seen[0])
 
 
-async def test_a_new_prompt_may_follow_a_call_that_was_never_answered() -> None:
+async def test_a_new_prompt_may_follow_an_unanswered_call() -> None:
     stored = repair_history()([ASKED, CALLED])
     result = await Agent(TestModel()).run("go on", message_history=stored)
     assert UNKNOWN in repr(result.all_messages())
 
 
 @pytest.mark.parametrize("prompt", ["  ", None])
-async def test_a_run_without_new_words_keeps_its_request_and_its_instructions(prompt: str | None) -> None:
+async def test_a_run_without_a_new_message_keeps_its_request_and_its_instructions(prompt: str | None) -> None:
     agent = Agent(TestModel(), instructions="Be kind.", capabilities=[ProcessHistory(repair_history())])
     history: list[ModelMessage] = [ASKED, ModelResponse([]), ModelRequest([UserPromptPart("and?")])]
     result = await agent.run(prompt, message_history=history)
@@ -159,7 +159,7 @@ async def test_a_run_without_new_words_keeps_its_request_and_its_instructions(pr
     assert requests[-1].instructions == "Be kind."
 
 
-def test_a_request_of_nothing_but_instructions_stays_the_last_one() -> None:
+def test_a_request_with_only_instructions_stays_the_last_one() -> None:
     bare = ModelRequest([], instructions="Be kind.")
     fine: list[ModelMessage] = [ASKED, ModelResponse([TextPart("ok")]), bare]
     assert repair_history()(fine) is fine
@@ -176,7 +176,7 @@ def test_a_suspended_response_is_left_alone() -> None:
 
 
 async def test_the_real_openai_model_is_no_longer_refused() -> None:
-    """pydantic-ai leaves a late return where it is, and the provider refuses it."""
+    """pydantic-ai leaves a late return in its place, and the provider refuses it."""
     late: list[ModelMessage] = [
         ASKED,
         ModelResponse([ToolCallPart("deploy", {}, "c1")]),
@@ -206,7 +206,7 @@ def test_an_unknown_profile_is_refused_at_once() -> None:
         repair_history("x")
 
 
-def test_a_stored_list_is_made_ready_for_the_next_run() -> None:
+def test_a_stored_list_is_prepared_for_the_next_run() -> None:
     prompted = ModelRequest([SystemPromptPart("Old."), UserPromptPart("deploy")], run_id="r1")
     half = ModelResponse([TextPart("let me"), ToolCallPart("deploy", {}, "c1")], run_id="r1")
     told: list[Repaired] = []
@@ -219,7 +219,7 @@ def test_a_stored_list_is_made_ready_for_the_next_run() -> None:
         repair_history(mode="strict")([prompted, half, prompted])
 
 
-async def test_inside_a_run_its_own_prompts_and_results_stay() -> None:
+async def test_a_running_runs_own_prompts_and_results_stay() -> None:
     seen: list[list[ModelMessage]] = []
 
     def model(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:

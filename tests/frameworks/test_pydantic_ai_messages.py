@@ -1,4 +1,4 @@
-"""What was finished of a turn, as the messages that a program puts behind its history."""
+"""The finished part of a turn, as the messages that a program appends to its history."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from midstream.session.records import CallEnded, MessageAccepted, Record, Respon
 ASKS = Response((ToolCall("a", "act"), ToolCall("b", "act")), Finish.CALLS)
 
 
-def test_a_turn_that_was_cut_has_its_prompt_its_words_and_a_result_for_each_call() -> None:
+def test_an_interrupted_turn_has_its_prompt_its_text_and_a_result_for_each_call() -> None:
     records: list[Record] = [
         MessageAccepted(1, UserMessage.of("go"), 1.0),
         ResponseCompleted(1, 1, 1, ASKS, 2.0, native=""),
@@ -19,7 +19,7 @@ def test_a_turn_that_was_cut_has_its_prompt_its_words_and_a_result_for_each_call
     ]
     prompt, asks, results, words = finished_messages(records)
     assert message_of(None, [prompt]) == UserMessage.of("go")
-    assert asks.parts == []  # it was cut: only words come back without the native form
+    assert asks.parts == []  # it was interrupted: only text is restored without the native form
     found = answers_in([results])
     assert [(call_id, each.outcome) for call_id, each in found.items()] == [
         ("a", Outcome.OK),
@@ -30,7 +30,7 @@ def test_a_turn_that_was_cut_has_its_prompt_its_words_and_a_result_for_each_call
     assert [part.content for part in words.parts if part.part_kind == "text"] == ["so fa"]
 
 
-def test_a_value_without_a_json_form_is_lost_and_said_so() -> None:
+def test_a_value_without_a_json_form_is_lost_with_an_error() -> None:
     result, native = success_of("a", "act", object())
     assert (result.outcome, native) == (Outcome.ERROR, "")
     assert "no JSON form" in result.content

@@ -1,4 +1,4 @@
-"""Agents of pydantic-ai under midstream's own loop: what is kept, what is refused, what is journaled."""
+"""Agents of pydantic-ai in midstream's own loop: supported, refused and journaled parts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Hotels:
     city: str
 
 
-def calling(name: str, arguments: str, seen: list[AgentInfo] | None = None) -> FunctionModel:
-    """Make a model that calls one tool, and then answers with what it returned."""
+def calling_model(name: str, arguments: str, seen: list[AgentInfo] | None = None) -> FunctionModel:
+    """Return a model that calls one tool, and then answers with its result."""
 
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
         if seen is not None:
@@ -64,8 +64,8 @@ async def tools_of(agent: Agent[Any, Any]) -> dict[str, Tool]:
     return {each.name: each for source in make_agent(agent).sources for each in await source.tools()}
 
 
-async def test_a_tool_gets_deps_its_call_and_valid_arguments() -> None:
-    agent = Agent(calling("book", '{"nights": "2"}'), deps_type=Hotels, name="porter")
+async def test_a_tool_receives_deps_its_call_and_valid_arguments() -> None:
+    agent = Agent(calling_model("book", '{"nights": "2"}'), deps_type=Hotels, name="porter")
 
     @agent.tool
     def book(ctx: RunContext[Hotels], nights: int) -> str:
@@ -78,10 +78,10 @@ async def test_a_tool_gets_deps_its_call_and_valid_arguments() -> None:
     assert make_agent(agent, deps=Hotels("Oslo"), name="other").name == "other"
 
 
-async def test_the_model_gets_prompts_settings_and_schemas() -> None:
+async def test_the_model_receives_prompts_settings_and_schemas() -> None:
     seen: list[AgentInfo] = []
     agent = Agent(
-        calling("book", "{}", seen),
+        calling_model("book", "{}", seen),
         instructions=["Be brief.", "Be kind."],
         system_prompt="You book.",
         model_settings=ModelSettings(temperature=0.5),
@@ -101,7 +101,7 @@ async def test_the_model_gets_prompts_settings_and_schemas() -> None:
     assert (seen[0].model_settings or {}).get("temperature") == 0.5
 
 
-async def test_how_a_tool_ends_is_what_the_model_reads() -> None:
+async def test_the_model_receives_the_end_of_a_tool() -> None:
     def retry() -> str:
         raise ModelRetry("Try Bergen.")
 
@@ -129,13 +129,13 @@ async def test_how_a_tool_ends_is_what_the_model_reads() -> None:
         cancelled: "the tool cancelled itself",
     }
     for function, end in ends.items():
-        said = await answer_of(Agent(calling(function.__name__, "{}"), tools=[function]))
+        said = await answer_of(Agent(calling_model(function.__name__, "{}"), tools=[function]))
         assert end in said, function.__name__
 
 
-async def test_arguments_that_do_not_fit_never_reach_the_tool() -> None:
+async def test_invalid_arguments_never_reach_the_tool() -> None:
     ran: list[int] = []
-    agent = Agent(calling("book", '{"nights": "many"}'))
+    agent = Agent(calling_model("book", '{"nights": "many"}'))
 
     @agent.tool_plain
     def book(nights: int) -> None:
@@ -182,7 +182,7 @@ class Response(BaseModel):
 
 
 def refused_agents() -> dict[str, Agent[Any, Any]]:
-    """Return agents with one part each that cannot be kept, by what the message says of it."""
+    """Return agents with one unsupported part each, by the text of the error."""
     prompted, validated, instructed = Agent(TestModel()), Agent(TestModel()), Agent(TestModel())
     prompted.system_prompt(lambda: "x")
     validated.output_validator(lambda text: text)
@@ -217,13 +217,13 @@ def refused_agents() -> dict[str, Agent[Any, Any]]:
 
 
 @pytest.mark.parametrize("says", refused_agents())
-def test_what_cannot_be_kept_is_refused_by_name(says: str) -> None:
+def test_unsupported_parts_are_refused_by_name(says: str) -> None:
     with pytest.raises(UsageError) as raised:
         make_agent(refused_agents()[says])
     assert says in raised.value.message
 
 
-def test_all_that_cannot_be_kept_is_named_at_once_and_deferred_requests_can() -> None:
+def test_all_unsupported_parts_are_named_at_once_and_deferred_requests_are_supported() -> None:
     make_agent(Agent(TestModel(), output_type=[str, DeferredToolRequests]))
     make_agent(Agent(TestModel(), output_type=str | DeferredToolRequests))  # type: ignore[arg-type, unused-ignore]
     with pytest.raises(UsageError, match=r"output_type.*max_concurrency.*pydantic_ai_durable"):
@@ -233,7 +233,7 @@ def test_all_that_cannot_be_kept_is_named_at_once_and_deferred_requests_can() ->
 
 
 class Connected(WrapperToolset[Any]):
-    """Counts how often it is open, and in whose task."""
+    """Counts its open contexts, and their tasks."""
 
     def __init__(self, failures: int = 0) -> None:
         super().__init__(FunctionToolset([self.ping]))
@@ -261,7 +261,7 @@ class Connected(WrapperToolset[Any]):
 
 async def test_a_toolset_is_open_from_its_first_use_until_it_is_closed() -> None:
     toolset = Connected()
-    converted = make_agent(Agent(calling("ping", "{}"), toolsets=[toolset]))
+    converted = make_agent(Agent(calling_model("ping", "{}"), toolsets=[toolset]))
     assert toolset.told == []
     async with asyncio.timeout(WAIT_S), Host(converted, MemoryStore()) as host:
         assert await host.ask("s", "go") == 'The tool returned: ["in"]'
@@ -281,7 +281,7 @@ async def test_a_toolset_that_cannot_be_opened_is_tried_again() -> None:
     assert toolset.told == ["in", "in", "out"]
 
 
-async def test_a_call_that_is_over_does_not_wait_for_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_finished_call_does_not_wait_for_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_connections, "GRACE_S", 0.01)
     began, release = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -290,7 +290,7 @@ async def test_a_call_that_is_over_does_not_wait_for_its_thread(monkeypatch: pyt
         loop.call_soon_threadsafe(began.set)
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(WAIT_S)
 
-    agent = Agent(calling("hang", "{}"), tools=[hang], tool_timeout=1.0)
+    agent = Agent(calling_model("hang", "{}"), tools=[hang], tool_timeout=1.0)
     said = await answer_of(agent)
     release.set()
     await asyncio.wait_for(began.wait(), WAIT_S)

@@ -1,4 +1,4 @@
-"""A connection belongs to one task; a cancelled call waits for its thread no longer than it has to."""
+"""A connection belongs to one task; a cancelled call waits for its thread only for the grace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 60.0
 
 
 class Connection:
-    """Notes what happens to it, and in whose task."""
+    """Records its events, and their tasks."""
 
     def __init__(self, *, is_slow: bool = False) -> None:
         self.told: list[str] = []
@@ -39,7 +39,7 @@ class Connection:
         self.tasks.add(asyncio.current_task())
 
 
-async def test_one_task_enters_and_leaves_whoever_asks() -> None:
+async def test_one_task_enters_and_leaves_whichever_task_uses_it() -> None:
     connection = Connection()
     async with asyncio.timeout(WAIT_S):
         held = HeldContext(connection, World())
@@ -49,7 +49,7 @@ async def test_one_task_enters_and_leaves_whoever_asks() -> None:
     assert (connection.told, len(connection.tasks), held.has_ended) == (["in", "out"], 1, True)
 
 
-async def test_an_opening_is_given_up_by_closing() -> None:
+async def test_closing_abandons_an_opening() -> None:
     connection = Connection(is_slow=True)
     async with asyncio.timeout(WAIT_S):
         held = HeldContext(connection, World())

@@ -1,4 +1,4 @@
-"""A turn with a tool that fails and a model that fails once, all of whose words are a canary."""
+"""A turn with a tool that fails and a model that fails once, with a canary in all of its text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def look(where: str) -> str:
     raise RuntimeError(f"{CANARY} {where}")
 
 
-async def watched_turn(observer: Observer) -> None:
-    """Let an agent answer, with an observer looking on."""
+async def run_watched_turn(observer: Observer) -> None:
+    """Let an agent answer, with an observer."""
     asked = 0
 
     def response(request: ModelRequest) -> list[ScriptedStep]:

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from midstream.history.messages import UserMessage
 from midstream.observability.opentelemetry import DURATION, OpenTelemetry
 from midstream.session.records import AttemptStarted, MessageAccepted
-from tests.frameworks.watched_turn import CANARY, watched_turn
+from tests.frameworks.watched_turn import CANARY, run_watched_turn
 
 NEWER = {"gen_ai.invoke_agent.duration", "gen_ai.execute_tool.duration"}
 """Metrics of the conventions' own repository, not yet in a released registry."""
@@ -70,7 +70,7 @@ class ExportingObserver:
 
 async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None:
     watching = ExportingObserver(agent="tested")
-    await watched_turn(watching.observer)
+    await run_watched_turn(watching.observer)
     found = watching.spans
     assert [span.name for span in found] == [
         "chat scripted",
@@ -132,7 +132,7 @@ async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None
 
 async def test_each_operation_has_the_metric_of_its_kind() -> None:
     watching = ExportingObserver(agent="tested")
-    await watched_turn(watching.observer)
+    await run_watched_turn(watching.observer)
     points = watching.points
     assert {name: sum(point["count"] for point in each) for name, each in points.items()} == {
         "gen_ai.client.operation.duration": 3,
@@ -169,7 +169,7 @@ async def test_each_operation_has_the_metric_of_its_kind() -> None:
 
 async def test_every_name_is_from_the_conventions_or_ours() -> None:
     watching = ExportingObserver()
-    await watched_turn(watching.observer)
+    await run_watched_turn(watching.observer)
     told = {name for span in watching.spans for name in span.attributes or {}}
     labels = {name for each in watching.points.values() for point in each for name in point["attributes"]}
     assert {name for name in told | labels if not name.startswith("midstream.")} <= REGISTERED
@@ -179,7 +179,7 @@ async def test_every_name_is_from_the_conventions_or_ours() -> None:
 
 async def test_a_sampler_receives_the_attributes_for_its_decision() -> None:
     watching = ExportingObserver()
-    await watched_turn(watching.observer)
+    await run_watched_turn(watching.observer)
     by_operation = {each["gen_ai.operation.name"]: {*each} for each in watching.sampler.shown}
     models = {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model"}
     assert models <= by_operation["chat"]
@@ -209,4 +209,4 @@ async def test_the_name_of_a_model_identifies_its_provider(name: str, provider: 
 
 
 async def test_without_a_provider_nothing_is_exported_and_nothing_fails() -> None:
-    await watched_turn(OpenTelemetry())
+    await run_watched_turn(OpenTelemetry())

@@ -16,7 +16,7 @@ from midstream.session.records import (
     StallNoticed,
 )
 from midstream.timing import StalledOn
-from tests.frameworks.watched_turn import CANARY, watched_turn
+from tests.frameworks.watched_turn import CANARY, run_watched_turn
 
 
 def _samples(page: bytes) -> dict[str, float]:
@@ -45,7 +45,7 @@ def test_the_number_of_model_labels_is_bounded() -> None:
 
 async def test_ended_turns_and_calls_are_counted_with_their_outcome() -> None:
     prometheus = Prometheus()
-    await watched_turn(prometheus)
+    await run_watched_turn(prometheus)
     prometheus.on_append(
         "s1",
         [
