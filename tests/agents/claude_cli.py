@@ -95,7 +95,7 @@ class Session:
         return [entry["text"] for entry in self.entries if entry["type"] == "user" and "text" in entry]
 
 
-class Program:
+class ClaudeProgram:
     def __init__(self) -> None:
         self.orders = Orders(Path(os.environ["SCRIPTED_CLAUDE"]))
         self.options = arguments()
@@ -312,4 +312,4 @@ class Program:
 
 
 if __name__ == "__main__":
-    Program().main()
+    ClaudeProgram().main()

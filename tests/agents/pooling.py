@@ -34,7 +34,7 @@ from midstream.testing import FakeWorld
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble, words_of
 
 
-class Host:
+class PoolApplication:
     """Keeps a history and requests answers to it.
 
 
@@ -104,7 +104,7 @@ class Host:
         return report
 
 
-class Bench:
+class PoolBench:
     """A world, a store, an upstream, and pools of it."""
 
     def __init__(self, upstream: ScriptedUpstream | None = None) -> None:
@@ -131,9 +131,9 @@ class Bench:
             world=self.world,
         )
 
-    async def host(self, *, session: str = "s") -> Host:
+    async def host(self, *, session: str = "s") -> PoolApplication:
         """Return a client application with its own pool."""
-        return Host(await self.pool(), self.world, session=session)
+        return PoolApplication(await self.pool(), self.world, session=session)
 
     async def record(self, session: str = "s") -> PoolRecord | None:
         """Return the record of a session."""
@@ -154,7 +154,7 @@ def is_complete(events: Sequence[ModelEvent]) -> bool:
     return bool(events) and isinstance(events[-1], Finished)
 
 
-def assert_sent_once(bench: Bench, host: Host) -> None:
+def assert_sent_once(bench: PoolBench, host: PoolApplication) -> None:
     """Assert that the agent of the last turn received each message once, in order."""
     wanted = [
         part.text

@@ -84,7 +84,7 @@ def address() -> Iterator[str]:
             server.stdin.close()
 
 
-class Program:
+class AcpProgram:
     """The scripted agent as a peer of the contract, in its own folder."""
 
     lacks: frozenset[Trait] = frozenset()
@@ -157,14 +157,14 @@ class Program:
 
 class TestAcpThatResumes(UpstreamContract):
     @pytest.fixture
-    def peer(self, tmp_path: Path, address: str) -> Program:
-        return Program(tmp_path, address, "resume", "load")
+    def peer(self, tmp_path: Path, address: str) -> AcpProgram:
+        return AcpProgram(tmp_path, address, "resume", "load")
 
 
 class TestAcpThatLoads(UpstreamContract):
     @pytest.fixture
-    def peer(self, tmp_path: Path, address: str) -> Program:
-        return Program(tmp_path, address, "load")
+    def peer(self, tmp_path: Path, address: str) -> AcpProgram:
+        return AcpProgram(tmp_path, address, "load")
 
 
 @pytest.mark.slow
@@ -172,8 +172,8 @@ class TestAcpThatResumesPooled(PartOfPoolContract):
     """Runs each fault, and each situation."""
 
     @pytest.fixture
-    def peer(self, tmp_path: Path, address: str) -> Program:
-        return Program(tmp_path, address, "resume", "load")
+    def peer(self, tmp_path: Path, address: str) -> AcpProgram:
+        return AcpProgram(tmp_path, address, "resume", "load")
 
 
 @pytest.mark.slow
@@ -181,8 +181,8 @@ class TestAcpThatLoadsPooled(PartOfPoolContract):
     """Runs each fault, and each situation."""
 
     @pytest.fixture
-    def peer(self, tmp_path: Path, address: str) -> Program:
-        return Program(tmp_path, address, "load")
+    def peer(self, tmp_path: Path, address: str) -> AcpProgram:
+        return AcpProgram(tmp_path, address, "load")
 
 
 # --- beyond the contract
@@ -191,8 +191,8 @@ PLAIN = Setup()
 
 
 @pytest.fixture
-def program(tmp_path: Path, address: str) -> Program:
-    return Program(tmp_path, address, "resume")
+def program(tmp_path: Path, address: str) -> AcpProgram:
+    return AcpProgram(tmp_path, address, "resume")
 
 
 async def answer_of(agent: UpstreamAgent, *parts: UserPart | str) -> list[UpstreamEvent]:
@@ -227,7 +227,7 @@ def text_of(events: list[UpstreamEvent]) -> str:
 
 
 async def test_an_agent_receives_few_environment_variables_and_none_of_ours(
-    program: Program, monkeypatch: pytest.MonkeyPatch
+    program: AcpProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_SECRET", "hidden")
     command = [sys.executable, "-m", "tests.agents.acp_agent", str(program.orders.folder)]
@@ -258,7 +258,7 @@ async def test_an_agent_receives_few_environment_variables_and_none_of_ours(
     ],
 )
 async def test_rules_decide_about_each_single_action(
-    program: Program, permissions: Rules, kind: str, *, is_allowed: bool
+    program: AcpProgram, permissions: Rules, kind: str, *, is_allowed: bool
 ) -> None:
     program.orders.order("tool", {"name": kind, "arguments": '{"a":1}', "content": "done", "is_asked": True})
     events = await open_and_send(program.agent(permissions=permissions), "one")
@@ -274,13 +274,13 @@ async def test_rules_decide_about_each_single_action(
 
 
 async def test_a_replay_after_the_answer_to_the_load_is_not_output(tmp_path: Path, address: str) -> None:
-    program = Program(tmp_path, address, "load", "late")
+    program = AcpProgram(tmp_path, address, "load", "late")
     name = name_in(await open_and_send(program.agent(), "one"))
     assert text_of(await resume_and_send(program.agent(), name, "two")) == SEPARATOR.join(["one", "two"])
 
 
 async def test_the_end_of_a_process_is_detected_while_its_child_keeps_the_pipes_open(
-    program: Program,
+    program: AcpProgram,
 ) -> None:
     command = [sys.executable, "-m", "tests.agents.acp_agent", str(program.orders.folder)]
     upstream = AcpAgent(command, cwd=program.cwd, env={"PYTHONPATH": str(ROOT)})
@@ -289,7 +289,7 @@ async def test_the_end_of_a_process_is_detected_while_its_child_keeps_the_pipes_
         await open_and_send(upstream, "one")
 
 
-async def test_a_callback_can_decide_about_permissions(program: Program) -> None:
+async def test_a_callback_can_decide_about_permissions(program: AcpProgram) -> None:
     seen: list[Permission] = []
 
     async def ask(permission: Permission) -> Verdict:
@@ -312,11 +312,11 @@ class TestAcpLeave(LeaveContract):
     """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
-    def leave_peer(self, program: Program) -> Program:
+    def leave_peer(self, program: AcpProgram) -> AcpProgram:
         return program
 
 
-async def test_a_cancel_does_not_wait_for_a_pending_permission_callback(program: Program) -> None:
+async def test_a_cancel_does_not_wait_for_a_pending_permission_callback(program: AcpProgram) -> None:
     is_asked = asyncio.Event()
 
     async def ask(_: Permission) -> Verdict:
@@ -340,7 +340,7 @@ async def test_a_cancel_does_not_wait_for_a_pending_permission_callback(program:
 async def test_an_agent_that_cannot_load_sessions_receives_no_message_on_resume(
     tmp_path: Path, address: str
 ) -> None:
-    forgetful = Program(tmp_path, address)
+    forgetful = AcpProgram(tmp_path, address)
     name = name_in(await open_and_send(forgetful.agent(), "one"))
     with pytest.raises(UpstreamGoneError, match="cannot resume earlier"):
         await resume_and_send(forgetful.agent(), name, "two")
@@ -349,7 +349,7 @@ async def test_an_agent_that_cannot_load_sessions_receives_no_message_on_resume(
 
 @pytest.mark.parametrize("code", [-32001, -32002, -32601, -32602])
 async def test_a_refusal_to_open_a_known_session_is_an_upstream_gone_error(
-    program: Program, code: int
+    program: AcpProgram, code: int
 ) -> None:
     name = name_in(await open_and_send(program.agent(), "one"))
     program.orders.order("opening", [code, "some words", None])
@@ -373,7 +373,7 @@ async def test_a_refusal_to_open_a_known_session_is_an_upstream_gone_error(
     ],
 )
 async def test_a_refused_message_raises_the_matching_error_and_the_process_stays(
-    program: Program, failure: list[object], kind: type[ModelError]
+    program: AcpProgram, failure: list[object], kind: type[ModelError]
 ) -> None:
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
@@ -394,7 +394,7 @@ async def test_a_refused_message_raises_the_matching_error_and_the_process_stays
     ],
 )
 async def test_after_a_provider_failure_the_agent_may_have_the_message(
-    program: Program, name: str, taken: list[type[UpstreamEvent]]
+    program: AcpProgram, name: str, taken: list[type[UpstreamEvent]]
 ) -> None:
     program.orders.declare("name", name)
     upstream = program.agent()
@@ -410,7 +410,7 @@ async def test_after_a_provider_failure_the_agent_may_have_the_message(
     await upstream.aclose()
 
 
-async def test_the_startup_error_of_a_program_is_classified(program: Program) -> None:
+async def test_the_startup_error_of_a_program_is_classified(program: AcpProgram) -> None:
     program.orders.declare("silent", "You are not logged in, my friend")
     with pytest.raises(ModelAccessError, match="not logged in") as raised:
         await open_and_send(program.agent(), "one")
@@ -418,7 +418,7 @@ async def test_the_startup_error_of_a_program_is_classified(program: Program) ->
 
 
 async def test_a_missing_program_a_missing_folder_and_another_protocol_are_a_missing_model(
-    program: Program,
+    program: AcpProgram,
 ) -> None:
     with pytest.raises(ModelMissingError, match="does not start"):
         await open_and_send(AcpAgent(["no-such-program-anywhere"], cwd=program.cwd), "one")
@@ -432,7 +432,7 @@ async def test_a_missing_program_a_missing_folder_and_another_protocol_are_a_mis
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-async def test_a_tool_that_continues_after_a_cancel_is_ended(program: Program) -> None:
+async def test_a_tool_that_continues_after_a_cancel_is_ended(program: AcpProgram) -> None:
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
     await answer_of(agent, "one")
@@ -451,7 +451,7 @@ async def test_a_tool_that_continues_after_a_cancel_is_ended(program: Program) -
 
 
 async def test_an_agent_that_ignores_a_cancel_is_ended(
-    program: Program, monkeypatch: pytest.MonkeyPatch
+    program: AcpProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acp_module, "CANCEL_S", 0.2)
     program.orders.declare("deaf")
@@ -469,7 +469,7 @@ async def test_an_agent_that_ignores_a_cancel_is_ended(
     await upstream.aclose()
 
 
-async def test_a_second_message_during_a_turn_is_refused(program: Program) -> None:
+async def test_a_second_message_during_a_turn_is_refused(program: AcpProgram) -> None:
     program.hang()
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
@@ -483,7 +483,7 @@ async def test_a_second_message_during_a_turn_is_refused(program: Program) -> No
         await answer_of(agent, "three")
 
 
-async def test_the_mode_and_the_sign_in_are_set_before_the_first_message(program: Program) -> None:
+async def test_the_mode_and_the_sign_in_are_set_before_the_first_message(program: AcpProgram) -> None:
     program.refuse_key()
     await open_and_send(program.agent(mode="plan", sign_in="browser"), "one")
     assert [told["method"] for told in program.orders.recorded("signed in")] == ["browser"]
@@ -492,7 +492,7 @@ async def test_the_mode_and_the_sign_in_are_set_before_the_first_message(program
 
 @pytest.mark.parametrize("where", ["message", "meta", "none"])
 async def test_instructions_are_sent_once_in_the_place_that_the_agent_supports(
-    program: Program, where: str
+    program: AcpProgram, where: str
 ) -> None:
     upstream = program.agent(instructions=where)
     agent = await upstream.open(Setup("be brief"))
@@ -508,7 +508,7 @@ async def test_instructions_are_sent_once_in_the_place_that_the_agent_supports(
     assert opened["meta"] == ({"systemPrompt": {"append": "be brief"}} if where == "meta" else {})
 
 
-async def resume_and_send_in(program: Program, name: str, where: str) -> None:
+async def resume_and_send_in(program: AcpProgram, name: str, where: str) -> None:
     upstream = program.agent(instructions=where)
     await answer_of(await upstream.open(Setup("be brief"), resume=name), "three")
     await upstream.aclose()
@@ -522,13 +522,13 @@ FILES = (
 
 
 async def test_attachments_are_sent_in_the_form_that_the_agent_supports(tmp_path: Path, address: str) -> None:
-    seeing = Program(tmp_path, address, "image")
+    seeing = AcpProgram(tmp_path, address, "image")
     await open_and_send(seeing.agent(), "look", *FILES)
     (told,) = seeing.orders.recorded("told")
     assert [block["type"] for block in told["blocks"]] == ["text", "image", "resource", "resource_link"]
 
 
-async def test_unsupported_attachments_are_replaced_by_a_text_with_their_names(program: Program) -> None:
+async def test_unsupported_attachments_are_replaced_by_a_text_with_their_names(program: AcpProgram) -> None:
     await open_and_send(program.agent(), "look", *FILES)
     (told,) = program.orders.recorded("told")
     assert [block["type"] for block in told["blocks"]] == ["text", "text", "text", "resource_link"]
@@ -538,7 +538,7 @@ async def test_unsupported_attachments_are_replaced_by_a_text_with_their_names(p
 async def test_the_agent_receives_the_client_applications_servers_and_omitted_ones_are_logged_once(
     tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = Program(tmp_path, address, "http")
+    program = AcpProgram(tmp_path, address, "http")
     upstream = program.agent()
     setup = Setup(
         servers=(
@@ -568,7 +568,7 @@ async def test_the_agent_receives_the_client_applications_servers_and_omitted_on
     assert [("'old'" in words, "'shop'" in words) for words in warnings] == [(True, False), (False, True)]
 
 
-async def test_the_finish_of_a_turn_follows_the_stop_reason(program: Program) -> None:
+async def test_the_finish_of_a_turn_follows_the_stop_reason(program: AcpProgram) -> None:
     upstream = program.agent()
     agent = await upstream.open(PLAIN)
     program.orders.order("stop", "max_tokens")
@@ -585,7 +585,7 @@ async def test_the_finish_of_a_turn_follows_the_stop_reason(program: Program) ->
         await open_and_send(upstream, "four")
 
 
-async def test_thoughts_and_plans_are_thinking_deltas(program: Program) -> None:
+async def test_thoughts_and_plans_are_thinking_deltas(program: AcpProgram) -> None:
     program.orders.order("plan", [["look", "completed"], ["act", "pending"]])
     events = await open_and_send(program.agent(), "one")
     thought = "".join(event.text for event in events if isinstance(event, ThinkingDelta))

@@ -19,7 +19,7 @@ from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import AccessError
 from midstream.history.messages import File, History, Text, UserMessage
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.agents.pooling import Bench
+from tests.agents.pooling import PoolBench
 from tests.spec import spec
 
 PUBLIC = "93.184.215.14"
@@ -155,7 +155,7 @@ def test_an_ipv4_address_is_judged_the_same_inside_ipv6(address: object) -> None
 @spec("SEC-80")
 async def test_an_agent_of_a_pool_receives_no_address_that_is_not_public(tmp_path: Path) -> None:
     upstream = ScriptedUpstream(identity={"cwd": str(tmp_path)}, abilities=Abilities(takes_files=True))
-    bench = Bench(upstream)
+    bench = PoolBench(upstream)
     host = await bench.host()
     host.history = History((message_with("http://169.254.169.254/latest/"),))
     await host.ask()

@@ -57,7 +57,7 @@ from midstream.agents.claude import Claude
 from midstream.agents.claude_sessions import KeyValueSessions
 
 
-class Cli:
+class ClaudeCli:
     """The scripted CLI as a peer of the contract, in its own folder."""
 
     lacks = frozenset({Trait.KEYS})
@@ -134,13 +134,13 @@ class Cli:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(tmp_path)
+def cli(tmp_path: Path) -> ClaudeCli:
+    return ClaudeCli(tmp_path)
 
 
 class TestClaude(UpstreamContract):
     @pytest.fixture
-    def peer(self, cli: Cli) -> Cli:
+    def peer(self, cli: ClaudeCli) -> ClaudeCli:
         return cli
 
 
@@ -149,7 +149,7 @@ class TestClaudePooled(PartOfPoolContract):
     """Runs each fault, and each situation."""
 
     @pytest.fixture
-    def peer(self, cli: Cli) -> Cli:
+    def peer(self, cli: ClaudeCli) -> ClaudeCli:
         return cli
 
 
@@ -186,14 +186,16 @@ def flag(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-async def test_a_process_that_died_with_a_message_may_have_stored_it(cli: Cli) -> None:
+async def test_a_process_that_died_with_a_message_may_have_stored_it(cli: ClaudeCli) -> None:
     cli.die_unopened()  # with a message that would otherwise mean a lost connection
     with pytest.raises(ModelError) as raised:
         await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
     assert type(raised.value) is UpstreamFailedError
 
 
-async def test_a_conversation_continues_elsewhere_from_a_store_of_ours(cli: Cli, tmp_path: Path) -> None:
+async def test_a_conversation_continues_elsewhere_from_a_store_of_ours(
+    cli: ClaudeCli, tmp_path: Path
+) -> None:
     store = MemoryStore(Memory())
     await store.open()
     first = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
@@ -212,7 +214,7 @@ async def test_a_conversation_continues_elsewhere_from_a_store_of_ours(cli: Cli,
     await store.close()
 
 
-async def test_errors_that_older_versions_report_on_stderr_only_are_classified(cli: Cli) -> None:
+async def test_errors_that_older_versions_report_on_stderr_only_are_classified(cli: ClaudeCli) -> None:
     cli.orders.declare("prose")
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup(), resume="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
@@ -225,7 +227,7 @@ async def test_errors_that_older_versions_report_on_stderr_only_are_classified(c
     await upstream.aclose()
 
 
-async def test_a_fork_from_a_missing_mark_is_an_upstream_gone_error(cli: Cli) -> None:
+async def test_a_fork_from_a_missing_mark_is_an_upstream_gone_error(cli: ClaudeCli) -> None:
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     opened = (await open_and_send(upstream, "one"))[0]
     assert isinstance(opened, MessageTaken)
@@ -235,7 +237,7 @@ async def test_a_fork_from_a_missing_mark_is_an_upstream_gone_error(cli: Cli) ->
     await upstream.aclose()
 
 
-async def test_a_transcript_without_its_beginning_is_not_continued(cli: Cli) -> None:
+async def test_a_transcript_without_its_beginning_is_not_continued(cli: ClaudeCli) -> None:
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup())
     name = name_of(await answer_of(agent, "one"))
@@ -251,7 +253,7 @@ async def test_a_transcript_without_its_beginning_is_not_continued(cli: Cli) -> 
     await upstream.aclose()
 
 
-async def test_a_killed_process_that_had_not_stored_its_last_answer_is_not_continued(cli: Cli) -> None:
+async def test_a_killed_process_that_had_not_stored_its_last_answer_is_not_continued(cli: ClaudeCli) -> None:
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup())
     name = name_of(await answer_of(agent, "one"))
@@ -263,7 +265,9 @@ async def test_a_killed_process_that_had_not_stored_its_last_answer_is_not_conti
     await upstream.aclose()
 
 
-async def test_a_cli_that_ignores_interrupts_is_ended(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cli_that_ignores_interrupts_is_ended(
+    cli: ClaudeCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claude, "INTERRUPT_S", 0.2)
     cli.orders.declare("deaf")
     cli.hang()
@@ -278,7 +282,7 @@ async def test_a_cli_that_ignores_interrupts_is_ended(cli: Cli, monkeypatch: pyt
     assert cli.orders.recorded("interrupted") == []
 
 
-async def test_a_missing_cli_and_a_missing_folder_are_a_missing_model(cli: Cli) -> None:
+async def test_a_missing_cli_and_a_missing_folder_are_a_missing_model(cli: ClaudeCli) -> None:
     nowhere = replace(cli.options(), cli_path=cli.cwd / "no such program")
     with pytest.raises(ModelMissingError, match="no such program"):
         await open_and_send(Claude(cwd=cli.cwd, options=nowhere), "one")
@@ -301,7 +305,7 @@ async def test_a_missing_cli_and_a_missing_folder_are_a_missing_model(cli: Cli) 
     ],
 )  # fmt: skip
 async def test_a_failed_result_raises_the_matching_error(
-    cli: Cli, failure: dict[str, object], kind: type[ModelError]
+    cli: ClaudeCli, failure: dict[str, object], kind: type[ModelError]
 ) -> None:
     cli.orders.order("failure", {"is_error": True, **failure})
     upstream = Claude(cwd=cli.cwd, options=cli.options())
@@ -313,7 +317,7 @@ async def test_a_failed_result_raises_the_matching_error(
     await upstream.aclose()
 
 
-async def test_the_end_of_a_turn_that_the_cli_started_does_not_end_ours(cli: Cli) -> None:
+async def test_the_end_of_a_turn_that_the_cli_started_does_not_end_ours(cli: ClaudeCli) -> None:
     other = {
         "subtype": "success",
         "is_error": False,
@@ -327,7 +331,7 @@ async def test_the_end_of_a_turn_that_the_cli_started_does_not_end_ours(cli: Cli
     assert [type(event) for event in events[-2:]] == [Marked, Finished]
 
 
-async def test_thinking_and_text_arrive_once(cli: Cli) -> None:
+async def test_thinking_and_text_arrive_once(cli: ClaudeCli) -> None:
     events = await open_and_send(Claude("opus", cwd=cli.cwd, options=cli.options()), "one")
     assert "".join(event.text for event in events if isinstance(event, ThinkingDelta)) == "hmm"
     assert text_of(events) == "one"
@@ -335,7 +339,7 @@ async def test_thinking_and_text_arrive_once(cli: Cli) -> None:
     assert events[-1].model == "claude-test"
 
 
-async def test_a_response_that_the_cli_restarts_is_marked(cli: Cli) -> None:
+async def test_a_response_that_the_cli_restarts_is_marked(cli: ClaudeCli) -> None:
     cli.orders.order("retry", 529)
     events = await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
     at = events.index(ResponseRestarted())
@@ -343,13 +347,13 @@ async def test_a_response_that_the_cli_restarts_is_marked(cli: Cli) -> None:
     assert text_of(events[at:]) == "one"
 
 
-async def test_a_refused_key_is_reported_at_the_first_attempt_of_the_cli(cli: Cli) -> None:
+async def test_a_refused_key_is_reported_at_the_first_attempt_of_the_cli(cli: ClaudeCli) -> None:
     cli.orders.order("retry", 401)
     with pytest.raises(ModelAccessError, match="its key is refused"):
         await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
 
 
-async def test_a_second_message_during_a_turn_is_refused(cli: Cli) -> None:
+async def test_a_second_message_during_a_turn_is_refused(cli: ClaudeCli) -> None:
     cli.hang()
     upstream = Claude(cwd=cli.cwd, options=cli.options())
     agent = await upstream.open(Setup())
@@ -363,7 +367,7 @@ async def test_a_second_message_during_a_turn_is_refused(cli: Cli) -> None:
         await answer_of(agent, "three")
 
 
-async def test_supported_attachments_are_sent_and_others_are_replaced_by_their_names(cli: Cli) -> None:
+async def test_supported_attachments_are_sent_and_others_are_replaced_by_their_names(cli: ClaudeCli) -> None:
     await open_and_send(
         Claude(cwd=cli.cwd, options=cli.options()),
         "look",
@@ -381,7 +385,7 @@ async def test_supported_attachments_are_sent_and_others_are_replaced_by_their_n
 
 
 async def test_the_client_applications_servers_are_added_to_the_options_and_omitted_ones_are_logged(
-    cli: Cli, caplog: pytest.LogCaptureFixture
+    cli: ClaudeCli, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = {"own": {"type": "stdio", "command": "own"}}
     upstream = Claude(cwd=cli.cwd, options=cli.options(mcp_servers=own))
@@ -428,7 +432,7 @@ async def test_the_client_applications_servers_are_added_to_the_options_and_omit
     ],
 )  # fmt: skip
 async def test_instructions_are_at_the_end_of_the_system_prompt(
-    cli: Cli,
+    cli: ClaudeCli,
     prompt: Any,  # noqa: ANN401 - the SDK's union
     flags: dict[str, str],
 ) -> None:
@@ -440,7 +444,7 @@ async def test_instructions_are_at_the_end_of_the_system_prompt(
     assert "be brief" not in " ".join(cli.orders.recorded("started")[-1]["argv"])
 
 
-async def test_the_cli_starts_in_its_folder_with_its_model_and_its_mode(cli: Cli) -> None:
+async def test_the_cli_starts_in_its_folder_with_its_model_and_its_mode(cli: ClaudeCli) -> None:
     upstream = Claude("opus", cwd=cli.cwd, permission_mode="plan", options=cli.options())
     await open_and_send(upstream, "one")
     (started,) = cli.orders.recorded("started")
@@ -453,7 +457,7 @@ async def test_the_cli_starts_in_its_folder_with_its_model_and_its_mode(cli: Cli
 
 
 async def test_conversations_belong_to_the_home_folder_of_the_cli(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: ClaudeCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def upstream(**env: str) -> Claude:
         options = replace(cli.options(), env={"SCRIPTED_CLAUDE": str(cli.orders.folder), **env})
@@ -479,7 +483,7 @@ async def test_conversations_belong_to_the_home_folder_of_the_cli(
     )
 
 
-async def test_rules_decide_where_the_mode_does_not(cli: Cli) -> None:
+async def test_rules_decide_where_the_mode_does_not(cli: ClaudeCli) -> None:
     for name, is_allowed in (("Read", True), ("Bash", False)):
         cli.orders.order("tool", {"name": name, "arguments": '{"a":1}', "content": "done", "is_asked": True})
         events = await open_and_send(Claude(cwd=cli.cwd, options=cli.options(), permissions=CAUTIOUS), "one")
@@ -490,7 +494,7 @@ async def test_rules_decide_where_the_mode_does_not(cli: Cli) -> None:
         )
 
 
-async def test_a_callback_can_decide_about_permissions(cli: Cli) -> None:
+async def test_a_callback_can_decide_about_permissions(cli: ClaudeCli) -> None:
     seen: list[Permission] = []
 
     async def ask(permission: Permission) -> Verdict:
@@ -513,7 +517,7 @@ class TestClaudeLeave(LeaveContract):
     """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
-    def leave_peer(self, cli: Cli) -> Iterator[Cli]:
+    def leave_peer(self, cli: ClaudeCli) -> Iterator[ClaudeCli]:
         yield cli
         gc.collect()  # the SDK leaves streams open if a process ends during a request: collect them in this test
 
@@ -529,7 +533,7 @@ def test_options_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
         Claude(options=ClaudeAgentOptions(can_use_tool=ask), permissions=CAUTIOUS)
 
 
-async def test_a_system_prompt_in_a_file_accepts_no_instructions(cli: Cli) -> None:
+async def test_a_system_prompt_in_a_file_accepts_no_instructions(cli: ClaudeCli) -> None:
     upstream = Claude(options=cli.options(system_prompt={"type": "file", "path": "p.md"}))
     with pytest.raises(UsageError, match="in a file"):
         await upstream.open(Setup("be brief"))

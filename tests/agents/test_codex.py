@@ -271,7 +271,7 @@ def test_codex_review_and_permissions_exclude_each_other(tmp_path: Path) -> None
         Codex(cwd=tmp_path, is_reviewing=True, permissions=CAUTIOUS)
 
 
-class _SoonGivenUp(CodexPeer):
+class _ShortInterrupts(CodexPeer):
     """Interrupts an unconfirmed turn for a short time only; no test here depends on that time."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ class TestCodexPooled(PartOfPoolContract):
 
     @pytest.fixture
     def peer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodexPeer:
-        return _SoonGivenUp(tmp_path, monkeypatch)
+        return _ShortInterrupts(tmp_path, monkeypatch)
 
 
 def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[UpstreamEvent], ModelError | None]:

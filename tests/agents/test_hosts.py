@@ -39,7 +39,7 @@ from tests.spec import spec
 TURNS = 60
 
 
-class Mind(Struct):
+class AgentMemory(Struct):
     """The view of what an agent received, under which model; and the response whose results it waits for."""
 
     told: list[str]
@@ -58,7 +58,7 @@ def view(entries: list[Entry]) -> list[str]:
     return told
 
 
-class Host:
+class RandomApplication:
     """A client application with a conversation that it rewrites at random, over one key of a pool and an upstream."""
 
     def __init__(self, chance: random.Random, abilities: Abilities, ids: str) -> None:
@@ -73,8 +73,8 @@ class Host:
         self.words = 0
         self.calls = 0
         self.record: PoolRecord | None = None
-        self.minds: dict[str, Mind] = {}
-        self.marks: dict[str, Mind] = {}
+        self.minds: dict[str, AgentMemory] = {}
+        self.marks: dict[str, AgentMemory] = {}
         self.kinds: list[RequestRelation] = []
 
     def turn(self) -> None:
@@ -171,7 +171,7 @@ class Host:
 
     def _opened(
         self, chosen: Action, record: PoolRecord | None, outline: Outline, told: list[str]
-    ) -> tuple[str, Mind, list[str], PoolRecord]:
+    ) -> tuple[str, AgentMemory, list[str], PoolRecord]:
         """Return the agent, its memory, the new messages, and the record before them."""
         fresh = f"agent-{len(self.minds)}"
         match chosen:
@@ -182,7 +182,7 @@ class Host:
             case Fork(mark, users):
                 assert record is not None
                 origin = self.marks[mark.mark]
-                mind = self.minds[fresh] = Mind(list(origin.told), origin.model)
+                mind = self.minds[fresh] = AgentMemory(list(origin.told), origin.model)
                 return (
                     fresh,
                     mind,
@@ -190,10 +190,10 @@ class Host:
                     create_fork(record, outline, mark.users, now=1.0),
                 )
             case Fresh():
-                mind = self.minds[fresh] = Mind([], self.model)
+                mind = self.minds[fresh] = AgentMemory([], self.model)
                 return fresh, mind, told, create_fresh(outline, upstream="scripted", now=1.0)
 
-    def _response(self, agent: str, mind: Mind) -> Step:
+    def _response(self, agent: str, mind: AgentMemory) -> Step:
         count = self.chance.choice([0, 0, 1, 2]) if self.abilities.takes_tools else 0
         self.calls += count
         first = self.calls if self.ids == "own" else 0
@@ -201,7 +201,7 @@ class Host:
         response = step_of(calls=calls)
         mind.waits = response if calls else None
         mark = f"mark-{len(self.marks)}"
-        self.marks[mark] = Mind(list(mind.told), mind.model)
+        self.marks[mark] = AgentMemory(list(mind.told), mind.model)
         assert self.record is not None
         self.record = with_answer(self.record, agent=agent, mark=mark, open_calls=calls, now=3.0)
         return response
@@ -234,7 +234,7 @@ ABLE = Abilities(takes_tools=True, can_reinstruct=True, can_retool=True, can_for
 def test_the_answering_agent_has_every_message_once_and_in_order(abilities: Abilities, ids: str) -> None:
     kinds: set[RequestRelation] = set()
     for seed in range(tried(20)):
-        host = Host(random.Random(seed), abilities, ids)
+        host = RandomApplication(random.Random(seed), abilities, ids)
         for _ in range(TURNS):
             host.turn()
             if len(host.entries) > 40:
@@ -245,7 +245,7 @@ def test_the_answering_agent_has_every_message_once_and_in_order(abilities: Abil
 
 @spec("REUSE-29")
 def test_a_conversation_without_faults_sends_each_user_message_once() -> None:
-    host = Host(random.Random(0), Abilities(), "own")
+    host = RandomApplication(random.Random(0), Abilities(), "own")
     for turn in range(50):
         host.entries.append(user_message(f"question {turn}"))
         outline = outline_of(*host.entries, identity={"model": "m0"})

@@ -66,7 +66,7 @@ async def test_a_function_may_decide() -> None:
     assert await decide_permission(CAUTIOUS, permission("read")) == Allowed()
 
 
-class People:
+class AllowAll:
     """Allows everything with other arguments, and stores the questions."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class People:
 
 @spec("TURN-82")
 async def test_a_person_is_asked_only_where_the_rules_require_it() -> None:
-    people, terms = People(), Ask("It writes.", 60.0)
+    people, terms = AllowAll(), Ask("It writes.", 60.0)
     rules = Rules(tools=frozenset({"build"}), refused=frozenset({"push"}), others=terms)
     wanted = permission("edit", "write")
     assert await decide_permission(rules, wanted, people.decide) == Allowed('{"path":"b"}')
@@ -92,7 +92,7 @@ async def test_a_person_is_asked_only_where_the_rules_require_it() -> None:
 
 @spec("TURN-82")
 async def test_a_function_may_leave_the_decision_to_a_person() -> None:
-    people = People()
+    people = AllowAll()
 
     async def unsure(_: Permission) -> Verdict:
         return Ask("I do not know.")

@@ -53,7 +53,7 @@ from midstream.testing.scripted_upstream import (
     words_of,
 )
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.pooling import Bench, Host, assert_sent_once, is_complete
+from tests.agents.pooling import PoolApplication, PoolBench, assert_sent_once, is_complete
 from tests.spec import spec
 
 DAY_S = 24 * 3600.0
@@ -64,7 +64,7 @@ DAY_S = 24 * 3600.0
 
 @spec("REUSE-30")
 async def test_each_message_is_sent_once_and_nothing_else() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     for text in ("one", "two", "three"):
         await host.say(text)
@@ -74,7 +74,7 @@ async def test_each_message_is_sent_once_and_nothing_else() -> None:
 
 @spec("REUSE-31")
 async def test_another_process_continues_from_the_record() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     await host.pool.aclose()
@@ -87,7 +87,7 @@ async def test_another_process_continues_from_the_record() -> None:
 
 @spec("REUSE-32")
 async def test_several_messages_are_sent_one_by_one_and_only_the_last_answer_is_shown() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     report = await host.say("two", "three")
@@ -103,7 +103,7 @@ async def test_several_messages_are_sent_one_by_one_and_only_the_last_answer_is_
     "trouble", [Trouble.DIES_OPENED, Trouble.DIES_SPEAKING, Trouble.CUT, Trouble.HANGS_SPEAKING]
 )
 async def test_if_one_of_several_messages_fails_a_fresh_agent_receives_all(trouble: Trouble) -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("alpha")
     bench.trouble(trouble)
@@ -119,7 +119,7 @@ async def test_if_one_of_several_messages_fails_a_fresh_agent_receives_all(troub
 
 @spec("REUSE-32")
 async def test_a_cancel_between_two_messages_sends_no_more_and_leaves_no_record() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     host.history = History((*host.history.entries, *map(UserMessage.of, ("two", "three"))))
@@ -137,7 +137,7 @@ async def test_an_agent_that_calls_tools_between_two_messages_is_replaced() -> N
             return [ToolCallRequested("c", "look", "{}"), Finished(Finish.CALLS)]
         return [TextDelta("ok"), Finished()]
 
-    bench = Bench(ScriptedUpstream(answer=answer))
+    bench = PoolBench(ScriptedUpstream(answer=answer))
     host = await bench.host()
     await host.say("one")
     assert (await host.say("two", "three")).way is AgentOrigin.FRESH
@@ -150,7 +150,7 @@ async def test_results_go_to_the_agent_that_made_the_calls() -> None:
             return [TextDelta("done"), Finished()]
         return [ToolCallRequested("c1", "look", "{}"), Finished(Finish.CALLS)]
 
-    bench = Bench(ScriptedUpstream(answer=answer, abilities=Abilities(takes_tools=True)))
+    bench = PoolBench(ScriptedUpstream(answer=answer, abilities=Abilities(takes_tools=True)))
     host = await bench.host()
     await host.say("one")
     record = await bench.record()
@@ -163,7 +163,7 @@ async def test_results_go_to_the_agent_that_made_the_calls() -> None:
 
 @spec("REUSE-34")
 async def test_an_edit_starts_a_fresh_agent_and_the_old_one_is_deleted() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     await host.say("two")
@@ -178,7 +178,7 @@ async def test_an_edit_starts_a_fresh_agent_and_the_old_one_is_deleted() -> None
 
 @spec("REUSE-34")
 async def test_with_forks_an_edit_continues_from_the_common_prefix() -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=True)))
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_fork=True)))
     host = await bench.host()
     for text in ("one", "two", "three"):
         await host.say(text)
@@ -193,7 +193,7 @@ async def test_with_forks_an_edit_continues_from_the_common_prefix() -> None:
 @spec("REUSE-35")
 @pytest.mark.parametrize("session", ["", "s"])
 async def test_a_side_call_has_its_own_agent_that_is_deleted(session: str) -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     before = await bench.store.kv_list(POOL_NAMESPACE)
@@ -208,7 +208,7 @@ async def test_a_side_call_has_its_own_agent_that_is_deleted(session: str) -> No
 
 @spec("REUSE-35")
 async def test_a_side_call_does_not_wait_for_the_running_turn() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     host.history = host.history.then(UserMessage.of("two"))
@@ -226,7 +226,7 @@ async def test_a_side_call_does_not_wait_for_the_running_turn() -> None:
 @spec("REUSE-36")
 async def test_the_record_is_pending_before_anything_is_sent_and_confirmed_by_the_first_event() -> None:
     seen: list[tuple[str, bool]] = []
-    bench = Bench()
+    bench = PoolBench()
 
     class Looking(ScriptedAgent):
         async def send(self, *given: object, **named: object) -> AsyncGenerator[UpstreamEvent, None]:
@@ -257,7 +257,7 @@ async def test_the_record_is_pending_before_anything_is_sent_and_confirmed_by_th
 
 @spec("REUSE-36")
 async def test_the_record_is_released_before_the_caller_receives_the_end() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     request = ModelRequest("", History((UserMessage.of("one"),)), session="s")
     async for event in host.pool.stream(request):
@@ -268,7 +268,7 @@ async def test_the_record_is_released_before_the_caller_receives_the_end() -> No
 
 @spec("REUSE-37")
 async def test_an_agent_of_a_dead_run_is_not_resumed_and_readers_are_informed() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     key = key_of(bench.upstream.name, "s")
@@ -286,7 +286,7 @@ async def test_an_agent_of_a_dead_run_is_not_resumed_and_readers_are_informed() 
 
 @spec("REUSE-37")
 async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entry_alone() -> None:
-    bench = Bench()
+    bench = PoolBench()
     slow, quick = await bench.host(), await bench.host()
     request = ModelRequest("", History((UserMessage.of("one"),)), session="s")
     running = _stream(slow.pool, request)
@@ -305,7 +305,7 @@ async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entr
 @spec("REUSE-38")
 @pytest.mark.parametrize("heard", [0, 1])
 async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("alpha")
     host.history = host.history.then(UserMessage.of("bravo"))
@@ -336,7 +336,7 @@ async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
 
 @spec("REUSE-38")
 async def test_with_the_client_applications_tools_a_cancelled_turn_leaves_no_record() -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
     host = await bench.host()
     await host.say("one")
     host.history = host.history.then(UserMessage.of("two"))
@@ -348,25 +348,25 @@ async def test_with_the_client_applications_tools_a_cancelled_turn_leaves_no_rec
 
 @spec("REUSE-39")
 async def test_records_too_old_or_too_many_are_removed_and_their_agents_deleted() -> None:
-    bench = Bench()
+    bench = PoolBench()
     pool = await bench.pool()
     for number in range(202):
-        await Host(pool, bench.world, session=f"s{number}").say("one")
+        await PoolApplication(pool, bench.world, session=f"s{number}").say("one")
         await bench.world.advance(1.0)
     assert len(await bench.store.kv_list(POOL_NAMESPACE)) == 200
     assert (
         bench.upstream.memory.forgotten == ["agent-1", "agent-3"] or len(bench.upstream.memory.forgotten) == 2
     )
     await bench.world.advance(8 * DAY_S)
-    report = await Host(pool, bench.world, session="s201").say("one")
+    report = await PoolApplication(pool, bench.world, session="s201").say("one")
     assert report.kind is RequestRelation.NEW
-    report = await Host(pool, bench.world, session="another").say("one")
+    report = await PoolApplication(pool, bench.world, session="another").say("one")
     assert len(await bench.store.kv_list(POOL_NAMESPACE)) == 2
 
 
 @spec("REUSE-39")
 async def test_a_damaged_record_costs_one_full_transcript_and_affects_no_other() -> None:
-    bench = Bench()
+    bench = PoolBench()
     one, two = await bench.host(session="one"), await bench.host(session="two")
     for host in (one, two):
         await host.say("hello")
@@ -384,7 +384,7 @@ async def test_without_a_working_store_a_fresh_agent_answers_the_turn() -> None:
         async def kv_put(self, *_: object, **__: object) -> int:
             raise StoreBusyError("locked")
 
-    bench = Bench()
+    bench = PoolBench()
     bench.store = Full(bench.place)
     host = await bench.host()
     await host.say("one")
@@ -394,7 +394,7 @@ async def test_without_a_working_store_a_fresh_agent_answers_the_turn() -> None:
 
 @spec("REUSE-40")
 async def test_ages_at_which_agents_were_gone_are_learned_and_not_tried_again() -> None:
-    bench = Bench()
+    bench = PoolBench()
     for number in range(4):
         host = await bench.host(session=f"s{number}")
         await host.say("one")
@@ -455,7 +455,7 @@ def test_the_table_has_every_fault() -> None:
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("situation", ["resumed", "restarted", "fresh", "edited", "repeated", "queued"])
 async def test_the_consequence_of_a_fault(trouble: Trouble, situation: str) -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     is_resumed = await _arrive(bench, host, situation)
     before = len(bench.upstream.sends)
@@ -485,7 +485,7 @@ async def test_the_consequence_of_a_fault(trouble: Trouble, situation: str) -> N
     assert_sent_once(bench, host)
 
 
-async def _arrive(bench: Bench, host: Host, situation: str) -> bool:
+async def _arrive(bench: PoolBench, host: PoolApplication, situation: str) -> bool:
     """Bring a client application to the situation; return whether an agent is resumed then."""
     if situation != "fresh":
         await host.say("first")
@@ -507,7 +507,7 @@ async def _arrive(bench: Bench, host: Host, situation: str) -> bool:
 
 @spec("REUSE-42")
 async def test_the_retry_happens_once_and_its_error_has_the_first_as_cause() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.GONE, Trouble.FAILED)
@@ -519,7 +519,7 @@ async def test_the_retry_happens_once_and_its_error_has_the_first_as_cause() -> 
 
 @spec("REUSE-42")
 async def test_a_rebuilt_conversation_is_noted_once_and_no_agent_receives_the_note() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.GONE)
@@ -544,7 +544,7 @@ async def test_an_idle_agent_with_an_access_error_is_replaced_if_the_key_is_vali
     is_good: bool,  # noqa: FBT001 - a parameter of the test
     way: AgentOrigin,
 ) -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     await bench.world.advance(301.0)
@@ -560,7 +560,7 @@ async def test_an_idle_agent_with_an_access_error_is_replaced_if_the_key_is_vali
 
 @spec("REUSE-44")
 async def test_attempts_at_one_message_have_one_key_and_another_agent_or_message_has_another() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.UNAVAILABLE, Trouble.UNAVAILABLE, None)
@@ -575,7 +575,7 @@ async def test_attempts_at_one_message_have_one_key_and_another_agent_or_message
 
 @spec("REUSE-44")
 async def test_a_network_failure_is_retried_after_half_a_second_and_one_and_a_half() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     began_at = bench.world.monotonic()
@@ -589,7 +589,7 @@ async def test_a_network_failure_is_retried_after_half_a_second_and_one_and_a_ha
 
 @spec("REUSE-45")
 async def test_a_second_stall_ends_the_turn() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.HANGS, Trouble.HANGS)
@@ -602,10 +602,10 @@ async def test_a_second_stall_ends_the_turn() -> None:
 
 @spec("REUSE-46")
 async def test_open_agents_are_limited_and_all_closed_at_the_end() -> None:
-    bench = Bench()
+    bench = PoolBench()
     pool = await bench.pool(limits=PoolLimits(live_max=3))
     for number in range(10):
-        await Host(pool, bench.world, session=f"s{number}").say("one")
+        await PoolApplication(pool, bench.world, session=f"s{number}").say("one")
         await bench.world.settle()
     assert bench.upstream.live == 3
     assert bench.upstream.live_max <= 4
@@ -623,20 +623,20 @@ async def test_an_idle_agent_is_closed_after_the_time_of_its_upstream_or_of_the_
     limits: PoolLimits,
     is_open: bool,  # noqa: FBT001
 ) -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(rest_s=60.0)))
-    host = Host(await bench.pool(limits=limits), bench.world)
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(rest_s=60.0)))
+    host = PoolApplication(await bench.pool(limits=limits), bench.world)
     await host.say("one")
     await bench.world.live_through(bench.world.sleep(61.0))
-    await Host(host.pool, bench.world, session="other").say("two")
+    await PoolApplication(host.pool, bench.world, session="other").say("two")
     await bench.world.settle()
     assert bench.upstream.live == 1 + is_open
 
 
 @spec("REUSE-47")
 async def test_a_changed_set_of_servers_needs_a_fresh_agent() -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(takes_servers=True)))
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(takes_servers=True)))
     servers = [ForwardedMcpServer("b"), ForwardedMcpServer("a")]
-    host = Host(await bench.pool(servers=lambda: servers), bench.world)
+    host = PoolApplication(await bench.pool(servers=lambda: servers), bench.world)
     await host.say("one")
     servers.reverse()
     assert (await host.say("two")).way is AgentOrigin.RESUMED
@@ -648,9 +648,9 @@ async def test_a_changed_set_of_servers_needs_a_fresh_agent() -> None:
 
 @spec("REUSE-47")
 async def test_an_upstream_without_servers_receives_none_and_a_change_costs_nothing() -> None:
-    bench = Bench()
+    bench = PoolBench()
     servers = [ForwardedMcpServer("a")]
-    host = Host(await bench.pool(servers=lambda: servers), bench.world)
+    host = PoolApplication(await bench.pool(servers=lambda: servers), bench.world)
     await host.say("one")
     servers.clear()
     assert (await host.say("two")).way is AgentOrigin.RESUMED
@@ -668,7 +668,7 @@ async def test_an_answer_in_a_conversation_without_an_id_is_a_failure() -> None:
         async def open(self, setup: Setup, *, resume: str = "") -> ScriptedAgent:
             return Nameless(self, setup, resume)
 
-    bench = Bench(Upstream())
+    bench = PoolBench(Upstream())
     assert isinstance(await (await bench.host()).fail("one"), UpstreamFailedError)
 
 
@@ -677,7 +677,7 @@ async def test_an_answer_in_a_conversation_without_an_id_is_a_failure() -> None:
 
 @spec("REUSE-48")
 async def test_turns_of_one_session_wait_for_each_other_and_others_do_not() -> None:
-    bench = Bench()
+    bench = PoolBench()
     pool = await bench.pool()
     one = ModelRequest("", History((UserMessage.of("one"),)), session="s")
     running = _stream(pool, one)
@@ -685,7 +685,7 @@ async def test_turns_of_one_session_wait_for_each_other_and_others_do_not() -> N
     waiting = bench.world.spawn(_all_of(pool, one), name="waiting")
     await bench.world.settle()
     assert not waiting.done()
-    other = Host(pool, bench.world, session="t")
+    other = PoolApplication(pool, bench.world, session="t")
     await other.say("one")
     assert is_complete([event async for event in running])
     await bench.world.settle()
@@ -694,12 +694,12 @@ async def test_turns_of_one_session_wait_for_each_other_and_others_do_not() -> N
 
 @spec("REUSE-48")
 async def test_a_request_that_waited_too_long_takes_the_session_over() -> None:
-    bench = Bench()
+    bench = PoolBench()
     pool = await bench.pool(limits=PoolLimits(wait_s=5.0))
     one = ModelRequest("", History((UserMessage.of("one"),)), session="s")
     running = _stream(pool, one)
     await anext(running)
-    host = Host(pool, bench.world)
+    host = PoolApplication(pool, bench.world)
     await host.say("one")
     record = await bench.record()
     assert record is not None
@@ -710,7 +710,7 @@ async def test_a_request_that_waited_too_long_takes_the_session_over() -> None:
 
 @spec("REUSE-48")
 async def test_an_error_releases_the_session() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     bench.trouble(Trouble.FAILED)
     await host.fail("one")
@@ -724,7 +724,7 @@ async def test_an_error_releases_the_session() -> None:
 @spec("REUSE-49")
 async def test_every_turn_is_reported_and_logged_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "midstream.agents.pool")
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("a secret")
     await host.say("two")
@@ -739,9 +739,9 @@ async def test_a_failing_counter_does_not_fail_the_turn(caplog: pytest.LogCaptur
     def count(report: object) -> None:
         raise KeyError(report)
 
-    bench = Bench()
+    bench = PoolBench()
     await bench.store.open()
-    host = Host(Pooled(bench.upstream, bench.store, on_turn=count, world=bench.world), bench.world)
+    host = PoolApplication(Pooled(bench.upstream, bench.store, on_turn=count, world=bench.world), bench.world)
     await host.say("one")
     assert "could not be counted" in caplog.text
 
@@ -781,7 +781,7 @@ async def _stream(pool: Pooled, request: ModelRequest) -> AsyncGenerator[ModelEv
                 yield event
 
 
-async def _listen(host: Host, request: ModelRequest) -> None:
+async def _listen(host: PoolApplication, request: ModelRequest) -> None:
     async for _ in host.pool.stream(request):
         pass
 

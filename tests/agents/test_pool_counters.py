@@ -8,7 +8,7 @@ from midstream.agents.reuse_classification import RequestRelation
 from midstream.history.messages import Usage
 from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
-from tests.agents.pooling import Bench
+from tests.agents.pooling import PoolBench
 from tests.spec import spec
 
 
@@ -43,7 +43,7 @@ def test_each_turn_is_counted_once_in_each_counter() -> None:
 
 @spec("REUSE-78")
 async def test_a_pool_counts_the_results_of_its_turns() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     await host.say("two")
@@ -61,7 +61,7 @@ async def test_a_pool_counts_the_results_of_its_turns() -> None:
 
 @spec("REUSE-49", "REUSE-78")
 async def test_tokens_that_an_upstream_does_not_report_are_unknown_and_not_zero() -> None:
-    bench = Bench(ScriptedUpstream(answer=lambda _: [TextDelta("yes"), Finished()]))
+    bench = PoolBench(ScriptedUpstream(answer=lambda _: [TextDelta("yes"), Finished()]))
     host = await bench.host()
     await host.say("one")
     await host.say("two", "three")

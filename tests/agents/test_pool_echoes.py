@@ -6,7 +6,7 @@ import pytest
 
 from midstream.agents.pool_turns import AgentOrigin, End
 from midstream.testing.scripted_upstream import Trouble
-from tests.agents.pooling import Bench
+from tests.agents.pooling import PoolBench
 from tests.spec import spec
 
 
@@ -14,7 +14,7 @@ from tests.spec import spec
 async def test_an_upstream_that_never_echoes_the_resumed_id_is_learned_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bench = Bench()
+    bench = PoolBench()
     for number in range(5):  # each time in another process
         host = await bench.host(session=f"s{number}")
         await host.say("one")
@@ -32,7 +32,7 @@ async def test_an_upstream_that_never_echoes_the_resumed_id_is_learned_once(
 
 @spec("REUSE-81")
 async def test_one_echo_outweighs_all_resumptions_without_one() -> None:
-    bench = Bench()
+    bench = PoolBench()
     for number, trouble in enumerate([None, *[Trouble.NEW_CHAT] * 4, None]):
         host = await bench.host(session=f"s{number}")
         await host.say("one")

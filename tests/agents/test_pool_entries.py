@@ -16,7 +16,7 @@ from midstream.testing.scripted_upstream import ScriptedUpstream
 from tests.spec import spec
 
 
-class Moody(MemoryStore):
+class FailingKeyValue(MemoryStore):
     """A store that fails on demand."""
 
     is_out_of_order = False
@@ -140,8 +140,8 @@ def test_a_key_contains_the_upstream_and_the_session() -> None:
     assert session_of(key_of("claude:opus", "a/b"), record) == "a/b"
 
 
-async def _open_entries() -> tuple[Moody, PoolEntries, FakeWorld]:
-    store, world = Moody(), FakeWorld()
+async def _open_entries() -> tuple[FailingKeyValue, PoolEntries, FakeWorld]:
+    store, world = FailingKeyValue(), FakeWorld()
     await store.open()
     return store, PoolEntries(store, "up", world), world
 

@@ -10,7 +10,7 @@ from midstream.agents.pool import Pooled
 from midstream.history.messages import Entry, History, Response, Step, Text, UserMessage
 from midstream.models.responses import ModelRequest
 from midstream.testing.scripted_upstream import words_of
-from tests.agents.pooling import Bench
+from tests.agents.pooling import PoolBench
 from tests.lines import lines_run
 from tests.spec import spec
 
@@ -61,7 +61,7 @@ async def test_the_work_of_an_append_depends_only_on_what_is_new(
 ) -> None:
     work = []
     for count in (100, 1000):
-        bench = Bench()
+        bench = PoolBench()
         pool, entries = await bench.pool(), history_of(count)
         await bench.world.live_through(ask(pool, entries))
         await bench.world.live_through(between(pool))  # type: ignore[arg-type]

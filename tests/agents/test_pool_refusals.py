@@ -13,7 +13,7 @@ from midstream.agents.upstream_abilities import Abilities
 from midstream.errors import ModelRejectedError, ModelUnavailableError
 from midstream.history.messages import Finish, History, Response, Step, Text, UserMessage
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
-from tests.agents.pooling import Bench, assert_sent_once
+from tests.agents.pooling import PoolBench, assert_sent_once
 from tests.spec import spec
 
 
@@ -24,7 +24,7 @@ async def test_after_an_interrupted_answer_a_fork_continues_without_the_transcri
     can_fork: bool,  # noqa: FBT001
     behind: str,
 ) -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
     host = await bench.host()
     await host.say("first")
     cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
@@ -41,7 +41,7 @@ async def test_after_an_interrupted_answer_a_fork_continues_without_the_transcri
 
 @spec("REUSE-82")
 async def test_a_message_refused_after_a_whole_answer_costs_no_transcript_and_the_next_refusal_does() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.REJECTED)
@@ -56,7 +56,7 @@ async def test_a_message_refused_after_a_whole_answer_costs_no_transcript_and_th
 
 @spec("REUSE-82")
 async def test_after_an_interrupted_answer_a_refusal_may_concern_the_conversation() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("first")
     bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_OPENED)
@@ -69,7 +69,7 @@ async def test_after_an_interrupted_answer_a_refusal_may_concern_the_conversatio
 
 @spec("REUSE-83")
 async def test_a_message_that_the_agent_dropped_is_sent_with_the_next_one() -> None:
-    bench = Bench(ScriptedUpstream(drops=True))
+    bench = PoolBench(ScriptedUpstream(drops=True))
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.OUTAGE_OPENED)
@@ -84,7 +84,7 @@ async def test_a_message_that_the_agent_dropped_is_sent_with_the_next_one() -> N
 
 @spec("REUSE-83")
 async def test_a_cancelled_turn_of_an_agent_that_may_drop_its_message_leaves_no_record() -> None:
-    bench = Bench(ScriptedUpstream(drops=True))
+    bench = PoolBench(ScriptedUpstream(drops=True))
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_SPEAKING)
@@ -92,7 +92,7 @@ async def test_a_cancelled_turn_of_an_agent_that_may_drop_its_message_leaves_no_
     assert await bench.record() is None
 
 
-async def kill_run(bench: Bench) -> None:
+async def kill_run(bench: PoolBench) -> None:
     """Leave the entry as a process does that was killed after it had sent a message."""
     key = key_of(bench.upstream.name, "s")
     kept, record = await bench.store.kv_get(POOL_NAMESPACE, key), await bench.record()
@@ -110,7 +110,7 @@ async def test_a_message_of_a_dead_run_is_sent_with_a_notice_that_a_tool_may_hav
     can_fork: bool,  # noqa: FBT001
     next_words: str,
 ) -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
     host = await bench.host()
     await host.say("first")
     await host.say("second")
@@ -128,7 +128,7 @@ async def test_a_message_of_a_dead_run_is_sent_with_a_notice_that_a_tool_may_hav
 
 @spec("REUSE-86")
 async def test_another_answer_or_an_edited_message_has_no_such_notice() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("first")
     await host.say("second")
@@ -150,7 +150,7 @@ async def test_a_fresh_agent_is_informed_if_the_previous_one_may_have_started(
     trouble: Trouble,
     is_sent: bool,  # noqa: FBT001
 ) -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("first")
     bench.trouble(trouble)
@@ -160,7 +160,7 @@ async def test_a_fresh_agent_is_informed_if_the_previous_one_may_have_started(
 
 @spec("REUSE-86")
 async def test_an_upstream_without_own_tools_is_not_informed() -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
     host = await bench.host()
     await host.say("first")
     await kill_run(bench)

@@ -31,7 +31,7 @@ from midstream.models.responses import ModelEvent, ModelRequest, ReuseReported
 from midstream.session.model_settings import ModelSettings
 from midstream.session.records import ReuseDecision
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble, words_of
-from tests.agents.pooling import Bench, Host
+from tests.agents.pooling import PoolApplication, PoolBench
 from tests.spec import spec
 
 ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
@@ -121,7 +121,7 @@ def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: 
 
 @spec("REUSE-78")
 async def test_the_decision_is_reported_before_the_agent_receives_anything() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     assert host.judged == [ReuseDecision("new", "no record", "fresh", "record", new=1)]
@@ -136,7 +136,7 @@ async def test_the_decision_is_reported_before_the_agent_receives_anything() -> 
 
 @spec("REUSE-78")
 async def test_a_replacement_agent_is_a_second_decision_with_its_reason() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     bench.trouble(Trouble.GONE)
@@ -160,7 +160,7 @@ def test_a_fresh_agent_is_informed_that_an_interrupted_answer_is_done(abilities:
 
 @spec("REUSE-79")
 async def test_a_resumed_agent_is_informed_of_its_calls_in_an_interrupted_answer() -> None:
-    bench = Bench()
+    bench = PoolBench()
     host = await bench.host()
     await host.say("one")
     call = UpstreamCall("c", "shell", "{}", "receipt 77", Outcome.OK)
@@ -179,7 +179,7 @@ async def test_a_conversation_does_not_continue_the_title_request_before_it(
     can_fork: bool,
 ) -> None:
     abilities = Abilities(can_reinstruct=True, can_fork=can_fork)
-    bench = Bench(ScriptedUpstream(abilities=abilities))
+    bench = PoolBench(ScriptedUpstream(abilities=abilities))
     title, host = await bench.host(), await bench.host()
     title.system, host.system = "Make a title.", "Help."
     await title.say("hello")
@@ -193,7 +193,7 @@ async def test_a_conversation_does_not_continue_the_title_request_before_it(
 
 @spec("REUSE-14")
 async def test_a_title_request_in_the_middle_does_not_become_the_conversation() -> None:
-    bench = Bench(ScriptedUpstream(abilities=Abilities(can_reinstruct=True)))
+    bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_reinstruct=True)))
     title, host = await bench.host(), await bench.host()
     title.system, host.system = "Make a title.", "Help."
     await host.say("hello")
@@ -204,7 +204,7 @@ async def test_a_title_request_in_the_middle_does_not_become_the_conversation() 
 
 
 async def test_a_pool_without_a_store_has_records_as_long_as_its_process() -> None:
-    bench = Bench()
-    host = Host(Pooled(bench.upstream, world=bench.world), bench.world)
+    bench = PoolBench()
+    host = PoolApplication(Pooled(bench.upstream, world=bench.world), bench.world)
     await host.say("one")
     assert (await host.say("two")).way is AgentOrigin.RESUMED

@@ -16,7 +16,7 @@ from midstream.models.responses import (
 )
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream
-from tests.agents.pooling import Bench
+from tests.agents.pooling import PoolBench
 from tests.spec import spec
 
 AGAIN = ResponseRestarted()
@@ -74,7 +74,7 @@ async def test_after_a_tool_the_second_attempt_starts_a_paragraph() -> None:
 
 @spec("REUSE-85")
 async def test_another_request_of_the_session_ends_the_waiting_run() -> None:
-    bench = Bench(ScriptedUpstream(answer=cut_once))
+    bench = PoolBench(ScriptedUpstream(answer=cut_once))
     host = await bench.host()
     await host.fail("hi")
     await host.fail("something else")  # ends the first run

@@ -30,7 +30,7 @@ agent = Agent(ScriptedModel([calls(("pay", '{"to": "Ann"}')), text("Hello.")]), 
 """
 
 
-class Answer(Struct, frozen=True):
+class HttpAnswer(Struct, frozen=True):
     """The answer to one request."""
 
     status: int
@@ -60,7 +60,9 @@ class Target:
         self.ready = ready
         self.url: str = ready["url"]
 
-    def ask(self, method: str, path: str, body: object = None, *, token: str = "", **headers: str) -> Answer:
+    def ask(
+        self, method: str, path: str, body: object = None, *, token: str = "", **headers: str
+    ) -> HttpAnswer:
         """Send one request; `token` is a bearer token, and `_` in the name of a header stands for `-`."""
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=WAIT_S)
@@ -71,11 +73,11 @@ class Target:
             connection.request(method, path, None if body is None else json.dumps(body), sent)
             answer = connection.getresponse()
             named = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, named, answer.read())
+            return HttpAnswer(answer.status, named, answer.read())
         finally:
             connection.close()
 
-    def say(self, session: str, words: str = "hi", *, key: str = "k1", **shown: str) -> Answer:
+    def say(self, session: str, words: str = "hi", *, key: str = "k1", **shown: str) -> HttpAnswer:
         """Send a message to a session."""
         frame = {
             "type": "command",

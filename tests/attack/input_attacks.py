@@ -25,7 +25,7 @@ from midstream.client.transport_selection import TransportKind
 from midstream.errors import ProtocolError
 from midstream.server.pages import FOLDER
 from tests.attack.attack import attack
-from tests.attack.ground import Answer, Ground, Target
+from tests.attack.ground import Ground, HttpAnswer, Target
 from tests.certificates import certificate
 from tests.spec import spec
 
@@ -77,7 +77,7 @@ def _place(target: Target) -> tuple[str, int]:
     return parts.hostname or "", parts.port or 0
 
 
-def _command(target: Target, token: str, seqno: int, payload: object, *, key: str = "k1") -> Answer:
+def _command(target: Target, token: str, seqno: int, payload: object, *, key: str = "k1") -> HttpAnswer:
     """Send one command to the session `s1`."""
     frame = {"type": "command", "seqno": seqno, "payload": payload}
     keys = {"x_idempotency_key": key, "x_idempotent_encryption_key": "s" * 43}

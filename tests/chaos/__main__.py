@@ -20,8 +20,8 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from tests.chaos.plan import Plan
-from tests.chaos.run import Report, run
+from tests.chaos.plan import ChaosPlan
+from tests.chaos.run import ChaosReport, run
 from tests.forked import ROOT
 
 RECONNECTS = 10_000
@@ -37,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reconnects", type=int, default=RECONNECTS)
     given = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="midstream-chaos-"))
-    plan = Plan(given.seed, connections_per_kill=CONNECTIONS_PER_KILL)
+    plan = ChaosPlan(given.seed, connections_per_kill=CONNECTIONS_PER_KILL)
     _print(f"seed {given.seed}; repeat it: make chaos ARGS='{given.seed} --reconnects {given.reconnects}'")
     within_s = 300.0 + SECONDS_PER_RECONNECT * given.reconnects
     report = asyncio.run(run(plan, folder, given.reconnects, within_s=within_s, tell=_print))
     return _print_result(report, folder)
 
 
-def _print_result(report: Report, folder: Path) -> int:
+def _print_result(report: ChaosReport, folder: Path) -> int:
     verdict = report.verdict
     problems, verdict.problems = verdict.problems, []
     _print(msgspec.json.format(msgspec.json.encode(report)).decode())
@@ -63,7 +63,7 @@ def _print_result(report: Report, folder: Path) -> int:
     return 0
 
 
-def _store_figures(report: Report) -> None:
+def _store_figures(report: ChaosReport) -> None:
     machine = {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -22,9 +22,17 @@ from midstream.client.client import InterruptedTurn
 from midstream.client.transport_selection import TransportName
 from midstream.protocol.frames import EventId, Gone, SnapshotFrame
 from midstream.session.records import CallStarted, TurnEnded, decode, encode
-from tests.chaos.turns import ENOUGH, SESSIONS_AT_ONCE, TURNS, Told, client_tools, is_stopped, message_of
-from tests.fault.client_process import HastyWorld, Shown, read_notes
-from tests.fault.turn import Ledger
+from tests.chaos.turns import (
+    ENOUGH,
+    SESSIONS_AT_ONCE,
+    TURNS,
+    ProcessArguments,
+    client_tools,
+    is_stopped,
+    message_of,
+)
+from tests.fault.client_process import HastyWorld, ReceivedEvent, read_notes
+from tests.fault.turn import EffectLedger
 
 
 class Log:
@@ -52,7 +60,7 @@ class Log:
         self._in_life = position
         if position <= self._last:
             return False
-        line = Shown(event.id, msgspec.Raw(encode(event.record)))
+        line = ReceivedEvent(event.id, msgspec.Raw(encode(event.record)))
         os.write(self._file, msgspec.json.encode(line) + b"\n")
         self._count(event.id, event.record)
         return True
@@ -68,7 +76,7 @@ class Log:
         )
 
 
-class Speaker:
+class SessionSender:
     """Runs one session after the other.
 
 
@@ -143,7 +151,7 @@ class Speaker:
 
 
 async def main() -> None:
-    told = Told()
+    told = ProcessArguments()
     folder = told.folder / told.way
     folder.mkdir(exist_ok=True)
     reconnects = os.open(folder / "reconnects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -156,7 +164,7 @@ async def main() -> None:
         f"http://127.0.0.1:{told.port}",
         state=folder / "client.db",
         secrets=folder / "secrets.db",
-        tools=client_tools(Ledger(told.folder / "ledger")),
+        tools=client_tools(EffectLedger(told.folder / "ledger")),
         world=HastyWorld(*told.death),
         transport=cast("TransportName", told.way),
         on_reconnecting=note,
@@ -167,7 +175,7 @@ async def main() -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(SESSIONS_AT_ONCE):
                 name = f"{told.way}-{number}"
-                speaker = Speaker(name, folder, client, interrupted, told.folder / ENOUGH)
+                speaker = SessionSender(name, folder, client, interrupted, told.folder / ENOUGH)
                 group.create_task(speaker.run())
 
 

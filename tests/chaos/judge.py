@@ -29,10 +29,10 @@ from midstream.testing.history_checker import ClientLog, Evidence, Execution, Sh
 from tests.chaos.turns import ASK_RESPONSE, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
 from tests.fault.client_process import read_notes
 from tests.fault.matrix import read_ledger
-from tests.fault.turn import ANSWER_OF_CLIENT, Ledger
+from tests.fault.turn import ANSWER_OF_CLIENT, EffectLedger
 
 
-class Verdict(Struct):
+class ChaosVerdict(Struct):
     """The result of a run.
 
 
@@ -60,16 +60,16 @@ class Verdict(Struct):
     problems: list[str] = field(default_factory=list)
 
 
-def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> Verdict:
+def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> ChaosVerdict:
     """Compare everything; all turns have ended."""
-    verdict = Verdict(sessions=len(journals))
+    verdict = ChaosVerdict(sessions=len(journals))
     executed: dict[str, list[Execution]] = {}
     for each in read_ledger(folder):
         executed.setdefault(each.session, []).append(each)
     begun = {path.stem for way in WAYS for path in (folder / way).glob("*.begun")}
     for name in sorted((begun | executed.keys()) ^ journals.keys()):
         verdict.problems.append(f"session {name!r} is not known to both sides")
-    payloads = SentPayloads(Ledger(folder / "ledger"))
+    payloads = SentPayloads(EffectLedger(folder / "ledger"))
     for name in sorted(begun & journals.keys()):
         _judge_session(folder, name, journals[name], executed.get(name, []), payloads, verdict)
     if verdict.lost or verdict.duplicated or verdict.repeated:
@@ -85,7 +85,7 @@ def _judge_session(
     stored: Sequence[StoredRecord],
     ledger: Sequence[Execution],
     payloads: SentPayloads,
-    verdict: Verdict,
+    verdict: ChaosVerdict,
 ) -> None:
     notes = folder / name.partition("-")[0]
     seen, read = (
@@ -135,7 +135,7 @@ def streams_of(
 class SentPayloads:
     """The digests of a client's commands in a turn."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: EffectLedger) -> None:
         self._tools = declare(client_tools(ledger))
 
     def sent(self, turn: int, stream: str, records: Sequence[Record]) -> dict[int, str]:
@@ -173,7 +173,7 @@ def count_repeated(things: Iterator[object]) -> int:
     return sum(counted.values()) - len(counted)
 
 
-def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None:
+def _judge_turns(name: str, records: Sequence[Record], verdict: ChaosVerdict) -> None:
     said = [each.message for each in records if isinstance(each, MessageAccepted)]
     expected = [UserMessage.of(message_of(turn)) for turn in range(TURNS)]
     verdict.duplicated += max(0, len(said) - TURNS)

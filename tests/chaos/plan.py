@@ -33,7 +33,7 @@ class Harm(StrEnum):
     REPEATED = "each request arrives two or three times"
 
 
-class Cut(StrEnum):
+class ConnectionCut(StrEnum):
     """How a connection ends."""
 
     FIN = "fin"
@@ -53,7 +53,7 @@ class Fate(Struct, frozen=True):
     """
 
     harm: Harm
-    cut: Cut = Cut.RESET
+    cut: ConnectionCut = ConnectionCut.RESET
     up_max: int | None = None
     down_max: int | None = None
     pause_s: float = 0.0
@@ -72,11 +72,11 @@ _WEIGHTS = {
     Harm.OVERTAKEN: 6,
     Harm.REPEATED: 9,
 }
-_CUTS = {Cut.FIN: 5, Cut.RESET: 5, Cut.HALF_OPEN: 2}
+_CUTS = {ConnectionCut.FIN: 5, ConnectionCut.RESET: 5, ConnectionCut.HALF_OPEN: 2}
 """How often; a client that waits for a half-open connection makes no other in the meantime."""
 
 
-class Death(Struct, frozen=True):
+class PlannedDeath(Struct, frozen=True):
     """A process kills itself when it reaches a point for the `count`-th time."""
 
     point: Fault
@@ -102,7 +102,7 @@ _CLIENT_DEATHS: dict[Fault, int] = {
 """The points at which each side dies, and the last time at which it does."""
 
 
-class Plan:
+class ChaosPlan:
     """All decisions of a seed.
 
 
@@ -139,14 +139,14 @@ class Plan:
             case Harm.CUT_LATE:
                 return Fate(harm, cut, down_max=late)
 
-    def death(self, side: str, life: int) -> Death | None:
+    def death(self, side: str, life: int) -> PlannedDeath | None:
         """Return where a process of this side kills itself in its `life`-th life, if it does."""
         chance = self._chance(side, life)
         if chance.random() < 0.4:
             return None
         deaths = _SERVER_DEATHS if side == "server" else _CLIENT_DEATHS
         point = chance.choice([*deaths])
-        return Death(point, chance.randint(1, deaths[point]))
+        return PlannedDeath(point, chance.randint(1, deaths[point]))
 
     def kill(self, number: int, sides: Sequence[str]) -> tuple[int, str]:
         """Return after how many connections since the last kill the `number`-th one comes, and its victim."""

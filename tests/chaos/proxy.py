@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Literal
 
 from midstream.environment import World
-from tests.chaos.plan import UNHARMED, Cut, Fate, Harm, Plan
+from tests.chaos.plan import UNHARMED, ChaosPlan, ConnectionCut, Fate, Harm
 
 HEAD_END = b"\r\n\r\n"
 READ_BYTES_MAX = 65536
@@ -56,7 +56,7 @@ class Requests:
         return whole
 
 
-class Proxy:
+class ChaosProxy:
     """In front of one server, which may be dead.
 
 
@@ -64,7 +64,7 @@ class Proxy:
         plan: The fate of each connection.     port: Where the server listens.
     """
 
-    def __init__(self, plan: Plan, port: int) -> None:
+    def __init__(self, plan: ChaosPlan, port: int) -> None:
         self._plan = plan
         self._port = port
         self._is_healed = False
@@ -88,7 +88,7 @@ class Proxy:
         """The offsets at which connections were cut."""
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[Proxy]:
+    async def listening(self) -> AsyncIterator[ChaosProxy]:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
         async with server:
             self.port = server.sockets[0].getsockname()[1]
@@ -233,18 +233,18 @@ async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.transport.abort()
 
 
-async def _end(cut: Cut, *writers: asyncio.StreamWriter) -> None:
+async def _end(cut: ConnectionCut, *writers: asyncio.StreamWriter) -> None:
     match cut:
-        case Cut.FIN:
+        case ConnectionCut.FIN:
             for writer in writers:
                 writer.close()
             for writer in writers:
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
-        case Cut.RESET:
+        case ConnectionCut.RESET:
             for writer in writers:
                 _reset(writer)
-        case Cut.HALF_OPEN:
+        case ConnectionCut.HALF_OPEN:
             await World().sleep(HALF_OPEN_S)
 
 

@@ -15,9 +15,9 @@ from msgspec import Struct, field
 from midstream.environment import World
 from midstream.protocol.frames import EventId
 from midstream.store.contract import StoredRecord
-from tests.chaos.judge import Verdict, judge
-from tests.chaos.plan import SWEPT_BYTES, Plan
-from tests.chaos.proxy import Proxy
+from tests.chaos.judge import ChaosVerdict, judge
+from tests.chaos.plan import SWEPT_BYTES, ChaosPlan
+from tests.chaos.proxy import ChaosProxy
 from tests.chaos.turns import ENOUGH, WAYS
 from tests.fault.starting import start
 from tests.forked import AsyncForked
@@ -32,7 +32,7 @@ TAIL_BYTES = 3000
 """The end of a log that is shown with a problem."""
 
 
-class Report(Struct):
+class ChaosReport(Struct):
     """The figures of a run, and its result.
 
 
@@ -57,10 +57,10 @@ class Report(Struct):
     connections_overtaken: int = 0
     kills: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: ChaosVerdict = field(default_factory=ChaosVerdict)
 
 
-class Program:
+class RestartedProgram:
     """One process after the other, until one ends successfully.
 
 
@@ -70,7 +70,13 @@ class Program:
     """
 
     def __init__(
-        self, side: str, folder: Path, port: int, plan: Plan, kills: Counter[str], is_calm: Callable[[], bool]
+        self,
+        side: str,
+        folder: Path,
+        port: int,
+        plan: ChaosPlan,
+        kills: Counter[str],
+        is_calm: Callable[[], bool],
     ) -> None:
         self.side = side
         self._kind = "server" if side == "server" else "client"
@@ -132,8 +138,8 @@ class Program:
 
 
 async def run(
-    plan: Plan, folder: Path, reconnects: int, *, within_s: float, tell: Callable[[str], None]
-) -> Report:
+    plan: ChaosPlan, folder: Path, reconnects: int, *, within_s: float, tell: Callable[[str], None]
+) -> ChaosReport:
     """Run until this many connections were lost and made again, heal the network, and judge.
 
 
@@ -141,17 +147,17 @@ async def run(
         folder: An empty folder for all files.     within_s: Bound of the whole run.     tell: Receives the
             progress.
     """
-    report = Report(plan.seed)
+    report = ChaosReport(plan.seed)
     world = World()
     began_at = world.monotonic()
     journals: dict[str, list[StoredRecord]] = {}
     kills: Counter[str] = Counter()
     with held_port() as port:
-        proxy = Proxy(plan, port)
+        proxy = ChaosProxy(plan, port)
         enough = folder / ENOUGH
-        server = Program("server", folder, port, plan, kills, enough.exists)
+        server = RestartedProgram("server", folder, port, plan, kills, enough.exists)
         async with proxy.listening():
-            clients = [Program(way, folder, proxy.port, plan, kills, enough.exists) for way in WAYS]
+            clients = [RestartedProgram(way, folder, proxy.port, plan, kills, enough.exists) for way in WAYS]
             lives = [asyncio.create_task(each.run()) for each in (server, *clients)]
             try:
                 async with asyncio.timeout(within_s):
@@ -181,9 +187,9 @@ async def run(
 async def _until_enough(
     folder: Path,
     reconnects: int,
-    plan: Plan,
-    proxy: Proxy,
-    programs: Sequence[Program],
+    plan: ChaosPlan,
+    proxy: ChaosProxy,
+    programs: Sequence[RestartedProgram],
     lives: Sequence[asyncio.Task[None]],
     tell: Callable[[str], None],
 ) -> None:
@@ -230,7 +236,7 @@ def _reconnects(folder: Path) -> dict[str, int]:
     return {way: path.stat().st_size if path.exists() else 0 for way, path in noted.items()}
 
 
-class _Line(Struct, frozen=True):
+class _StoredLine(Struct, frozen=True):
     id: str
     record: msgspec.Raw
 
@@ -250,12 +256,12 @@ async def _journals(url: str) -> dict[str, list[StoredRecord]]:
 
 
 def _stored(line: bytes) -> StoredRecord:
-    read = msgspec.json.decode(line, type=_Line)
+    read = msgspec.json.decode(line, type=_StoredLine)
     event_id = EventId.parse(read.id)
     return StoredRecord(event_id.position, event_id.epoch, bytes(read.record))
 
 
-def _note(report: Report, folder: Path, proxy: Proxy, kills: Counter[str]) -> None:
+def _note(report: ChaosReport, folder: Path, proxy: ChaosProxy, kills: Counter[str]) -> None:
     report.reconnects_by_transport = _reconnects(folder)
     report.reconnects = sum(report.reconnects_by_transport.values())
     report.connections = proxy.accepted

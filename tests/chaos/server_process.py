@@ -12,17 +12,17 @@ from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.fake_worlds import KillingWorld
 from midstream.testing.scripted_model import ScriptedModel
-from tests.chaos.turns import Told, script, server_tools
-from tests.fault.turn import Ledger
+from tests.chaos.turns import ProcessArguments, script, server_tools
+from tests.fault.turn import EffectLedger
 
 HEARTBEAT_S = 0.25
 """Half-open connections are found after three of them: a run has no thirty seconds."""
 
 
 async def main() -> None:
-    told = Told()
+    told = ProcessArguments()
     world = KillingWorld(*told.death)
-    tools = server_tools(Ledger(told.folder / "ledger"), world)
+    tools = server_tools(EffectLedger(told.folder / "ledger"), world)
     app = asgi(
         Agent(ScriptedModel(script(), world=world), tools=tools),
         store=SQLiteStore(told.folder / "server.db", world=world),

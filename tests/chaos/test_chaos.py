@@ -9,9 +9,9 @@ import pytest
 
 from midstream.store.contract import StoredRecord
 from tests.chaos.judge import judge
-from tests.chaos.plan import SWEPT_BYTES, Cut, Harm, Plan
+from tests.chaos.plan import SWEPT_BYTES, ChaosPlan, ConnectionCut, Harm
 from tests.chaos.proxy import Requests
-from tests.chaos.run import Report, run
+from tests.chaos.run import ChaosReport, run
 from tests.chaos.turns import WAYS
 from tests.fault.stored import read_all
 from tests.spec import spec
@@ -28,7 +28,7 @@ WITHIN_S = 240.0
 @pytest.mark.timeout(600)
 @spec("STREAM-12", "STREAM-14", "STREAM-21", "STREAM-28", "STREAM-49", "STREAM-50")
 async def test_nothing_is_lost_doubled_or_executed_again_whatever_the_network_does(tmp_path: Path) -> None:
-    plan = Plan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
+    plan = ChaosPlan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
     report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, tell=print)
     print(f"seed {SEED}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
     verdict = report.verdict
@@ -41,9 +41,9 @@ async def test_nothing_is_lost_doubled_or_executed_again_whatever_the_network_do
     _assert_missing_events_and_repeated_runs_are_found(tmp_path, read_all(tmp_path))
 
 
-def _assert_every_harm(report: Report) -> None:
+def _assert_every_harm(report: ChaosReport) -> None:
     assert set(report.harms) == {each.value for each in Harm}
-    assert set(report.cuts) == {each.value for each in Cut}
+    assert set(report.cuts) == {each.value for each in ConnectionCut}
     done = (
         report.cuts_inside_a_write,
         report.offsets_up,
@@ -71,7 +71,7 @@ def _assert_missing_events_and_repeated_runs_are_found(
 
 
 def test_a_seed_repeats_every_decision() -> None:
-    first, again, other = (Plan(seed, connections_per_kill=100) for seed in (7, 7, 8))
+    first, again, other = (ChaosPlan(seed, connections_per_kill=100) for seed in (7, 7, 8))
     numbers = range(1000)
     fates = [first.fate(number) for number in numbers]
     assert fates == [again.fate(number) for number in numbers]
@@ -85,11 +85,11 @@ def test_a_seed_repeats_every_decision() -> None:
 
 
 def test_a_run_does_every_harm_and_ends_connections_in_every_way() -> None:
-    plan = Plan(SEED, connections_per_kill=100)
+    plan = ChaosPlan(SEED, connections_per_kill=100)
     fates = [plan.fate(number) for number in range(2000)]
     assert {each.harm for each in fates} == set(Harm)
     assert {(each.harm, each.cut) for each in fates} >= {
-        (harm, cut) for harm in (Harm.CUT_UP, Harm.CUT_DOWN, Harm.CUT_LATE) for cut in Cut
+        (harm, cut) for harm in (Harm.CUT_UP, Harm.CUT_DOWN, Harm.CUT_LATE) for cut in ConnectionCut
     }
     swept = [each.down_max for each in fates if each.harm is Harm.CUT_DOWN and each.down_max is not None]
     assert (min(swept) < 10, max(swept) > SWEPT_BYTES - 10, max(swept) < SWEPT_BYTES) == (True, True, True)

@@ -11,7 +11,7 @@ from midstream.history.messages import Finish
 from midstream.models.responses import Finished, ThinkingDelta, ToolCallRequested
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import Tool, tool
-from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, text_steps
+from tests.fault.turn import ANSWER_OF_CLIENT, EffectLedger, text_steps
 
 TURNS = 3
 """Turns of a session; in every second session the last one is cancelled."""
@@ -27,7 +27,7 @@ ASK_RESPONSE = 1
 """The response in which the client's tool is called."""
 
 
-class Told:
+class ProcessArguments:
     """The command-line arguments of a process."""
 
     def __init__(self, arguments: Sequence[str] | None = None) -> None:
@@ -66,7 +66,7 @@ def script() -> list[list[ScriptedStep]]:
     ]
 
 
-def server_tools(ledger: Ledger, world: World) -> list[Tool]:
+def server_tools(ledger: EffectLedger, world: World) -> list[Tool]:
     """Return tools with effects, none of which may run twice, whatever happens."""
 
     async def write() -> str:
@@ -85,7 +85,7 @@ def server_tools(ledger: Ledger, world: World) -> list[Tool]:
     return [tool(write), tool(work_slowly)]
 
 
-def client_tools(ledger: Ledger) -> list[Tool]:
+def client_tools(ledger: EffectLedger) -> list[Tool]:
     """Return the tool of the client; it may not run twice either."""
 
     async def ask() -> str:

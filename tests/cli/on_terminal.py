@@ -18,7 +18,7 @@ from tests.forked import Forked
 WAIT_S = 60.0
 
 
-class Seen(NamedTuple):
+class TerminalResult(NamedTuple):
     """The final text of the terminal (without colours), and the exit code."""
 
     text: str
@@ -26,7 +26,7 @@ class Seen(NamedTuple):
 
 
 class OnTerminal(Protocol):
-    def __call__(self, *arguments: str | Path, answers: Mapping[str, str] | None = None) -> Seen:
+    def __call__(self, *arguments: str | Path, answers: Mapping[str, str] | None = None) -> TerminalResult:
         """Run `midstream` with these arguments; when a text appears, type its answer."""
 
 
@@ -64,13 +64,13 @@ class Terminal:
         """Type keys."""
         os.write(self._master, keys.encode())
 
-    def read_to_end(self) -> Seen:
+    def read_to_end(self) -> TerminalResult:
         """Read to the end."""
         while self._read():
             pass
         code = self.process.wait(WAIT_S)
         os.close(self._master)
-        return Seen(self.text, code)
+        return TerminalResult(self.text, code)
 
     def _read(self) -> bool:
         ready, _, _ = select.select([self._master], [], [], WAIT_S)
@@ -88,7 +88,7 @@ class Terminal:
 def runner(environment: Mapping[str, str]) -> OnTerminal:
     """Return a function that runs a command line to its end."""
 
-    def run(*arguments: str | Path, answers: Mapping[str, str] | None = None) -> Seen:
+    def run(*arguments: str | Path, answers: Mapping[str, str] | None = None) -> TerminalResult:
         terminal = Terminal([str(each) for each in arguments], environment)
         for question, answer in (answers or {}).items():
             terminal.until(question)

@@ -13,7 +13,7 @@ from midstream.doctor.installation import Check, CheckResult
 from midstream.environment import World
 
 
-class Clock(World):
+class ScreenClock(World):
     def __init__(self) -> None:
         self.at = 0.0
 
@@ -42,7 +42,7 @@ def test_a_summary_has_counts_with_singular_and_plural() -> None:
 def test_progress_starts_late_is_one_line_and_is_removed_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    world = Clock()
+    world = ScreenClock()
     with ProgressLine(is_terminal=True, world=world) as progress:
         progress.next("a.jsonl")
         assert capsys.readouterr().err == ""
@@ -55,7 +55,7 @@ def test_progress_starts_late_is_one_line_and_is_removed_at_the_end(
 
 
 def test_progress_is_silent_if_the_output_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    world = Clock()
+    world = ScreenClock()
     with ProgressLine(is_terminal=False, world=world) as progress:
         world.at += 9.0
         progress.next(Path("a").name)

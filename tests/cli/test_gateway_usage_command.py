@@ -20,7 +20,7 @@ NOON = 1_795_780_800.0
 DAY_S = 24 * 3600.0
 
 
-class Clock(World):
+class UsageClock(World):
     time = NOON
 
     def now(self) -> float:
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Path:
     path = tmp_path / "gateway.db"
 
     async def fill() -> None:
-        clock = Clock()
+        clock = UsageClock()
         kept = SQLiteStore(str(path))
         await kept.open()
         ledger = UsageLedger(kept, {"priced": Prices(1, 2)}, clock)

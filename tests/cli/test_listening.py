@@ -100,7 +100,7 @@ def test_the_garbage_collector_of_a_server_runs_less_often_and_skips_earlier_obj
         gc.set_threshold(*before)
 
 
-class Kept:
+class CyclicObject:
     """An object like a session with reference cycles: it lives for a while and has a hundred parts."""
 
     alive = 0
@@ -108,21 +108,21 @@ class Kept:
     def __init__(self) -> None:
         self.me = self
         self.parts = [[number] for number in range(100)]
-        Kept.alive += 1
+        CyclicObject.alive += 1
 
     def __del__(self) -> None:
-        Kept.alive -= 1
+        CyclicObject.alive -= 1
 
 
 @pytest.mark.slow
 def test_uncollected_objects_of_a_server_are_limited() -> None:
     before, most = gc.get_threshold(), 0
-    awake: deque[Kept] = deque(maxlen=1_000)
+    awake: deque[CyclicObject] = deque(maxlen=1_000)
     try:
         tune_garbage_collector()
         for _ in range(20_000):
-            awake.append(Kept())
-            most = max(most, Kept.alive)
+            awake.append(CyclicObject())
+            most = max(most, CyclicObject.alive)
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)

@@ -16,7 +16,7 @@ from midstream.local_keys import TOKEN_VARIABLE
 from midstream.server.auth.access import Access, tokens
 from midstream.server.auth.principals import Principal
 from tests.cli.conftest import Run
-from tests.client.proxies import Proxy, Upgrades
+from tests.client.proxies import OfficeProxy, Upgrades
 from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
@@ -32,7 +32,7 @@ WORKS = (
 @contextlib.asynccontextmanager
 async def _proxied() -> AsyncIterator[str]:
     async with served(make_app()) as app:
-        proxy = Proxy(app.url, upgrades=Upgrades.REFUSED, is_buffering=True)
+        proxy = OfficeProxy(app.url, upgrades=Upgrades.REFUSED, is_buffering=True)
         async with proxy.listening():
             yield proxy.url
 

@@ -8,7 +8,7 @@ from midstream.cli.status_line import PAUSE_S, QUIET_S, StatusLine
 from midstream.environment import World
 
 
-class Clock(World):
+class StatusLineClock(World):
     at = 0.0
 
     def monotonic(self) -> float:
@@ -18,7 +18,7 @@ class Clock(World):
 def test_a_line_appears_late_is_replaced_at_intervals_and_is_removed_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    clock = Clock()
+    clock = StatusLineClock()
     with StatusLine(is_terminal=True, world=clock) as line:
         line.show("soon done")
         assert capsys.readouterr().err == ""
@@ -36,7 +36,7 @@ def test_a_line_appears_late_is_replaced_at_intervals_and_is_removed_at_the_end(
 
 
 def test_there_is_no_line_if_stderr_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
+    clock = StatusLineClock()
     with StatusLine(is_terminal=False, world=clock) as line:
         clock.at += QUIET_S
         line.show("1 of 3")

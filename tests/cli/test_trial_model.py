@@ -35,7 +35,7 @@ TOOL: Any = {"name": "look", "description": "Look.", "parameters": {"type": "obj
 CALLS = 'call look {"at": "a tree"}\ncall look'
 
 
-class QuickWorld(World):
+class PauseRecordingWorld(World):
     """A clock that only records its pauses."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ async def test_calls_have_their_own_ids_and_their_results_are_listed() -> None:
 
 
 async def test_a_slow_answer_takes_its_time() -> None:
-    world = QuickWorld()
+    world = PauseRecordingWorld()
     assert _text(await _events(History((UserMessage.of("slow 2.5\nhi"),)), world)) == "You said: slow 2.5\nhi"
     assert world.slept_s == pytest.approx(2.5)
 
@@ -106,7 +106,7 @@ async def test_it_fails_with_the_requested_error(kind: str) -> None:
 
 async def test_a_slow_answer_fails_after_its_text() -> None:
     message = "slow 1\nfail overloaded"
-    stream = TrialModel("scripted", QuickWorld()).stream(
+    stream = TrialModel("scripted", PauseRecordingWorld()).stream(
         ModelRequest("", History((UserMessage.of(message),)), ())
     )
     said = ""

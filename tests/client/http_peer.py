@@ -18,13 +18,13 @@ from midstream.protocol.server_stream import NATIVE, FrameEncoding, ServerStream
 from midstream.protocol.sse import ServerSentEvent, encode, event_of_frame, events_of_records
 from midstream.server.api.problems import problem_of
 from midstream.session.turn.commands import Refused
-from tests.client.peer import HALF, Script
+from tests.client.peer import HALF, PeerScript
 from tests.protocol.stream_link import MemoryHost
 
 SSE = FrameEncoding(event_of_frame, events_of_records)
 
 
-class Asked(Struct, frozen=True):
+class PeerRequest(Struct, frozen=True):
     """A request; the names of its headers are in lower case."""
 
     path: str
@@ -48,10 +48,10 @@ class Asked(Struct, frozen=True):
 class HttpPeer:
     """Serve one session; the n-th opening request meets the n-th script, later ones are served correctly."""
 
-    def __init__(self, *scripts: Script | int, degraded_reason: str = "") -> None:
+    def __init__(self, *scripts: PeerScript | int, degraded_reason: str = "") -> None:
         self.host = MemoryHost()
         self.url = ""
-        self.requests: list[Asked] = []
+        self.requests: list[PeerRequest] = []
         """The requests that opened a connection."""
         self._scripts = [*scripts]
         self._degraded_reason = degraded_reason
@@ -91,12 +91,12 @@ class HttpPeer:
             self._following.pop(writer, None)
             writer.close()
 
-    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, asked: PeerRequest, writer: asyncio.StreamWriter) -> None:
         if asked.path.endswith("/commands"):
             _write_whole(writer, *self._take(asked))
             await self.feed()
             return
-        script: Script | int | None = None
+        script: PeerScript | int | None = None
         if asked.is_opening:
             self.requests.append(asked)
             script = self._scripts.pop(0) if self._scripts else None
@@ -113,12 +113,12 @@ class HttpPeer:
         else:
             await self._poll(asked, writer)
 
-    def _admitted(self, asked: Asked, wire: FrameEncoding) -> ServerStream:
+    def _admitted(self, asked: PeerRequest, wire: FrameEncoding) -> ServerStream:
         stream = ServerStream(wire=wire, degraded_reason=self._degraded_reason, now=time.monotonic())
         stream.receive(asked.body, now=time.monotonic())
         return stream
 
-    async def _poll(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def _poll(self, asked: PeerRequest, writer: asyncio.StreamWriter) -> None:
         stream = self._admitted(asked, NATIVE)
         self.host.serve(stream, now=time.monotonic())
         said = stream.frames_to_send()[0 if asked.is_opening else 1 :]
@@ -129,7 +129,7 @@ class HttpPeer:
             said = stream.frames_to_send()
         _write_polled(writer, said)
 
-    def _take(self, asked: Asked) -> tuple[int, bytes]:
+    def _take(self, asked: PeerRequest) -> tuple[int, bytes]:
         frame = decode_client(asked.body)
         if not isinstance(frame, CommandFrame):
             return 204, b""
@@ -143,7 +143,7 @@ class HttpPeer:
         return 200, frames.encode(Ack(frame.seqno))
 
 
-async def _follow_script(asked: Asked, script: Script, writer: asyncio.StreamWriter) -> None:
+async def _follow_script(asked: PeerRequest, script: PeerScript, writer: asyncio.StreamWriter) -> None:
     """Send the script's frames, and reset the connection; a poll's answer breaks off in the middle, or has no more."""
     if asked.path.endswith("/events"):
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
@@ -176,14 +176,14 @@ def _as_events(frame: bytes) -> list[ServerSentEvent]:
     ]
 
 
-async def _read(reader: asyncio.StreamReader) -> Asked:
+async def _read(reader: asyncio.StreamReader) -> PeerRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     first, *rest = head.split("\r\n")
     pairs = (line.partition(": ") for line in rest if line)
     headers = {name.lower(): value for name, _, value in pairs}
     target = urlsplit(first.split(" ")[1])
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Asked(target.path, parse_qs(target.query), headers, body)
+    return PeerRequest(target.path, parse_qs(target.query), headers, body)
 
 
 def _write_whole(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:

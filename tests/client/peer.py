@@ -27,17 +27,19 @@ WAIT_S = 60.0
 HALF = b'{"type":"events"'
 
 
-class Script(Struct, frozen=True):
+class PeerScript(Struct, frozen=True):
     """The frames that a peer sends after an open before it breaks the connection, and perhaps half of one more."""
 
     frames: tuple[bytes, ...]
     is_broken: bool = False
 
 
-class Peer:
+class WebSocketPeer:
     """Serve one session; connection number n is given to the n-th script, later ones are served correctly."""
 
-    def __init__(self, *scripts: Script | int, heartbeat_s: float = 10.0, degraded_reason: str = "") -> None:
+    def __init__(
+        self, *scripts: PeerScript | int, heartbeat_s: float = 10.0, degraded_reason: str = ""
+    ) -> None:
         self.host = MemoryHost()
         self.url = ""
         self.requests: list[Request] = []
@@ -47,7 +49,7 @@ class Peer:
         self._open: dict[ServerConnection, ServerStream] = {}
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Peer]:
+    async def serving(self) -> AsyncIterator[WebSocketPeer]:
         async with websockets.serve(
             self._serve, "127.0.0.1", 0, compression=None, process_request=self._refuse, close_timeout=0.1
         ) as server:
@@ -97,17 +99,17 @@ class Peer:
             del self._open[connection]
 
 
-def after_frames(*said: ServerFrame | bytes) -> Script:
+def after_frames(*said: ServerFrame | bytes) -> PeerScript:
     """Answer the open with these frames, then break the connection."""
-    return Script(tuple(each if isinstance(each, bytes) else frames.encode(each) for each in said))
+    return PeerScript(tuple(each if isinstance(each, bytes) else frames.encode(each) for each in said))
 
 
-def after_half_a_frame(*said: ServerFrame) -> Script:
+def after_half_a_frame(*said: ServerFrame) -> PeerScript:
     """Send these frames, then half of one more, and reset the connection."""
-    return Script(tuple(frames.encode(frame) for frame in said), is_broken=True)
+    return PeerScript(tuple(frames.encode(frame) for frame in said), is_broken=True)
 
 
-async def _follow(script: Script, connection: ServerConnection) -> None:
+async def _follow(script: PeerScript, connection: ServerConnection) -> None:
     await connection.recv()
     for frame in script.frames:
         await connection.send(frame, text=True)

@@ -20,7 +20,7 @@ class Upgrades(Enum):
     DROPPED = "the connection is closed without an answer"
 
 
-class Proxy:
+class OfficeProxy:
     """An HTTP proxy in front of one server.
 
 
@@ -56,7 +56,7 @@ class Proxy:
         self._target = (host, int(port))
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[Proxy]:
+    async def listening(self) -> AsyncIterator[OfficeProxy]:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         async with server:
             self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

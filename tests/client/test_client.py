@@ -44,12 +44,12 @@ from midstream.testing import Gate, calls, text
 from midstream.testing.fake_worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.client.http_peer import HttpPeer
-from tests.client.peer import Cutter, Peer, after_frames, after_half_a_frame
+from tests.client.peer import Cutter, WebSocketPeer, after_frames, after_half_a_frame
 from tests.server.serving import KEYS, Served, Socket, make_app, served
 from tests.spec import spec
 
 Dial = Callable[..., Client]
-Scripted = type[Peer] | type[HttpPeer]
+Scripted = type[WebSocketPeer] | type[HttpPeer]
 WAIT_S = 60.0
 IMPATIENT = ClientSettings(patience_s=0.0)
 CUTS_MAX = 200
@@ -96,7 +96,7 @@ def dial(way: TransportKind) -> Dial:
 @pytest.fixture
 def scripted(way: TransportKind) -> Scripted:
     """A server that may break the rules of a correct one."""
-    return Peer if way is TransportKind.WEBSOCKET else HttpPeer
+    return WebSocketPeer if way is TransportKind.WEBSOCKET else HttpPeer
 
 
 @pytest.fixture
@@ -704,14 +704,14 @@ async def test_lost_events_are_reported_as_void(dial: Dial, scripted: Scripted) 
         assert whole == told
 
 
-async def _turn_at(peer: Peer | HttpPeer, client: Client) -> list[Event]:
+async def _turn_at(peer: WebSocketPeer | HttpPeer, client: Client) -> list[Event]:
     answering = asyncio.create_task(_answer(peer))
     events = await _all(client.send("s1", "hi"))
     await answering
     return events
 
 
-async def _call_push(peer: Peer | HttpPeer) -> None:
+async def _call_push(peer: WebSocketPeer | HttpPeer) -> None:
     """Let the peer's model call the client's tool."""
     response = Response((ToolCall("c1", "push", '{"button":"red"}'),), Finish.CALLS)
     plans = (CallPlan("c1", "digest", Site.CLIENT),)
@@ -719,7 +719,7 @@ async def _call_push(peer: Peer | HttpPeer) -> None:
     await peer.feed()
 
 
-async def _answer(peer: Peer | HttpPeer) -> None:
+async def _answer(peer: WebSocketPeer | HttpPeer) -> None:
     """Let the peer's model answer as soon as a response is requested."""
     async with asyncio.timeout(WAIT_S):
         while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell

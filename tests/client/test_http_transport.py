@@ -33,7 +33,7 @@ from midstream.protocol.frames import (
 )
 from midstream.server.api.problems import problem_of
 from tests.client.http_peer import HttpPeer
-from tests.client.peer import Script, after_frames, after_half_a_frame, busy_proxy
+from tests.client.peer import PeerScript, after_frames, after_half_a_frame, busy_proxy
 from tests.spec import spec
 
 WAIT_S = 60.0
@@ -279,7 +279,7 @@ async def test_a_proxys_retry_after_is_received(down: Ways) -> None:
 
 @pytest.mark.parametrize("script", [after_frames(WELCOME), after_half_a_frame(WELCOME)])
 @spec("STREAM-27")
-async def test_the_end_of_the_download_is_a_cut_clean_or_not(down: Ways, script: Script) -> None:
+async def test_the_end_of_the_download_is_a_cut_clean_or_not(down: Ways, script: PeerScript) -> None:
     async with HttpPeer(script).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
         heard = [await _heard(transport) for _ in range(3)]

@@ -47,7 +47,7 @@ WAIT_S = 60.0
 HI = SendPayload((Text("hi"),))
 
 
-class Wire:
+class FakeWire:
     """A connection whose other end is the test."""
 
     def __init__(self) -> None:
@@ -78,12 +78,12 @@ class Wire:
         self.is_closed = True
 
 
-class Bench:
+class LiveStreamBench:
     """An attachment with all its parts."""
 
     def __init__(self, *, world: FakeWorld | None = None, stream: ClientStream | None = None) -> None:
         self.world = world or FakeWorld()
-        self.wires: list[Wire] = []
+        self.wires: list[FakeWire] = []
         self.refusals: list[MidstreamError] = []
         self.reconnecting: list[bool] = []
         self.stalled: list[str] = []
@@ -115,10 +115,10 @@ class Bench:
             raise kept
         return kept
 
-    async def connect(self) -> Wire:
+    async def connect(self) -> FakeWire:
         if self.refusals:
             raise self.refusals.pop(0)
-        self.wires.append(Wire())
+        self.wires.append(FakeWire())
         return self.wires[-1]
 
     async def __aenter__(self) -> Self:
@@ -137,14 +137,14 @@ class Bench:
             while not is_so():  # noqa: ASYNC110 - what is waited for rings no bell
                 await asyncio.sleep(0)
 
-    async def await_connection(self, number: int = 1) -> Wire:
+    async def await_connection(self, number: int = 1) -> FakeWire:
         await self.until(lambda: len(self.wires) >= number and len(self.wires[number - 1].sent) > 0)
         return self.wires[number - 1]
 
 
 @spec("STREAM-11")
 async def test_a_command_is_stored_before_it_is_sent() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         assert wire.sent[0] == frames.encode(Open("a", "secret", None, 1, 1))
         (kept,) = await bench.file.streams()
@@ -152,7 +152,7 @@ async def test_a_command_is_stored_before_it_is_sent() -> None:
 
 
 async def test_a_command_that_cannot_be_stored_is_not_sent() -> None:
-    bench = Bench()
+    bench = LiveStreamBench()
     async with bench:
         wire = await bench.await_connection()
         wire.deliver(Welcome("a", "0-0", "0-0"))
@@ -165,7 +165,7 @@ async def test_a_command_that_cannot_be_stored_is_not_sent() -> None:
 
 
 async def test_a_lost_connection_is_replaced_and_the_user_is_notified() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         (await bench.await_connection()).fail()
         again = await bench.await_connection(2)
         assert again.sent == [frames.encode(Open("a", "secret", None, 1, 2)), bench.wires[0].sent[1]]
@@ -176,7 +176,7 @@ async def test_a_lost_connection_is_replaced_and_the_user_is_notified() -> None:
 
 
 async def test_a_failed_attempt_is_followed_by_a_pause() -> None:
-    bench = Bench()
+    bench = LiveStreamBench()
     bench.refusals = [ConnectionLostError("refused"), ConnectionLostError("refused", retry_after_s=7.0)]
     async with bench:
         await bench.until(lambda: bench.refusals == [])
@@ -188,7 +188,7 @@ async def test_a_failed_attempt_is_followed_by_a_pause() -> None:
 
 
 async def test_an_attempt_that_can_never_succeed_ends_the_stream() -> None:
-    bench = Bench()
+    bench = LiveStreamBench()
     bench.refusals = [AccessError("403")]
     async with bench:
         with pytest.raises(AccessError):
@@ -198,7 +198,7 @@ async def test_an_attempt_that_can_never_succeed_ends_the_stream() -> None:
 
 @spec("STREAM-32")
 async def test_a_silent_server_is_disconnected_for_a_new_connection() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         wire.deliver(Welcome("a", "0-0", "0-0", heartbeat_s=2.0))
         await bench.until(lambda: wire.reads > 1)
@@ -211,7 +211,7 @@ async def test_a_silent_server_is_disconnected_for_a_new_connection() -> None:
 
 @spec("STREAM-46")
 async def test_a_long_frame_on_a_slow_connection_is_not_silence() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         wire.deliver(Welcome("a", "0-0", "0-0", heartbeat_s=2.0))
         await bench.until(lambda: wire.reads > 1)
@@ -227,7 +227,7 @@ async def test_a_long_frame_on_a_slow_connection_is_not_silence() -> None:
 
 @spec("STREAM-47")
 async def test_a_stalled_turn_is_reported_once() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         wire.deliver(Welcome("a", "0-0", "0-0"), Ack(0))
         await bench.until(lambda: wire.reads == 3)
@@ -240,7 +240,7 @@ async def test_a_stalled_turn_is_reported_once() -> None:
 
 async def test_nothing_is_read_while_the_application_has_too_many_unread_events() -> None:
     stream = ClientStream(after=EventId(1, 0), now=1_000_000.0)
-    async with Bench(stream=stream) as bench:
+    async with LiveStreamBench(stream=stream) as bench:
         wire = await bench.await_connection()
         wire.deliver(Welcome("", "1-9999", "1-0"), *events_frames(_words(range(1, 3000))))
         await bench.until(lambda: len(bench.attachment._unread) >= EVENTS_UNREAD_MAX)
@@ -255,7 +255,7 @@ async def test_nothing_is_read_while_the_application_has_too_many_unread_events(
 
 @spec("STREAM-24")
 async def test_the_cursor_follows_the_application() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         opened = records.encode(records.StreamOpened("a", "d"))
         lines = [(EventId(1, 1), opened), *_words(range(2, 4))]
@@ -269,7 +269,7 @@ async def test_the_cursor_follows_the_application() -> None:
 
 @spec("STREAM-25")
 async def test_closing_detaches_and_releases_everything() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         wire.deliver(Welcome("a", "0-0", "0-0"))
         await bench.until(lambda: wire.reads > 1)
@@ -284,7 +284,7 @@ async def test_closing_detaches_and_releases_everything() -> None:
 async def test_a_death_at_a_fault_point_is_raised_in_the_application() -> None:
     world = FakeWorld()
     world.crash_at(Fault.AFTER_CHECKPOINT)
-    bench = Bench(world=world)
+    bench = LiveStreamBench(world=world)
     async with bench:
         with pytest.raises(Exception, match="after_checkpoint"):
             await asyncio.wait_for(bench.attachment.next(), WAIT_S)
@@ -305,7 +305,7 @@ def test_a_frame_of_events_is_smaller_than_the_unread_limit() -> None:
     assert len(frame.events) < EVENTS_UNREAD_MAX
 
 
-def _opening(wire: Wire) -> Open:
+def _opening(wire: FakeWire) -> Open:
     opening = frames.decode_client(wire.sent[0])
     assert isinstance(opening, Open)
     return opening
@@ -313,7 +313,7 @@ def _opening(wire: Wire) -> Open:
 
 @spec("STREAM-96")
 async def test_each_connection_sends_the_secret_that_is_stored_when_it_is_made() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         assert (_opening(wire).secret, bench.reads) == ("secret", 0)
         wire.deliver(Welcome("a", "0-0", "0-0", is_encrypted=True), HeartbeatFrame("0-0"))
@@ -329,7 +329,7 @@ async def test_each_connection_sends_the_secret_that_is_stored_when_it_is_made()
 
 @spec("STREAM-96")
 async def test_no_secret_is_read_for_a_session_without_one() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         for number in range(1, 4):
             wire = await bench.await_connection(number)
             wire.deliver(Welcome("a", "0-0", "0-0"), HeartbeatFrame("0-0"))
@@ -343,7 +343,7 @@ async def test_no_secret_is_read_for_a_session_without_one() -> None:
 @pytest.mark.parametrize("is_changed", [True, False])
 async def test_a_refused_secret_is_read_again_once(*, is_told: bool, is_changed: bool) -> None:
     refused = WrongSecretError("no")
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         if is_changed:
             bench.kept = deque([SecretsToShow("newer")])
         if is_told:
@@ -363,7 +363,7 @@ async def test_a_refused_secret_is_read_again_once(*, is_told: bool, is_changed:
 
 @spec("STREAM-96")
 async def test_a_stream_closed_while_its_secret_is_read_does_not_wait() -> None:
-    async with Bench() as bench:
+    async with LiveStreamBench() as bench:
         never = asyncio.get_running_loop().create_future()
         bench.is_read = never
         wire = await bench.await_connection()

@@ -22,8 +22,8 @@ from midstream.client.network_probe import (
 from midstream.client.transport_selection import TransportKind
 from midstream.errors import ConnectionLostError, NotFoundError, UsageError
 from tests.certificates import certificate
-from tests.client.peer import Peer
-from tests.client.proxies import Proxy, Upgrades
+from tests.client.peer import WebSocketPeer
+from tests.client.proxies import OfficeProxy, Upgrades
 from tests.server.serving import make_app, served
 from tests.spec import spec
 
@@ -114,7 +114,7 @@ async def test_a_proxy_is_identified_by_its_behaviour(
     transport: TransportKind | None,
 ) -> None:
     async with served(make_app()) as server:
-        proxy = Proxy(server.url, upgrades=upgrades, is_buffering=is_buffering, body_bytes_max=most)
+        proxy = OfficeProxy(server.url, upgrades=upgrades, is_buffering=is_buffering, body_bytes_max=most)
         async with proxy.listening():
             report = await _report(proxy.url)
     assert ([str(each) for each in _findings(report)], report.transport) == (findings, transport)
@@ -149,7 +149,7 @@ async def test_a_non_http_answer_is_not_silence(tmp_path: Path, *, is_certified:
 
 @pytest.mark.parametrize("status", [502, 503, 504])
 async def test_a_proxy_without_its_server_is_a_lost_connection(status: int) -> None:
-    async with Peer(status).serving() as peer:
+    async with WebSocketPeer(status).serving() as peer:
         with pytest.raises(ConnectionLostError, match=str(status)):
             await _report(peer.url)
 
@@ -168,6 +168,6 @@ def test_disturbed_better_transports_are_named_and_useless_ones_are_not() -> Non
 
 
 async def test_a_foreign_server_is_reported_as_such() -> None:
-    async with Peer(404).serving() as peer:
+    async with WebSocketPeer(404).serving() as peer:
         with pytest.raises(NotFoundError):
             await _report(peer.url)

@@ -18,7 +18,7 @@ from midstream.client.transport_selection import TransportName
 from midstream.errors import WrongSecretError
 from midstream.session.records import Delta, TurnEnded
 from tests.client.keyrings import FileKeyring, use_keyring
-from tests.client.proxies import Proxy
+from tests.client.proxies import OfficeProxy
 from tests.house.source import ROOT
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import served
@@ -86,7 +86,7 @@ async def test_a_secret_changed_by_another_process_is_sent_by_the_next_connectio
     }
     async with (
         served(escrowed_app(tmp_path, two_halves(gate))) as server,
-        Proxy(server.url).listening() as proxy,
+        OfficeProxy(server.url).listening() as proxy,
     ):
         with use_keyring(ring if is_in_keyring else load_keyring(NO_KEYRING)):
             async with (
@@ -114,7 +114,7 @@ async def test_a_secret_changed_while_a_connection_is_made_is_read_again(
     gate = asyncio.Event()
     async with (
         served(escrowed_app(tmp_path, two_halves(gate))) as server,
-        Proxy(server.url).listening() as proxy,
+        OfficeProxy(server.url).listening() as proxy,
     ):
         with use_keyring(load_keyring(NO_KEYRING)):
             async with (

@@ -17,7 +17,7 @@ from midstream.errors import (
 )
 from midstream.testing import calls, text
 from midstream.tools.function_tools import question
-from tests.client.peer import Peer
+from tests.client.peer import WebSocketPeer
 from tests.server.serving import make_app, send_payload, served
 
 ASKS = calls(("ask_user", '{"question": "Which one?"}'))
@@ -78,7 +78,7 @@ async def test_an_unreachable_server_is_a_lost_connection() -> None:
 
 
 async def test_a_foreign_server_is_reported_as_such() -> None:
-    async with Peer(404).serving() as peer:
+    async with WebSocketPeer(404).serving() as peer:
         with pytest.raises(NotFoundError):
             await questions(peer.url, None, {})
 

@@ -52,7 +52,7 @@ def way(request: pytest.FixtureRequest) -> TransportKind:
     return TransportKind(request.param)
 
 
-class Raw:
+class RawPeer:
     """One connection; received frames are stored by kind."""
 
     def __init__(self, transport: Transport) -> None:
@@ -91,7 +91,7 @@ class Raw:
 
 
 @contextlib.asynccontextmanager
-async def raw(server: Served, way: TransportKind) -> AsyncIterator[Raw]:
+async def raw(server: Served, way: TransportKind) -> AsyncIterator[RawPeer]:
     ways = TransportSelection(
         server.url,
         transport=way,
@@ -100,7 +100,7 @@ async def raw(server: Served, way: TransportKind) -> AsyncIterator[Raw]:
     )
     transport = await ways.connect("s1")
     try:
-        yield Raw(transport)
+        yield RawPeer(transport)
     finally:
         await transport.close()
         await ways.close()

@@ -14,7 +14,7 @@ from midstream.protocol.frames import Open, SendPayload, Welcome
 from midstream.testing import FakeWorld
 
 
-class Line:
+class CarrierTransport:
     """A transport whose frames a test sends and reads."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Line:
         self.is_closed = True
 
 
-class Bench:
+class CarrierBench:
     """A stream with a message, and its carrier; the first connection attempts fail as often as a test sets."""
 
     def __init__(self, *, failures: int = 0) -> None:
@@ -44,16 +44,16 @@ class Bench:
         self.stream.submit(SendPayload((Text("hi"),)))
         self.stream.writes()
         self.tasks = SignalingTasks(self.world)
-        self.lines: list[Line] = []
+        self.lines: list[CarrierTransport] = []
         self.failures = failures
         self.secrets_read = 0
         self.carrier = Carrier(self.stream, self._connect, self._read_secrets, self.tasks, self.world)
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> CarrierTransport:
         if self.failures:
             self.failures -= 1
             raise UnavailableError("not yet")
-        self.lines.append(Line())
+        self.lines.append(CarrierTransport())
         return self.lines[-1]
 
     async def _read_secrets(self) -> SecretsToShow:
@@ -76,7 +76,7 @@ class Bench:
 
 
 async def test_the_open_and_the_commands_are_sent_with_the_connection() -> None:
-    bench = Bench(failures=2)
+    bench = CarrierBench(failures=2)
     await bench.until_connected(1)
     first, second = (frames.decode_client(body) for body in bench.lines[0].sent)
     assert isinstance(first, Open)
@@ -87,7 +87,7 @@ async def test_the_open_and_the_commands_are_sent_with_the_connection() -> None:
 
 
 async def test_a_lost_connection_is_closed_and_the_secrets_are_read_before_the_next() -> None:
-    bench = Bench()
+    bench = CarrierBench()
     await bench.until_connected(1)
     bench.lines[0].coming.append(frames.encode(Welcome("a", "1-1", "1-1", is_encrypted=True)))
     await bench.until_connected(2)

@@ -37,8 +37,8 @@ from midstream.errors import (
 from midstream.protocol.frames import Open, encode
 from midstream.testing import text
 from midstream.testing.fake_worlds import FakeWorld
-from tests.client.peer import Peer
-from tests.client.proxies import Proxy, Upgrades
+from tests.client.peer import WebSocketPeer
+from tests.client.proxies import OfficeProxy, Upgrades
 from tests.server.serving import SECRET, make_app, served
 from tests.spec import spec
 
@@ -145,7 +145,7 @@ async def test_a_proxy_without_websockets_is_bypassed_by_events_and_remembered_t
     state = tmp_path / "state.db"
     async with (
         served(make_app([text(WORDS)])) as server,
-        Proxy(server.url, upgrades=Upgrades.REFUSED).listening() as proxy,
+        OfficeProxy(server.url, upgrades=Upgrades.REFUSED).listening() as proxy,
     ):
         events = await _all(proxy.url, state)
         assert ("".join(event.text for event in events), proxy.asked[0]) == (WORDS, "upgrade")
@@ -163,7 +163,7 @@ async def test_a_proxy_that_buffers_answers_is_bypassed_by_polls(tmp_path: Path)
     state = tmp_path / "state.db"
     async with (
         served(make_app([text(WORDS)])) as server,
-        Proxy(server.url, upgrades=Upgrades.REFUSED, is_buffering=True).listening() as proxy,
+        OfficeProxy(server.url, upgrades=Upgrades.REFUSED, is_buffering=True).listening() as proxy,
     ):
         events = await _all(proxy.url, state)
         assert "".join(event.text for event in events) == WORDS
@@ -176,7 +176,7 @@ async def test_a_proxy_that_buffers_answers_is_bypassed_by_polls(tmp_path: Path)
 async def test_a_socket_that_delivers_nothing_is_abandoned(tmp_path: Path) -> None:
     async with (
         served(make_app([text(WORDS)])) as server,
-        Proxy(server.url, upgrades=Upgrades.SILENT).listening() as proxy,
+        OfficeProxy(server.url, upgrades=Upgrades.SILENT).listening() as proxy,
     ):
         events = await _all(proxy.url, tmp_path / "state.db")
         assert "".join(event.text for event in events) == WORDS
@@ -192,8 +192,8 @@ async def test_a_restarted_server_is_reached_over_the_same_transport(
 ) -> None:
     """It is restarted: nothing listens, or an intermediary reports that."""
     file = tmp_path / "ways.json"
-    async with served(make_app()) as server, Peer(*[status or 500] * 100).serving() as peer:
-        proxy = Proxy(server.url if status is None else peer.url)
+    async with served(make_app()) as server, WebSocketPeer(*[status or 500] * 100).serving() as peer:
+        proxy = OfficeProxy(server.url if status is None else peer.url)
         async with proxy.listening():
             ways = TransportSelection(
                 proxy.url, headers=ConnectionHeaders(proxy.url, {}), remembered=RememberedTransports(file)
@@ -216,7 +216,7 @@ async def test_a_restarted_server_is_reached_over_the_same_transport(
 
 
 async def test_a_given_transport_is_the_only_one_tried(tmp_path: Path) -> None:
-    async with served(make_app([text(WORDS)])) as server, Proxy(server.url).listening() as proxy:
+    async with served(make_app([text(WORDS)])) as server, OfficeProxy(server.url).listening() as proxy:
         events = await _all(proxy.url, tmp_path / "state.db", transport="poll")
         assert "".join(event.text for event in events) == WORDS
         assert {*proxy.asked} == {"POST /v1/sessions/s1/poll", "POST /v1/sessions/s1/commands"}
@@ -345,7 +345,7 @@ async def test_a_proxy_that_swallows_handshakes_is_bypassed_by_events(
 ) -> None:
     monkeypatch.setattr(websocket_transport, "CONNECT_S", SHORT_S)
     async with served(make_app([text(WORDS)])) as server:
-        proxy = Proxy(server.url, upgrades=Upgrades.SWALLOWED)
+        proxy = OfficeProxy(server.url, upgrades=Upgrades.SWALLOWED)
         async with proxy.listening():
             events = await _all(proxy.url, tmp_path / "agent.db")
             kept = RememberedTransports(tmp_path / REMEMBERED).get(proxy.url)

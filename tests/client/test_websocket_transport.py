@@ -11,7 +11,7 @@ from midstream.client.transports import SERVER_FRAME_BYTES_MAX, session_path, we
 from midstream.client.websocket_transport import connect_websocket
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.protocol.frames import Ack, encode
-from tests.client.peer import Peer, after_frames, after_half_a_frame, busy_proxy
+from tests.client.peer import WebSocketPeer, after_frames, after_half_a_frame, busy_proxy
 from tests.spec import spec
 
 HUGE = b'"' + b"x" * SERVER_FRAME_BYTES_MAX + b'"'
@@ -22,7 +22,7 @@ def _at(server: str) -> str:
 
 
 async def test_frames_pass_both_ways_and_a_lost_connection_is_raised() -> None:
-    async with Peer(after_frames(Ack(1), Ack(2))).serving() as peer:
+    async with WebSocketPeer(after_frames(Ack(1), Ack(2))).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={"authorization": "Bearer x"})
         await transport.send([b"{}"])
         assert [await transport.receive(), await transport.receive()] == [encode(Ack(1)), encode(Ack(2))]
@@ -35,7 +35,7 @@ async def test_frames_pass_both_ways_and_a_lost_connection_is_raised() -> None:
 
 
 async def test_a_frame_above_the_limit_ends_the_connection() -> None:
-    async with Peer(after_frames(HUGE)).serving() as peer:
+    async with WebSocketPeer(after_frames(HUGE)).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={})
         await transport.send([b"{}"])
         with pytest.raises(ConnectionLostError):
@@ -44,7 +44,7 @@ async def test_a_frame_above_the_limit_ends_the_connection() -> None:
 
 
 async def test_cancelling_a_receive_loses_no_frame() -> None:
-    async with Peer(after_frames(Ack(1))).serving() as peer:
+    async with WebSocketPeer(after_frames(Ack(1))).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={})
         waiting = asyncio.ensure_future(transport.receive())
         await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def test_cancelling_a_receive_loses_no_frame() -> None:
 
 @pytest.mark.parametrize("status", [403, 404, 503])
 async def test_a_refused_handshake_has_the_reason(status: int) -> None:
-    async with Peer(status).serving() as peer:
+    async with WebSocketPeer(status).serving() as peer:
         with pytest.raises(MidstreamError, match=str(status)):
             await connect_websocket(_at(peer.url), headers={})
 
@@ -92,7 +92,7 @@ async def test_a_server_with_another_protocol_is_a_lost_connection() -> None:
 
 @spec("STREAM-46")
 async def test_bytes_are_counted_before_their_frame_is_whole() -> None:
-    async with Peer(after_half_a_frame(Ack(1))).serving() as peer:
+    async with WebSocketPeer(after_half_a_frame(Ack(1))).serving() as peer:
         transport = await connect_websocket(_at(peer.url), headers={})
         before = transport.received_bytes
         await transport.send([b"{}"])

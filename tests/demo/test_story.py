@@ -20,7 +20,7 @@ from midstream.errors import UnavailableError
 SHORT = "something the scripted model does not know"
 
 
-class Stage:
+class DemoStage:
     """A folder, a server, and the output of the demo."""
 
     def __init__(self, path: Path) -> None:
@@ -41,23 +41,23 @@ async def run_story(story: Story) -> DemoVerdict:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    stage = Stage(tmp_path)
+async def stage(tmp_path: Path) -> AsyncIterator[DemoStage]:
+    stage = DemoStage(tmp_path)
     yield stage
     await stage.server.stop()
 
 
-async def test_an_answer_too_short_to_be_cut_is_no_proof(stage: Stage) -> None:
+async def test_an_answer_too_short_to_be_cut_is_no_proof(stage: DemoStage) -> None:
     with pytest.raises(UnavailableError, match="nothing was cut"):
         await stage.story(Lines(SHORT, LINES.write, LINES.again)).run("")
 
 
-async def test_a_tool_that_was_not_called_is_no_proof(stage: Stage) -> None:
+async def test_a_tool_that_was_not_called_is_no_proof(stage: DemoStage) -> None:
     with pytest.raises(UnavailableError, match="nothing could be killed"):
         await stage.story(Lines(LINES.ask, SHORT, LINES.again)).run("")
 
 
-async def test_a_complete_story_has_a_verdict_and_leaves_the_server_running(stage: Stage) -> None:
+async def test_a_complete_story_has_a_verdict_and_leaves_the_server_running(stage: DemoStage) -> None:
     verdict = await run_story(stage.story())
     assert verdict.problems == []
     assert [(each.tool, each.started, each.outcome) for each in verdict.executions] == [
@@ -72,7 +72,7 @@ async def test_a_complete_story_has_a_verdict_and_leaves_the_server_running(stag
     await stage.server.kill()  # the server is still running
 
 
-async def test_a_second_story_in_a_kept_folder_is_judged_separately(stage: Stage) -> None:
+async def test_a_second_story_in_a_kept_folder_is_judged_separately(stage: DemoStage) -> None:
     first, second = stage.story(), stage.story()
     assert first.session != second.session
     assert (await run_story(first)).problems == []

@@ -41,7 +41,7 @@ TRIES_MAX = 300
 PAUSE_S = 0.1
 
 
-class Reader:
+class TaskReader:
     """One message and its task.
 
     Args:
@@ -115,7 +115,7 @@ async def snapshot(url: str, task_id: str) -> Task:
 
 async def main(asked: Json) -> Json:
     """Play a story, with as many concurrent clients as its `clients`."""
-    readers = [Reader(asked) for _ in range(asked.get("clients", 1))]
+    readers = [TaskReader(asked) for _ in range(asked.get("clients", 1))]
     await asyncio.gather(*(each.read() for each in readers))
     tasks = [each.task for each in readers if each.task is not None]
     return {

@@ -22,7 +22,7 @@ import httpx2
 
 from midstream.environment import World
 from tests.dialects import a2a_agent, a2a_suite, chat_agent
-from tests.dialects.ui_stream import ChatServer, CuttingRelay, long_form, run_servers
+from tests.dialects.ui_stream import CuttingRelay, KillableServer, long_form, run_servers
 
 Json = dict[str, Any]
 
@@ -84,7 +84,7 @@ def texts(task: Json) -> list[str]:
     return [each["parts"][0]["text"] for each in whole(task)["artifacts"]]
 
 
-class Story:
+class TaskStory:
     """Tasks of one server that is killed.
 
 
@@ -92,7 +92,7 @@ class Story:
         words: The words of each answer.
     """
 
-    def __init__(self, server: ChatServer, words: int, chance: random.Random) -> None:
+    def __init__(self, server: KillableServer, words: int, chance: random.Random) -> None:
         self.server = server
         self.chance = chance
         self.words = words
@@ -138,7 +138,7 @@ class Story:
             self.counts["kills"] += 1
 
 
-class AskingServer(ChatServer):
+class AskingServer(KillableServer):
     """Serves an agent with questions."""
 
     agent = "tests.dialects.a2a_agent:agent"
@@ -157,7 +157,7 @@ async def answer_questions(folder: Path, kills: int, seed: int, *options: str) -
 
 
 async def _answer_one(
-    server: ChatServer, http: httpx2.AsyncClient, chance: random.Random, counts: dict[str, int]
+    server: KillableServer, http: httpx2.AsyncClient, chance: random.Random, counts: dict[str, int]
 ) -> None:
     context, task, said = f"c-{chance.random()}", "", list[str]()
     for number in range(3):
@@ -204,7 +204,7 @@ async def play(folder: Path, cuts: int, kills: int, seed: int, *options: str, wo
     """Cut and kill this many times under tasks of each kind; return the counts."""
     chance = random.Random(seed)
     async with run_servers(folder, words, *options) as [server]:
-        story = Story(server, words, chance)
+        story = TaskStory(server, words, chance)
         async with CuttingRelay(server.port, chance, 0, CUT_BYTES) as relay:
             while story.counts["kills"] < kills or relay.cuts < cuts:
                 left = cuts - relay.cuts

@@ -21,7 +21,7 @@ from typing import Any
 import httpx2
 
 from tests.dialects import chat_agent
-from tests.dialects.ui_stream import HOME, ChatServer, cut_chats, long_form, run_node, run_servers
+from tests.dialects.ui_stream import HOME, KillableServer, cut_chats, long_form, run_node, run_servers
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
@@ -124,7 +124,7 @@ async def check_suffixes(
     return len(numbers)
 
 
-def judge(told: Json, server: ChatServer, words: int) -> None:
+def judge(told: Json, server: KillableServer, words: int) -> None:
     """Check that the client has each word once, and that the tool ran once."""
     messages = told["messages"]
     assert [each["role"] for each in messages if each["role"] != "reasoning"] == [

@@ -32,7 +32,7 @@ STYLES: tuple[Json, ...] = (
 )
 
 
-class Host:
+class RewritingApplication:
     """A client application of one API.
 
 

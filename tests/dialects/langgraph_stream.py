@@ -23,7 +23,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.schema import StreamMode
 
 from tests.dialects import chat_agent
-from tests.dialects.ui_stream import ChatServer, cut_chats, long_form, run_node, run_servers
+from tests.dialects.ui_stream import KillableServer, cut_chats, long_form, run_node, run_servers
 
 Json = dict[str, Any]
 
@@ -56,7 +56,7 @@ def sdk(url: str) -> LangGraphClient:
     return get_client(url=f"{url}/v1/langgraph", api_key=None)
 
 
-class Reader:
+class RunReader:
     """The application's view of a run's events: the state, and the words of each message."""
 
     def __init__(self) -> None:
@@ -78,15 +78,15 @@ class Reader:
                 self.words[message["id"]] = self.words.get(message["id"], "") + message["content"]
 
 
-async def read_run(url: str, thread: str, text: str) -> Reader:
+async def read_run(url: str, thread: str, text: str) -> RunReader:
     """Start a run and read it, joining it again after its last event at each cut."""
-    reader = Reader()
+    reader = RunReader()
     async with sdk(url) as client:
         await _read_run(client, reader, thread, text)
     return reader
 
 
-async def _read_run(client: LangGraphClient, reader: Reader, thread: str, text: str) -> None:
+async def _read_run(client: LangGraphClient, reader: RunReader, thread: str, text: str) -> None:
     begun: list[str] = []
     given: Json = {"messages": [{"role": "user", "content": text, "id": f"m-{thread}"}]}
     parts = client.runs.stream(
@@ -143,7 +143,7 @@ def is_over(event: Json) -> bool:
     return event["method"] == "lifecycle" and event["params"]["data"]["event"] in ("completed", "failed")
 
 
-def judge(messages: list[Json], server: ChatServer, words: int) -> None:
+def judge(messages: list[Json], server: KillableServer, words: int) -> None:
     """Check that a client's final messages have each word once, and that the tool ran at most once."""
     expected = "".join(f"word{number} " for number in range(words))
     assert [each["type"] for each in messages] == ["human", "ai", "tool", "ai"], [
@@ -160,7 +160,7 @@ def judge(messages: list[Json], server: ChatServer, words: int) -> None:
         assert (tool["content"], ran) == ("noted", ["it"]), (tool, ran)
 
 
-def judge_run(reader: Reader, server: ChatServer, words: int) -> None:
+def judge_run(reader: RunReader, server: KillableServer, words: int) -> None:
     """Check the application's view of a run's events."""
     judge(reader.values["messages"], server, words)
     assert len(set(reader.ids)) == len(reader.ids), "an event came twice"
@@ -169,7 +169,7 @@ def judge_run(reader: Reader, server: ChatServer, words: int) -> None:
     assert reader.words[last] == expected, "the chunks of the message are not its words"
 
 
-def judge_events(events: list[Json], server: ChatServer, words: int) -> None:
+def judge_events(events: list[Json], server: KillableServer, words: int) -> None:
     """Check the events of a thread."""
     assert [event["seq"] for event in events] == [*range(1, len(events) + 1)], "seq has a gap"
     assert len({event["event_id"] for event in events}) == len(events), "an event came twice"

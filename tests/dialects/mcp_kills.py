@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from midstream.environment import World
 from tests.dialects import chat_agent, mcp_suite
-from tests.dialects.ui_stream import ChatServer, long_form, run_servers
+from tests.dialects.ui_stream import KillableServer, long_form, run_servers
 
 Json = dict[str, Any]
 
@@ -39,7 +39,7 @@ HEADERS = {"accept": "application/json, text/event-stream"}
 TASKS: Json = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 
 
-class Told(Struct):
+class CallResult(Struct):
     """A client's result at the end of a call."""
 
     answer: str = ""
@@ -54,9 +54,9 @@ class Told(Struct):
     tries: int = 0
 
 
-async def call(url: str, mode: str, name: str, on_words: Callable[[], None]) -> Told:
+async def call(url: str, mode: str, name: str, on_words: Callable[[], None]) -> CallResult:
     """Call `ask` by the client until it has an answer."""
-    told = Told()
+    told = CallResult()
     meta = cast("RequestParamsMeta", {"midstream/call": name})
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -81,7 +81,7 @@ async def call(url: str, mode: str, name: str, on_words: Callable[[], None]) -> 
     raise AssertionError("the call was never answered")
 
 
-class Raw:
+class RawMcpClient:
     """A client by hand, in one MCP session."""
 
     def __init__(self, url: str) -> None:
@@ -144,7 +144,7 @@ class Raw:
         await self.http.aclose()
 
 
-async def as_task(raw: Raw, name: str) -> str:
+async def as_task(raw: RawMcpClient, name: str) -> str:
     """Call `ask` as a task; return its answer."""
     params: Json = {"name": "ask", "arguments": {"message": "hi"}, "_meta": {"midstream/call": name}}
     found = await raw.modern("tools/call", params, "ask")
@@ -159,7 +159,7 @@ async def as_task(raw: Raw, name: str) -> str:
         await World().sleep(PAUSE_S)
 
 
-async def twice(raw: Raw, rpc_id: int) -> str:
+async def twice(raw: RawMcpClient, rpc_id: int) -> str:
     """Send one request twice at once, and again after each cut; return the answer, which is one."""
     params: Json = {"name": "ask", "arguments": {"message": "hi"}}
     told = await asyncio.gather(*(raw.request(rpc_id, "tools/call", params) for _ in range(2)))
@@ -168,7 +168,7 @@ async def twice(raw: Raw, rpc_id: int) -> str:
     return answer
 
 
-class Story:
+class McpStory:
     """Kills of one server under calls.
 
 
@@ -176,7 +176,7 @@ class Story:
         words: The words of each answer.
     """
 
-    def __init__(self, server: ChatServer, words: int, chance: random.Random) -> None:
+    def __init__(self, server: KillableServer, words: int, chance: random.Random) -> None:
         self.server = server
         self.url = server.url
         self.chance = chance
@@ -217,7 +217,7 @@ class Story:
         before, name = self.count_runs(), f"{mode}-{self.calls}-{self.chance.random()}"
         self.calls += 1
         took_s = self.words * chat_agent.PAUSE_S * 1.3
-        raw = Raw(self.url)
+        raw = RawMcpClient(self.url)
         seen = 0
 
         def on_words() -> None:
@@ -238,10 +238,10 @@ class Story:
         finally:
             playing.cancel()
             await raw.aclose()
-        answer = told.answer if isinstance(told, Told) else told
+        answer = told.answer if isinstance(told, CallResult) else told
         assert answer == self.answer, f"{mode}: {len(answer)} characters instead of {len(self.answer)}"
         assert self.count_runs() - before <= 1, f"{mode}: the tool ran {self.count_runs() - before} times"
-        if isinstance(told, Told):
+        if isinstance(told, CallResult):
             self.retries += told.tries - 1
             self.resumed += bool(done and told.tries == 1)
             assert told.shown == chat_agent.FIRST + self.answer, f"{mode}: {told.shown[:200]!r}"
@@ -252,7 +252,7 @@ async def play(folder: Path, kills: int, seed: int, *options: str, words: int = 
     chance = random.Random(seed)
     modes = [*MODES, "task", "twice"]
     async with run_servers(folder, words, *options) as [server]:
-        story = Story(server, words, chance)
+        story = McpStory(server, words, chance)
         while story.kills < kills:
             await story.play(modes[story.calls % len(modes)], min(2, kills - story.kills))
         found = {name: getattr(story, name) for name in ("kills", "calls", "retries", "resumed")}

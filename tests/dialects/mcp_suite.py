@@ -205,7 +205,7 @@ RUNS: Sequence[tuple[str, Sequence[str]]] = (
 """The arguments of the runs, each of which is a process; those of both versions first."""
 
 
-class Scenario(Struct, frozen=True):
+class SuiteScenario(Struct, frozen=True):
     """The result of a scenario: the numbers of its checks."""
 
     version: str
@@ -225,9 +225,9 @@ def lacking() -> str:
 
 async def judge(
     folder: Path, store: str | None = None, runs: Sequence[tuple[str, Sequence[str]]] = RUNS
-) -> list[Scenario]:
+) -> list[SuiteScenario]:
     """Run the suite, or some of its runs; return its report."""
-    found: list[Scenario] = []
+    found: list[SuiteScenario] = []
     async with served(make_suite_app(store or folder / "suite.db")) as server:
         for number, (version, arguments) in enumerate(runs):
             told = folder / f"run-{number}"
@@ -248,12 +248,12 @@ async def judge(
     return found
 
 
-def _scenario(version: str, folder: Path) -> Scenario:
+def _scenario(version: str, folder: Path) -> SuiteScenario:
     checks = json.loads((folder / "checks.json").read_text(encoding="utf-8"))
     states = [each["status"] for each in checks if each["status"] != "INFO"]
     passed, failed = states.count("SUCCESS"), states.count("FAILURE")
     name = re.sub(r"^server-|-\d{4}-\d\d-\d\dT.*$", "", folder.name)
-    return Scenario(version, name, passed, failed, len(states) - passed - failed)
+    return SuiteScenario(version, name, passed, failed, len(states) - passed - failed)
 
 
 PAGE = """# Conformance to MCP
@@ -269,7 +269,7 @@ extension of tasks, with version 2026-07-28.
 """
 
 
-def table_of(found: Sequence[Scenario]) -> str:
+def table_of(found: Sequence[SuiteScenario]) -> str:
     """Return the result as a table."""
     rows = [
         "| version | scenario | passed | failed | skipped or warned | not served |",
@@ -285,6 +285,6 @@ def table_of(found: Sequence[Scenario]) -> str:
     return "\n".join(rows)
 
 
-def faults(found: Sequence[Scenario]) -> list[str]:
+def faults(found: Sequence[SuiteScenario]) -> list[str]:
     """Return the failed scenarios that are expected to pass."""
     return [f"{each.version} {each.name}" for each in found if each.failed and each.name not in NOT_SERVED]

@@ -24,7 +24,7 @@ import httpx2
 
 from midstream.environment import World
 from tests import nats_engine, postgres_engine
-from tests.dialects.ui_stream import ChatServer, long_form, node, run_servers
+from tests.dialects.ui_stream import KillableServer, long_form, node, run_servers
 
 Json = dict[str, Any]
 
@@ -52,7 +52,7 @@ def lacking() -> str:
     )
 
 
-class Story:
+class StreamStory:
     """Producers and readers of one stream.
 
 
@@ -147,9 +147,11 @@ class Story:
         return found
 
 
-async def play(servers: Sequence[ChatServer], urls: Sequence[str], kills: int, chance: random.Random) -> Json:
+async def play(
+    servers: Sequence[KillableServer], urls: Sequence[str], kills: int, chance: random.Random
+) -> Json:
     """Kill the servers in turn under producers and readers; return the counts."""
-    story = Story(urls, chance)
+    story = StreamStory(urls, chance)
     limits = httpx2.Timeout(REQUEST_S)
     async with asyncio.timeout(STORY_S + 5 * kills), httpx2.AsyncClient(timeout=limits) as client:
         await story.create(client)

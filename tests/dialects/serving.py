@@ -26,7 +26,7 @@ WAIT_S = 60.0
 Json = dict[str, Any]
 
 
-class Served(Struct):
+class ServedGateway(Struct):
     """A gateway that uvicorn serves on a free port of this machine."""
 
     gateway: Gateway
@@ -56,7 +56,7 @@ def make_gateway(
 
 
 @contextlib.asynccontextmanager
-async def served(script: Script = (), **options: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - what the SDK or the gateway takes
+async def served(script: Script = (), **options: Any) -> AsyncIterator[ServedGateway]:  # noqa: ANN401 - what the SDK or the gateway takes
     """Serve a gateway to a scripted model until the end of the block."""
     model = ScriptedModel(script)
     async with serving(make_gateway(model, **options), model) as found:
@@ -64,7 +64,7 @@ async def served(script: Script = (), **options: Any) -> AsyncIterator[Served]: 
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Gateway, model: ScriptedModel) -> AsyncIterator[Served]:
+async def serving(app: Gateway, model: ScriptedModel) -> AsyncIterator[ServedGateway]:
     """Serve a gateway until the end of the block."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
@@ -78,7 +78,7 @@ async def serving(app: Gateway, model: ScriptedModel) -> AsyncIterator[Served]:
             httpx2.AsyncClient(base_url=url, timeout=WAIT_S, headers=headers) as client,
             Cutter(port, World()) as cutter,
         ):
-            yield Served(app, model, url, client, cutter)
+            yield ServedGateway(app, model, url, client, cutter)
     finally:
         stop.set()
         await asyncio.wait_for(task, 2 * WAIT_S)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from midstream.environment import World
 from tests.dialects.plain_streams import RECEIVERS
-from tests.dialects.ui_stream import ChatServer, run_servers
+from tests.dialects.ui_stream import KillableServer, run_servers
 
 Json = dict[str, Any]
 STREAMS = 3
@@ -106,7 +106,9 @@ async def request_until_answered(
         await World().sleep(PAUSE_S)
 
 
-async def play(servers: Sequence[ChatServer], urls: Sequence[str], kills: int, chance: random.Random) -> Json:
+async def play(
+    servers: Sequence[KillableServer], urls: Sequence[str], kills: int, chance: random.Random
+) -> Json:
     """Append, and kill the servers in turn; return the counts."""
     async with (
         asyncio.timeout(STORY_S),

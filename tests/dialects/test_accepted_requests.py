@@ -18,7 +18,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, text
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from midstream.testing.store_fakes import StoreInFront
-from tests.dialects.serving import Served, asgi_client, chat, make_gateway, served
+from tests.dialects.serving import ServedGateway, asgi_client, chat, make_gateway, served
 from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 
@@ -28,7 +28,7 @@ def echo(request: ModelRequest) -> Sequence[ScriptedStep]:
     return text(f"re: {newest.parts[0].text}" if isinstance(newest.parts[0], Text) else "a file")
 
 
-async def sessions_of(gateway: Served, *bodies: dict[str, Any], **headers: str) -> list[str]:
+async def sessions_of(gateway: ServedGateway, *bodies: dict[str, Any], **headers: str) -> list[str]:
     """Send each body in turn; return the session of each."""
     for body in bodies:
         answer = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 
 from midstream.testing.scripted_model import Gate, text
-from tests.dialects.serving import WAIT_S, Served, served
+from tests.dialects.serving import WAIT_S, ServedGateway, served
 from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 
@@ -23,7 +23,7 @@ LOST = (openai.APIConnectionError, anthropic.APIConnectionError, httpx2.Transpor
 """The errors with which these clients report a lost connection; in a stream they pass on httpx's error."""
 
 
-class Api(Struct, frozen=True):
+class SdkApi(Struct, frozen=True):
     """One API as its own client uses it: a client, a whole answer, and the words of a stream."""
 
     client: Callable[..., contextlib.AbstractAsyncContextManager[Any]]
@@ -66,18 +66,18 @@ async def messages_words(client: anthropic.AsyncAnthropic) -> AsyncGenerator[str
 
 
 APIS = {
-    "chat completions": Api(Served.openai, chat_whole, chat_words),
-    "responses": Api(Served.openai, responses_whole, responses_words),
-    "messages": Api(Served.anthropic, messages_whole, messages_words),
+    "chat completions": SdkApi(ServedGateway.openai, chat_whole, chat_words),
+    "responses": SdkApi(ServedGateway.openai, responses_whole, responses_words),
+    "messages": SdkApi(ServedGateway.anthropic, messages_whole, messages_words),
 }
 
 
 @pytest.fixture(params=APIS)
-def api(request: pytest.FixtureRequest) -> Api:
+def api(request: pytest.FixtureRequest) -> SdkApi:
     return APIS[request.param]
 
 
-def readers(gateway: Served) -> int:
+def readers(gateway: ServedGateway) -> int:
     return sum(run.readers for run in gateway.gateway.responses.all())
 
 
@@ -86,14 +86,14 @@ async def read(words: AsyncIterator[str]) -> str:
 
 
 @spec("REUSE-66")
-async def test_an_sdk_gets_its_answer_through_the_relay(api: Api) -> None:
+async def test_an_sdk_gets_its_answer_through_the_relay(api: SdkApi) -> None:
     async with served([text(WORDS)]) as gateway, api.client(gateway, url=gateway.cutter.url) as client:
         assert await api.whole(client) == WORDS
         assert await read(api.words(client)) == WORDS
 
 
 @spec("REUSE-70")
-async def test_the_retries_of_an_sdk_are_one_run(api: Api) -> None:
+async def test_the_retries_of_an_sdk_are_one_run(api: SdkApi) -> None:
     """The connection is cut before the status, when an SDK retries by itself."""
     go_on = asyncio.Event()
     async with served([[Gate(go_on), *text(WORDS)]], grace_s=60.0) as gateway:
@@ -112,7 +112,7 @@ async def test_the_retries_of_an_sdk_are_one_run(api: Api) -> None:
 
 @spec("REUSE-70")
 async def test_an_sdk_cut_in_the_middle_of_a_stream_repeats_its_request_and_gets_the_same_run(
-    api: Api,
+    api: SdkApi,
 ) -> None:
     """After the first word no SDK retries by itself: the application does."""
     go_on = asyncio.Event()

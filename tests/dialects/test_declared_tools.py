@@ -11,7 +11,7 @@ from midstream.dialects.declared_tools import NAME_CHARS_MAX, function_name, rea
 from midstream.history.messages import Step, ToolSpec
 from midstream.models.responses import Finished, ToolCallRequested
 from midstream.testing.scripted_model import text
-from tests.dialects.serving import Served, served
+from tests.dialects.serving import ServedGateway, served
 from tests.spec import spec
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -77,7 +77,7 @@ def _calls() -> list[Any]:
     return [*requested, Finished()]
 
 
-async def _ask(gateway: Served, items: list[dict[str, Any]], *, is_stream: bool) -> dict[str, Any]:
+async def _ask(gateway: ServedGateway, items: list[dict[str, Any]], *, is_stream: bool) -> dict[str, Any]:
     body = {"model": "m", "input": items, "tools": [NAMESPACE, PATCH, SEARCH], "stream": is_stream}
     answer = await gateway.http.post("/v1/responses", json={**body, "store": False})
     assert answer.status_code == 200, answer.text

@@ -18,7 +18,7 @@ from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
-from tests.dialects.serving import Served, make_gateway, serving
+from tests.dialects.serving import ServedGateway, make_gateway, serving
 from tests.models.chat_server import Answer, ChatServer, Hasty, chat_server, refusal, silence
 from tests.models.responses_server import HELLO, Link, responses_server
 from tests.spec import spec
@@ -33,7 +33,7 @@ TRIES_MAX = 1 + SDK_RETRIES
 @contextlib.asynccontextmanager
 async def serve_before_provider(
     *answers: Answer, limits: HttpLimits | None = None
-) -> AsyncIterator[tuple[Served, ChatServer]]:
+) -> AsyncIterator[tuple[ServedGateway, ChatServer]]:
     """Serve a gateway in front of a provider with a script."""
     async with (
         chat_server(*answers) as server,
@@ -43,26 +43,26 @@ async def serve_before_provider(
 
 
 @contextlib.asynccontextmanager
-async def serve_before(model: Model) -> AsyncIterator[Served]:
+async def serve_before(model: Model) -> AsyncIterator[ServedGateway]:
     async with serving(make_gateway(model), ScriptedModel(())) as gateway:
         yield gateway
 
 
-async def failure_in_chat(gateway: Served, *, retries: int = 0) -> openai.APIStatusError:
+async def failure_in_chat(gateway: ServedGateway, *, retries: int = 0) -> openai.APIStatusError:
     async with gateway.openai(max_retries=retries) as client:
         with pytest.raises(openai.APIStatusError) as met:
             await client.chat.completions.create(model="m", messages=ASK)
     return met.value
 
 
-async def failure_in_responses(gateway: Served) -> openai.APIStatusError:
+async def failure_in_responses(gateway: ServedGateway) -> openai.APIStatusError:
     async with gateway.openai(max_retries=0) as client:
         with pytest.raises(openai.APIStatusError) as met:
             await client.responses.create(model="m", input="hi")
     return met.value
 
 
-async def failure_in_messages(gateway: Served, *, retries: int = 0) -> anthropic.APIStatusError:
+async def failure_in_messages(gateway: ServedGateway, *, retries: int = 0) -> anthropic.APIStatusError:
     async with gateway.anthropic(max_retries=retries) as client:
         with pytest.raises(anthropic.APIStatusError) as met:
             await client.messages.create(model="m", max_tokens=9, messages=ASK)

@@ -23,7 +23,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
-from tests.dialects.serving import Served, make_gateway, say, serving
+from tests.dialects.serving import ServedGateway, make_gateway, say, serving
 from tests.dialects.test_live_responses import until
 from tests.spec import spec
 
@@ -69,7 +69,7 @@ class Ledgered:
         yield Finished()
 
 
-class Api(Struct, frozen=True):
+class RetryingApi(Struct, frozen=True):
     """One API as its own client uses it."""
 
     client: Callable[..., Any]
@@ -91,18 +91,18 @@ async def messages(client: anthropic.AsyncAnthropic, headers: dict[str, str]) ->
 
 
 APIS = {
-    "chat completions": Api(Served.openai, chat),
-    "responses": Api(Served.openai, responses),
-    "messages": Api(Served.anthropic, messages),
+    "chat completions": RetryingApi(ServedGateway.openai, chat),
+    "responses": RetryingApi(ServedGateway.openai, responses),
+    "messages": RetryingApi(ServedGateway.anthropic, messages),
 }
 
 
 @pytest.fixture(params=APIS)
-def api(request: pytest.FixtureRequest) -> Api:
+def api(request: pytest.FixtureRequest) -> RetryingApi:
     return APIS[request.param]
 
 
-def ask(api: Api, client: Any, **headers: str) -> Awaitable[str | None]:  # noqa: ANN401 - of either SDK
+def ask(api: RetryingApi, client: Any, **headers: str) -> Awaitable[str | None]:  # noqa: ANN401 - of either SDK
     return api.ask(client, headers)
 
 
@@ -110,7 +110,7 @@ def ask(api: Api, client: Any, **headers: str) -> Awaitable[str | None]:  # noqa
 @pytest.mark.parametrize("hides_tools", [False, True])
 @pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
 async def test_no_sdk_repeats_an_answer_that_failed_after_a_tool_ran(
-    api: Api, error: Exception, tmp_path: Path, *, hides_tools: bool
+    api: RetryingApi, error: Exception, tmp_path: Path, *, hides_tools: bool
 ) -> None:
     model: Any = Ledgered(tmp_path / "ledger", error)
     app = make_gateway(model, shows_upstream_calls=not hides_tools)
@@ -126,7 +126,7 @@ async def test_no_sdk_repeats_an_answer_that_failed_after_a_tool_ran(
 
 
 @spec("REUSE-70")
-async def test_undescribed_work_of_the_upstream_counts_too(api: Api, tmp_path: Path) -> None:
+async def test_undescribed_work_of_the_upstream_counts_too(api: RetryingApi, tmp_path: Path) -> None:
     model: Any = Ledgered(tmp_path / "ledger", ModelUnavailableError("gone"), is_told=False)
     async with serving(make_gateway(model), model) as gateway, api.client(gateway, max_retries=3) as client:
         with pytest.raises(REFUSED):
@@ -172,7 +172,7 @@ async def test_a_person_who_asks_again_later_or_under_another_key_gets_an_answer
 
 
 @spec("REUSE-70")
-async def test_a_retry_after_the_grace_does_not_restart_the_answer(api: Api, tmp_path: Path) -> None:
+async def test_a_retry_after_the_grace_does_not_restart_the_answer(api: RetryingApi, tmp_path: Path) -> None:
     """The answer was cancelled because no client read it; its tool's effect remains."""
     model: Any = Ledgered(tmp_path / "ledger", None)
     model.go_on.clear()
@@ -193,7 +193,7 @@ async def test_a_retry_after_the_grace_does_not_restart_the_answer(api: Api, tmp
 
 @pytest.mark.slow
 @spec("REUSE-68")
-async def test_an_answer_that_has_not_started_may_be_repeated(api: Api) -> None:
+async def test_an_answer_that_has_not_started_may_be_repeated(api: RetryingApi) -> None:
     errors: list[ModelError] = [ModelUnavailableError("not yet"), ModelUnavailableError("not yet")]
 
     class Late:

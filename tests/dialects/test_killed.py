@@ -29,7 +29,7 @@ CUT = streamed(delta(content=FIRST), ending="hang")
 GOES_ON = streamed(delta(content=REST), delta("stop"))
 
 
-class Killed:
+class KillableGateway:
     """A gateway in its own process in front of a scripted server, which survives it."""
 
     def __init__(self, home: Path, upstream: ChatServer, options: tuple[str, ...]) -> None:
@@ -63,10 +63,12 @@ class Killed:
 
 
 @contextlib.asynccontextmanager
-async def run_killable(home: Path, *answers: Answer, options: tuple[str, ...] = ()) -> AsyncIterator[Killed]:
+async def run_killable(
+    home: Path, *answers: Answer, options: tuple[str, ...] = ()
+) -> AsyncIterator[KillableGateway]:
     """Run a gateway to a scripted server until the end of the block."""
     async with chat_server(*answers) as upstream:
-        gateway = Killed(home, upstream, options)
+        gateway = KillableGateway(home, upstream, options)
         try:
             await asyncio.to_thread(gateway.start)
             yield gateway
@@ -74,26 +76,26 @@ async def run_killable(home: Path, *answers: Answer, options: tuple[str, ...] = 
             await asyncio.to_thread(gateway.stop)
 
 
-async def restart(gateway: Killed) -> None:
+async def restart(gateway: KillableGateway) -> None:
     await asyncio.to_thread(gateway.kill)
     await asyncio.to_thread(gateway.start)
 
 
-async def chat(gateway: Killed) -> AsyncIterator[str]:
+async def chat(gateway: KillableGateway) -> AsyncIterator[str]:
     async with gateway.openai() as client:
         async for chunk in await client.chat.completions.create(model="m", messages=ASK, stream=True):
             if chunk.choices:
                 yield chunk.choices[0].delta.content or ""
 
 
-async def responses(gateway: Killed) -> AsyncIterator[str]:
+async def responses(gateway: KillableGateway) -> AsyncIterator[str]:
     async with gateway.openai() as client:
         async for event in await client.responses.create(model="m", input="hi", stream=True):
             if event.type == "response.output_text.delta":
                 yield event.delta
 
 
-async def messages(gateway: Killed) -> AsyncIterator[str]:
+async def messages(gateway: KillableGateway) -> AsyncIterator[str]:
     async with (
         gateway.anthropic() as client,
         client.messages.stream(model="m", max_tokens=99, messages=ASK) as events,
@@ -131,7 +133,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     ids=["chat", "responses", "messages"],
 )
 async def test_a_gateway_killed_in_mid_answer_finishes_it(
-    ask: Callable[[Killed], AsyncIterator[str]], store: tuple[str, ...], tmp_path: Path
+    ask: Callable[[KillableGateway], AsyncIterator[str]], store: tuple[str, ...], tmp_path: Path
 ) -> None:
     async with run_killable(tmp_path, CUT, GOES_ON, options=store) as gateway:
         words = ask(gateway)

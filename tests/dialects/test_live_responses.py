@@ -17,7 +17,7 @@ from midstream.errors import ModelUnavailableError
 from midstream.models import responses
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
-from tests.dialects.serving import WAIT_S, Json, Served, make_gateway, say, served, serving, words_of
+from tests.dialects.serving import WAIT_S, Json, ServedGateway, make_gateway, say, served, serving, words_of
 from tests.spec import spec
 
 WORDS = "one two three four"
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], object]) -> None:
             await World().sleep(POLL_S)
 
 
-async def read(gateway: Served, body: Json, **headers: str) -> list[Json]:
+async def read(gateway: ServedGateway, body: Json, **headers: str) -> list[Json]:
     """Send a request and read the stream to its end."""
     async with gateway.http.stream(
         "POST", "/v1/chat/completions", json={**body, "stream": True}, headers=headers
@@ -49,7 +49,7 @@ async def read(gateway: Served, body: Json, **headers: str) -> list[Json]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-async def cut_after_two_words(gateway: Served, body: Json, **headers: str) -> None:
+async def cut_after_two_words(gateway: ServedGateway, body: Json, **headers: str) -> None:
     """Send a request through the relay, read two words, and lose the connection."""
     heard = ""
     async with gateway.openai(url=gateway.cutter.url, max_retries=0, default_headers=headers) as client:

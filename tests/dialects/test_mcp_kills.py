@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.dialects import chat_agent, mcp_suite
-from tests.dialects.mcp_kills import HEADERS, Raw, play
+from tests.dialects.mcp_kills import HEADERS, RawMcpClient, play
 from tests.dialects.mcp_suite import lacking
 from tests.dialects.ui_stream import run_servers
 
@@ -37,7 +37,7 @@ async def test_a_call_continues_at_another_server_that_takes_over_its_turn(
     words = 400
     async with (
         run_servers(tmp_path, words, *options, count=2) as [first, second],
-        contextlib.aclosing(Raw(first.url)) as raw,
+        contextlib.aclosing(RawMcpClient(first.url)) as raw,
     ):
         await raw.initialize()
         params = {"name": "ask", "arguments": {"message": "hi"}, "_meta": {"progressToken": 1}}

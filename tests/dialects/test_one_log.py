@@ -13,10 +13,10 @@ import pytest
 from midstream.dialects.application_sessions import session_of_response
 from midstream.environment import World
 from tests.dialects import ag_ui_cuts
-from tests.dialects.langgraph_stream import JOINS_MAX, Reader, sdk
+from tests.dialects.langgraph_stream import JOINS_MAX, RunReader, sdk
 from tests.dialects.serving import WAIT_S
-from tests.dialects.test_killed import CUT, FIRST, GOES_ON, REST, Killed, run_killable
-from tests.dialects.ui_stream import ChatServer, CuttingRelay, lacking, run_client
+from tests.dialects.test_killed import CUT, FIRST, GOES_ON, REST, KillableGateway, run_killable
+from tests.dialects.ui_stream import CuttingRelay, KillableServer, lacking, run_client
 from tests.ports import held_port
 from tests.postgres_engine import Engine
 
@@ -39,7 +39,7 @@ class Followers:
     def __init__(self, url: str, session: str) -> None:
         self._url = url
         self._session = session
-        self._graph = Reader()
+        self._graph = RunReader()
         self._page = asyncio.create_task(run_client(url, "resume", id=session))
         self._ag_ui = asyncio.create_task(ag_ui_cuts.run_client(url, "follow", id=session))
         self._joined = asyncio.create_task(self._join())
@@ -83,7 +83,7 @@ class Followers:
                     return
 
 
-async def _begin(gateway: Killed) -> list[Any]:
+async def _begin(gateway: KillableGateway) -> list[Any]:
     """Start a background response, and return its events up to the first words."""
     seen: list[Any] = []
     async with (
@@ -97,7 +97,7 @@ async def _begin(gateway: Killed) -> list[Any]:
     raise AssertionError("no words")
 
 
-async def _read_on(gateway: Killed, seen: list[Any]) -> str:
+async def _read_on(gateway: KillableGateway, seen: list[Any]) -> str:
     """Read the rest of a response after its last event; return all its words."""
     async with gateway.openai() as client:
         after = seen[-1].sequence_number
@@ -115,7 +115,7 @@ async def test_an_answer_whose_server_is_killed_ends_equally_for_clients_of_four
     killed_too: bool,  # noqa: FBT001 - whether the server of the followers is killed with the gateway
 ) -> None:
     with held_port() as port:
-        server = ChatServer(tmp_path, port, 0, "--store", store)
+        server = KillableServer(tmp_path, port, 0, "--store", store)
         async with (
             run_killable(tmp_path, CUT, GOES_ON, options=("--store", store)) as gateway,
             CuttingRelay(port, random.Random(1), 0, (0, 1)) as relay,

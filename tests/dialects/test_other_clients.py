@@ -29,7 +29,7 @@ from midstream.models.responses import (
     ToolCallRequested,
 )
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
-from tests.dialects.serving import TOKEN, Served, served
+from tests.dialects.serving import TOKEN, ServedGateway, served
 from tests.dialects.test_live_responses import POLL_S, until
 from tests.oracles.ai_sdk import HOME as NODE_HOME
 from tests.oracles.ai_sdk import lacking as node_lacking
@@ -200,7 +200,7 @@ async def test_a_client_whose_connection_is_cut_gets_its_answer_from_one_run(
         assert len(gateway.model.requests) == 1
 
 
-async def _read_through_the_relay(gateway: Served, asking: asyncio.Task[Any]) -> None:
+async def _read_through_the_relay(gateway: ServedGateway, asking: asyncio.Task[Any]) -> None:
     while not any(run.readers for run in gateway.gateway.responses.all()):
         assert not asking.done(), asking.result()
         await World().sleep(POLL_S)

@@ -19,7 +19,7 @@ from midstream.models.openai_responses import OpenAIResponses
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.serving import Served, make_gateway, serving
+from tests.dialects.serving import ServedGateway, make_gateway, serving
 from tests.models.chat_server import Answer, ChatServer, chat_server, delta, stream
 from tests.models.responses_server import HELLO, responses_server
 
@@ -48,13 +48,13 @@ def message(stop: Json) -> Answer:
 
 
 @contextlib.asynccontextmanager
-async def serve_before(model: Model) -> AsyncIterator[Served]:
+async def serve_before(model: Model) -> AsyncIterator[ServedGateway]:
     async with serving(make_gateway(model), ScriptedModel(())) as gateway:
         yield gateway
 
 
 @contextlib.asynccontextmanager
-async def chat_upstream(*answers: Answer) -> AsyncIterator[tuple[Served, ChatServer]]:
+async def chat_upstream(*answers: Answer) -> AsyncIterator[tuple[ServedGateway, ChatServer]]:
     """Serve a gateway in front of chat completions."""
     async with chat_server(*answers) as server, serve_before(OpenAICompatible(server.url, "m")) as gateway:
         yield gateway, server

@@ -24,7 +24,7 @@ from midstream.models.openai_responses import OpenAIResponses
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.serving import WAIT_S, Served, make_gateway, say, serving
+from tests.dialects.serving import WAIT_S, ServedGateway, make_gateway, say, serving
 from tests.models.chat_server import Answer, ChatServer, chat_server, refusal, silence, stream
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ def completion(text: str, finish: str | None = None) -> Json:
 
 
 @contextlib.asynccontextmanager
-async def serve_before(model: Model, **options: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - the gateway's own
+async def serve_before(model: Model, **options: Any) -> AsyncIterator[ServedGateway]:  # noqa: ANN401 - the gateway's own
     async with serving(make_gateway(model, **options), ScriptedModel(())) as gateway:
         yield gateway
 
@@ -61,7 +61,7 @@ async def serve_before(model: Model, **options: Any) -> AsyncIterator[Served]:  
 @contextlib.asynccontextmanager
 async def upstream_of(
     *answers: Answer, path: str = "/v1/completions", limits: HttpLimits | None = None
-) -> AsyncIterator[tuple[Served, ChatServer]]:
+) -> AsyncIterator[tuple[ServedGateway, ChatServer]]:
     """Serve a gateway in front of a server with one path."""
     async with chat_server(*answers, path=path) as server:
         model = OpenAICompatible(server.url, "m", UPSTREAM_KEY, limits=limits)

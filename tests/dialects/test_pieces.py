@@ -12,7 +12,7 @@ from midstream.dialects import dialect_registry
 from midstream.dialects.client_histories import Transcript, answers, closes, piece_of, transcript_of
 from midstream.dialects.dialect import Dialect
 from midstream.history.messages import Entry, History
-from tests.dialects.hosts import Host, shape
+from tests.dialects.hosts import RewritingApplication, shape
 from tests.spec import spec
 
 Json = dict[str, Any]
@@ -149,7 +149,7 @@ def test_piecewise_readings_of_all_shapes_equal_their_repair(dialect: Dialect) -
     in_pieces = 0
     for seed in range(60):
         chance = random.Random(seed)
-        host, form = Host(chance, dialect, has_shapes=True), FORMS[dialect]
+        host, form = RewritingApplication(chance, dialect, has_shapes=True), FORMS[dialect]
         for turn in range(8):
             host.body()
             host.take_answer(f"answer {turn}")

@@ -8,7 +8,7 @@ from midstream.dialects.record_events import RecordEvents
 from midstream.session.records import Record, TurnEnded, TurnStatus
 
 
-class Names(RecordEvents):
+class NameEvents(RecordEvents):
     """Sends the name of each record, and only that."""
 
     @override
@@ -17,7 +17,7 @@ class Names(RecordEvents):
 
 
 def test_only_records_give_events_unless_a_dialect_has_more() -> None:
-    names = Names()
+    names = NameEvents()
     ended = TurnEnded(1, TurnStatus.COMPLETED, 0.0)
     assert [names.begin(), names.take(ended, epoch=1), names.rest()] == [[], [b"TurnEnded"], []]
     assert not names.is_over

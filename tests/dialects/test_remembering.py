@@ -22,7 +22,7 @@ from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstr
 from midstream.testing.upstream_contract import SEPARATOR
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 from tests.cli.test_gateway import start
-from tests.dialects.serving import TOKEN, WAIT_S, Json, Served, make_gateway, serving
+from tests.dialects.serving import TOKEN, WAIT_S, Json, ServedGateway, make_gateway, serving
 from tests.spec import spec
 
 TURNS = 50
@@ -36,7 +36,7 @@ needs_cursor = pytest.mark.skipif(
 
 
 @contextlib.asynccontextmanager
-async def serve_pooled(upstream: Upstream, folder: Path) -> AsyncIterator[Served]:
+async def serve_pooled(upstream: Upstream, folder: Path) -> AsyncIterator[ServedGateway]:
     """Serve a gateway to a pooled upstream, with a store in a file."""
     store = SQLiteStore(folder / "gateway.db")
     pool: Any = Pooled(upstream, store)
@@ -50,7 +50,7 @@ async def peer() -> AsyncIterator[OpenAIMemory]:
         yield server
 
 
-class Host:
+class ResendingApplication:
     """Resends its whole transcript each turn, as client applications do."""
 
     def __init__(self, client: openai.AsyncOpenAI, **headers: str) -> None:
@@ -86,7 +86,7 @@ async def test_a_clean_conversation_reaches_openai_once_at_a_constant_size(
 ) -> None:
     questions = [f"question {number} ".ljust(200, "x") for number in range(TURNS)]
     async with serve_pooled(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
-        host = Host(client, **headers)
+        host = ResendingApplication(client, **headers)
         for number, question in enumerate(questions, start=1):
             assert await host.ask(question) == SEPARATOR.join(questions[:number])
     assert texts(peer) == questions
@@ -130,7 +130,7 @@ async def test_a_title_request_in_between_is_not_part_of_the_conversation(
         {"role": "user", "content": "one"},
     ]
     async with serve_pooled(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
-        host = Host(client, **NAMED)
+        host = ResendingApplication(client, **NAMED)
         await host.ask("one")
         answer = await client.chat.completions.create(model="m", messages=title, extra_headers=NAMED)
         assert answer.choices[0].message.content == "one"
@@ -144,7 +144,7 @@ async def test_a_title_request_in_between_is_not_part_of_the_conversation(
 @spec("REUSE-73")
 async def test_an_edit_continues_from_the_common_prefix(peer: OpenAIMemory, tmp_path: Path) -> None:
     async with serve_pooled(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
-        host = Host(client, **NAMED)
+        host = ResendingApplication(client, **NAMED)
         for words in ("one", "two", "three"):
             await host.ask(words)
         del host.messages[2:]
@@ -164,7 +164,7 @@ async def test_two_concurrent_clients_of_one_conversation_get_answers_to_their_o
         gateway.openai() as client,
         gateway.openai() as another,
     ):
-        hosts = [Host(client, **NAMED), Host(another, **NAMED)]
+        hosts = [ResendingApplication(client, **NAMED), ResendingApplication(another, **NAMED)]
         await hosts[0].ask("one")
         hosts[1].messages += hosts[0].messages
         both = await asyncio.gather(hosts[0].ask("left"), hosts[1].ask("right"))
@@ -197,7 +197,7 @@ async def test_a_restart_of_the_gateway_between_two_turns_costs_no_full_transcri
             async with openai.AsyncOpenAI(
                 base_url=f"{told['url']}/v1", api_key=TOKEN, timeout=WAIT_S
             ) as client:
-                host = Host(client, **headers)
+                host = ResendingApplication(client, **headers)
                 host.messages = messages
                 assert await host.ask(words) == SEPARATOR.join(("one", "two", "three")[: number + 1])
         finally:
@@ -228,7 +228,7 @@ async def test_a_full_transcript_contains_the_agents_tool_calls(
     tmp_path: Path, *, shows_upstream_calls: bool
 ) -> None:
     memory = UpstreamMemory()
-    host: Host | None = None
+    host: ResendingApplication | None = None
     for words in ("pay", "was it paid?"):  # the gateway and the agent's memory are lost between the two
         memory.talks.clear()
         pool: Any = Pooled(ScriptedUpstream(memory, answer=_paying))
@@ -237,7 +237,7 @@ async def test_a_full_transcript_contains_the_agents_tool_calls(
         async with serving(app, pool) as gateway:
             client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN)
             before = [] if host is None else host.messages
-            host = Host(client, **NAMED)
+            host = ResendingApplication(client, **NAMED)
             host.messages = before
             answer = await host.ask(words)
             await client.close()

@@ -16,7 +16,7 @@ from midstream.dialects.request_reading import Read, read
 from midstream.errors import MalformedFrameError
 from midstream.history.messages import History
 from midstream.session.applications import Beginning
-from tests.dialects.hosts import Host
+from tests.dialects.hosts import RewritingApplication
 from tests.lines import lines_run
 from tests.search import tried
 from tests.spec import spec
@@ -93,7 +93,10 @@ def test_a_reading_after_known_messages_equals_a_whole_reading(
     fast_reads = 0
     for seed in range(SEEDS):
         chance = random.Random(seed)
-        host, memo = Host(chance, dialect, is_sound=is_sound, has_shapes=has_shapes), new_cache()
+        host, memo = (
+            RewritingApplication(chance, dialect, is_sound=is_sound, has_shapes=has_shapes),
+            new_cache(),
+        )
         headers: dict[str, str] = {}
         for turn in range(TURNS):
             body = host.body()

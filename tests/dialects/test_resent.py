@@ -21,7 +21,7 @@ from midstream.server.gateway_app import Gateway
 from midstream.session.records import TranscriptAccepted, decode
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
-from tests.dialects.hosts import Host
+from tests.dialects.hosts import RewritingApplication
 from tests.dialects.serving import asgi_client, make_gateway
 from tests.lines import lines_run
 from tests.spec import spec
@@ -31,7 +31,7 @@ CHARS = 9000
 TURNS = 30
 
 
-class Watched(Pooled):
+class ReportingPool(Pooled):
     """A pool that stores a report of each turn."""
 
     def __init__(self, upstream: ScriptedUpstream, store: MemoryStore) -> None:
@@ -52,13 +52,13 @@ async def transcripts(app: Gateway) -> list[tuple[int, int]]:
     return taken
 
 
-class Side:
+class GatewaySide:
     """A gateway to a pool on its own upstream. With `is_forgetful` no key is reused."""
 
     def __init__(self, abilities: Abilities, *, is_forgetful: bool) -> None:
         self.upstream = ScriptedUpstream(abilities=abilities)
         store = MemoryStore()
-        self.pool = Watched(self.upstream, store)
+        self.pool = ReportingPool(self.upstream, store)
         self.app = make_gateway(self.pool, store=store, token=None)
         self._is_forgetful = is_forgetful
         self._asked = 0
@@ -93,10 +93,10 @@ async def test_the_upstream_receives_the_same_as_when_every_body_is_read_whole(
     dialect: Dialect, seed: int
 ) -> None:
     chance = random.Random(seed)
-    host = Host(chance, dialect, chars=CHARS, is_sound=seed % 2 == 0)
+    host = RewritingApplication(chance, dialect, chars=CHARS, is_sound=seed % 2 == 0)
     name = chance.choice(["", "named"])
     abilities = Abilities(can_fork=seed % 3 == 0)
-    fast, slow = (Side(abilities, is_forgetful=is_forgetful) for is_forgetful in (False, True))
+    fast, slow = (GatewaySide(abilities, is_forgetful=is_forgetful) for is_forgetful in (False, True))
     async with asgi_client(fast.app) as one, asgi_client(slow.app) as other:
         for _ in range(TURNS):
             body = host.body()
@@ -172,7 +172,7 @@ async def test_a_repeated_body_is_recognized_after_its_prefix_was_cached() -> No
 @spec("REUSE-77")
 async def test_a_fresh_agent_receives_the_whole_body_that_was_read_in_part() -> None:
     upstream, store = ScriptedUpstream(), MemoryStore()
-    pool = Watched(upstream, store)
+    pool = ReportingPool(upstream, store)
     async with asgi_client(make_gateway(pool, store=store)) as client:
         await client.post("/v1/chat/completions", content=_body(201), headers=JSON)
         upstream.memory.talks.clear()  # the upstream has lost its conversations

@@ -163,9 +163,9 @@ async def test_items_are_listed_in_pages() -> None:
 async def test_a_response_survives_its_gateway() -> None:
     memory = Memory()
     responses = {"hi": text(WORDS)}
-    async with asgi_client(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
+    async with asgi_client(make_gateway(_AnswersByWords(responses), store=MemoryStore(memory))) as client:
         made = (await client.post("/v1/responses", json={"input": "hi", "model": "m"})).json()
-    async with asgi_client(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
+    async with asgi_client(make_gateway(_AnswersByWords(responses), store=MemoryStore(memory))) as client:
         assert (await client.get(f"/v1/responses/{made['id']}")).json() == made
         following = {"input": "more", "model": "m", "previous_response_id": made["id"]}
         assert (await client.post("/v1/responses", json=following)).status_code == 200
@@ -185,8 +185,10 @@ async def test_an_unstored_response_after_a_stored_one_has_its_own_id() -> None:
 @spec("REUSE-75")
 async def test_a_response_of_one_process_is_read_and_cancelled_at_another() -> None:
     memory = Memory()
-    first = make_gateway(_Told({"hi": [TextDelta("half"), Gate(asyncio.Event())]}), store=MemoryStore(memory))
-    second = make_gateway(_Told({}), store=MemoryStore(memory))
+    first = make_gateway(
+        _AnswersByWords({"hi": [TextDelta("half"), Gate(asyncio.Event())]}), store=MemoryStore(memory)
+    )
+    second = make_gateway(_AnswersByWords({}), store=MemoryStore(memory))
     async with asgi_client(first) as ours, asgi_client(second) as theirs:
         made = (await ours.post("/v1/responses", json={"input": "hi", "background": True})).json()
         path = f"/v1/responses/{made['id']}"
@@ -200,7 +202,7 @@ async def test_a_response_of_one_process_is_read_and_cancelled_at_another() -> N
         assert (await ours.get(path)).json()["status"] == "cancelled"
 
 
-class _Told:
+class _AnswersByWords:
     """Answers by the first words of a user."""
 
     name = "told"

@@ -24,7 +24,7 @@ from midstream.models.routed_models import Route, RoutedModels
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.agents.scripted_peer import Orders
 from tests.cli.test_gateway import key_of, start_with, stop
-from tests.dialects.serving import WAIT_S, Served, make_gateway, say, serving
+from tests.dialects.serving import WAIT_S, ServedGateway, make_gateway, say, serving
 from tests.dialects.test_passthrough_requests import VECTORS, whole
 from tests.forked import Forked
 from tests.house.source import ROOT
@@ -45,7 +45,7 @@ ASK: list[Any] = [{"role": "user", "content": SLOW}]
 
 
 @contextlib.asynccontextmanager
-async def serve_models(**models: Any) -> AsyncIterator[Served]:  # noqa: ANN401 - models
+async def serve_models(**models: Any) -> AsyncIterator[ServedGateway]:  # noqa: ANN401 - models
     routes = {name: each if isinstance(each, Route) else Route(each) for name, each in models.items()}
     async with serving(make_gateway(RoutedModels(routes)), ScriptedModel(())) as gateway:
         yield gateway
@@ -123,7 +123,7 @@ async def test_embeddings_reach_the_server_of_their_model_under_its_own_name() -
             assert refused.value.code == "not_found"
 
 
-class Killed:
+class TwoModelGateway:
     """A gateway in its own process with two upstreams."""
 
     def __init__(self, home: Path, config: str) -> None:
@@ -169,8 +169,8 @@ class Killed:
 
 
 @contextlib.asynccontextmanager
-async def run_killable(home: Path, config: str = TWO) -> AsyncIterator[Killed]:
-    gateway = Killed(home, config)
+async def run_killable(home: Path, config: str = TWO) -> AsyncIterator[TwoModelGateway]:
+    gateway = TwoModelGateway(home, config)
     try:
         await asyncio.to_thread(gateway.start)
         yield gateway
@@ -266,7 +266,7 @@ async def test_two_workers_have_all_tables_and_one_continues_the_work_of_a_kille
                 assert (ended.status, ended.output_text) == ("completed", words)
 
 
-async def _until_replaced(gateway: Killed, known: Collection[int]) -> None:
+async def _until_replaced(gateway: TwoModelGateway, known: Collection[int]) -> None:
     for _ in range(LOOKS):
         if {*await asyncio.to_thread(gateway.workers)} - {*known}:
             return

@@ -35,7 +35,7 @@ def _slow() -> tuple[Answer, asyncio.Event]:
     return answer, answer.gate
 
 
-class Pair:
+class GatewayPair:
     """Two gateways, and the upstream behind both."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]:
+async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[GatewayPair]:
     async with chat_server(*answers) as upstream:
         options = ["--upstream", f"openai-compatible:{upstream.url}", "--model", "m", "--store", store]
         begun: list[Any] = []
@@ -68,7 +68,7 @@ async def _pair(store: str, home: Path, *answers: Answer) -> AsyncIterator[Pair]
             # One after the other: the first one creates the key.
             begun.append(await asyncio.to_thread(start, home, *options, "--grace", str(GRACE_S)))
             begun.append(await asyncio.to_thread(start, home, *options, "--grace", str(GRACE_S)))
-            pair = Pair(
+            pair = GatewayPair(
                 upstream,
                 (begun[0][1]["url"], begun[1][1]["url"]),
                 key_of(begun[0][1]),

@@ -18,7 +18,7 @@ from mcp_types import ElicitResult, RequestParamsMeta
 
 from midstream.environment import World
 from tests.dialects import a2a_kills, ag_ui_cuts, ui_stream
-from tests.dialects.ui_stream import ChatServer, run_servers
+from tests.dialects.ui_stream import KillableServer, run_servers
 from tests.server.serving import WAIT_S
 
 pytestmark = pytest.mark.fault
@@ -28,7 +28,7 @@ TRIES_MAX = 200
 PAUSE_S = 0.1
 
 
-class FamilyServer(ChatServer):
+class FamilyServer(KillableServer):
     """Serves an agent whose sub-agents ask."""
 
     agent = "tests.dialects.asking_sub_agents:agent"

@@ -192,7 +192,7 @@ async def test_workers_share_one_count(tmp_path: Path) -> None:
         await await_counts(gateway, {"ada": (12, 12 * PROMPT, 12 * COMPLETION)})
 
 
-class Killed(World):
+class DyingWorld(World):
     """The world of a process that dies between the end of an answer and its count."""
 
     def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
@@ -211,7 +211,7 @@ async def test_an_answer_whose_process_died_before_its_count_is_counted_by_the_n
 ) -> None:
     store = str(tmp_path / "gateway.db")
     model = ScriptedModel(lambda _: [TextDelta("yes"), Finished(usage=Usage(7, 3))])
-    async with asgi_client(make_gateway(model, store=SQLiteStore(store), world=Killed())) as client:
+    async with asgi_client(make_gateway(model, store=SQLiteStore(store), world=DyingWorld())) as client:
         assert (await client.post("/v1/chat/completions", json=say("hi"))).status_code == 200
         tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("usage of")]
         assert len(tasks) == 1

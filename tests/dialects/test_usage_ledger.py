@@ -30,7 +30,7 @@ DAY, MONTH = "2026-11-27", "2026-11"
 USAGE = Usage(100, 10)
 
 
-class Clock(World):
+class LedgerClock(World):
     """A world with a settable time."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Died(BaseException):
     """The process died."""
 
 
-class Dying(MemoryStore):
+class DyingLedgerStore(MemoryStore):
     """A store whose process dies after a given write."""
 
     def __init__(self) -> None:
@@ -75,10 +75,10 @@ async def lines(store: MemoryStore) -> list[UsageLine]:
     return (await read_usage(store)).lines()
 
 
-async def open_ledger_store() -> tuple[Dying, Clock]:
-    store = Dying()
+async def open_ledger_store() -> tuple[DyingLedgerStore, LedgerClock]:
+    store = DyingLedgerStore()
     await store.open()
-    return store, Clock()
+    return store, LedgerClock()
 
 
 async def fold_all(ledger: UsageLedger) -> None:

@@ -205,7 +205,7 @@ async def _request_of(reader: asyncio.StreamReader) -> bytes:
     return b"\r\n".join([first, *kept, b"connection: close"]) + HEAD_END + body
 
 
-class ChatServer:
+class KillableServer:
     """`midstream serve` in its own process, restarted repeatedly on one port and store."""
 
     agent = "tests.dialects.chat_agent:agent"
@@ -252,8 +252,8 @@ class ChatServer:
 
 @contextlib.asynccontextmanager
 async def run_servers(
-    folder: Path, words: int, *options: str, count: int = 1, kind: type[ChatServer] = ChatServer
-) -> AsyncIterator[list[ChatServer]]:
+    folder: Path, words: int, *options: str, count: int = 1, kind: type[KillableServer] = KillableServer
+) -> AsyncIterator[list[KillableServer]]:
     """Run this many servers of one store until the end of the block."""
     with contextlib.ExitStack() as ports:
         servers = [kind(folder, ports.enter_context(held_port()), words, *options) for _ in range(count)]
@@ -268,7 +268,7 @@ async def run_servers(
 
 @contextlib.asynccontextmanager
 async def cut_chats(
-    server: ChatServer, chance: random.Random, *, cuts: int, kills: int, cut_bytes: tuple[int, int]
+    server: KillableServer, chance: random.Random, *, cuts: int, kills: int, cut_bytes: tuple[int, int]
 ) -> AsyncIterator[CuttingRelay]:
     """Cut the connections of a server this often, and kill it meanwhile, within the block."""
     async with CuttingRelay(server.port, chance, cuts, cut_bytes) as relay:
@@ -282,7 +282,7 @@ async def cut_chats(
         assert not relay.left, f"only {relay.cuts} cuts"
 
 
-async def kill_after(server: ChatServer, relay: CuttingRelay, cuts: list[int]) -> None:
+async def kill_after(server: KillableServer, relay: CuttingRelay, cuts: list[int]) -> None:
     """Kill the server after this many cuts, and restart it."""
     for number in cuts:
         await relay.until(number)
@@ -293,7 +293,7 @@ async def kill_after(server: ChatServer, relay: CuttingRelay, cuts: list[int]) -
 
 
 async def read_on_elsewhere(
-    servers: Sequence[ChatServer],
+    servers: Sequence[KillableServer],
     client: Callable[[str], Coroutine[Any, Any, _Told]],
     *,
     cuts: int = 6,
@@ -324,7 +324,7 @@ def text_of(message: Json) -> str:
     return "".join(part["text"] for part in message["parts"] if part["type"] == "text")
 
 
-def judge(told: Json, server: ChatServer, words: int) -> None:
+def judge(told: Json, server: KillableServer, words: int) -> None:
     """Check that the client has each word once, and that the tool ran once."""
     last = told["messages"][-1]
     expected = chat_agent.FIRST + "".join(f"word{number} " for number in range(words))

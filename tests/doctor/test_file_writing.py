@@ -18,7 +18,7 @@ from tests.search import tried
 STEPS = ("replace", "fsync", "open")
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """The process dies here: nothing after this line runs but Python's unavoidable cleanup."""
 
 
@@ -84,7 +84,7 @@ def test_a_death_at_any_step_leaves_no_half_written_file(
                 write_in_place(path, _dying(pieces, dies_at), stamp)
             else:
                 write_beside(path, _dying(pieces, dies_at))
-        except Killed:
+        except ProcessKilled:
             pass
     whole = {b"old text", b"".join(pieces)}
     assert path.read_bytes() in (whole if in_place else {b"old text"})
@@ -117,7 +117,7 @@ def test_a_folder_is_copied_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         (folder / name).write_text("old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", _raise_killed)
-        with pytest.raises(Killed):
+        with pytest.raises(ProcessKilled):
             write_folder_beside(folder, names, {})
     assert [each.name for each in tmp_path.iterdir()] == ["storage"]
     written = write_folder_beside(folder, names, {names[1]: b"new", names[2]: None}).path
@@ -133,13 +133,13 @@ def _original(folder: Path) -> Path:
 
 
 def _raise_killed(*_: object, **__: object) -> None:
-    raise Killed
+    raise ProcessKilled
 
 
 def _dying(pieces: list[bytes], dies_at: int) -> Iterator[bytes]:
     for number, piece in enumerate(pieces):
         if number + 6 == dies_at:
-            raise Killed
+            raise ProcessKilled
         yield piece
 
 
@@ -152,7 +152,7 @@ def _die_at(patch: pytest.MonkeyPatch, dies_at: int) -> None:
             nonlocal count
             count += 1
             if count == dies_at:
-                raise Killed
+                raise ProcessKilled
             return real(*arguments, **named)
 
         return step

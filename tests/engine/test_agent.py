@@ -30,7 +30,7 @@ def test_two_tools_with_the_same_name_are_refused() -> None:
         Agent(ScriptedModel([]), tools=[read, read])
 
 
-class Shelf:
+class EmptyToolSource:
     """A source of tools."""
 
     name = "shelf"
@@ -43,17 +43,17 @@ class Shelf:
 
 
 def test_sources_are_combined_with_tools_and_two_with_the_same_name_are_refused() -> None:
-    shelf = Shelf()
+    shelf = EmptyToolSource()
     agent = Agent(ScriptedModel([]), instructions="be brief", tools=[read, shelf], name="a")
     assert (sorted(agent.tools), agent.sources) == (["read"], (shelf,))
     assert repr(agent) == "Agent('a', model='scripted', tools=['read'], sources=['shelf'])"
     with pytest.raises(ToolDefinitionError, match="'shelf'"):
-        agent.with_tools(Shelf())
+        agent.with_tools(EmptyToolSource())
 
 
 def test_an_agent_with_more_tools_is_a_separate_agent() -> None:
     agent = Agent(ScriptedModel([]), instructions="be brief", tools=[read], name="a")
-    more = agent.with_tools(Shelf())
+    more = agent.with_tools(EmptyToolSource())
     assert (more.model, more.instructions, more.name) == (agent.model, "be brief", "a")
     assert (sorted(more.tools), len(more.sources), agent.sources) == (["read"], 1, ())
 

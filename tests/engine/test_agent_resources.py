@@ -10,11 +10,11 @@ from midstream.engine.host import Host
 from midstream.environment import World
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, text
-from tests.engine.test_toolset import Shelf, named_tool
+from tests.engine.test_toolset import ScriptedToolSource, named_tool
 
 
 async def test_a_stopping_host_closes_the_sources_of_sub_agents_too_and_each_once() -> None:
-    shared, deep = Shelf("shared"), Shelf("deep")
+    shared, deep = ScriptedToolSource("shared"), ScriptedToolSource("deep")
     below = sub_agent(Agent(ScriptedModel([]), name="below", tools=[deep, shared]), description="Deep.")
     middle = sub_agent(Agent(ScriptedModel([]), name="middle", tools=[below]), description="Less so.")
     host = Host(Agent(ScriptedModel([]), tools=[middle, shared]), MemoryStore())
@@ -28,7 +28,7 @@ async def test_slow_tool_servers_do_not_delay_the_release_of_the_store() -> None
     store = MemoryStore()
     nodes: list[str] = []
 
-    class Slow(Shelf):
+    class Slow(ScriptedToolSource):
         async def close(self) -> None:
             nodes.append(store.node)
 
@@ -42,18 +42,22 @@ async def test_slow_tool_servers_do_not_delay_the_release_of_the_store() -> None
 async def test_a_tool_server_that_cannot_be_closed_is_logged_and_the_others_are_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Broken(Shelf):
+    class Broken(ScriptedToolSource):
         async def close(self) -> None:
             raise OSError("its pipe is gone")
 
-    whole = Shelf("whole")
+    whole = ScriptedToolSource("whole")
     await AgentResources(Agent(ScriptedModel([]), tools=[Broken("broken"), whole]), World()).close()
     assert whole.closings == 1
     assert "its pipe is gone" in caplog.text
 
 
 async def test_sources_of_one_session_are_closed_with_it_or_with_the_host() -> None:
-    mine, later, other = Shelf("mine", named_tool("a")), Shelf("later"), Shelf("other")
+    mine, later, other = (
+        ScriptedToolSource("mine", named_tool("a")),
+        ScriptedToolSource("later"),
+        ScriptedToolSource("other"),
+    )
     model = ScriptedModel(lambda request: text(f"I have {[each.name for each in request.tools]}"))
     async with Host(Agent(model), MemoryStore()) as host:
         await host.set_sources("one", [mine])

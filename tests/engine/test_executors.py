@@ -71,7 +71,7 @@ from midstream.tools.function_tools import Tool, current_call, tool
 from tests.spec import spec
 
 
-class Noted:
+class RecordingMailbox:
     """A runner's mailbox that stores its commands."""
 
     session_id = "s"
@@ -125,16 +125,16 @@ def _session() -> Session:
     return Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history)
 
 
-async def _live(agent: Agent, session: Session | None = None) -> tuple[Noted, FakeWorld]:
+async def _live(agent: Agent, session: Session | None = None) -> tuple[RecordingMailbox, FakeWorld]:
     """Call the model in a world whose clock goes as fast as it can."""
-    noted, world = Noted(), FakeWorld()
+    noted, world = RecordingMailbox(), FakeWorld()
     performing = Executor(agent, world, noted, NOBODY).execute(ASKED, session or _session())
     await world.live_through(performing)
     return noted, world
 
 
-async def _execute(agent: Agent, work_item: Work) -> Noted:
-    noted = Noted()
+async def _execute(agent: Agent, work_item: Work) -> RecordingMailbox:
+    noted = RecordingMailbox()
     async with asyncio.timeout(60):
         await Executor(agent, World(), noted, NOBODY).execute(work_item, _session())
     return noted
@@ -210,7 +210,7 @@ async def test_a_models_own_timeout_is_not_reported_as_our_stall() -> None:
 
 
 def test_only_a_running_tool_is_waited_for() -> None:
-    executor = Executor(Agent(ScriptedModel([])), World(), Noted(), NOBODY)
+    executor = Executor(Agent(ScriptedModel([])), World(), RecordingMailbox(), NOBODY)
     assert executor.is_repeatable(ASKED)
     assert not executor.is_repeatable(RunCall(CallRef(3, 1, "c"), 1))
 
@@ -228,7 +228,7 @@ async def test_the_model_receives_the_history_after_the_cut() -> None:
     model = ScriptedModel([text("yes")])
     history = History((UserMessage.of("one"), Step(Response((Text("x"),))), UserMessage.of("two")))
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
-    await Executor(Agent(model), World(), Noted(), NOBODY).execute(ASKED, session)
+    await Executor(Agent(model), World(), RecordingMailbox(), NOBODY).execute(ASKED, session)
     assert model.requests[0].history == session.model_history != history
 
 
@@ -243,7 +243,7 @@ async def test_a_call_with_a_missing_tool_ends_as_unknown_only_if_an_earlier_run
     plan = CallPlan("c1", digest_of("put", "{}"), has_effects=has_effects)
     call = ToolCall("c1", "put", "{}")
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=run, epoch=1),))
-    noted = Noted()
+    noted = RecordingMailbox()
     executor = Executor(Agent(ScriptedModel([])), World(), noted, NOBODY)
     await executor.execute(RunCall(CallRef(3, 1, "c1"), run), Session(turn=running))
     (finished,) = noted.reports
@@ -258,7 +258,7 @@ async def test_long_arguments_are_not_silence() -> None:
     world = FakeWorld()
     writing = [step for _ in range(20) for step in (Working("put"), Pause(100.0))]
     model = ScriptedModel([[*writing, ToolCallRequested("a", "put", "{}"), Finished()]], world=world)
-    noted = Noted()
+    noted = RecordingMailbox()
     await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
     assert isinstance(noted.reports[-1], ModelResponded)
     told = [each for each in noted.reports if isinstance(each, Stalled)]
@@ -270,7 +270,7 @@ async def test_a_tool_of_the_upstream_may_be_silent_for_longer() -> None:
     world = FakeWorld()
     start, end = UpstreamCallStarted("u", "build", "{}"), UpstreamCallEnded("u", "built")
     model = ScriptedModel([[start, Pause(599.0), end, *text("Done.")]], world=world)
-    noted = Noted()
+    noted = RecordingMailbox()
     await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
 
     ran = UpstreamCall("u", "build", "{}", "built", Outcome.OK)
@@ -304,7 +304,7 @@ async def test_a_silent_tool_is_reported_and_its_progress_ends_the_silence() -> 
     plan = CallPlan("c1", digest_of("work", "{}"))
     call = ToolCall("c1", "work", "{}")
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
-    noted = Noted()
+    noted = RecordingMailbox()
     executor = Executor(Agent(ScriptedModel([]), tools=[work]), world, noted, NOBODY)
     await world.live_through(executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running)))
     assert noted.reports == [
@@ -349,7 +349,7 @@ async def test_a_response_truncated_by_the_length_limit_is_kept() -> None:
 # --- responses stored by their provider -------------------------------------------------------------------------
 
 
-class Keeping(ScriptedModel):
+class StoringModel(ScriptedModel):
     """A model whose provider stores its responses."""
 
     def __init__(self, steps: list[ScriptedStep]) -> None:
@@ -367,8 +367,8 @@ def _resumed() -> Session:
     return Session(turn=turn, turns=3, history=history)
 
 
-async def _continue(*steps: ScriptedStep) -> tuple[Noted, Keeping]:
-    model, noted, world = Keeping([*steps]), Noted(), FakeWorld()
+async def _continue(*steps: ScriptedStep) -> tuple[RecordingMailbox, StoringModel]:
+    model, noted, world = StoringModel([*steps]), RecordingMailbox(), FakeWorld()
     pending_work = CallModel(AttemptRef(3, 1, 1), continued=1)
     await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(pending_work, _resumed()))
     return noted, model
@@ -397,25 +397,25 @@ async def test_a_different_text_is_not_a_continuation(words: str) -> None:
 @spec("TURN-61")
 @pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
 async def test_an_interrupted_response_may_be_resumed(end: ScriptedStep) -> None:
-    noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
+    noted, _ = await _live(Agent(StoringModel([Resumable("resp_1"), TextDelta("Half"), end])))
     assert ModelResumable(AttemptRef(3, 1, 1), "resp_1") in noted.said
     failed = noted.reports[-1]
     assert isinstance(failed, ModelFailed)
     assert failed.is_cut
 
 
-class Leaving(Noted):
+class ReleasingMailbox(RecordingMailbox):
     """The mailbox of a process that gives up its session."""
 
     is_closing = True
 
 
 @spec("TURN-63")
-@pytest.mark.parametrize(("noted", "stopped"), [(Noted(), ["resp_1"]), (Leaving(), [])])
+@pytest.mark.parametrize(("noted", "stopped"), [(RecordingMailbox(), ["resp_1"]), (ReleasingMailbox(), [])])
 async def test_a_cancelled_response_is_stopped_at_its_provider_and_a_released_one_is_left(
-    noted: Noted, stopped: list[str]
+    noted: RecordingMailbox, stopped: list[str]
 ) -> None:
-    model = Keeping([Resumable("resp_1"), TextDelta("Half"), Stall()])
+    model = StoringModel([Resumable("resp_1"), TextDelta("Half"), Stall()])
     world = FakeWorld()
     task = asyncio.create_task(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
     await world.settle()
@@ -437,7 +437,7 @@ async def test_a_call_whose_arguments_do_not_match_its_digest_is_not_run() -> No
     call = ToolCall("c1", "put", '{"what":"b"}')
     plan = CallPlan("c1", digest_of("put", '{"what":"a"}'))
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
-    noted = Noted()
+    noted = RecordingMailbox()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
     await executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running))
     assert noted.reports == [
@@ -456,7 +456,7 @@ async def test_a_transactional_tool_of_a_source_is_not_run_with_a_store_without_
         CallPlan("c1", digest_of("put", "{}"), on_doubt=OnDoubt.IN_TRANSACTION),
     )
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
-    noted = Noted()
+    noted = RecordingMailbox()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
     await executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running))
     (finished,) = noted.reports
@@ -464,7 +464,7 @@ async def test_a_transactional_tool_of_a_source_is_not_run_with_a_store_without_
     assert "needs a store" in finished.result.content
 
 
-class Slow:
+class SlowToolSource:
     """A source of one tool that answers when the test allows it."""
 
     name = "slow"
@@ -483,7 +483,7 @@ class Slow:
         """Do nothing: there is nothing to close."""
 
 
-class Confirming(Noted):
+class LeaseRecordingMailbox(RecordingMailbox):
     """A runner's mailbox that records the lease check among the other steps."""
 
     def __init__(self, happened: list[str]) -> None:
@@ -511,8 +511,10 @@ async def test_the_lease_is_checked_after_every_slow_step() -> None:
         happened.append("called")
         return ""
 
-    source = Slow(put)
-    executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), Confirming(happened), NOBODY)
+    source = SlowToolSource(put)
+    executor = Executor(
+        Agent(ScriptedModel([]), tools=[source]), World(), LeaseRecordingMailbox(happened), NOBODY
+    )
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), 1), _running(1)))
         await source.asked.wait()
@@ -530,7 +532,7 @@ async def test_a_call_cancelled_during_the_search_for_its_tool_has_an_outcome(
     async def put() -> str:
         raise AssertionError
 
-    source, noted = Slow(put), Noted()
+    source, noted = SlowToolSource(put), RecordingMailbox()
     executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
     performing = asyncio.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), run), _running(run)))
     async with asyncio.timeout(60):

@@ -268,7 +268,7 @@ async def test_a_turn_of_a_dead_process_is_taken_over_by_a_living_one() -> None:
     await there.stop()
 
 
-class Slow(MemoryStore):
+class SlowStore(MemoryStore):
     """A store whose appends and releases wait for the test."""
 
     def __init__(self, memory: Memory | None = None) -> None:
@@ -287,7 +287,7 @@ class Slow(MemoryStore):
 
 async def test_a_message_being_stored_keeps_its_session_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
-    store = Slow()
+    store = SlowStore()
     host = await _start(Host(Agent(ScriptedModel([text("a")])), store))
     await run_turn(host, "s", "first")
     store.go.clear()
@@ -310,7 +310,7 @@ async def test_sessions_opened_concurrently_stay_within_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 3)
-    store = Slow()
+    store = SlowStore()
     host = await _start(Host(Agent(ScriptedModel([text("a")])), store))
     for number in range(3):
         await run_turn(host, f"s{number}", "hi")
@@ -330,7 +330,7 @@ async def test_a_session_being_opened_while_the_host_stops_does_nothing_afterwar
     first = await _start(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
     await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
     await first.stop()
-    store = Slow(memory)
+    store = SlowStore(memory)
     store.go.clear()
     second = Host(Agent(ScriptedModel([text("a")])), store)
     await second.start()

@@ -34,7 +34,7 @@ from midstream.testing.store_fakes import StoreInFront
 from tests.spec import spec
 
 
-class Noting(World):
+class NotingWorld(World):
     def __init__(self) -> None:
         self.reached: list[Fault] = []
 
@@ -58,7 +58,7 @@ def _batch(journal: Journal, bodies: Sequence[bytes], sync: Sync) -> Batch:
     return Batch(bodies, journal.newest.position, journal.epoch, sync)
 
 
-class Asked(StoreInFront):
+class RecordingStore(StoreInFront):
     """A store that records its operations."""
 
     def __init__(self, memory: Memory) -> None:
@@ -70,7 +70,7 @@ class Asked(StoreInFront):
 
 
 async def test_a_new_session_reads_nothing_before_its_first_append() -> None:
-    store = Asked(Memory())
+    store = RecordingStore(Memory())
     await store.open()
     journal = Journal(store, "s", World(), is_new=True)
     assert await journal.load() == []
@@ -88,7 +88,7 @@ async def test_a_new_session_reads_nothing_before_its_first_append() -> None:
 
 async def test_an_unused_early_claim_is_given_up() -> None:
     memory = Memory()
-    store, other = Asked(memory), MemoryStore(memory)
+    store, other = RecordingStore(memory), MemoryStore(memory)
     await store.open()
     await other.open()
     journal = Journal(store, "s", World(), is_new=True)
@@ -102,7 +102,7 @@ async def test_an_undone_early_claim_leaves_the_earlier_state(*, is_there: bool)
     memory = Memory()
     if is_there:
         await _open_and_append(memory)
-    store = Asked(memory)
+    store = RecordingStore(memory)
     await store.open()
     journal = Journal(store, "s", World(), is_new=True)
     await journal.undo_claim()
@@ -115,7 +115,7 @@ async def test_an_undone_early_claim_leaves_the_earlier_state(*, is_there: bool)
 
 
 async def test_a_refused_early_claim_is_tried_again() -> None:
-    class Busy(Asked):
+    class Busy(RecordingStore):
         async def before_operation(self, operation: str, session: str) -> None:
             await super().before_operation(operation, session)
             if self.operations.count("claim") == 1 and operation == "claim":
@@ -133,7 +133,7 @@ async def test_a_refused_early_claim_is_tried_again() -> None:
 async def test_a_session_wrongly_considered_new_is_not_appended_to() -> None:
     memory = Memory()
     await _open_and_append(memory)
-    store = Asked(memory)
+    store = RecordingStore(memory)
     await store.open()
     journal = Journal(store, "s", World(), is_new=True)
     await journal.claim(at=2.0)
@@ -149,7 +149,7 @@ async def _open_and_append(memory: Memory) -> None:
 
 
 async def test_readers_are_woken_after_the_append_and_not_before() -> None:
-    world = Noting()
+    world = NotingWorld()
     journal = await _open(MemoryStore(), world)
     waiting = asyncio.ensure_future(journal.wait(0))
     await asyncio.sleep(0)
@@ -256,7 +256,7 @@ async def test_an_outcome_of_a_newer_version_is_refused_and_not_treated_as_damag
         await Journal(store, "s", World()).load()
 
 
-class _Slow(MemoryStore):
+class _YieldingStore(MemoryStore):
     """Lets other tasks run before it returns the following records."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
@@ -267,7 +267,7 @@ class _Slow(MemoryStore):
 async def test_a_reader_cancelled_during_a_read_loses_no_records() -> None:
     memory = Memory()
     theirs = await _open(MemoryStore(memory))
-    store = _Slow(memory)
+    store = _YieldingStore(memory)
     await store.open()
     for steps in range(10):
         ours = Journal(store, "s", World())

@@ -34,7 +34,7 @@ def _delta(text: str, attempt: int = 1) -> Envelope:
     return Envelope(ModelStreamed(AttemptRef(1, 1, attempt), (Delta(1, 1, attempt, 0, "text", text),)))
 
 
-class Said:
+class ImmediateAppends:
     """Accepts deltas immediately if allowed, and records them."""
 
     def __init__(self, *, may: bool = True) -> None:
@@ -50,7 +50,7 @@ class Said:
         return self._may
 
 
-NEVER = Said(may=False)
+NEVER = ImmediateAppends(may=False)
 
 
 async def _moments(count: int) -> None:
@@ -150,7 +150,7 @@ async def test_deltas_during_an_append_of_deltas_wait_for_its_readers_and_no_ear
 
 
 async def test_simultaneous_deltas_are_appended_together_at_once_and_close_followers_too() -> None:
-    world, said = FakeWorld(), Said()
+    world, said = FakeWorld(), ImmediateAppends()
     mailbox = Mailbox(world, said)
     mailbox.put(_delta("a"))
     mailbox.put(_delta("b"))
@@ -168,7 +168,7 @@ async def test_simultaneous_deltas_are_appended_together_at_once_and_close_follo
 
 
 async def test_deltas_that_cannot_be_appended_at_once_are_taken() -> None:
-    mailbox = Mailbox(FakeWorld(), Said(may=False))
+    mailbox = Mailbox(FakeWorld(), ImmediateAppends(may=False))
     mailbox.put(_delta("a"))
     mailbox.put(_delta("b"))
     assert await _is_due(mailbox)
@@ -179,7 +179,7 @@ async def test_deltas_that_cannot_be_appended_at_once_are_taken() -> None:
 async def test_deltas_do_not_overtake_waiting_or_taken_commands(
     is_taken: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    said = Said()
+    said = ImmediateAppends()
     mailbox = Mailbox(FakeWorld(), said)
     mailbox.put(_delta("a"))
     mailbox.put(Envelope(FINISHED))

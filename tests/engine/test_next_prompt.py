@@ -113,7 +113,7 @@ def refusing_profiles(history: History) -> dict[str, object]:
     return found
 
 
-class Life:
+class GeneratedLife:
     """One session and its successive processes."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ def _tools(world: FakeWorld) -> list[Tool]:
 
 
 async def _live(turns: list[TurnPlan]) -> None:
-    life = Life()
+    life = GeneratedLife()
     for plan in turns:
         async with asyncio.timeout(60):
             await life.turn(plan)
@@ -240,7 +240,7 @@ def test_the_next_prompt_is_accepted_after_each_kind_of_end() -> None:
 
 
 async def test_an_abort_keeps_the_text_and_the_finished_calls() -> None:
-    life = Life()
+    life = GeneratedLife()
     await life.turn(TurnPlan((Text("go"),), ["half a sentence"], 0.031, None, 60.0))
     await life.turn(TurnPlan((Text("go"),), ["stubborn"], 2.0, None, 60.0))
     _, cut, _, stopped = (await life._runner()).state.history.entries

@@ -54,7 +54,7 @@ class Hold:
         self.may_go_on = asyncio.Event()
 
 
-class Scripted(StoreInFront):
+class ScriptedStore(StoreInFront):
     """A store that refuses an operation, or delays it."""
 
     def __init__(self, memory: Memory) -> None:
@@ -365,7 +365,7 @@ async def test_readers_of_a_releasing_node_are_informed_once_another_process_has
     places: Places,
 ) -> None:
     here = await places.host([text("a"), text("b")])
-    store = Scripted(places.memory)
+    store = ScriptedStore(places.memory)
     there = await places.host(store=store)
     await run_turn(here, "s", "hi")
     reader = await here.session("s")
@@ -395,7 +395,7 @@ async def test_readers_of_a_releasing_node_are_informed_once_another_process_has
 async def test_a_session_given_up_while_another_node_claims_it_counts_as_handed_over(
     places: Places,
 ) -> None:
-    claiming = Scripted(places.memory)
+    claiming = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([[Stall()]], store=claiming)
     await _say(here, "hi")
@@ -415,7 +415,7 @@ async def test_a_session_given_up_while_another_node_claims_it_counts_as_handed_
 async def test_a_stopping_host_gives_up_a_session_that_it_was_just_claiming(
     places: Places, moment: str
 ) -> None:
-    claiming = Scripted(places.memory)
+    claiming = ScriptedStore(places.memory)
     first = await places.host([[Stall()]])
     await _say(first, "hi")
     await first.stop(grace_s=0.01)
@@ -434,7 +434,7 @@ async def test_a_stopping_host_gives_up_a_session_that_it_was_just_claiming(
 
 @spec("TURN-54")
 async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(places: Places) -> None:
-    busy = Scripted(places.memory)
+    busy = ScriptedStore(places.memory)
     go = asyncio.Event()
     here = await places.host([[Gate(go), TextDelta("a"), Finished()]], store=busy)
     there = await places.host([text("b")])
@@ -458,7 +458,7 @@ async def test_a_command_during_the_release_of_its_session_is_accepted_or_leaves
     places: Places,
     is_first: bool,  # noqa: FBT001 - a case
 ) -> None:
-    owning, deleting = Scripted(places.memory), Scripted(places.memory)
+    owning, deleting = ScriptedStore(places.memory), ScriptedStore(places.memory)
     responses: Iterator[list[ScriptedStep]] = iter([text("a"), [Stall()]])
     here = await places.host(lambda _request: next(responses), store=owning)
     there = await places.host(store=deleting)
@@ -637,7 +637,7 @@ def _boss(response: list[ScriptedStep]) -> Agent:
 # --- turns without a report ---------------------------------------------------------------------------------------
 
 
-async def _leave_turn_unwatched(places: Places, store: Scripted) -> tuple[Host, Runner]:
+async def _leave_turn_unwatched(places: Places, store: ScriptedStore) -> tuple[Host, Runner]:
     """Return a host that followed a turn whose node died, and has not been informed of that."""
     here = await places.host([[Stall()]])
     there = await places.host([text("done"), text("done")], store=store)
@@ -655,7 +655,7 @@ async def _leave_turn_unwatched(places: Places, store: Scripted) -> tuple[Host, 
 async def test_a_turn_continues_after_a_claim_for_a_command_that_could_not_be_written(
     places: Places,
 ) -> None:
-    store = Scripted(places.memory)
+    store = ScriptedStore(places.memory)
     _, theirs = await _leave_turn_unwatched(places, store)
     store.refused = "append"
     with pytest.raises(StoreBusyError):
@@ -664,7 +664,7 @@ async def test_a_turn_continues_after_a_claim_for_a_command_that_could_not_be_wr
     assert any(isinstance(each, TurnEnded) for each in await records_until_end(theirs, after=0))
 
 
-class _Ends:
+class _EndObserver:
     """Observes the end of a turn."""
 
     def __init__(self) -> None:
@@ -680,7 +680,7 @@ async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
     places: Places,
 ) -> None:
     here = await places.host([[Stall()]])
-    store = Scripted(places.memory)
+    store = ScriptedStore(places.memory)
     there = await places.host([text("done")], store=store)
     await run_turn_of(here, "first")
     theirs = await there.session("s")
@@ -694,7 +694,7 @@ async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
     with pytest.raises(StoreBusyError):
         await theirs._mailbox.post(None)  # like a deadline, which no client sends again
     store.refused = ""
-    ends = _Ends()
+    ends = _EndObserver()
     there.observers.add(ends)
     await ends.reached.wait()
 
@@ -703,7 +703,7 @@ async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
 async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     places: Places,
 ) -> None:
-    store = Scripted(places.memory)
+    store = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([text("done")], store=store)
     await _say(here, "hi")

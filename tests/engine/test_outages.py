@@ -28,7 +28,7 @@ SPEED = 20.0
 TRANSPORTS: tuple[TransportName, ...] = ("websocket", "sse", "poll")
 
 
-class QuickWorld(World):
+class FastForwardWorld(World):
     """The real world, in which time passes `SPEED` times as fast."""
 
     def monotonic(self) -> float:
@@ -48,7 +48,7 @@ def disk() -> Iterator[Disk]:
     disk.unregister()
 
 
-class Reader:
+class OutageReader:
     """One client, its received events, and the errors that the server reported."""
 
     def __init__(self, url: str, transport: TransportName) -> None:
@@ -89,14 +89,14 @@ async def test_a_disk_that_stays_full_is_reported_to_every_client_and_costs_noth
         await go_on.wait()
         return "built " + target
 
-    world = QuickWorld()
+    world = FastForwardWorld()
     script = iter([calls(("build", '{"target":"all"}')), text("all done"), text("second answer")])
     model = ScriptedModel(lambda _request: next(script))
     store = SQLiteStore(tmp_path / "x.db", vfs=disk.name, world=world)
     app = asgi(Agent(model, tools=[build]), store=store, world=world)
     async with asyncio.timeout(WAIT_S), served(app) as server, asyncio.TaskGroup() as group:
-        readers = [Reader(server.url, transport) for transport in TRANSPORTS]
-        speaker, late = Reader(server.url, "websocket"), Reader(server.url, "sse")
+        readers = [OutageReader(server.url, transport) for transport in TRANSPORTS]
+        speaker, late = OutageReader(server.url, "websocket"), OutageReader(server.url, "sse")
         for each in (*readers, speaker, late):
             await each.client.__aenter__()
         group.create_task(speaker.read(speaker.client.send("s", "build it"), turns=1))

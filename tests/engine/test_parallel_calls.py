@@ -188,7 +188,7 @@ async def test_a_plain_function_that_stops_on_request_keeps_its_result() -> None
         assert records[-1].status is TurnStatus.CANCELLED
 
 
-class Hasty(World):
+class NoWaitWorld(World):
     """A world in which waiting takes no time: every grace is over at once."""
 
     ticks = 1_000_000.0
@@ -223,7 +223,7 @@ async def test_a_result_after_the_grace_is_recorded_as_late(
         return "all five"
 
     work = plain if is_plain else stubborn
-    async with _hosted(ScriptedModel([calls(("work", "{}")), text("ok")]), work, world=Hasty()) as host:
+    async with _hosted(ScriptedModel([calls(("work", "{}")), text("ok")]), work, world=NoWaitWorld()) as host:
         runner = await _start(host)
         await asyncio.to_thread(has_begun.wait, 10)
         await runner.submit(Cancel())
@@ -317,7 +317,7 @@ class Unreadable(MemoryStore):
 
 async def test_an_unreadable_large_result_is_a_failed_attempt_and_the_session_continues() -> None:
     model = ScriptedModel([calls(("read_log", "{}")), text("so long")])
-    async with _hosted(model, read_log, world=Hasty(), store=Unreadable()) as host:
+    async with _hosted(model, read_log, world=NoWaitWorld(), store=Unreadable()) as host:
         records = await run_turn(host, "s", "hi")
         assert isinstance(records[-1], TurnEnded)
         assert records[-1].status is TurnStatus.COMPLETED

@@ -54,7 +54,7 @@ MAKE = Permission("agent-1", "Bash", "execute", '{"command":"make"}')
 PUSH = Permission("agent-1", "Bash", "execute", '{"command":"git push"}', is_fixed=True)
 
 
-class Coder:
+class PermissionModel:
     """A model whose agent requests permission for each of these, in order or at once, and records its actions."""
 
     name = "coder"
@@ -88,7 +88,7 @@ class Coder:
             self.done.append(decision.arguments or wanted.arguments)
 
 
-async def _host(coder: Coder, memory: Memory | None = None, world: World | None = None) -> Host:
+async def _host(coder: PermissionModel, memory: Memory | None = None, world: World | None = None) -> Host:
     store = MemoryStore(memory) if world is None else MemoryStore(memory, world=world)
     host = Host(Agent(coder), store, world=world)
     await host.start()
@@ -126,7 +126,7 @@ def _journal(memory: Memory) -> tuple[Record, ...]:
 
 @spec("TURN-77", "TURN-79")
 async def test_question_answer_and_use_are_recorded_before_the_agent_continues() -> None:
-    memory, coder = Memory(), Coder()
+    memory, coder = Memory(), PermissionModel()
     seen: list[list[str]] = []
     coder.at_decision = lambda: seen.append(_kinds(_journal(memory)))
     host = await _host(coder, memory)
@@ -146,7 +146,7 @@ async def test_question_answer_and_use_are_recorded_before_the_agent_continues()
 
 @spec("TURN-77")
 async def test_a_denial_reaches_the_agent_with_its_reason() -> None:
-    coder = Coder()
+    coder = PermissionModel()
     host = await _host(coder)
     runner = await _start(host)
     await runner.submit(_answer(runner, Choice.DENY, text="not today"))
@@ -158,7 +158,7 @@ async def test_a_denial_reaches_the_agent_with_its_reason() -> None:
 
 @spec("TURN-81")
 async def test_edited_arguments_reach_an_agent_that_accepts_them_and_are_refused_for_others() -> None:
-    coder = Coder(MAKE, PUSH)
+    coder = PermissionModel(MAKE, PUSH)
     host = await _host(coder)
     runner = await _start(host)
     edited = _answer(runner)
@@ -186,7 +186,7 @@ async def test_edited_arguments_reach_an_agent_that_accepts_them_and_are_refused
 
 @spec("TURN-77")
 async def test_several_questions_of_one_agent_are_answered_in_any_order() -> None:
-    coder = Coder(MAKE, PUSH, is_hasty=True)
+    coder = PermissionModel(MAKE, PUSH, is_hasty=True)
     host = await _host(coder)
     runner = await _start(host, count=2)
     await runner.submit(_answer(runner, at=1))
@@ -198,7 +198,7 @@ async def test_several_questions_of_one_agent_are_answered_in_any_order() -> Non
 
 @spec("TURN-80")
 async def test_a_cancel_ends_the_wait_and_closes_the_question() -> None:
-    coder = Coder()
+    coder = PermissionModel()
     host = await _host(coder)
     runner = await _start(host)
     late = _answer(runner)
@@ -214,7 +214,7 @@ async def test_a_cancel_ends_the_wait_and_closes_the_question() -> None:
 @spec("TURN-78", "TURN-80")
 async def test_people_may_take_hours_and_after_the_deadline_the_agent_is_informed() -> None:
     world = FakeWorld()
-    coder = Coder(terms=Ask(answer_s=3 * 3600.0))
+    coder = PermissionModel(terms=Ask(answer_s=3 * 3600.0))
     host = await _host(coder, world=world)
 
     async def begin() -> Runner:
@@ -236,7 +236,7 @@ async def test_people_may_take_hours_and_after_the_deadline_the_agent_is_informe
 async def test_after_an_answer_silence_is_measured_again() -> None:
     world = FakeWorld()
 
-    class Silent(Coder):
+    class Silent(PermissionModel):
         async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
             yield TextDelta("Let me see. ")
             await self._do(request, MAKE)
@@ -263,7 +263,7 @@ async def test_after_an_answer_silence_is_measured_again() -> None:
 @spec("TURN-77")
 async def test_arguments_that_are_too_long_to_read_are_not_asked_about() -> None:
     long = Permission("agent-1", "Write", "edit", '"' + "x" * ARGUMENTS_CHARS_MAX + '"')
-    coder = Coder(long)
+    coder = PermissionModel(long)
     host = await _host(coder)
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("build it")))
@@ -275,7 +275,7 @@ async def test_arguments_that_are_too_long_to_read_are_not_asked_about() -> None
 
 @spec("TURN-80")
 async def test_an_agent_that_stops_waiting_withdraws_its_question() -> None:
-    class Impatient(Coder):
+    class Impatient(PermissionModel):
         async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
             asking = asyncio.ensure_future(self._do(request, MAKE))
             await asyncio.sleep(0)
@@ -300,7 +300,7 @@ async def test_an_agent_that_stops_waiting_withdraws_its_question() -> None:
 async def test_a_permission_request_after_the_end_of_its_attempt_is_refused() -> None:
     left: list[Callable[[], object]] = []
 
-    class Late(Coder):
+    class Late(PermissionModel):
         async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
             left.append(lambda: self._do(request, MAKE))
             yield TextDelta("Done.")
@@ -318,8 +318,8 @@ async def test_a_permission_request_after_the_end_of_its_attempt_is_refused() ->
 
 @spec("TURN-77", "TURN-56")
 async def test_an_answer_may_come_at_another_process() -> None:
-    memory, coder = Memory(), Coder()
-    first, second = await _host(coder, memory), await _host(Coder(), memory)
+    memory, coder = Memory(), PermissionModel()
+    first, second = await _host(coder, memory), await _host(PermissionModel(), memory)
     await _start(first)
     elsewhere = await second.session("s")
     await elsewhere.submit(_answer(elsewhere))
@@ -334,7 +334,7 @@ async def _until_end(runner: Runner) -> None:
         await runner.wait(runner.newest.position)
 
 
-class People:
+class QuestionAnswerer:
     """Answers each open question once, again whenever it is reopened."""
 
     def __init__(self) -> None:
@@ -352,7 +352,7 @@ class People:
                 await runner.wait(runner.newest.position)
 
 
-async def _turn(host: Host, people: People) -> None:
+async def _turn(host: Host, people: QuestionAnswerer) -> None:
     await host.start()
     await host.wait_for_recovery()
     runner = await host.session("s", create=True)
@@ -365,7 +365,7 @@ async def _turn(host: Host, people: People) -> None:
 @pytest.mark.parametrize("point", [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH])
 async def test_after_a_death_at_any_point_the_turn_ends_and_no_permission_is_used_twice(point: Fault) -> None:
     for count in range(1, 50):
-        memory, coder, people = Memory(), Coder(), People()
+        memory, coder, people = Memory(), PermissionModel(), QuestionAnswerer()
         world = FakeWorld()
         world.crash_at(point, count=count)
         host = Host(Agent(coder), MemoryStore(memory, world=world), world=world)
@@ -396,9 +396,9 @@ async def test_after_a_death_at_any_point_the_turn_ends_and_no_permission_is_use
 @spec("TURN-79")
 async def test_an_unused_permission_of_a_dead_process_is_not_asked_about_again() -> None:
     """Found by a death at each append: one of them falls between an answer and its use."""
-    memory, coder, people = Memory(), Coder(), People()
+    memory, coder, people = Memory(), PermissionModel(), QuestionAnswerer()
     for count in range(1, 50):
-        memory, coder, people = Memory(), Coder(), People()
+        memory, coder, people = Memory(), PermissionModel(), QuestionAnswerer()
         world = FakeWorld()
         world.crash_at(Fault.BEFORE_APPEND, count=count)
         host = Host(Agent(coder), MemoryStore(memory, world=world), world=world)
@@ -411,7 +411,7 @@ async def test_an_unused_permission_of_a_dead_process_is_not_asked_about_again()
     memory.living.clear()
     world = FakeWorld(1, at=1_000_060.0)
     second = Host(Agent(coder), MemoryStore(memory, world=world), world=world)
-    nobody = People()
+    nobody = QuestionAnswerer()
     await world.live_through(_turn(second, nobody))
     assert nobody.given == 0
     assert coder.done == ['{"command":"make"}']

@@ -45,7 +45,7 @@ async def publish(words: str) -> str:
     return words
 
 
-class Keeping:
+class PruningBench:
     """A host and a pruner that sweeps on the test's command."""
 
     def __init__(self, host: Host, memory: Memory, world: FakeWorld, retention: Retention) -> None:
@@ -82,7 +82,7 @@ async def keeping(
     store: Store | None = None,
     memory: Memory | None = None,
     of_host: Retention = FOR_EVER,
-) -> AsyncIterator[Keeping]:
+) -> AsyncIterator[PruningBench]:
     world = world or FakeWorld()
     memory = memory or Memory()
     host = Host(
@@ -97,7 +97,7 @@ async def keeping(
         # These tests move the clock by days at once: with a sweep to wake for, all the timers between would
         # fire.
         await host._sleeping.stop()
-        yield Keeping(host, memory, world, retention)
+        yield PruningBench(host, memory, world, retention)
         await host.stop(grace_s=0.1)
 
 

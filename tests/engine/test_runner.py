@@ -304,7 +304,7 @@ async def _records(runner: Runner) -> tuple[Record, ...]:
     return tuple(decode(stored.body) for stored in await runner.read(after=0, limit=1000))
 
 
-class FullOnce(MemoryStore):
+class AppendFullOnce(MemoryStore):
     """A store whose disk is full for the next `left` appends."""
 
     left = 0
@@ -317,7 +317,7 @@ class FullOnce(MemoryStore):
 
 
 async def test_a_full_disk_refuses_the_message_and_nothing_is_half_written() -> None:
-    store = FullOnce()
+    store = AppendFullOnce()
     host = Host(Agent(ScriptedModel([text("fine")])), store)
     await host.start()
     runner = await host.session("s", create=True)
@@ -332,7 +332,7 @@ async def test_a_full_disk_refuses_the_message_and_nothing_is_half_written() -> 
 
 
 async def test_an_outcome_survives_a_disk_that_is_full_for_a_moment() -> None:
-    store = FullOnce()
+    store = AppendFullOnce()
     runs: list[str] = []
 
     @tool
@@ -351,7 +351,7 @@ async def test_an_outcome_survives_a_disk_that_is_full_for_a_moment() -> None:
 
 
 async def test_a_session_whose_store_failed_for_longer_is_reopened_without_a_second_run() -> None:
-    store = FullOnce()
+    store = AppendFullOnce()
     runs: list[str] = []
 
     @tool
@@ -378,7 +378,7 @@ async def test_a_session_whose_store_failed_for_longer_is_reopened_without_a_sec
 
 
 async def test_while_an_outcome_waits_for_the_disk_clients_are_informed_and_it_is_kept() -> None:
-    store = FullOnce()
+    store = AppendFullOnce()
     full = asyncio.Event()
 
     @tool
@@ -404,7 +404,7 @@ async def test_while_an_outcome_waits_for_the_disk_clients_are_informed_and_it_i
 
 
 async def test_a_command_with_a_waiting_outcome_is_refused_by_a_full_disk_and_the_outcome_is_kept() -> None:
-    store = FullOnce()
+    store = AppendFullOnce()
     asked: list[asyncio.Future[int]] = []
 
     @tool
@@ -553,7 +553,7 @@ class AtOnce(StoreInFront):
         return end
 
 
-class Speaker:
+class WordByWordModel:
     """A model that sends each word on the test's command."""
 
     name = "speaker"
@@ -569,8 +569,8 @@ class Speaker:
         yield Finished()
 
 
-async def _speaking(store: AtOnce) -> tuple[Host, Speaker, Runner]:
-    model = Speaker()
+async def _speaking(store: AtOnce) -> tuple[Host, WordByWordModel, Runner]:
+    model = WordByWordModel()
     host = Host(Agent(model), store)
     await host.start()
     runner = await host.session("s", create=True)
@@ -578,7 +578,7 @@ async def _speaking(store: AtOnce) -> tuple[Host, Speaker, Runner]:
     return host, model, runner
 
 
-async def _read_to_end(host: Host, model: Speaker, runner: Runner) -> list[str]:
+async def _read_to_end(host: Host, model: WordByWordModel, runner: Runner) -> list[str]:
     """Let the turn end; return its text as the journal has it, in its order."""
     model.words.put_nowait("")
     async with asyncio.timeout(60):

@@ -341,7 +341,7 @@ def test_limits_of_a_sub_agent_are_positive() -> None:
 # --- invariants under any interleaving ----------------------------------------------------------------------------
 
 
-class _Line(Struct, eq=False):
+class _SessionLine(Struct, eq=False):
     """A session in its journal and at its newest node."""
 
     name: str
@@ -380,11 +380,11 @@ class _Family:
     """A parent with two children, and all their followers."""
 
     def __init__(self) -> None:
-        self.parent = _Line("s")
+        self.parent = _SessionLine("s")
         self.parent.take_over()
         self.parent.tell(say())
         self.parent.tell(asks(at_child("a"), at_child("b")))
-        self.children = {call_id: _Line(f"s::1.1.{at}") for at, call_id in enumerate("ab")}
+        self.children = {call_id: _SessionLine(f"s::1.1.{at}") for at, call_id in enumerate("ab")}
         for child in self.children.values():
             child.take_over()
             child.tell(say("work"))

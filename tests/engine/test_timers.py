@@ -16,7 +16,7 @@ from midstream.session.turn.pending import (
 from midstream.testing.fake_worlds import FakeWorld
 
 
-class Told:
+class WaitBench:
     """Waits of a session, and the commands that they caused."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Told:
 
 
 async def test_each_kind_of_wait_ends_at_its_deadline_with_its_own_command() -> None:
-    told = Told()
+    told = WaitBench()
     told.waits.set(
         [
             AwaitEnd(3, told.at(40)),
@@ -53,7 +53,7 @@ async def test_each_kind_of_wait_ends_at_its_deadline_with_its_own_command() -> 
 
 
 async def test_a_wait_ends_once_however_often_it_is_set() -> None:
-    told = Told()
+    told = WaitBench()
     client = AwaitClient(CallRef(3, 1, "c"), told.at(10))
     told.waits.set([client])
     await told.world.advance(10.0)
@@ -64,7 +64,7 @@ async def test_a_wait_ends_once_however_often_it_is_set() -> None:
 
 
 async def test_a_removed_wait_does_not_fire_and_an_earlier_deadline_comes_first() -> None:
-    told = Told()
+    told = WaitBench()
     told.waits.set([AwaitClient(CallRef(3, 1, "c"), told.at(10))])
     told.waits.set([AwaitClient(CallRef(3, 1, "d"), told.at(5))])
     await told.world.advance(5.0)

@@ -26,7 +26,7 @@ def named_tool(name: str, answer: str = "") -> Tool:
     return work
 
 
-class Shelf:
+class ScriptedToolSource:
     """A source with the test's entries: each is offered or raised, or never returns."""
 
     def __init__(self, name: str, *offers: Tool | Exception | None) -> None:
@@ -57,8 +57,8 @@ async def test_an_agent_without_sources_has_its_own_tools() -> None:
 async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> None:
     own, first, second = (
         named_tool("a"),
-        Shelf("one", named_tool("a"), named_tool("b")),
-        Shelf("two", named_tool("b"), named_tool("c")),
+        ScriptedToolSource("one", named_tool("a"), named_tool("b")),
+        ScriptedToolSource("two", named_tool("b"), named_tool("c")),
     )
     found = await read_toolset(Agent(ScriptedModel([]), tools=[first, own, second]))
     assert found.tools == {"a": own, "b": first.offers[1], "c": second.offers[1]}
@@ -69,10 +69,10 @@ async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> No
 async def test_a_source_that_hangs_or_fails_is_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolset, "READ_S", 0.5)
     sources = (
-        Shelf("slow", None),
-        Shelf("down", ToolsUnavailableError("down")),
-        Shelf("bug", ZeroDivisionError()),
-        Shelf("up", named_tool("a")),
+        ScriptedToolSource("slow", None),
+        ScriptedToolSource("down", ToolsUnavailableError("down")),
+        ScriptedToolSource("bug", ZeroDivisionError()),
+        ScriptedToolSource("up", named_tool("a")),
     )
     async with asyncio.timeout(60):
         found = await read_toolset(Agent(ScriptedModel([]), tools=sources))
@@ -81,7 +81,7 @@ async def test_a_source_that_hangs_or_fails_is_omitted(monkeypatch: pytest.Monke
 
 @spec("TURN-40", "TURN-42")
 async def test_readers_receive_each_change_once() -> None:
-    shelf = Shelf("shelf", named_tool("a"))
+    shelf = ScriptedToolSource("shelf", named_tool("a"))
     model = ScriptedModel([])
     host = Host(Agent(model, tools=[shelf]), MemoryStore())
     await host.start()
@@ -126,7 +126,7 @@ async def test_a_tool_that_disappears_before_its_run_gives_an_error_result() -> 
 
     store = MemoryStore()
     model = ScriptedModel([calls(("wait", "{}"), ("later", "{}"), ("kept", "{}"))])
-    sources = Shelf("shelf", named_tool("later"), named_tool("kept", "here"))
+    sources = ScriptedToolSource("shelf", named_tool("later"), named_tool("kept", "here"))
     first = Host(Agent(model, tools=[wait_for_ever, sources]), store)
     await first.start()
     turn = asyncio.ensure_future(run_turn(first, "s", "go"))
@@ -136,7 +136,9 @@ async def test_a_tool_that_disappears_before_its_run_gives_an_error_result() -> 
     await asyncio.wait([turn], timeout=60)
     turn.exception()
 
-    second = Host(Agent(model, tools=[wait_for_ever, Shelf("shelf", named_tool("kept", "here"))]), store)
+    second = Host(
+        Agent(model, tools=[wait_for_ever, ScriptedToolSource("shelf", named_tool("kept", "here"))]), store
+    )
     await second.start()
     await second.wait_for_recovery()
     runner = await second.session("s")
@@ -156,7 +158,7 @@ async def test_a_tool_that_disappears_before_its_run_gives_an_error_result() -> 
 
 
 async def test_a_source_that_does_not_close_does_not_block_the_stop_of_a_host() -> None:
-    host = Host(Agent(ScriptedModel([]), tools=[Shelf("stuck", None)]), MemoryStore())
+    host = Host(Agent(ScriptedModel([]), tools=[ScriptedToolSource("stuck", None)]), MemoryStore())
     await host.start()
     async with asyncio.timeout(60):
         await host.stop(grace_s=0.1)

@@ -177,7 +177,7 @@ async def test_a_cancel_while_the_tool_writes_comes_after_its_outcome(tmp_path: 
         assert len(_notes(tmp_path / "x.db")) == 1
 
 
-class FullOnce(SQLiteStore):
+class EffectFullOnce(SQLiteStore):
     """A store whose disk is full for the first effect, after it was written."""
 
     left = 1
@@ -196,7 +196,7 @@ class FullOnce(SQLiteStore):
 
 
 async def test_an_effect_refused_by_a_full_disk_is_tried_again_and_is_stored_once(tmp_path: Path) -> None:
-    store = FullOnce(tmp_path / "x.db")
+    store = EffectFullOnce(tmp_path / "x.db")
     async with _hosted(store, NOTE, note) as host:
         records = await run_turn(host, "s", "hi")
         assert _results(records) == [ToolResult("c1", "noted it")]

@@ -28,7 +28,7 @@ BUDGETS = StallBudgets(first_token_s=30.0, between_tokens_s=15.0, tool_s=60.0)
 FIRST, BETWEEN, TOOL = StalledOn.FIRST_TOKEN, StalledOn.BETWEEN_TOKENS, StalledOn.TOOL
 
 
-class Scene:
+class WatchScene:
     """A watch in its own world; `script` is the watched task."""
 
     def __init__(
@@ -52,14 +52,14 @@ class Scene:
 
 @spec("TURN-65")
 async def test_silence_and_its_end_are_reported_once() -> None:
-    scene = Scene()
+    scene = WatchScene()
     await scene.run(29.0, 14.0, 100.0, 14.0)
     assert scene.told == [Stalled(1, 2, BETWEEN, 15.0), StallFinished(1, 2, BETWEEN, 100.0)]
 
 
 @spec("TURN-65")
 async def test_each_silence_is_a_separate_episode() -> None:
-    scene = Scene()
+    scene = WatchScene()
     await scene.run(31.0, 16.0, 1.0, 17.0)
     assert scene.told == [
         Stalled(1, 2, FIRST, 30.0),
@@ -74,7 +74,7 @@ async def test_each_silence_is_a_separate_episode() -> None:
 @spec("TURN-65")
 async def test_without_a_first_token_each_doubling_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[StallSeen] = []
-    scene = Scene(on_stall=seen.append, budgets=StallBudgets(first_token_max_s=600.0))
+    scene = WatchScene(on_stall=seen.append, budgets=StallBudgets(first_token_max_s=600.0))
     await scene.run(500.0, 40.0)
     warned = [30.0, 60.0, 120.0, 240.0, 480.0]
     assert scene.told == [
@@ -109,7 +109,7 @@ async def test_a_late_check_warns_once() -> None:
 
 @spec("TURN-65")
 async def test_a_tool_has_its_own_budget_and_is_never_cut_here() -> None:
-    scene = Scene("c1")
+    scene = WatchScene("c1")
     await scene.run(59.0, 10_000.0)
     assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 10_000.0, "c1")]
 
@@ -118,9 +118,9 @@ async def test_a_tool_has_its_own_budget_and_is_never_cut_here() -> None:
 async def test_a_tool_that_ends_or_is_cancelled_ends_its_stall(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "midstream")
     for error in (None, asyncio.CancelledError()):
-        scene = Scene("c1")
+        scene = WatchScene("c1")
 
-        async def ending(scene: Scene = scene, error: BaseException | None = error) -> None:
+        async def ending(scene: WatchScene = scene, error: BaseException | None = error) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 async with scene.watch:
                     await scene.world.sleep(75.0)
@@ -143,7 +143,7 @@ async def test_a_budget_may_be_infinite() -> None:
 @spec("TURN-64")
 @pytest.mark.parametrize(("pauses_s", "cut_at_s"), [((500.0,), 120.0), ((100.0, 500.0), 220.0)])
 async def test_silence_past_the_limit_is_cut(pauses_s: tuple[float, ...], cut_at_s: float) -> None:
-    scene = Scene()
+    scene = WatchScene()
     began_at = scene.world.now()
     with pytest.raises(TimeoutError):
         await scene.run(*pauses_s)
@@ -153,7 +153,7 @@ async def test_silence_past_the_limit_is_cut(pauses_s: tuple[float, ...], cut_at
 
 @spec("TURN-64")
 async def test_pings_are_not_progress_and_time_spent_in_our_own_code_does_not_count() -> None:
-    scene = Scene()
+    scene = WatchScene()
 
     async def pinging() -> None:
         async with scene.watch:
@@ -165,7 +165,7 @@ async def test_pings_are_not_progress_and_time_spent_in_our_own_code_does_not_co
         await scene.world.live_through(pinging())
     assert scene.watch.silent_s == 120.0
 
-    held = Scene()
+    held = WatchScene()
 
     async def slow_journal() -> None:
         async with held.watch:
@@ -180,7 +180,7 @@ async def test_pings_are_not_progress_and_time_spent_in_our_own_code_does_not_co
 
 @spec("TURN-65")
 async def test_the_log_has_the_last_events_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
-    scene = Scene()
+    scene = WatchScene()
 
     async def speaking() -> None:
         async with scene.watch:
@@ -211,7 +211,7 @@ async def test_the_log_has_the_last_events_and_no_text(caplog: pytest.LogCapture
 @spec("TURN-65")
 async def test_the_agents_counter_receives_every_level() -> None:
     seen: list[StallSeen] = []
-    scene = Scene(on_stall=seen.append)
+    scene = WatchScene(on_stall=seen.append)
     with pytest.raises(TimeoutError):
         await scene.run(31.0, 500.0)
     assert [(each.level, each.waiting_for, each.silent_s) for each in seen] == [
@@ -227,13 +227,13 @@ async def test_a_failing_counter_is_logged_and_breaks_nothing(caplog: pytest.Log
     def broken(_: StallSeen) -> None:
         raise ZeroDivisionError
 
-    scene = Scene(on_stall=broken)
+    scene = WatchScene(on_stall=broken)
     await scene.run(31.0, 16.0)
     assert [type(each) for each in scene.told] == [Stalled, StallFinished, Stalled, StallFinished]
     assert [record.exc_info is not None for record in caplog.records].count(True) >= 2
 
     with pytest.raises(TimeoutError):  # and silence past the limit is still cut
-        await Scene(on_stall=broken).run(500.0)
+        await WatchScene(on_stall=broken).run(500.0)
 
 
 @spec("TURN-66")
@@ -262,7 +262,7 @@ async def test_a_failing_watchdog_does_not_affect_the_work(caplog: pytest.LogCap
 
 
 async def test_nothing_is_left_behind() -> None:
-    scene = Scene()
+    scene = WatchScene()
     before = asyncio.all_tasks()
     await scene.run(1.0)
     await scene.world.settle()

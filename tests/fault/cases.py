@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from midstream.environment import Fault
-from tests.fault.matrix import Case, Kill, Report, Side
+from tests.fault.matrix import CaseReport, Kill, KillCase, Side
 
 APPENDS = (Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH)
 ROUND_TOOLS = (Fault.BEFORE_TOOL, Fault.AFTER_TOOL)
@@ -24,29 +24,31 @@ def _client(point: Fault, count: int) -> Kill:
     return Kill("client", point, count)
 
 
-EVERY_DAY: tuple[Case, ...] = (
+EVERY_DAY: tuple[KillCase, ...] = (
     # The first message: sent, stored, acknowledged; then the model streams.
-    *(Case((_server(point, 1),)) for point in (Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, *APPENDS)),
-    Case((_server(Fault.BEFORE_ACK, 1),)),
-    *(Case((_server(point, 12),)) for point in APPENDS),
+    *(KillCase((_server(point, 1),)) for point in (Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, *APPENDS)),
+    KillCase((_server(Fault.BEFORE_ACK, 1),)),
+    *(KillCase((_server(point, 12),)) for point in APPENDS),
     # Two concurrent reads, a write, the slow tool; the client's result is stored and not acknowledged.
-    *(Case((_server(point, count),)) for point in ROUND_TOOLS for count in (1, 3, 5)),
-    Case((_server(Fault.BEFORE_ACK, 2),)),
+    *(KillCase((_server(point, count),)) for point in ROUND_TOOLS for count in (1, 3, 5)),
+    KillCase((_server(Fault.BEFORE_ACK, 2),)),
     # Recovery dies too; the slow tool is run, and the last text is interrupted.
-    *(Case((_server(Fault.AFTER_TOOL, 2), _server(point, 1))) for point in IN_RECOVERY),
-    Case((_server(Fault.AFTER_TOOL, 5), _server(Fault.AFTER_PUBLISH, 8), _server(Fault.BEFORE_APPEND, 3))),
+    *(KillCase((_server(Fault.AFTER_TOOL, 2), _server(point, 1))) for point in IN_RECOVERY),
+    KillCase(
+        (_server(Fault.AFTER_TOOL, 5), _server(Fault.AFTER_PUBLISH, 8), _server(Fault.BEFORE_APPEND, 3))
+    ),
     # The client, before and after it has stored its events, and around its own tool; then both.
-    *(Case((_client(point, count),)) for point in CHECKPOINTS for count in (1, 8)),
-    *(Case((_client(point, 1),)) for point in ROUND_TOOLS),
-    Case((_server(Fault.BEFORE_TOOL, 3), _client(Fault.AFTER_CHECKPOINT, 6))),
+    *(KillCase((_client(point, count),)) for point in CHECKPOINTS for count in (1, 8)),
+    *(KillCase((_client(point, 1),)) for point in ROUND_TOOLS),
+    KillCase((_server(Fault.BEFORE_TOOL, 3), _client(Fault.AFTER_CHECKPOINT, 6))),
     # A cancel by the user.
-    Case((_server(Fault.BEFORE_ACK, 2),), is_cancelled=True),
-    Case((_server(Fault.AFTER_TOOL, 4), _client(Fault.BEFORE_CHECKPOINT, 9)), is_cancelled=True),
+    KillCase((_server(Fault.BEFORE_ACK, 2),), is_cancelled=True),
+    KillCase((_server(Fault.AFTER_TOOL, 4), _client(Fault.BEFORE_CHECKPOINT, 9)), is_cancelled=True),
 )
 """About thirty deaths: every point, in every part of the turn."""
 
 
-def every_case(reference: Report, cancelled: Report) -> Iterator[Case]:
+def every_case(reference: CaseReport, cancelled: CaseReport) -> Iterator[KillCase]:
     """Yield the whole matrix, from the number of times that each point is reached without a death."""
     times = reference.reached
     for point in (*APPENDS, *ROUND_TOOLS, Fault.BEFORE_CLAIM, Fault.AFTER_CLAIM, Fault.BEFORE_ACK):
@@ -56,21 +58,21 @@ def every_case(reference: Report, cancelled: Report) -> Iterator[Case]:
     appends = times["server"][Fault.BEFORE_APPEND]
     for count in range(1, appends + 1, 3):
         for point in IN_RECOVERY:
-            yield Case((_server(Fault.AFTER_APPEND, count), _server(point, 1)))
-        yield Case((_server(Fault.AFTER_PUBLISH, count), _client(Fault.AFTER_CHECKPOINT, count)))
+            yield KillCase((_server(Fault.AFTER_APPEND, count), _server(point, 1)))
+        yield KillCase((_server(Fault.AFTER_PUBLISH, count), _client(Fault.AFTER_CHECKPOINT, count)))
     for count in range(1, cancelled.reached["server"][Fault.BEFORE_APPEND] + 1):
         for point in APPENDS[:2]:
-            yield Case((_server(point, count),), is_cancelled=True)
+            yield KillCase((_server(point, count),), is_cancelled=True)
     for count in range(1, cancelled.reached["client"][Fault.BEFORE_CHECKPOINT] + 1, 2):
-        yield Case((_client(Fault.AFTER_CHECKPOINT, count),), is_cancelled=True)
+        yield KillCase((_client(Fault.AFTER_CHECKPOINT, count),), is_cancelled=True)
 
 
-def _each(side: Side, point: Fault, times: dict[str, dict[str, int]]) -> Iterator[Case]:
+def _each(side: Side, point: Fault, times: dict[str, dict[str, int]]) -> Iterator[KillCase]:
     for count in range(1, times[side][point] + 1):
-        yield Case((Kill(side, point, count),))
+        yield KillCase((Kill(side, point, count),))
 
 
-def summary(reports: Sequence[Report]) -> dict[str, Any]:
+def summary(reports: Sequence[CaseReport]) -> dict[str, Any]:
     """Return the figures of a matrix, for the table and for the file."""
     deaths: dict[str, int] = defaultdict(int)
     for report in reports:
@@ -117,7 +119,7 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def figures_of(story: str, reports: Sequence[Report]) -> dict[str, int]:
+def figures_of(story: str, reports: Sequence[CaseReport]) -> dict[str, int]:
     """Return the results of the cases of one story."""
     ours = [each for each in reports if each.case.startswith(f"{story}:")]
     return {

@@ -16,11 +16,11 @@ from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls
 from midstream.tools.function_tools import tool
-from tests.fault.turn import Ledger
+from tests.fault.turn import EffectLedger
 
 
 async def main(folder: Path) -> None:
-    ledger = Ledger(folder / "ledger")
+    ledger = EffectLedger(folder / "ledger")
 
     @tool
     async def kill() -> str:

@@ -21,7 +21,7 @@ from midstream.protocol.frames import Gone, SnapshotFrame
 from midstream.session.records import CallStarted, TurnEnded, decode, encode
 from midstream.testing.fake_worlds import KillingWorld
 from tests.fault.options import Options
-from tests.fault.turn import QUESTION, SESSION, Ledger, client_tools
+from tests.fault.turn import QUESTION, SESSION, EffectLedger, client_tools
 
 SLOW_RESPONSE = 3
 HAND_S = 0.002
@@ -35,14 +35,14 @@ class HastyWorld(KillingWorld):
         return 0.97
 
 
-class Shown(Struct, frozen=True):
+class ReceivedEvent(Struct, frozen=True):
     """One line of the log."""
 
     id: str
     record: msgspec.Raw
 
 
-class Notes:
+class ReceivedEvents:
     """The events that a client received, in a file, each once."""
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class Notes:
             "nothing was lost, nothing is old"
         )
         if event.id not in self._ids:
-            line = Shown(event.id, msgspec.Raw(encode(event.record)))
+            line = ReceivedEvent(event.id, msgspec.Raw(encode(event.record)))
             os.write(self._file, msgspec.json.encode(line) + b"\n")
             self.lines.append(line)
             self._ids.add(event.id)
@@ -65,17 +65,17 @@ class Notes:
         return bool(self.lines) and isinstance(decode(bytes(self.lines[-1].record)), TurnEnded)
 
 
-def read_notes(path: Path) -> list[Shown]:
+def read_notes(path: Path) -> list[ReceivedEvent]:
     if not path.exists():
         return []
-    return [msgspec.json.decode(line, type=Shown) for line in path.read_bytes().splitlines()]
+    return [msgspec.json.decode(line, type=ReceivedEvent) for line in path.read_bytes().splitlines()]
 
 
 async def main() -> None:
     options = Options("client")
     world = HastyWorld(*options.death, report_to=options.notes)
-    ledger = Ledger(options.folder / "ledger")
-    seen = Notes(options.folder / "client.seen")
+    ledger = EffectLedger(options.folder / "ledger")
+    seen = ReceivedEvents(options.folder / "client.seen")
     url = f"http://127.0.0.1:{options.port}"
     state, secrets = options.folder / "client.db", options.folder / "secrets.db"
     tools = client_tools(ledger)
@@ -86,7 +86,7 @@ async def main() -> None:
         if not seen.has_end:
             await _follow(client, client.send(SESSION, QUESTION), seen, options)
 
-        reader = Notes(options.folder / "reader.seen")
+        reader = ReceivedEvents(options.folder / "reader.seen")
         async with contextlib.aclosing(client.follow(SESSION, after="0-0")) as events:
             async for event in events:
                 reader.add(event)
@@ -94,7 +94,9 @@ async def main() -> None:
                     break
 
 
-async def _follow(client: Client, events: AsyncIterator[Event], seen: Notes, options: Options) -> None:
+async def _follow(
+    client: Client, events: AsyncIterator[Event], seen: ReceivedEvents, options: Options
+) -> None:
     async with asyncio.TaskGroup() as group:
         if options.is_cancelling and any(_is_slow(decode(bytes(line.record))) for line in seen.lines):
             group.create_task(client.cancel(SESSION))  # this client was killed before it received it

@@ -31,7 +31,7 @@ from midstream.session.records import (
 )
 from midstream.testing.history_checker import Evidence, Execution, check_ended
 from tests.fault.client_process import HastyWorld
-from tests.fault.matrix import CASE_S, Case, Process, Report, reached, read_ledger
+from tests.fault.matrix import CASE_S, CaseReport, KillCase, SideProcess, reached, read_ledger
 from tests.fault.stored import read_all
 from tests.fault.stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIES, RESUMED
 from tests.fault.turn import PIDS, SESSION
@@ -42,12 +42,12 @@ GONE_WITHIN_S = 30.0
 REPEATABLE = {OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY}
 
 
-async def play(case: Case, folder: Path) -> Report:
+async def play(case: KillCase, folder: Path) -> CaseReport:
     """Play one case in an empty folder and judge it."""
     began_at = time.monotonic()
-    report = Report(str(case))
+    report = CaseReport(str(case))
     with held_port() as port:
-        server = Process("server", folder, port, case)
+        server = SideProcess("server", folder, port, case)
         try:
             async with asyncio.timeout(CASE_S):
                 await _live(server, Driver(case, folder, server.url))
@@ -64,7 +64,7 @@ async def play(case: Case, folder: Path) -> Report:
     return report
 
 
-async def _live(server: Process, driver: Driver) -> None:
+async def _live(server: SideProcess, driver: Driver) -> None:
     """Restart the server whenever it dies, until the driver is done."""
     await server.start()
     talk = asyncio.ensure_future(driver.live())
@@ -86,7 +86,7 @@ async def _live(server: Process, driver: Driver) -> None:
 class Driver:
     """All roles other than the server."""
 
-    def __init__(self, case: Case, folder: Path, url: str) -> None:
+    def __init__(self, case: KillCase, folder: Path, url: str) -> None:
         self._case = case
         self._folder = folder
         self._url = url
@@ -187,7 +187,7 @@ def _lives(pid: str) -> bool:
         return False
 
 
-def judge(case: Case, evidence: Evidence, report: Report) -> None:
+def judge(case: KillCase, evidence: Evidence, report: CaseReport) -> None:
     """Judge the result: no forbidden repetition, no lost outcome, no remaining process."""
     ledger = evidence.ledger
     report.problems += map(str, check_ended(evidence))

@@ -26,7 +26,7 @@ ASKED = (("c1",), ("p1", "p2", "p3"))
 """The calls that the model requests in each response."""
 
 
-class Play:
+class DrivenPlay:
     """The tools' effects, and the model's next output."""
 
     def __init__(self, folder: Path, *, dies_in: str) -> None:
@@ -50,7 +50,7 @@ class Play:
         os.write(self._ledger, f"{line}\n".encode())
 
 
-async def pydantic_ai(folder: Path, play: Play, world: KillingWorld, policy: OnDoubt) -> Any:
+async def pydantic_ai(folder: Path, play: DrivenPlay, world: KillingWorld, policy: OnDoubt) -> Any:
     from pydantic_ai import Agent
     from pydantic_ai.messages import (
         ModelMessage,
@@ -83,7 +83,7 @@ async def pydantic_ai(folder: Path, play: Play, world: KillingWorld, policy: OnD
     return result.output, {part.tool_call_id: str(part.content) for part in answers}
 
 
-async def langgraph(folder: Path, play: Play, world: KillingWorld, policy: OnDoubt) -> Any:
+async def langgraph(folder: Path, play: DrivenPlay, world: KillingWorld, policy: OnDoubt) -> Any:
     from langchain_core.messages import AIMessage, HumanMessage
     from langchain_core.tools import tool
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -118,7 +118,7 @@ async def langgraph(folder: Path, play: Play, world: KillingWorld, policy: OnDou
     return ended["messages"][-1].content, answers
 
 
-async def openai_agents(folder: Path, play: Play, world: KillingWorld, policy: OnDoubt) -> Any:
+async def openai_agents(folder: Path, play: DrivenPlay, world: KillingWorld, policy: OnDoubt) -> Any:
     from agents import Agent, ModelResponse, Runner, Usage, function_tool, set_tracing_disabled
     from agents.models.interface import Model
     from agents.testing import assistant_message, function_call
@@ -164,7 +164,7 @@ async def main() -> None:
     parser.add_argument("--policy", type=OnDoubt, default=OnDoubt.UNKNOWN)
     given = parser.parse_args()
     world = KillingWorld(given.kill_at, given.kill_time)
-    play = Play(given.folder, dies_in=given.dies_in)
+    play = DrivenPlay(given.folder, dies_in=given.dies_in)
     answer, answers = await KINDS[given.kind](given.folder, play, world, given.policy)
     reached = {point.value: count for point, count in world.reached.items()}
     print(json.dumps({"answer": answer, "answers": answers, "reached": reached}), flush=True)  # noqa: T201 - for the test

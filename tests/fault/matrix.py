@@ -40,7 +40,15 @@ from tests.fault import starting
 from tests.fault.client_process import read_notes
 from tests.fault.options import Point
 from tests.fault.stored import read_session
-from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
+from tests.fault.turn import (
+    ANSWER_OF_CLIENT,
+    QUESTION,
+    SESSION,
+    TEXTS,
+    EffectLedger,
+    LedgerLine,
+    client_tools,
+)
 from tests.forked import AsyncForked
 from tests.ports import held_port
 
@@ -64,7 +72,7 @@ class Kill(Struct, frozen=True):
         return f"{self.side} {self.point.value} {self.count}"
 
 
-class Case(Struct, frozen=True):
+class KillCase(Struct, frozen=True):
     """The events of the turn; no kills: the reference."""
 
     kills: tuple[Kill, ...] = ()
@@ -80,7 +88,7 @@ class Case(Struct, frozen=True):
         return f"{deaths} (cancelled)" if self.is_cancelled else deaths
 
 
-class Report(Struct):
+class CaseReport(Struct):
     """The result of a case."""
 
     case: str
@@ -105,10 +113,10 @@ class Report(Struct):
     seconds: float = 0.0
 
 
-class Process:
+class SideProcess:
     """One side, in one process after the other."""
 
-    def __init__(self, side: Side, folder: Path, port: int, case: Case) -> None:
+    def __init__(self, side: Side, folder: Path, port: int, case: KillCase) -> None:
         self.side = side
         self.url = f"http://127.0.0.1:{port}"
         self.deaths: list[Point] = []
@@ -169,16 +177,16 @@ class Process:
         return log.read_text(errors="replace") if log.exists() else ""
 
 
-Judge = Callable[[Case, Path, tuple["Process", "Process"], Report], Awaitable[None]]
+Judge = Callable[[KillCase, Path, tuple["SideProcess", "SideProcess"], CaseReport], Awaitable[None]]
 """Examines the files of server and client in a folder, and completes the report."""
 
 
-async def run(case: Case, folder: Path, judge: Judge | None = None) -> Report:
+async def run(case: KillCase, folder: Path, judge: Judge | None = None) -> CaseReport:
     """Run one case in an empty folder and judge it, by default as the long turn."""
     began_at = time.monotonic()
     with held_port() as port:
-        server, client = Process("server", folder, port, case), Process("client", folder, port, case)
-        report = Report(str(case))
+        server, client = SideProcess("server", folder, port, case), SideProcess("client", folder, port, case)
+        report = CaseReport(str(case))
         try:
             async with asyncio.timeout(CASE_S):
                 await _play(server, client)
@@ -196,7 +204,7 @@ async def run(case: Case, folder: Path, judge: Judge | None = None) -> Report:
     return report
 
 
-async def _play(server: Process, client: Process) -> None:
+async def _play(server: SideProcess, client: SideProcess) -> None:
     """Start both, restart dead processes, until the client has received everything."""
     await server.start()
     await client.start()
@@ -226,12 +234,14 @@ def reached(folder: Path, side: Side) -> dict[str, int]:
 # --- judgement --------------------------------------------------------------------------------------------------
 
 
-async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], report: Report) -> None:
+async def _judge(
+    case: KillCase, folder: Path, sides: tuple[SideProcess, SideProcess], report: CaseReport
+) -> None:
     server, client = sides
     stored = read_session(folder, SESSION)
     records = [decode(each.body) for each in stored]
     ledger = read_ledger(folder)
-    say = SendPayload((Text(QUESTION),), declare(client_tools(Ledger(folder / "ledger"))))
+    say = SendPayload((Text(QUESTION),), declare(client_tools(EffectLedger(folder / "ledger"))))
     later: list[Payload] = [
         ResultPayload(1, 4, ToolResult("a", ANSWER_OF_CLIENT)),
         ResultPayload(1, 4, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
@@ -270,7 +280,9 @@ def read_ledger(folder: Path) -> list[Execution]:
     """Return the lines that the tools wrote."""
     if not (folder / "ledger").exists():
         return []
-    lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
+    lines = [
+        msgspec.json.decode(line, type=LedgerLine) for line in (folder / "ledger").read_bytes().splitlines()
+    ]
     ended = {_run_of(each) for each in lines if each.what == "ended"}
     return [
         Execution(
@@ -287,7 +299,7 @@ def read_ledger(folder: Path) -> list[Execution]:
     ]
 
 
-def _run_of(line: Line) -> tuple[str, int, int, str, int]:
+def _run_of(line: LedgerLine) -> tuple[str, int, int, str, int]:
     return (line.session, line.turn, line.response, line.call_id, line.run)
 
 
@@ -329,7 +341,7 @@ def text_kept(records: Sequence[Record]) -> tuple[str, ...]:
     )
 
 
-def _measure_takeovers(folder: Path, server: Process, report: Report) -> None:
+def _measure_takeovers(folder: Path, server: SideProcess, report: CaseReport) -> None:
     """Read from the server's log how long each new process took to its first append."""
     lives: list[list[tuple[str, float]]] = []
     for line in (folder / "server.reached").read_text().splitlines():

@@ -18,7 +18,7 @@ from mcp_types import ToolAnnotations
 
 from midstream.environment import World
 from midstream.tools.mcp import EFFECT_KEY
-from tests.fault.turn import PIDS, Line
+from tests.fault.turn import PIDS, LedgerLine
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 server = MCPServer("ledger", log_level="ERROR")
@@ -27,13 +27,15 @@ server = MCPServer("ledger", log_level="ERROR")
 def note(name: str, key: str, what: Literal["began", "ended"]) -> None:
     """Write that a run began or ended; the lines before determine its number."""
     session, turn, response, call_id = key.split("/")
-    lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
+    lines = [
+        msgspec.json.decode(line, type=LedgerLine) for line in (folder / "ledger").read_bytes().splitlines()
+    ]
     place = (session, int(turn), int(response), call_id)
     before = sum(
         (each.session, each.turn, each.response, each.call_id, each.what) == (*place, "began")
         for each in lines
     )
-    line = Line(*place, before + (what == "began"), name, what)
+    line = LedgerLine(*place, before + (what == "began"), name, what)
     with (folder / "ledger").open("ab") as ledger:
         ledger.write(msgspec.json.encode(line) + b"\n")
 

@@ -14,10 +14,20 @@ from midstream.session.records import decode
 from midstream.testing.history_checker import Evidence
 from tests.fault.cases import CHECKPOINTS
 from tests.fault.drive import judge
-from tests.fault.matrix import Case, Kill, Process, Report, Side, client_log, read_ledger, reader_log, run
+from tests.fault.matrix import (
+    CaseReport,
+    Kill,
+    KillCase,
+    Side,
+    SideProcess,
+    client_log,
+    read_ledger,
+    reader_log,
+    run,
+)
 from tests.fault.options import Inside, Point
 from tests.fault.stored import read_all
-from tests.fault.stories import CLIENT_POLICIES, Stage
+from tests.fault.stories import CLIENT_POLICIES, StoryStage
 from tests.fault.turn import QUESTION, SESSION
 
 IN_DOUBT: tuple[Point, ...] = (Fault.BEFORE_TOOL, Inside.INSIDE_TOOL, Fault.AFTER_TOOL)
@@ -26,7 +36,7 @@ CHECKPOINTS_MAX = 16
 """Checkpoints of one story at each of which its client is killed; of longer ones every second or third."""
 
 
-async def meet(case: Case, folder: Path) -> Report:
+async def meet(case: KillCase, folder: Path) -> CaseReport:
     """Play one case in an empty folder and judge it."""
     return await run(case, folder, _judge)
 
@@ -36,35 +46,39 @@ def kills(*deaths: tuple[Side, Point, int]) -> tuple[Kill, ...]:
     return tuple(Kill(*death) for death in deaths)
 
 
-def every_case(story: str, reference: Report) -> Iterator[Case]:
+def every_case(story: str, reference: CaseReport) -> Iterator[KillCase]:
     """Yield each point of the client each time it is reached; then deaths in a row, and of both sides."""
     times = reference.reached["client"]
     checkpoints = times[Fault.BEFORE_CHECKPOINT]
     for point in CHECKPOINTS:
         for count in range(1, checkpoints + 1, 1 + checkpoints // CHECKPOINTS_MAX):
-            yield Case(kills(("client", point, count)), story=story)
+            yield KillCase(kills(("client", point, count)), story=story)
     if times.get(Fault.AFTER_TOOL):
-        yield from (Case(kills(("client", doubtful, 1)), story=story) for doubtful in IN_DOUBT)
+        yield from (KillCase(kills(("client", doubtful, 1)), story=story) for doubtful in IN_DOUBT)
         for doubtful in IN_DOUBT:
             for again in (*CHECKPOINTS, *IN_DOUBT):  # the life that finds it in doubt dies too
-                yield Case(kills(("client", doubtful, 1), ("client", again, 1)), story=story)
-            yield Case(kills(("client", doubtful, 1), ("server", Fault.AFTER_APPEND, 4)), story=story)
-        yield Case(kills(("client", Fault.AFTER_TOOL, 1), ("server", Fault.BEFORE_ACK, 2)), story=story)
+                yield KillCase(kills(("client", doubtful, 1), ("client", again, 1)), story=story)
+            yield KillCase(kills(("client", doubtful, 1), ("server", Fault.AFTER_APPEND, 4)), story=story)
+        yield KillCase(kills(("client", Fault.AFTER_TOOL, 1), ("server", Fault.BEFORE_ACK, 2)), story=story)
     if reference.reached["server"].get(Fault.AFTER_TOOL):
         for doubtful in IN_DOUBT:
             for count in range(1, checkpoints + 1, 1 + checkpoints // 6):
                 # In doubt at the server, or in a child: the answering client dies as well.
                 deaths = kills(("server", doubtful, 1), ("client", Fault.AFTER_CHECKPOINT, count))
-                yield Case(deaths, story=story)
-    yield Case(kills(("server", Fault.BEFORE_ACK, 2)), story=story)
-    yield Case(kills(("server", Fault.BEFORE_ACK, 1), ("client", Fault.AFTER_CHECKPOINT, 2)), story=story)
+                yield KillCase(deaths, story=story)
+    yield KillCase(kills(("server", Fault.BEFORE_ACK, 2)), story=story)
+    yield KillCase(kills(("server", Fault.BEFORE_ACK, 1), ("client", Fault.AFTER_CHECKPOINT, 2)), story=story)
 
 
-async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], report: Report) -> None:
+async def _judge(
+    case: KillCase, folder: Path, sides: tuple[SideProcess, SideProcess], report: CaseReport
+) -> None:
     journals = read_all(folder)
     stored = [decode(each.body) for each in journals.get(SESSION, [])]
     tools = (
-        [Stage(folder, World(), dies_inside=False).tool(case.story)] if case.story in CLIENT_POLICIES else []
+        [StoryStage(folder, World(), dies_inside=False).tool(case.story)]
+        if case.story in CLIENT_POLICIES
+        else []
     )
     say = SendPayload((Text(QUESTION),), declare(tools))
     later: list[Payload] = [

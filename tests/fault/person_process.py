@@ -14,19 +14,19 @@ from midstream.client import Client, Event, connect
 from midstream.environment import World
 from midstream.errors import QuestionClosedError
 from midstream.session.records import QuestionAsked
-from tests.fault.client_process import HAND_S, HastyWorld, Notes
+from tests.fault.client_process import HAND_S, HastyWorld, ReceivedEvents
 from tests.fault.drive import truth
 from tests.fault.options import Options
-from tests.fault.stories import CLIENT_POLICIES, Stage
+from tests.fault.stories import CLIENT_POLICIES, StoryStage
 from tests.fault.turn import QUESTION, SESSION
 
 
 async def main() -> None:
     options = Options("client")
     world = HastyWorld(*options.death, report_to=options.notes)
-    stage = Stage(options.folder, world, dies_inside=options.dies_inside)
+    stage = StoryStage(options.folder, world, dies_inside=options.dies_inside)
     tools = [stage.tool(options.story)] if options.story in CLIENT_POLICIES else []
-    seen = Notes(options.folder / "client.seen")
+    seen = ReceivedEvents(options.folder / "client.seen")
     state, secrets = options.folder / "client.db", options.folder / "secrets.db"
     url = f"http://127.0.0.1:{options.port}"
     async with connect(url, state=state, secrets=secrets, tools=tools, world=world) as client:
@@ -35,7 +35,7 @@ async def main() -> None:
         if not seen.has_end:
             await _run_turn(client, client.send(SESSION, QUESTION), seen, options)
 
-        reader = Notes(options.folder / "reader.seen")
+        reader = ReceivedEvents(options.folder / "reader.seen")
         async with contextlib.aclosing(client.follow(SESSION, after="0-0")) as events:
             async for event in events:
                 reader.add(event)
@@ -43,7 +43,9 @@ async def main() -> None:
                     break
 
 
-async def _run_turn(client: Client, events: AsyncIterator[Event], seen: Notes, options: Options) -> None:
+async def _run_turn(
+    client: Client, events: AsyncIterator[Event], seen: ReceivedEvents, options: Options
+) -> None:
     async for event in events:
         await World().sleep(HAND_S)
         seen.add(event)

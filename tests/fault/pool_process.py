@@ -32,7 +32,7 @@ Turns = list[list[str]]
 """The messages of each turn of a client application. All but the last turn have been answered."""
 
 
-class Point(StrEnum):
+class PoolPoint(StrEnum):
     """The point where a process kills itself."""
 
     BEFORE_RECORD = "before-record"
@@ -52,24 +52,24 @@ class Point(StrEnum):
     NEVER = "never"
 
 
-_WRITES: dict[tuple[int, str], Point] = {
-    (1, "before"): Point.BEFORE_RECORD,
-    (1, "after"): Point.AFTER_RECORD,
-    (2, "before"): Point.OPENED,
-    (2, "after"): Point.CONFIRMED,
-    (3, "before"): Point.ANSWERED,
-    (3, "after"): Point.RELEASED,
+_WRITES: dict[tuple[int, str], PoolPoint] = {
+    (1, "before"): PoolPoint.BEFORE_RECORD,
+    (1, "after"): PoolPoint.AFTER_RECORD,
+    (2, "before"): PoolPoint.OPENED,
+    (2, "after"): PoolPoint.CONFIRMED,
+    (3, "before"): PoolPoint.ANSWERED,
+    (3, "after"): PoolPoint.RELEASED,
 }
 """A turn writes its record three times."""
 
 
-class Death:
+class ProcessDeath:
     """Kills this process at one point."""
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: PoolPoint) -> None:
         self._point = point
 
-    def reach(self, point: Point | None) -> None:
+    def reach(self, point: PoolPoint | None) -> None:
         if point is self._point:
             os.kill(os.getpid(), signal.SIGKILL)
             signal.pause()
@@ -78,7 +78,7 @@ class Death:
 class DeadlyKeyValue:
     """A store's key-value part, with points between the writes of a record."""
 
-    def __init__(self, store: KeyValue, death: Death) -> None:
+    def __init__(self, store: KeyValue, death: ProcessDeath) -> None:
         self._store = store
         self._death = death
         self._writes = 0
@@ -100,12 +100,12 @@ class DeadlyKeyValue:
         return await self._store.kv_list(namespace)
 
 
-def live(link: Connection, database: str, url: str, memory: Memory, point: Point) -> None:
+def live(link: Connection, database: str, url: str, memory: Memory, point: PoolPoint) -> None:
     """Answer the requests over `link`, each time with the text of the answer, until None arrives."""
-    asyncio.run(_live(link, database, url, memory, Death(point)))
+    asyncio.run(_live(link, database, url, memory, ProcessDeath(point)))
 
 
-async def _live(link: Connection, database: str, url: str, memory: Memory, death: Death) -> None:
+async def _live(link: Connection, database: str, url: str, memory: Memory, death: ProcessDeath) -> None:
     store = SQLiteStore(Path(database))
     await store.open()
     kind = OpenAIChain if memory == "responses" else OpenAIConversation
@@ -116,11 +116,11 @@ async def _live(link: Connection, database: str, url: str, memory: Memory, death
     await store.close()
 
 
-async def _answer(pool: Pooled, turns: Turns, death: Death) -> str:
+async def _answer(pool: Pooled, turns: Turns, death: ProcessDeath) -> str:
     words = ""
     try:
         async for event in pool.stream(ModelRequest("", _history(turns), session="s")):
-            death.reach(Point.SPEAKING)
+            death.reach(PoolPoint.SPEAKING)
             if isinstance(event, TextDelta):
                 words += event.text
     except ModelError as error:

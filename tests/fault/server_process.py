@@ -12,18 +12,18 @@ from midstream.server.uvicorn_server import serve
 from midstream.testing.scripted_model import ScriptedModel
 from tests.fault.options import Options
 from tests.fault.stored import make_store
-from tests.fault.stories import Stage
-from tests.fault.turn import Ledger, script, server_tools
+from tests.fault.stories import StoryStage
+from tests.fault.turn import EffectLedger, script, server_tools
 
 
 async def main() -> None:
     options = Options("server")
     world = options.world()
-    ledger = Ledger(options.folder / "ledger")
+    ledger = EffectLedger(options.folder / "ledger")
     if options.story == "words":
         agent = Agent(ScriptedModel(script(), world=world), tools=server_tools(ledger, world))
     else:
-        agent = Stage(options.folder, world, dies_inside=options.dies_inside).agent(options.story)
+        agent = StoryStage(options.folder, world, dies_inside=options.dies_inside).agent(options.story)
     app = asgi(agent, store=make_store(options.folder, world), world=world)
     os.write(options.notes, f"start {world.now():.6f}\n".encode())
     await serve(app, port=options.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver

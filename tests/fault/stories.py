@@ -28,7 +28,7 @@ from midstream.testing.scripted_model import (
     text,
 )
 from midstream.tools.function_tools import DidNotHappen, Happened, Probed, StatedOutcome, Tool, question, tool
-from tests.fault.turn import Ledger
+from tests.fault.turn import EffectLedger
 
 RESUMED = "resumed"
 """A file that the driver creates before it resumes the failed turn."""
@@ -67,7 +67,7 @@ MESSAGES = {"queue": ("one", "two", "three")}
 """The messages of stories with more than one."""
 
 
-class Stage:
+class StoryStage:
     """Makes the agent of a story, in any process.
 
 
@@ -78,7 +78,7 @@ class Stage:
 
     def __init__(self, folder: Path, world: World, *, dies_inside: bool) -> None:
         self._folder = folder
-        self._ledger = Ledger(folder / "ledger")
+        self._ledger = EffectLedger(folder / "ledger")
         self._world = world
         self._dies_inside = dies_inside
 

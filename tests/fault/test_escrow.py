@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fault
 WAIT_S = 60.0
 
 
-class Server:
+class EscrowServer:
     """A server process on its own port."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
@@ -38,13 +38,13 @@ class Server:
 
 
 @asynccontextmanager
-async def _serving(folder: Path, port: int) -> AsyncIterator[Server]:
+async def _serving(folder: Path, port: int) -> AsyncIterator[EscrowServer]:
     command = (sys.executable, "-m", "tests.fault.escrow_process", str(folder), str(port))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), WAIT_S)
-        yield Server(process, line.decode().strip())
+        yield EscrowServer(process, line.decode().strip())
     finally:
         if process.returncode is None:
             process.kill()

@@ -15,7 +15,7 @@ import pytest
 from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
 from tests.fault.extent import IS_FULL, select_cases
-from tests.fault.matrix import Case, Report, run
+from tests.fault.matrix import CaseReport, KillCase, run
 from tests.fault.stored import use_jetstream, use_postgres
 from tests.fault.test_pruning import POINTS
 from tests.forked import ROOT
@@ -35,7 +35,7 @@ FULL_S = 3600
 @spec("TURN-5", "TURN-21")
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["to its end", "cancelled"])
 async def test_nobody_dies(tmp_path: Path, is_cancelled: bool) -> None:  # noqa: FBT001 - pytest's parameter
-    report = await run(Case(is_cancelled=is_cancelled), tmp_path)
+    report = await run(KillCase(is_cancelled=is_cancelled), tmp_path)
     assert report.problems == []
     assert report.status == ("cancelled" if is_cancelled else "completed")
     assert (report.reruns, report.unknown) == (0, int(is_cancelled))
@@ -43,7 +43,7 @@ async def test_nobody_dies(tmp_path: Path, is_cancelled: bool) -> None:  # noqa:
 
 @spec("TURN-13", "TURN-14", "TURN-16")
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_somebody_dies(case: Case, tmp_path: Path) -> None:
+async def test_somebody_dies(case: KillCase, tmp_path: Path) -> None:
     report = await run(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"
@@ -55,7 +55,7 @@ ON_SERVERS = select_cases(EVERY_DAY, 17)
 
 @spec("TURN-13", "TURN-14", "TURN-16")
 @pytest.mark.parametrize("case", ON_SERVERS, ids=str)
-async def test_somebody_dies_on_postgresql(case: Case, tmp_path: Path, engine: Engine) -> None:
+async def test_somebody_dies_on_postgresql(case: KillCase, tmp_path: Path, engine: Engine) -> None:
     use_postgres(tmp_path, engine)
     report = await run(case, tmp_path)
     assert report.problems == []
@@ -64,7 +64,7 @@ async def test_somebody_dies_on_postgresql(case: Case, tmp_path: Path, engine: E
 
 @spec("TURN-13", "TURN-14", "TURN-16")
 @pytest.mark.parametrize("case", ON_SERVERS, ids=str)
-async def test_somebody_dies_on_jetstream(case: Case, tmp_path: Path, nats_server: NatsCluster) -> None:
+async def test_somebody_dies_on_jetstream(case: KillCase, tmp_path: Path, nats_server: NatsCluster) -> None:
     use_jetstream(tmp_path, nats_server)
     report = await run(case, tmp_path)
     assert report.problems == []
@@ -90,13 +90,13 @@ async def test_everybody_dies_everywhere(
             use_postgres(folder, engine)
         return folder
 
-    reference = await run(Case(), make_folder("reference"))
-    cancelled = await run(Case(is_cancelled=True), make_folder("cancelled"))
+    reference = await run(KillCase(), make_folder("reference"))
+    cancelled = await run(KillCase(is_cancelled=True), make_folder("cancelled"))
     assert reference.problems + cancelled.problems == []
     cases = list(every_case(reference, cancelled))
     turnstile = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int, case: Case) -> Report:
+    async def one(number: int, case: KillCase) -> CaseReport:
         async with turnstile:
             return await run(case, make_folder(str(number)))
 

@@ -9,7 +9,7 @@ import pytest
 from midstream.environment import Fault
 from midstream.session.calls import OnDoubt
 from tests.fault.extent import IS_FULL, select_cases
-from tests.fault.matrix import Case
+from tests.fault.matrix import KillCase
 from tests.fault.options import Inside
 from tests.fault.people import every_case, kills, meet
 from tests.fault.stories import CLIENT_POLICIES, ELSEWHERE, PEOPLE
@@ -21,29 +21,35 @@ pytestmark = pytest.mark.fault
 
 EVERY_DAY = (
     # A call in doubt at the client, by each policy of its tool; the life that finds it in doubt dies too.
-    Case(kills(("client", Fault.AFTER_TOOL, 1)), story="client_unknown"),
-    Case(kills(("client", Inside.INSIDE_TOOL, 1), ("client", Inside.INSIDE_TOOL, 1)), story="client_rerun"),
-    Case(kills(("client", Fault.AFTER_TOOL, 1)), story="client_rerun_with_key"),
-    Case(kills(("client", Fault.AFTER_TOOL, 1), ("client", Fault.AFTER_CHECKPOINT, 1)), story="client_probe"),
-    Case(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_hold"),
+    KillCase(kills(("client", Fault.AFTER_TOOL, 1)), story="client_unknown"),
+    KillCase(
+        kills(("client", Inside.INSIDE_TOOL, 1), ("client", Inside.INSIDE_TOOL, 1)), story="client_rerun"
+    ),
+    KillCase(kills(("client", Fault.AFTER_TOOL, 1)), story="client_rerun_with_key"),
+    KillCase(
+        kills(("client", Fault.AFTER_TOOL, 1), ("client", Fault.AFTER_CHECKPOINT, 1)), story="client_probe"
+    ),
+    KillCase(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_hold"),
     # Its outcome is in transit when both die.
-    Case(kills(("client", Fault.AFTER_TOOL, 1), ("server", Fault.BEFORE_ACK, 2)), story="client_unknown"),
+    KillCase(kills(("client", Fault.AFTER_TOOL, 1), ("server", Fault.BEFORE_ACK, 2)), story="client_unknown"),
     # Approval: given, used, and asked of a client that dies before and after it was stored.
-    Case(kills(("client", Fault.BEFORE_TOOL, 1)), story="client_approval"),
-    Case(kills(("client", Fault.AFTER_TOOL, 1)), story="client_approval_rerun"),
-    Case(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_approval_probe"),
-    Case(kills(("server", Fault.BEFORE_ACK, 2), ("client", Fault.BEFORE_CHECKPOINT, 9)), story="approval"),
-    Case(kills(("client", Fault.AFTER_CHECKPOINT, 9)), story="question"),
+    KillCase(kills(("client", Fault.BEFORE_TOOL, 1)), story="client_approval"),
+    KillCase(kills(("client", Fault.AFTER_TOOL, 1)), story="client_approval_rerun"),
+    KillCase(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_approval_probe"),
+    KillCase(
+        kills(("server", Fault.BEFORE_ACK, 2), ("client", Fault.BEFORE_CHECKPOINT, 9)), story="approval"
+    ),
+    KillCase(kills(("client", Fault.AFTER_CHECKPOINT, 9)), story="question"),
     # A client is asked about a call in doubt, of the server or of a sub-agent, and dies.
-    Case(kills(("server", Inside.INSIDE_TOOL, 1), ("client", Fault.AFTER_CHECKPOINT, 9)), story="hold"),
-    Case(kills(("server", Fault.AFTER_TOOL, 2), ("client", Fault.BEFORE_CHECKPOINT, 9)), story="family"),
-    Case(kills(("client", Fault.AFTER_CHECKPOINT, 12)), story="family_asks"),
+    KillCase(kills(("server", Inside.INSIDE_TOOL, 1), ("client", Fault.AFTER_CHECKPOINT, 9)), story="hold"),
+    KillCase(kills(("server", Fault.AFTER_TOOL, 2), ("client", Fault.BEFORE_CHECKPOINT, 9)), story="family"),
+    KillCase(kills(("client", Fault.AFTER_CHECKPOINT, 12)), story="family_asks"),
 )
 
 
 @spec("TURN-13", "TURN-28", "TURN-30")
 @pytest.mark.parametrize("case", select_cases(EVERY_DAY, 1, 3, 4, 5, 7, 10, 11, 13), ids=str)
-async def test_a_client_dies_in_a_story(case: Case, tmp_path: Path) -> None:
+async def test_a_client_dies_in_a_story(case: KillCase, tmp_path: Path) -> None:
     report = await meet(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"

@@ -19,7 +19,7 @@ from midstream.agents.openai_conversation import Memory
 from midstream.environment import World
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 from tests.fault.extent import IS_FULL
-from tests.fault.pool_process import Point, Turns, live
+from tests.fault.pool_process import PoolPoint, Turns, live
 from tests.forked import PROCESSES
 from tests.spec import spec
 
@@ -36,14 +36,14 @@ BEFORE: dict[str, tuple[Turns, list[str]]] = {
     "edited": ([["say word-1"], ["say word-0"]], ["say word-3"]),
 }
 """Answered turns, and the message of the turn that is killed; an edit replaces the last turn."""
-POINTS = [point for point in Point if point is not Point.NEVER]
+POINTS = [point for point in PoolPoint if point is not PoolPoint.NEVER]
 SHORT = [
-    ("conversation", "continued", Point.BEFORE_RECORD),
-    ("conversation", "continued", Point.CONFIRMED),
-    ("conversation", "continued", Point.ANSWERED),
-    ("conversation", "edited", Point.AFTER_RECORD),
-    ("conversation", "queued", Point.SPEAKING),
-    ("responses", "continued", Point.OPENED),
+    ("conversation", "continued", PoolPoint.BEFORE_RECORD),
+    ("conversation", "continued", PoolPoint.CONFIRMED),
+    ("conversation", "continued", PoolPoint.ANSWERED),
+    ("conversation", "edited", PoolPoint.AFTER_RECORD),
+    ("conversation", "queued", PoolPoint.SPEAKING),
+    ("responses", "continued", PoolPoint.OPENED),
 ]
 FULL = [
     (memory, situation, point)
@@ -53,10 +53,10 @@ FULL = [
 ]
 
 
-class Server:
+class PoolServer:
     """One process with a pool."""
 
-    def __init__(self, folder: Path, peer: OpenAIMemory, point: Point) -> None:
+    def __init__(self, folder: Path, peer: OpenAIMemory, point: PoolPoint) -> None:
         self._link, theirs = PROCESSES.Pipe()
         arguments = (theirs, str(folder / "x.db"), peer.url, peer.memory, point)
         self.process = PROCESSES.Process(target=live, args=arguments, daemon=True)
@@ -95,8 +95,10 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def server(folder: Path, peer: OpenAIMemory, point: Point = Point.NEVER) -> AsyncIterator[Server]:
-    started = Server(folder, peer, point)
+async def server(
+    folder: Path, peer: OpenAIMemory, point: PoolPoint = PoolPoint.NEVER
+) -> AsyncIterator[PoolServer]:
+    started = PoolServer(folder, peer, point)
     try:
         yield started
     finally:
@@ -113,7 +115,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
             await World().sleep(0.01)
 
 
-async def _continue(folder: Path, peer: OpenAIMemory, elder: Server, turns: Turns) -> None:
+async def _continue(folder: Path, peer: OpenAIMemory, elder: PoolServer, turns: Turns) -> None:
     """Get the answer of the killed turn from a living process, and then the next one from a new process."""
     before = len(peer.messages())
     assert await elder.ask(turns) == _words(turns)
@@ -129,7 +131,7 @@ async def _continue(folder: Path, peer: OpenAIMemory, elder: Server, turns: Turn
 @spec("REUSE-36", "REUSE-37", "REUSE-50", "REUSE-51")
 @pytest.mark.parametrize(("memory", "situation", "point"), FULL if IS_FULL else SHORT)
 async def test_a_killed_process_loses_and_doubles_nothing(
-    tmp_path: Path, memory: Memory, situation: str, point: Point
+    tmp_path: Path, memory: Memory, situation: str, point: PoolPoint
 ) -> None:
     answered, said = BEFORE[situation]
     async with openai_memory(memory) as peer, server(tmp_path, peer) as elder:

@@ -71,7 +71,7 @@ careful = make_agent(agent, on_doubt={"look": "rerun"})
 """
 
 
-class Provider:
+class ScriptedResponsesApi:
     """The Responses API: calls the tool that the message names, then answers with its result.
 
     `talk` gets an answer without a tool. The answer stops after its second word until `goes_on` is set.
@@ -102,8 +102,8 @@ class Provider:
 
 
 @contextlib.contextmanager
-def scripted_provider() -> Iterator[Provider]:
-    provider = Provider()
+def scripted_provider() -> Iterator[ScriptedResponsesApi]:
+    provider = ScriptedResponsesApi()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -142,7 +142,7 @@ def python_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def provider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Provider]:
+def provider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ScriptedResponsesApi]:
     with scripted_provider() as found:
         monkeypatch.setenv("OPENAI_BASE_URL", found.url)
         monkeypatch.setenv("OPENAI_API_KEY", "k")
@@ -172,7 +172,9 @@ def until(server: Serving, text: str, kind: type[object], session: str = "mine")
         assert any(isinstance(event.record, kind) for event in events)
 
 
-def test_killed_tool_calls_are_handled_by_their_policies(tmp_path: Path, provider: Provider) -> None:
+def test_killed_tool_calls_are_handled_by_their_policies(
+    tmp_path: Path, provider: ScriptedResponsesApi
+) -> None:
     with Serving(tmp_path, app=APP, agent="careful") as server:
         for tool in ("book", "look"):
             until(server, tool, CallProgressed, session=tool)
@@ -190,7 +192,9 @@ def test_killed_tool_calls_are_handled_by_their_policies(tmp_path: Path, provide
     assert {body["instructions"] for body in provider.bodies} == {"You book."}
 
 
-def test_a_killed_answer_is_requested_again_and_shown_once(tmp_path: Path, provider: Provider) -> None:
+def test_a_killed_answer_is_requested_again_and_shown_once(
+    tmp_path: Path, provider: ScriptedResponsesApi
+) -> None:
     with (
         held_port() as port,
         Serving(tmp_path, app=APP, port=port) as server,
@@ -221,7 +225,9 @@ def run_chat(server: Serving, text: str) -> Iterator[subprocess.Popen[str]]:
         chat.communicate()
 
 
-def test_an_approval_survives_the_server_and_is_given_over_http(tmp_path: Path, provider: Provider) -> None:
+def test_an_approval_survives_the_server_and_is_given_over_http(
+    tmp_path: Path, provider: ScriptedResponsesApi
+) -> None:
     with Serving(tmp_path, app=APP) as server:
         until(server, "pay", QuestionAsked)
         server.kill()
@@ -237,7 +243,7 @@ def test_an_approval_survives_the_server_and_is_given_over_http(tmp_path: Path, 
         assert ledger(tmp_path) == ["Oslo"]
 
 
-def test_a_denied_call_never_runs(tmp_path: Path, provider: Provider) -> None:
+def test_a_denied_call_never_runs(tmp_path: Path, provider: ScriptedResponsesApi) -> None:
     with Serving(tmp_path, app=APP) as server:
         until(server, "pay", QuestionAsked)
         assert run("sessions", "answer", "mine", "deny", "--url", server.url).returncode == 0

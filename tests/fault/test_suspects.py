@@ -36,7 +36,7 @@ async def test_deaths_at_random_moments_end_no_turn(tmp_path: Path) -> None:
     chance = random.Random(seed)
     (tmp_path / "go").touch()
     workers = _Successors(tmp_path)
-    ends_of = _Ends(tmp_path)
+    ends_of = _TurnEnds(tmp_path)
     is_over = asyncio.Event()
 
     async def talk(session: str) -> int:
@@ -105,7 +105,7 @@ async def test_a_tool_that_kills_its_server_is_started_four_times_at_most_and_ot
     assert problems(tmp_path, everyone) == []
 
 
-class _Ends:
+class _TurnEnds:
     """The turns that started and ended, read from the journals as they grow."""
 
     POLL_S = 0.02

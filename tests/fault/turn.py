@@ -73,7 +73,7 @@ TEXTS = (FIRST_WORDS, "This takes a while.", "And you?", LAST_WORDS)
 ANSWER_OF_CLIENT = "Fine."
 
 
-class Line(Struct, frozen=True):
+class LedgerLine(Struct, frozen=True):
     """One line of the ledger: a run of a call began, or ended."""
 
     session: str
@@ -85,7 +85,7 @@ class Line(Struct, frozen=True):
     what: Literal["began", "ended"]
 
 
-class Ledger:
+class EffectLedger:
     """The external effects: a file to which every tool appends, on either side."""
 
     def __init__(self, path: Path) -> None:
@@ -94,20 +94,20 @@ class Ledger:
 
     def note(self, name: str, what: Literal["began", "ended"]) -> None:
         call = current_call()
-        line = Line(call.session, call.turn, call.response, call.call_id, call.run, name, what)
+        line = LedgerLine(call.session, call.turn, call.response, call.call_id, call.run, name, what)
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
     def has_ended(self) -> bool:
         """Return whether any run of the current call has ended, as a probe or a person finds it."""
         call = current_call()
         place = (call.session, call.turn, call.response, call.call_id, "ended")
-        lines = (msgspec.json.decode(line, type=Line) for line in self._path.read_bytes().splitlines())
+        lines = (msgspec.json.decode(line, type=LedgerLine) for line in self._path.read_bytes().splitlines())
         return any(
             (each.session, each.turn, each.response, each.call_id, each.what) == place for each in lines
         )
 
 
-def server_tools(ledger: Ledger, world: World) -> list[Tool]:
+def server_tools(ledger: EffectLedger, world: World) -> list[Tool]:
     async def read(name: str) -> str:
         """Read something."""
         ledger.note("read", "began")
@@ -131,7 +131,7 @@ def server_tools(ledger: Ledger, world: World) -> list[Tool]:
     return [tool(has_effects=False)(read), tool(write), tool(work_slowly)]
 
 
-def client_tools(ledger: Ledger) -> list[Tool]:
+def client_tools(ledger: EffectLedger) -> list[Tool]:
     async def ask() -> str:
         """Ask the user."""
         ledger.note("ask", "began")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault.cases import figures_of, lines_of, summary, table
-from tests.fault.matrix import Case, Report
+from tests.fault.matrix import CaseReport, KillCase
 from tests.forked import ROOT
 
 AT_ONCE = 2
@@ -21,8 +21,8 @@ PROGRESS = 25
 
 async def play_all(
     stories: Collection[str],
-    meet: Callable[[Case, Path], Awaitable[Report]],
-    every_case: Callable[[str, Report], Iterator[Case]],
+    meet: Callable[[KillCase, Path], Awaitable[CaseReport]],
+    every_case: Callable[[str, CaseReport], Iterator[KillCase]],
     *,
     folder: Path,
     results: str,
@@ -38,18 +38,18 @@ async def play_all(
     """
     turnstile = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int, case: Case) -> Report:
+    async def one(number: int, case: KillCase) -> CaseReport:
         own = folder / f"{case.story}-{number}"
         own.mkdir()
         async with turnstile:
             return await meet(case, own)
 
-    references = await asyncio.gather(*(one(0, Case(story=story)) for story in stories))
+    references = await asyncio.gather(*(one(0, KillCase(story=story)) for story in stories))
     assert [problem for report in references for problem in report.problems] == []
     cases = [
         each for story, report in zip(stories, references, strict=True) for each in every_case(story, report)
     ]
-    reports: list[Report] = []
+    reports: list[CaseReport] = []
     playing = [one(number, case) for number, case in enumerate(cases, start=1)]
     for done, next_one in enumerate(asyncio.as_completed(playing), start=1):
         reports.append(await next_one)

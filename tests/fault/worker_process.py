@@ -27,7 +27,7 @@ from midstream.testing.fake_worlds import KillingWorld
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, steps_since_user, text
 from midstream.tools.function_tools import Tool, tool
 from tests.fault.stored import make_store
-from tests.fault.turn import Ledger
+from tests.fault.turn import EffectLedger
 
 POLL_S = 0.005
 WORDS, WORD_S = 10, 0.01
@@ -80,7 +80,7 @@ class Go:
                         each.set_result(None)
 
 
-class Model(ScriptedModel):
+class WorkerModel(ScriptedModel):
     """Any tool's name: calls it, then sends done. "think": sends half, waits, sends the rest.
 
     "kill": calls it in each response. "talk": sends some words, calls `work`, then `look`, and sends done.
@@ -121,7 +121,7 @@ def _said(request: ModelRequest) -> str:
 
 
 def tools(folder: Path, go: Go) -> list[Tool]:
-    ledger = Ledger(folder / "ledger")
+    ledger = EffectLedger(folder / "ledger")
 
     async def work() -> str:
         """Work, once."""
@@ -174,7 +174,7 @@ async def main() -> None:
     store = make_store(given.folder, world, name=given.store, lease_s=given.lease)
     go = Go(given.folder / "go", world)
     looking = world.spawn(go.look(), name="go")
-    app = asgi(Agent(Model(go, world), tools=tools(given.folder, go)), store=store, world=world)
+    app = asgi(Agent(WorkerModel(go, world), tools=tools(given.folder, go)), store=store, world=world)
     if given.begin:
         await app.start()
         await asyncio.gather(*(_begin(app, number) for number in range(given.begin)))

@@ -23,7 +23,7 @@ from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
 from tests.fault import starting
 from tests.fault.stored import is_writable, read_session
-from tests.fault.turn import Line
+from tests.fault.turn import LedgerLine
 from tests.server.serving import KEYS
 
 WAIT_S = 60.0
@@ -183,11 +183,11 @@ async def _moment() -> None:
     await World().sleep(0.004)
 
 
-def lines(folder: Path) -> list[Line]:
+def lines(folder: Path) -> list[LedgerLine]:
     """Return the tools' notes; an unfinished line may be there in part."""
     path = folder / "ledger"
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
-    return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]
+    return [msgspec.json.decode(line, type=LedgerLine) for line in whole.splitlines()]
 
 
 def executions(folder: Path) -> list[Execution]:

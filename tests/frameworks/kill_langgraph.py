@@ -12,9 +12,9 @@ from langgraph.types import Command, interrupt
 
 from tests.frameworks.kill_programs import (
     SESSION,
-    Play,
+    FinalState,
+    GuidePlay,
     Program,
-    Report,
     cancel_and_repeat,
     run_guide,
     store,
@@ -24,7 +24,7 @@ from tests.frameworks.kill_programs import (
 PAGE = "langgraph.md"
 
 
-def _names(play: Play, *blocks: int, is_asking: bool = False) -> dict[str, Any]:
+def _names(play: GuidePlay, *blocks: int, is_asking: bool = False) -> dict[str, Any]:
     names = run_guide(PAGE, 0, *blocks)
 
     @tool
@@ -57,7 +57,7 @@ def _names(play: Play, *blocks: int, is_asking: bool = False) -> dict[str, Any]:
     return names
 
 
-async def _report(names: dict[str, Any]) -> Report:
+async def _report(names: dict[str, Any]) -> FinalState:
     async with names["AsyncSqliteSaver"].from_conn_string("graph.db") as saver:
         graph = names["builder"].compile(checkpointer=saver)
         state = await graph.aget_state({"configurable": {"thread_id": SESSION}})
@@ -65,10 +65,10 @@ async def _report(names: dict[str, Any]) -> Report:
     results = [each for each in messages if isinstance(each, ToolMessage)]
     assert len({each.tool_call_id for each in results}) == len(results), "a result stands twice in the thread"
     answers = [str(each.content) for each in messages if isinstance(each, AIMessage) and not each.tool_calls]
-    return Report({each.tool_call_id: str(each.content) for each in results}, answers)
+    return FinalState({each.tool_call_id: str(each.content) for each in results}, answers)
 
 
-async def conversation(play: Play) -> Report:
+async def conversation(play: GuidePlay) -> FinalState:
     """Two messages on one thread."""
     names = _names(play, 1)
     for message in ("m1", "m2"):
@@ -77,7 +77,7 @@ async def conversation(play: Play) -> Report:
     return await _report(names)
 
 
-async def cancelled(play: Play) -> Report:
+async def cancelled(play: GuidePlay) -> FinalState:
     """Two messages; each is cancelled at random and repeated at once."""
     names = _names(play, 1)
     for message in ("m1", "m2"):
@@ -87,7 +87,7 @@ async def cancelled(play: Play) -> Report:
     return await _report(names)
 
 
-async def overtaken(play: Play) -> Report:
+async def overtaken(play: GuidePlay) -> FinalState:
     """A message that is cancelled at random, then another one, in a graph that repairs its messages."""
     names = _names(play, 1, 2)
     config: Any = {"configurable": {"thread_id": SESSION}}
@@ -114,7 +114,7 @@ async def overtaken(play: Play) -> Report:
     return await _report(names)
 
 
-async def approvals(play: Play) -> Report:
+async def approvals(play: GuidePlay) -> FinalState:
     """Tools that ask a person, one resume for each."""
     names = _names(play, 1, is_asking=True)
     config: Any = {"configurable": {"thread_id": SESSION}}

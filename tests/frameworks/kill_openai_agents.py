@@ -14,9 +14,9 @@ from openai.types.responses import ResponseTextDeltaEvent
 from midstream.frameworks.openai_agents import _completed_event
 from tests.frameworks.kill_programs import (
     SESSION,
-    Play,
+    FinalState,
+    GuidePlay,
     Program,
-    Report,
     cancel_at_random,
     converse,
     run_guide,
@@ -27,10 +27,10 @@ PAGE = "openai-agents.md"
 set_tracing_disabled(True)
 
 
-class Scripted(Model):
+class PlayModel(Model):
     """Requests the next calls of the play."""
 
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: GuidePlay) -> None:
         self._play = play
 
     async def get_response(self, system: Any, input: Any, *args: Any, **keywords: Any) -> ModelResponse:
@@ -64,7 +64,7 @@ class Scripted(Model):
         ]
 
 
-def _tool(play: Play, **options: Any) -> Any:
+def _tool(play: GuidePlay, **options: Any) -> Any:
     @function_tool(**options)
     async def act(name: str) -> str:
         """Act."""
@@ -73,35 +73,35 @@ def _tool(play: Play, **options: Any) -> Any:
     return act
 
 
-def _names(play: Play, *blocks: int, **options: Any) -> dict[str, Any]:
+def _names(play: GuidePlay, *blocks: int, **options: Any) -> dict[str, Any]:
     names = run_guide(PAGE, 0, *blocks)
     durable = names["durable"]
     tools = durable.tools([_tool(play, **options)])
-    names["agent"] = names["cashier"] = Agent(name="a", model=durable.model(Scripted(play)), tools=tools)
+    names["agent"] = names["cashier"] = Agent(name="a", model=durable.model(PlayModel(play)), tools=tools)
     return names
 
 
-def _report(items: list[Any]) -> Report:
+def _report(items: list[Any]) -> FinalState:
     outputs = [each for each in items if each.get("type") == "function_call_output"]
     assert len({each["call_id"] for each in outputs}) == len(outputs), "an output stands twice in the items"
     results = {each["call_id"]: str(each["output"]) for each in outputs}
     messages = [each for each in items if each.get("type") == "message" or each.get("role") == "assistant"]
     answers = [each["content"] for each in messages if each.get("role") == "assistant"]
     texts = [each if isinstance(each, str) else "".join(part["text"] for part in each) for each in answers]
-    return Report(results, texts)
+    return FinalState(results, texts)
 
 
-async def conversation(play: Play) -> Report:
+async def conversation(play: GuidePlay) -> FinalState:
     """Two messages, with their items."""
     return _report(json.loads(await converse(play, _names(play, 2))))
 
 
-async def cancelled(play: Play) -> Report:
+async def cancelled(play: GuidePlay) -> FinalState:
     """Two messages; each is cancelled at random and repeated at once."""
     return _report(json.loads(await converse(play, cancel_at_random(_names(play, 2), play))))
 
 
-async def streamed(play: Play) -> Report:
+async def streamed(play: GuidePlay) -> FinalState:
     """One message whose stream is read; reading stops after a random event and starts again."""
     names = _names(play, 1)
     for _ in range(3):
@@ -117,13 +117,13 @@ async def streamed(play: Play) -> Report:
     return await _final(names, "m1")
 
 
-async def _final(names: dict[str, Any], given: Any) -> Report:
+async def _final(names: dict[str, Any], given: Any) -> FinalState:
     async with names["durable"].turn(SESSION, "m1", key="m1"):
         result = await Runner.run(names["agent"], given)
     return _report(result.to_input_list())
 
 
-async def sub_agent(play: Play) -> Report:
+async def sub_agent(play: GuidePlay) -> FinalState:
     """An agent as a tool, with a wrapped model and tools with effects."""
     names = run_guide(PAGE, 0)
     durable = names["durable"]
@@ -133,7 +133,7 @@ async def sub_agent(play: Play) -> Report:
     return await _final(names, "m1")
 
 
-class ForInput(Scripted):
+class ForInput(PlayModel):
     """Requests calls of an agent that is a tool: their argument is `input`."""
 
     async def _output(self, input: Any) -> list[Any]:
@@ -162,7 +162,7 @@ class Inner(Model):
         raise NotImplementedError
 
 
-async def approvals(play: Play) -> Report:
+async def approvals(play: GuidePlay) -> FinalState:
     """Calls that need a person's approval, and a program that stores the waiting ones."""
     names = _names(play, 3, needs_approval=True)
     waiting = play.folder / "waiting"

@@ -34,7 +34,7 @@ _BLOCKS = {(block.page, block.number): block.code for block in all_blocks() if b
 _compiled: dict[tuple[str, int], CodeType] = {}
 
 
-class Play:
+class GuidePlay:
     """The behaviour of the tools and the model of one process.
 
 
@@ -71,14 +71,14 @@ class Play:
         return [f"{message}-{call}" for call in batches[min(responses, 2)]]
 
 
-class Report(Struct):
+class FinalState(Struct):
     """The final state of a program: the results of calls as the model reads them, and the answers."""
 
     results: dict[str, str] = {}
     answers: list[str] = []
 
 
-Program = Callable[[Play], Coroutine[Any, Any, Report]]
+Program = Callable[[GuidePlay], Coroutine[Any, Any, FinalState]]
 
 
 def run_guide(page: str, *blocks: int) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def run_guide(page: str, *blocks: int) -> dict[str, Any]:
     return names
 
 
-async def until_free(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
+async def until_free(act: Callable[[], Awaitable[Any]], play: GuidePlay) -> Any:
     """Repeat an action that is refused because another process, or a run of this one, is active."""
     for _ in range(REFUSED_TRIES_MAX):
         try:
@@ -103,7 +103,7 @@ async def until_free(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
     raise AssertionError("the session never became free")
 
 
-async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: Play) -> Any:
+async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: GuidePlay) -> Any:
     """Cancel the running action at a random moment and run it again at once, three times; then let it end."""
     cancelled: list[asyncio.Task[Any]] = []
     for _ in range(3):
@@ -123,7 +123,7 @@ async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: Play) -> An
     return result
 
 
-async def converse(play: Play, names: dict[str, Any]) -> Any:
+async def converse(play: GuidePlay, names: dict[str, Any]) -> Any:
     """Send two messages as a guide's `converse` does, and return the application's final history."""
     for message in ("m1", "m2"):
         await until_free(functools.partial(names["converse"], SESSION, message, message), play)
@@ -131,7 +131,7 @@ async def converse(play: Play, names: dict[str, Any]) -> Any:
     return after
 
 
-def cancel_at_random(names: dict[str, Any], play: Play) -> dict[str, Any]:
+def cancel_at_random(names: dict[str, Any], play: GuidePlay) -> dict[str, Any]:
     """Cancel each message of a guide's `converse` at random and repeat it at once, in one process."""
     say = names["converse"]
 
@@ -149,6 +149,6 @@ def store(file: Path, text: str) -> None:
     draft.replace(file)
 
 
-def write_report(folder: Path, report: Report) -> None:
+def write_report(folder: Path, report: FinalState) -> None:
     """Write a program's final state where its judge reads it."""
     store(folder / "report", json.dumps([report.results, report.answers]))

@@ -20,9 +20,9 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 
 from tests.frameworks.kill_programs import (
     SESSION,
-    Play,
+    FinalState,
+    GuidePlay,
     Program,
-    Report,
     cancel_and_repeat,
     cancel_at_random,
     converse,
@@ -34,7 +34,7 @@ from tests.frameworks.kill_programs import (
 PAGE = "pydantic-ai.md"
 
 
-def _model(play: Play) -> FunctionModel:
+def _model(play: GuidePlay) -> FunctionModel:
     async def text_and_calls(messages: list[ModelMessage]) -> list[str]:
         prompts = [
             (place, part.content)
@@ -64,7 +64,7 @@ def _model(play: Play) -> FunctionModel:
     return FunctionModel(respond, stream_function=stream)
 
 
-def _names(play: Play, *blocks: int) -> dict[str, Any]:
+def _names(play: GuidePlay, *blocks: int) -> dict[str, Any]:
     names = run_guide(PAGE, 0, *blocks)
     agent: Agent[None, Any] = Agent(_model(play), deps_type=type(None), capabilities=[names["durable"]])
     agent.tool_plain(play.act)
@@ -72,31 +72,31 @@ def _names(play: Play, *blocks: int) -> dict[str, Any]:
     return names
 
 
-def _report(messages: list[ModelMessage]) -> Report:
+def _report(messages: list[ModelMessage]) -> FinalState:
     parts = [part for message in messages for part in message.parts]
     answers = [part.content for part in parts if isinstance(part, TextPart)]
     results = [part for part in parts if isinstance(part, ToolReturnPart)]
     assert len({part.tool_call_id for part in results}) == len(results), (
         "a result stands twice in the history"
     )
-    return Report({part.tool_call_id: str(part.content) for part in results}, answers)
+    return FinalState({part.tool_call_id: str(part.content) for part in results}, answers)
 
 
-async def conversation(play: Play) -> Report:
+async def conversation(play: GuidePlay) -> FinalState:
     """Two messages, with a history."""
     return _read_report(await converse(play, _names(play, 2)))
 
 
-async def cancelled(play: Play) -> Report:
+async def cancelled(play: GuidePlay) -> FinalState:
     """Two messages; each is cancelled at random and repeated at once."""
     return _read_report(await converse(play, cancel_at_random(_names(play, 2), play)))
 
 
-def _read_report(history: bytes) -> Report:
+def _read_report(history: bytes) -> FinalState:
     return _report(ModelMessagesTypeAdapter.validate_json(history))
 
 
-async def streamed(play: Play) -> Report:
+async def streamed(play: GuidePlay) -> FinalState:
     """One message, whose events are read; cancelled at random and repeated at once."""
     names = _names(play)
 
@@ -109,7 +109,7 @@ async def streamed(play: Play) -> Report:
     return _report(result.all_messages())
 
 
-async def sub_agent(play: Play) -> Report:
+async def sub_agent(play: GuidePlay) -> FinalState:
     """An agent that a tool runs, with the same capability and with its own effects."""
     names = _names(play)
     inner: Agent[None, str] = Agent(
@@ -135,7 +135,7 @@ def _inner(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
     return ModelResponse(parts=[ToolCallPart("act", {"name": str(prompt)}, "inner")])
 
 
-async def approvals(play: Play) -> Report:
+async def approvals(play: GuidePlay) -> FinalState:
     """Calls that need a person's approval, and a program that stores the waiting ones."""
     names = run_guide(PAGE, 0, 2, 3)
     cashier: Agent[None, Any] = Agent(

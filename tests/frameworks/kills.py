@@ -45,7 +45,7 @@ from msgspec import Struct
 from midstream.session.records import CallEnded, Record, ResponseCompleted, TurnEnded, TurnStatus, decode
 from midstream.session.session import fold
 from midstream.store.sqlite import SQLiteStore
-from tests.frameworks.kill_programs import CALLS, SESSION, Play, Program, run_guide, write_report
+from tests.frameworks.kill_programs import CALLS, SESSION, GuidePlay, Program, run_guide, write_report
 
 LIFE_S = 60.0
 """Seconds after which a life without a kill counts as hanging."""
@@ -143,7 +143,7 @@ def _rehearse(kind: Kind, programs: Mapping[str, Program]) -> Sequence[str]:
 
     def rehearse(program: Program, place: Path) -> None:
         known = {*sys.modules}
-        asyncio.run(program(Play(place, 0)))
+        asyncio.run(program(GuidePlay(place, 0)))
         found = [name for name in sys.modules if name not in known]
         (place / "modules").write_text("\n".join(found))
 
@@ -245,7 +245,7 @@ def live(kind: Kind, mode: str, folder: Path, seed: int, *, is_broken: bool) -> 
     if is_broken:
         for file in folder.glob(f"{kind.database}*"):
             shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
-    play = Play(folder, seed)
+    play = GuidePlay(folder, seed)
     write_report(folder, asyncio.run(programs_of(kind)[mode](play)))
 
 

@@ -26,7 +26,7 @@ from midstream.tools.function_tools import current_call
 set_tracing_disabled(True)
 
 
-class Scripted(Model):
+class TwoCallModel(Model):
     """Requests `a` and `b` at once, then answers; counts its requests."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Scripted(Model):
 class Lab:
     def __init__(self) -> None:
         self.memory = Memory()
-        self.model = Scripted()
+        self.model = TwoCallModel()
         self.ran: list[str] = []
         self.told: list[str] = []
         self.hangs = asyncio.Event()

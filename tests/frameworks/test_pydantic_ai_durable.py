@@ -60,7 +60,7 @@ from tests.frameworks.pydantic_ai_lab import SESSION, STEPS, Lab, answers, call
 from tests.spec import spec
 
 
-class Watching:
+class DurationObserver:
     """An observer that computes durations from its records."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Watching:
 
 
 async def test_an_observer_receives_model_calls_tools_and_the_turn() -> None:
-    watching = Watching()
+    watching = DurationObserver()
     lab = Lab([call("c1")], [TextPart("done")], observers=[watching])
     await lab.run()
     model = ("model", watching.ended[0][1], "ok")

@@ -15,7 +15,7 @@ from midstream.frameworks.tool_connections import HeldContext, run_bounded
 WAIT_S = 60.0
 
 
-class Connection:
+class RecordedConnection:
     """Records its events, and their tasks."""
 
     def __init__(self, *, is_slow: bool = False) -> None:
@@ -40,7 +40,7 @@ class Connection:
 
 
 async def test_one_task_enters_and_leaves_whichever_task_uses_it() -> None:
-    connection = Connection()
+    connection = RecordedConnection()
     async with asyncio.timeout(WAIT_S):
         held = HeldContext(connection, World())
         await asyncio.gather(held.wait_until_open(), held.wait_until_open())
@@ -50,7 +50,7 @@ async def test_one_task_enters_and_leaves_whichever_task_uses_it() -> None:
 
 
 async def test_closing_abandons_an_opening() -> None:
-    connection = Connection(is_slow=True)
+    connection = RecordedConnection(is_slow=True)
     async with asyncio.timeout(WAIT_S):
         held = HeldContext(connection, World())
         opening = asyncio.create_task(held.wait_until_open())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.testing.conformance.scripts import scripts
-from tests.chaos.plan import Plan
+from tests.chaos.plan import ChaosPlan
 from tests.chaos.turns import WAYS
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def listed_scripts() -> list[dict[str, Any]]:
 
 def planned_chaos() -> dict[str, Any]:
     """Return the decisions of a seed of a chaos run, as plain values."""
-    plan = Plan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
+    plan = ChaosPlan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
     return {
         "seed": SEED,
         "fates": [str(plan.fate(number).harm.value) for number in range(FATES)],

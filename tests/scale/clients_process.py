@@ -25,8 +25,8 @@ from midstream.errors import QuestionClosedError
 from midstream.session.calls import Choice
 from midstream.session.records import CallStarted, QuestionAsked, TurnEnded
 from tests.chaos.turns import TURNS, client_tools, is_stopped, message_of
-from tests.fault.client_process import HastyWorld, Shown
-from tests.fault.turn import Ledger
+from tests.fault.client_process import HastyWorld, ReceivedEvent
+from tests.fault.turn import EffectLedger
 from tests.scale.served import is_denied
 
 ENOUGH = "enough"
@@ -42,7 +42,7 @@ class ReaderNotes:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def add(self, event: Event) -> None:
-        line = Shown(event.id, msgspec.Raw(msgspec.json.encode(event.record)))
+        line = ReceivedEvent(event.id, msgspec.Raw(msgspec.json.encode(event.record)))
         os.write(self._file, msgspec.json.encode(line) + b"\n")
         if isinstance(event.record, TurnEnded):
             self.ends = event.record.turn  # No count: after a `gone`, earlier ends come again.
@@ -123,7 +123,7 @@ async def main() -> None:
     parser.add_argument("--clients", type=int, required=True)
     given = parser.parse_args()
     folder: Path = given.folder
-    ledger = Ledger(folder / "ledger")
+    ledger = EffectLedger(folder / "ledger")
     reconnects = os.open(folder / "reconnects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def note(session: str, is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's interface

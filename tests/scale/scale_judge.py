@@ -35,7 +35,7 @@ from tests.chaos.judge import SentPayloads, count_repeated, expected_positions, 
 from tests.chaos.turns import TURNS, is_stopped, message_of
 from tests.fault.client_process import read_notes
 from tests.fault.matrix import read_ledger
-from tests.fault.turn import Ledger
+from tests.fault.turn import EffectLedger
 from tests.scale.served import WORDS
 
 
@@ -126,7 +126,7 @@ def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> Scale
     begun = {path.stem for path in folder.glob("*.seen")}
     for name in sorted((begun | executed.keys()) ^ journals.keys()):
         verdict.problems.append(f"session {name!r} is not known to clients, tools and store alike")
-    payloads = SentPayloads(Ledger(folder / "ledger"))
+    payloads = SentPayloads(EffectLedger(folder / "ledger"))
     for name in sorted(begun & journals.keys()):
         _judge_session(folder, name, journals[name], executed.get(name, []), payloads, verdict)
     if verdict.lost or verdict.doubled or verdict.repeated:

@@ -15,7 +15,7 @@ from midstream.history.messages import Finish
 from midstream.models.responses import Finished, TextDelta, ToolCallRequested
 from midstream.testing.scripted_model import Pause, ScriptedModel, ScriptedStep
 from midstream.tools.function_tools import Tool, tool
-from tests.fault.turn import Ledger
+from tests.fault.turn import EffectLedger
 
 LEDGER_VARIABLE = "SCALE_LEDGER"
 WORDS = tuple(
@@ -52,7 +52,7 @@ def script() -> list[list[ScriptedStep]]:
     ]
 
 
-def server_tools(ledger: Ledger) -> Sequence[Tool]:
+def server_tools(ledger: EffectLedger) -> Sequence[Tool]:
     """Return tools with effects, none of which may run twice."""
     world = World()
 
@@ -82,5 +82,5 @@ def __getattr__(name: str) -> Agent:
     """Make the agent when a server loads it: the judge imports this module too, and has no ledger."""
     if name != "agent":
         raise AttributeError(name)
-    ledger = Ledger(Path(os.environ[LEDGER_VARIABLE]))
+    ledger = EffectLedger(Path(os.environ[LEDGER_VARIABLE]))
     return Agent(ScriptedModel(script()), tools=server_tools(ledger), name="scale")

@@ -18,7 +18,7 @@ from starlette.routing import Mount
 
 import midstream
 from midstream.store.sqlite import SQLiteStore
-from tests.fault.worker_process import Go, Model, WorkerWorld
+from tests.fault.worker_process import Go, WorkerModel, WorkerWorld
 
 
 class Printing(uvicorn.Server):
@@ -40,7 +40,7 @@ def main() -> None:
     go = Go(given.folder / "go", world)
     store = SQLiteStore(given.folder / "server.db", world=world)
     agents = midstream.asgi(
-        midstream.Agent(Model(go, world)),
+        midstream.Agent(WorkerModel(go, world)),
         store=store,
         world=world,
         allow_unauthenticated=given.allow_unauthenticated,

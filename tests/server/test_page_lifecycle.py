@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import App
 from midstream.testing.scripted_model import text
-from tests.client.proxies import Proxy, Upgrades
+from tests.client.proxies import OfficeProxy, Upgrades
 from tests.server.devtools import CHROMIUM, DevTools, Tab
 from tests.server.serving import make_app, served
 from tests.server.test_page import HALF, KEPT, WAIT_MS, WAIT_S, WHOLE, WORDS, two_halves
@@ -371,7 +371,7 @@ WAITS = "() => stream.connection.phase === 'waiting' && stream.connection.retryA
 async def test_a_returning_network_is_used_at_once(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
-        proxy = Proxy(server.url)
+        proxy = OfficeProxy(server.url)
         async with proxy.listening():
             page = await page_at(browser, proxy.url)
             await page.evaluate(SLOW)

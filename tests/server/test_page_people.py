@@ -20,7 +20,7 @@ from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Gate, ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import Tool, question, report_progress, tool
-from tests.engine.test_permission_prompts import PUSH, Coder
+from tests.engine.test_permission_prompts import PUSH, PermissionModel
 from tests.server.devtools import CHROMIUM
 from tests.server.serving import Served, make_app, served
 from tests.server.test_page import WAIT_MS, Chat, open_chat
@@ -408,7 +408,7 @@ async def _narrow(browser: Browser, server: Served) -> Chat:
 async def test_a_permission_request_of_a_coding_agent_is_shown_within_its_answer(
     browser: Browser,
 ) -> None:
-    coder = Coder(PUSH)
+    coder = PermissionModel(PUSH)
     async with served(asgi(Agent(coder), store=MemoryStore())) as server:
         chat = await open_chat(browser, server.url)
         await chat.say("build it")

@@ -12,7 +12,7 @@ from midstream.environment import World
 from midstream.server.auth.access import Access, tokens
 from midstream.server.auth.principals import Principal
 from midstream.testing.scripted_model import text
-from tests.client.proxies import Proxy, Upgrades
+from tests.client.proxies import OfficeProxy, Upgrades
 from tests.server.devtools import CHROMIUM
 from tests.server.serving import make_app, served, words_of
 from tests.server.test_page import HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, records_of, told_of, two_halves
@@ -100,7 +100,7 @@ async def remembered(page: Page) -> tuple[str, float]:
     return found[0]["transport"], found[0]["until"] / 1000 - World().now()
 
 
-def ways(proxy: Proxy) -> list[str]:
+def ways(proxy: OfficeProxy) -> list[str]:
     """Return the requested transports of a session, in order."""
     kinds = {"upgrade": "websocket", "events": "sse", "poll": "poll"}
     asked = (each for each in proxy.asked if "/probe/" not in each)
@@ -124,7 +124,7 @@ async def test_a_working_transport_is_found_and_remembered(browser: Browser) -> 
 async def _finds_and_remembers(browser: Browser, harm: dict[str, Any], transport: str) -> None:
     app = make_app([text("Hello.")])
     async with served(app) as server:
-        proxy = Proxy(server.url, **harm)
+        proxy = OfficeProxy(server.url, **harm)
         async with proxy.listening():
             page = await page_at(browser, proxy.url, is_fast=True)
             assert await send(page, "s1", "hi") == "Hello."
@@ -159,7 +159,7 @@ async def test_a_transport_that_failed_by_loss_is_soon_tried_again(browser: Brow
 @spec("STREAM-108")
 async def test_after_an_outage_of_the_server_the_page_uses_a_websocket_again(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
-        proxy = Proxy(server.url)
+        proxy = OfficeProxy(server.url)
         async with proxy.listening():
             page = await page_at(browser, proxy.url, is_fast=True)
             proxy.is_away = True
@@ -195,7 +195,7 @@ async def test_websockets_that_need_a_ticket_are_not_judged_without_one(browser:
 async def test_without_any_websocket_the_next_transport_is_used(browser: Browser) -> None:
     """A page of https may open none to http; an old Node has none."""
     async with served(make_app([text("Hello.")])) as server:
-        proxy = Proxy(server.url)
+        proxy = OfficeProxy(server.url)
         async with proxy.listening():
             page = await (await browser.new_context()).new_page()
             await page.add_init_script(
@@ -212,7 +212,7 @@ async def test_without_any_websocket_the_next_transport_is_used(browser: Browser
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
 async def test_network_cuts_cost_no_word_over_any_transport(browser: Browser, transport: str) -> None:
     gate = asyncio.Event()
-    async with served(make_app(two_halves(gate))) as server, Proxy(server.url).listening() as proxy:
+    async with served(make_app(two_halves(gate))) as server, OfficeProxy(server.url).listening() as proxy:
         page = await page_at(browser, proxy.url, transport=transport)
         seen: list[str] = []
         page.on("request", lambda request: seen.append(request.url))
