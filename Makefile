@@ -285,7 +285,7 @@ contract: $(PEERS)/.made  ## Test our hooks with the pinned versions of their fr
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(AT_ONCE) $(ARGS) $(CONTRACTS)
 
 frameworks: $(PEERS)/.made  ## Kill programs of the guides of pydantic-ai, OpenAI Agents and LangGraph at random; ARGS="--kills 500 --jobs 2 --seed 1"
-	PYTHONPATH=src:. $(PEERS)/bin/python -m tests.frameworks.kills $(ARGS)
+	PYTHONPATH=src:. $(PEERS)/bin/python -m tests.frameworks.guide_kills $(ARGS)
 
 # Part of `make test`, in an environment of its own, which not every machine can have. `make test` itself runs the tests with
 # pydantic-ai, and those of test_langgraph.py: tests/house/test_dependencies.py requires the same versions in both environments.

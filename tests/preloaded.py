@@ -14,8 +14,8 @@ from typing import Final
 
 USUAL: Final = (
     *(f"tests.fault.{name}_process" for name in ("pool", "person", "server", "worker", "asking")),
-    "tests.chaos.server_process",
-    "tests.chaos.client_process",
+    "tests.chaos.chaos_server_process",
+    "tests.chaos.chaos_client_process",
     *(f"midstream.cli.{name}" for name in ("acp_command", "chat", "gateway", "login", "resume", "serve")),
     "midstream.cli.sessions",
     "midstream.testing",

@@ -20,8 +20,8 @@ from pathlib import Path
 import apsw
 import msgspec
 
+from tests.chaos.chaos_run import ChaosReport, run
 from tests.chaos.plan import ChaosPlan
-from tests.chaos.run import ChaosReport, run
 from tests.forked import ROOT
 
 RECONNECTS = 10_000

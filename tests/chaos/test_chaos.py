@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from midstream.store.contract import StoredRecord
-from tests.chaos.judge import judge
+from tests.chaos.chaos_judge import judge
+from tests.chaos.chaos_run import ChaosReport, run
 from tests.chaos.plan import SWEPT_BYTES, ChaosPlan, ConnectionCut, Harm
 from tests.chaos.proxy import Requests
-from tests.chaos.run import ChaosReport, run
 from tests.chaos.turns import WAYS
 from tests.fault.stored import read_all
 from tests.spec import spec

@@ -18,7 +18,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, text
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from midstream.testing.store_fakes import StoreInFront
-from tests.dialects.serving import ServedGateway, asgi_client, chat, make_gateway, served
+from tests.dialects.gateway_serving import ServedGateway, asgi_client, chat, make_gateway, served
 from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 

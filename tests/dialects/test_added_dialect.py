@@ -16,7 +16,7 @@ from midstream.dialects.fields import Fields, bad_field, field
 from midstream.models.responses import Finished, ModelEvent, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import text
-from tests.dialects.serving import served
+from tests.dialects.gateway_serving import served
 
 QUESTION = {"talk": [{"role": "user", "content": "hi"}]}
 ONCE = {"idempotency-key": "k"}

@@ -14,7 +14,7 @@ from midstream.errors import ModelUnavailableError
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.dialects.serving import WAIT_S, asgi_client, make_gateway, say, served
+from tests.dialects.gateway_serving import WAIT_S, asgi_client, make_gateway, say, served
 from tests.spec import spec
 
 WORDS = "one two"

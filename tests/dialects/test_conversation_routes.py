@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.dialects.serving import served
+from tests.dialects.gateway_serving import served
 from tests.dialects.test_kept_conversations import counting, texts_in, user
 
 

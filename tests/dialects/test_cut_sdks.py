@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 
 from midstream.testing.scripted_model import Gate, text
-from tests.dialects.serving import WAIT_S, ServedGateway, served
+from tests.dialects.gateway_serving import WAIT_S, ServedGateway, served
 from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 

@@ -11,7 +11,7 @@ from midstream.dialects.declared_tools import NAME_CHARS_MAX, function_name, rea
 from midstream.history.messages import Step, ToolSpec
 from midstream.models.responses import Finished, ToolCallRequested
 from midstream.testing.scripted_model import text
-from tests.dialects.serving import ServedGateway, served
+from tests.dialects.gateway_serving import ServedGateway, served
 from tests.spec import spec
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

@@ -18,7 +18,7 @@ from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
-from tests.dialects.serving import ServedGateway, make_gateway, serving
+from tests.dialects.gateway_serving import ServedGateway, make_gateway, serving
 from tests.models.chat_server import Answer, ChatServer, Hasty, chat_server, refusal, silence
 from tests.models.responses_server import HELLO, Link, responses_server
 from tests.spec import spec

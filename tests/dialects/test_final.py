@@ -23,7 +23,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
-from tests.dialects.serving import ServedGateway, make_gateway, say, serving
+from tests.dialects.gateway_serving import ServedGateway, make_gateway, say, serving
 from tests.dialects.test_live_responses import until
 from tests.spec import spec
 

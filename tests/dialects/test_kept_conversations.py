@@ -11,7 +11,7 @@ import pytest
 from midstream.models.responses import ModelRequest
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Response, ScriptedModel, calls, text
-from tests.dialects.serving import make_gateway, served, serving
+from tests.dialects.gateway_serving import make_gateway, served, serving
 from tests.dialects.test_live_responses import gated_response
 
 

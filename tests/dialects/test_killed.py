@@ -16,7 +16,7 @@ import pytest
 import websockets
 
 from tests.cli.test_gateway import key_of, start, stop
-from tests.dialects.serving import WAIT_S
+from tests.dialects.gateway_serving import WAIT_S
 from tests.fault.stored import use_postgres
 from tests.forked import Forked
 from tests.models.chat_server import Answer, ChatServer, call, chat_server, delta

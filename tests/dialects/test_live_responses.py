@@ -17,7 +17,16 @@ from midstream.errors import ModelUnavailableError
 from midstream.models import responses
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
-from tests.dialects.serving import WAIT_S, Json, ServedGateway, make_gateway, say, served, serving, words_of
+from tests.dialects.gateway_serving import (
+    WAIT_S,
+    Json,
+    ServedGateway,
+    make_gateway,
+    say,
+    served,
+    serving,
+    words_of,
+)
 from tests.spec import spec
 
 WORDS = "one two three four"

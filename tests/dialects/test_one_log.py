@@ -13,8 +13,8 @@ import pytest
 from midstream.dialects.application_sessions import session_of_response
 from midstream.environment import World
 from tests.dialects import ag_ui_cuts
+from tests.dialects.gateway_serving import WAIT_S
 from tests.dialects.langgraph_stream import JOINS_MAX, RunReader, sdk
-from tests.dialects.serving import WAIT_S
 from tests.dialects.test_killed import CUT, FIRST, GOES_ON, REST, KillableGateway, run_killable
 from tests.dialects.ui_stream import CuttingRelay, KillableServer, lacking, run_client
 from tests.ports import held_port

@@ -29,7 +29,7 @@ from midstream.models.responses import (
     ToolCallRequested,
 )
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
-from tests.dialects.serving import TOKEN, ServedGateway, served
+from tests.dialects.gateway_serving import TOKEN, ServedGateway, served
 from tests.dialects.test_live_responses import POLL_S, until
 from tests.oracles.ai_sdk import HOME as NODE_HOME
 from tests.oracles.ai_sdk import lacking as node_lacking

@@ -19,7 +19,7 @@ from midstream.models.openai_responses import OpenAIResponses
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.serving import ServedGateway, make_gateway, serving
+from tests.dialects.gateway_serving import ServedGateway, make_gateway, serving
 from tests.models.chat_server import Answer, ChatServer, chat_server, delta, stream
 from tests.models.responses_server import HELLO, responses_server
 

@@ -24,7 +24,7 @@ from midstream.models.openai_responses import OpenAIResponses
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.serving import WAIT_S, ServedGateway, make_gateway, say, serving
+from tests.dialects.gateway_serving import WAIT_S, ServedGateway, make_gateway, say, serving
 from tests.models.chat_server import Answer, ChatServer, chat_server, refusal, silence, stream
 
 Json = dict[str, Any]

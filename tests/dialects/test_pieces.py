@@ -12,7 +12,7 @@ from midstream.dialects import dialect_registry
 from midstream.dialects.client_histories import Transcript, answers, closes, piece_of, transcript_of
 from midstream.dialects.dialect import Dialect
 from midstream.history.messages import Entry, History
-from tests.dialects.hosts import RewritingApplication, shape
+from tests.dialects.rewriting_applications import RewritingApplication, shape
 from tests.spec import spec
 
 Json = dict[str, Any]

@@ -22,7 +22,7 @@ from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstr
 from midstream.testing.upstream_contract import SEPARATOR
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 from tests.cli.test_gateway import start
-from tests.dialects.serving import TOKEN, WAIT_S, Json, ServedGateway, make_gateway, serving
+from tests.dialects.gateway_serving import TOKEN, WAIT_S, Json, ServedGateway, make_gateway, serving
 from tests.spec import spec
 
 TURNS = 50

@@ -16,7 +16,7 @@ from midstream.dialects.request_reading import Read, read
 from midstream.errors import MalformedFrameError
 from midstream.history.messages import History
 from midstream.session.applications import Beginning
-from tests.dialects.hosts import RewritingApplication
+from tests.dialects.rewriting_applications import RewritingApplication
 from tests.lines import lines_run
 from tests.search import tried
 from tests.spec import spec

@@ -21,8 +21,8 @@ from midstream.server.gateway_app import Gateway
 from midstream.session.records import TranscriptAccepted, decode
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
-from tests.dialects.hosts import RewritingApplication
-from tests.dialects.serving import asgi_client, make_gateway
+from tests.dialects.gateway_serving import asgi_client, make_gateway
+from tests.dialects.rewriting_applications import RewritingApplication
 from tests.lines import lines_run
 from tests.spec import spec
 

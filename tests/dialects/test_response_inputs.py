@@ -12,7 +12,7 @@ from midstream.errors import ModelRejectedError
 from midstream.history.messages import Text, UserMessage
 from midstream.models.responses import ModelRequest
 from midstream.testing.scripted_model import Response, text
-from tests.dialects.serving import served
+from tests.dialects.gateway_serving import served
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 TALK: Any = [

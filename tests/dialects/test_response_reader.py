@@ -11,7 +11,7 @@ from midstream.dialects import response_reader
 from midstream.errors import ModelUnavailableError
 from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_model import Gate
-from tests.dialects.serving import say, served
+from tests.dialects.gateway_serving import say, served
 
 
 @pytest.mark.parametrize(("path", "sign"), [("chat/completions", ": waiting"), ("messages", "event: ping")])

@@ -14,7 +14,7 @@ from midstream.errors import ModelRejectedError
 from midstream.models.responses import TextDelta
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, text
-from tests.dialects.serving import asgi_client, make_gateway, served
+from tests.dialects.gateway_serving import asgi_client, make_gateway, served
 from tests.dialects.test_live_responses import WORDS, gated_response, until
 from tests.spec import spec
 

@@ -13,7 +13,7 @@ import websockets
 from midstream.dialects import response_socket
 from midstream.models.responses import ModelRequest
 from midstream.testing.scripted_model import Response, text
-from tests.dialects.serving import TOKEN, WAIT_S, served
+from tests.dialects.gateway_serving import TOKEN, WAIT_S, served
 
 TERMINAL = ("response.completed", "response.failed", "response.incomplete", "error")
 

@@ -24,7 +24,7 @@ from midstream.models.routed_models import Route, RoutedModels
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.agents.scripted_peer import Orders
 from tests.cli.test_gateway import key_of, start_with, stop
-from tests.dialects.serving import WAIT_S, ServedGateway, make_gateway, say, serving
+from tests.dialects.gateway_serving import WAIT_S, ServedGateway, make_gateway, say, serving
 from tests.dialects.test_passthrough_requests import VECTORS, whole
 from tests.forked import Forked
 from tests.house.source import ROOT

@@ -22,7 +22,7 @@ from midstream.models.responses import Finished, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.store_registry import read_store
 from midstream.testing.scripted_model import ScriptedModel
-from tests.dialects.serving import WAIT_S, asgi_client, make_gateway, say
+from tests.dialects.gateway_serving import WAIT_S, asgi_client, make_gateway, say
 from tests.dialects.usage_upstream import (
     COMPLETION,
     PROMPT,

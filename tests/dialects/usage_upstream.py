@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.environment import World
 from tests.cli.test_gateway import key_of, start_with, stop
-from tests.dialects.serving import WAIT_S
+from tests.dialects.gateway_serving import WAIT_S
 from tests.forked import Forked
 from tests.models.chat_server import delta, serve_app, usage
 

@@ -30,10 +30,10 @@ from midstream.session.records import (
     decode,
 )
 from midstream.testing.history_checker import Evidence, Execution, check_ended
-from tests.fault.client_process import HastyWorld
+from tests.fault.fault_client_process import HastyWorld
+from tests.fault.fault_stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIES, RESUMED
 from tests.fault.matrix import CASE_S, CaseReport, KillCase, SideProcess, reached, read_ledger
 from tests.fault.stored import read_all
-from tests.fault.stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIES, RESUMED
 from tests.fault.turn import PIDS, SESSION
 from tests.ports import held_port
 

@@ -37,7 +37,7 @@ from midstream.session.records import (
 )
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
 from tests.fault import starting
-from tests.fault.client_process import read_notes
+from tests.fault.fault_client_process import read_notes
 from tests.fault.options import Point
 from tests.fault.stored import read_session
 from tests.fault.turn import (
@@ -79,7 +79,7 @@ class KillCase(Struct, frozen=True):
     is_cancelled: bool = False
     """The client cancels the turn while the slow tool runs."""
     story: str = "words"
-    """The subject of the turn; see `stories` for all others than this one."""
+    """The subject of the turn; see `fault_stories` for all others than this one."""
 
     def __str__(self) -> str:
         deaths = ", then ".join(map(str, self.kills)) or "nobody dies"
@@ -127,7 +127,7 @@ class SideProcess:
         self._arguments = [str(folder), str(port), *(["--cancel"] if case.is_cancelled else [])]
         self._arguments += ["--story", case.story]
         is_person = side == "client" and case.story != "words"
-        self._program = "person_process" if is_person else f"{side}_process"
+        self._program = "person_process" if is_person else f"fault_{side}_process"
         self._kills = [kill for kill in case.kills if kill.side == side]
         self._process: asyncio.subprocess.Process | AsyncForked | None = None
 

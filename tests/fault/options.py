@@ -37,7 +37,7 @@ class Options:
     """
 
     def __init__(self, name: str, arguments: Sequence[str] | None = None) -> None:
-        parser = argparse.ArgumentParser(prog=f"python -m tests.fault.{name}_process")
+        parser = argparse.ArgumentParser(prog=f"python -m tests.fault.fault_{name}_process")
         parser.add_argument("folder", type=Path, help="where stores, ledger and notes are")
         parser.add_argument("port", type=int)
         parser.add_argument("--kill-at", type=find_point, help="the fault point to die at")

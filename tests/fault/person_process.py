@@ -14,10 +14,10 @@ from midstream.client import Client, Event, connect
 from midstream.environment import World
 from midstream.errors import QuestionClosedError
 from midstream.session.records import QuestionAsked
-from tests.fault.client_process import HAND_S, HastyWorld, ReceivedEvents
 from tests.fault.drive import truth
+from tests.fault.fault_client_process import HAND_S, HastyWorld, ReceivedEvents
+from tests.fault.fault_stories import CLIENT_POLICIES, StoryStage
 from tests.fault.options import Options
-from tests.fault.stories import CLIENT_POLICIES, StoryStage
 from tests.fault.turn import QUESTION, SESSION
 
 

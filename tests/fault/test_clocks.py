@@ -17,8 +17,8 @@ from midstream.client import Client, Event, connect
 from midstream.history.messages import Outcome
 from midstream.session.records import CallEnded, EpochStarted, TurnEnded
 from midstream.session.turn.states import LOOK_BACK_S
-from tests.fault.client_process import HastyWorld
 from tests.fault.extent import run_on_stores, select_cases
+from tests.fault.fault_client_process import HastyWorld
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,

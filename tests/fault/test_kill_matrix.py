@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from midstream.environment import Fault
-from tests.fault.cases import EVERY_DAY, every_case, summary, table
+from tests.fault.death_cases import EVERY_DAY, every_case, summary, table
 from tests.fault.extent import IS_FULL, select_cases
 from tests.fault.matrix import CaseReport, KillCase, run
 from tests.fault.stored import use_jetstream, use_postgres

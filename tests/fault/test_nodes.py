@@ -33,8 +33,8 @@ from midstream.session.records import (
     TurnEnded,
 )
 from midstream.store.sqlite.store import LEASE_S as DEFAULT_LEASE_S
-from tests.fault.client_process import HastyWorld
 from tests.fault.extent import IS_FULL, STORES, run_on_stores, select_cases
+from tests.fault.fault_client_process import HastyWorld
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,

@@ -8,11 +8,11 @@ import pytest
 
 from midstream.environment import Fault
 from midstream.session.calls import OnDoubt
+from tests.fault.client_deaths import every_case, kills, meet
 from tests.fault.extent import IS_FULL, select_cases
+from tests.fault.fault_stories import CLIENT_POLICIES, ELSEWHERE, PEOPLE
 from tests.fault.matrix import KillCase
 from tests.fault.options import Inside
-from tests.fault.people import every_case, kills, meet
-from tests.fault.stories import CLIENT_POLICIES, ELSEWHERE, PEOPLE
 from tests.fault.whole import FULL_S, play_all
 from tests.spec import spec
 

@@ -27,7 +27,7 @@ from midstream.session.records import (
     ResponseCompleted,
     TurnEnded,
 )
-from tests.fault.client_process import HastyWorld
+from tests.fault.fault_client_process import HastyWorld
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
     WAIT_S,

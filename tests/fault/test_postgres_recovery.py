@@ -15,7 +15,7 @@ from midstream.history.messages import Outcome
 from midstream.protocol.frames import Gone
 from midstream.session.records import CallEnded, EpochStarted, TurnEnded
 from midstream.store.contract import StoredRecord
-from tests.fault.client_process import HastyWorld
+from tests.fault.fault_client_process import HastyWorld
 from tests.fault.stored import use_postgres
 from tests.fault.workers import (
     WAIT_S,

@@ -15,7 +15,7 @@ from midstream.errors import EventsLostError, SessionNotFoundError, StreamNotFou
 from midstream.history.messages import Outcome
 from midstream.protocol.frames import Gone
 from midstream.session.records import CallEnded, Delta, EpochStarted, TurnEnded
-from tests.fault.client_process import HastyWorld
+from tests.fault.fault_client_process import HastyWorld
 from tests.fault.stored import URL_FILE, use_postgres
 from tests.fault.workers import (
     WAIT_S,

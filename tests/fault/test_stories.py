@@ -9,12 +9,12 @@ import pytest
 
 from midstream.environment import Fault
 from midstream.session.calls import OnDoubt
-from tests.fault.cases import IN_RECOVERY
+from tests.fault.death_cases import IN_RECOVERY
 from tests.fault.drive import play
 from tests.fault.extent import IS_FULL, select_cases
+from tests.fault.fault_stories import ELSEWHERE, POLICIES, STORIES
 from tests.fault.matrix import CaseReport, Kill, KillCase
 from tests.fault.options import Inside, Point
-from tests.fault.stories import ELSEWHERE, POLICIES, STORIES
 from tests.fault.whole import FULL_S, play_all
 from tests.spec import spec
 

@@ -37,7 +37,7 @@ DEATHS = [(point, time) for point in POINTS for time in TIMES]
 
 async def _live(path: Path, server: ResponsesServer, *death: str) -> int:
     """Run one process to its end and return its exit status."""
-    process = await starting.start("tests.fault.asking_process", path, server.url, *death)
+    process = await starting.start("tests.fault.stored_response_process", path, server.url, *death)
     try:
         async with asyncio.timeout(WAIT_S):
             await process.communicate()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.cases import figures_of, lines_of, summary, table
+from tests.fault.death_cases import figures_of, lines_of, summary, table
 from tests.fault.matrix import CaseReport, KillCase
 from tests.forked import ROOT
 

@@ -1,4 +1,4 @@
-"""Programs that follow the guides of frameworks, with a ledger of effects: `tests.frameworks.kills` kills them.
+"""Programs that follow the guides of frameworks, with a ledger of effects: `tests.frameworks.guide_kills` kills them.
 
 A program is the code of a guide, block by block, in which the agent has a scripted model and tools that write
 to the ledger. For each message the model requests one call, then three at once, then it answers. All names

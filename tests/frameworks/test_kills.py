@@ -1,4 +1,4 @@
-"""A few random kills of each program of `tests.frameworks.kills`, with the frameworks that are installed here."""
+"""A few random kills of each program of `tests.frameworks.guide_kills`, with the frameworks that are installed here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.kills import KINDS, is_installed
+from tests.frameworks.guide_kills import KINDS, is_installed
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
@@ -20,7 +20,7 @@ WAIT_S = 280.0
 def play(framework: str, *options: str) -> subprocess.CompletedProcess[str]:
     if not is_installed(KINDS[framework]):
         pytest.skip(f"{framework} is in its own environment: `make frameworks`")
-    command = ("-m", "tests.frameworks.kills", "--frameworks", framework, *options)
+    command = ("-m", "tests.frameworks.guide_kills", "--frameworks", framework, *options)
     return subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False
     )
@@ -40,7 +40,7 @@ def test_the_judge_finds_the_faults_of_a_program_that_loses_its_journal() -> Non
 
 
 PROGRAMS = """
-from tests.frameworks.kills import Tally, run_all
+from tests.frameworks.guide_kills import Tally, run_all
 
 def play(framework, mode):
     if mode == "second":

@@ -84,7 +84,7 @@ MAY_DRAW: dict[str, str] = {
     "tests/agents/claude_cli.py": "names of messages and sessions, likewise",
     "tests/agents/codex_server.py": "names of threads and turns, likewise",
     "tests/programs/__main__.py": "only `make agents` draws its seed, and prints it",
-    "tests/frameworks/kills.py": "only `make frameworks` draws its seed, and prints it",
+    "tests/frameworks/guide_kills.py": "only `make frameworks` draws its seed, and prints it",
     "tests/fault/workers.py": "an idempotency key: any will do that was not used before",
 }
 

@@ -25,7 +25,7 @@ from midstream.errors import QuestionClosedError
 from midstream.session.calls import Choice
 from midstream.session.records import CallStarted, QuestionAsked, TurnEnded
 from tests.chaos.turns import TURNS, client_tools, is_stopped, message_of
-from tests.fault.client_process import HastyWorld, ReceivedEvent
+from tests.fault.fault_client_process import HastyWorld, ReceivedEvent
 from tests.fault.turn import EffectLedger
 from tests.scale.served import is_denied
 

@@ -31,9 +31,9 @@ from midstream.session.records import (
 from midstream.session.turn.states import SUSPECTED_CODE
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
-from tests.chaos.judge import SentPayloads, count_repeated, expected_positions, streams_of
+from tests.chaos.chaos_judge import SentPayloads, count_repeated, expected_positions, streams_of
 from tests.chaos.turns import TURNS, is_stopped, message_of
-from tests.fault.client_process import read_notes
+from tests.fault.fault_client_process import read_notes
 from tests.fault.matrix import read_ledger
 from tests.fault.turn import EffectLedger
 from tests.scale.served import WORDS

@@ -47,7 +47,7 @@ from midstream.session.model_settings import ModelSettings
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, Stall, text
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.serving import TOKEN, WAIT_S, asgi_client, make_gateway, say, served, serving
+from tests.dialects.gateway_serving import TOKEN, WAIT_S, asgi_client, make_gateway, say, served, serving
 from tests.search import tried
 from tests.spec import spec
 

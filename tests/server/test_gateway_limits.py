@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from midstream.environment import World
-from tests.dialects.serving import WAIT_S
+from tests.dialects.gateway_serving import WAIT_S
 from tests.dialects.usage_upstream import COMPLETION, PROMPT, TEXT, UserGateway, usage_upstream, user_gateway
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from midstream.client import connect
 from midstream.tools.function_tools import tool
-from tests.fault.client_process import HastyWorld
+from tests.fault.fault_client_process import HastyWorld
 from tests.soak.gauges import answer_commands
 
 AT_ONCE = 10

@@ -1,4 +1,4 @@
-"""The server of a chaos run: `python -m tests.chaos.server_process FOLDER PORT`."""
+"""The server of a chaos run: `python -m tests.chaos.chaos_server_process FOLDER PORT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that may kill itself at a fault point: `python -m tests.fault.server_process FOLDER PORT`."""
+"""A server that may kill itself at a fault point: `python -m tests.fault.fault_server_process FOLDER PORT`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from midstream.engine.agent import Agent
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.testing.scripted_model import ScriptedModel
+from tests.fault.fault_stories import StoryStage
 from tests.fault.options import Options
 from tests.fault.stored import make_store
-from tests.fault.stories import StoryStage
 from tests.fault.turn import EffectLedger, script, server_tools
 
 

@@ -2,7 +2,7 @@
 
 `turn.py` has the long one with text, both kinds of tools and a client that runs some. Here each story is short,
 so that it can be killed at every point. The client is the driver, which lives (`drive.py`), or a process that
-dies (`people.py`).
+dies (`client_deaths.py`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from midstream.session.turn.states import SUSPECTED_CODE
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
 from tests.chaos.turns import ASK_RESPONSE, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
-from tests.fault.client_process import read_notes
+from tests.fault.fault_client_process import read_notes
 from tests.fault.matrix import read_ledger
 from tests.fault.turn import ANSWER_OF_CLIENT, EffectLedger
 

@@ -1,4 +1,4 @@
-"""Random SIGKILLs of programs that follow the guides of frameworks: `python -m tests.frameworks.kills --kills 500`.
+"""Random SIGKILLs of programs that follow the guides of frameworks: `python -m tests.frameworks.guide_kills --kills 500`.
 
 In each round a program is killed at random moments, one to three times, and then runs to its end. Its processes
 are forked from this one, which has imported the frameworks and warmed their caches: it has no thread, no event
@@ -188,7 +188,7 @@ def fork(act: Callable[[], None], folder: Path) -> int:
 def start_fresh(arguments: Sequence[str], folder: Path) -> int:
     """Start a new interpreter that lives one life in a folder; its errors are in `log` there."""
     with (folder / "log").open("ab") as log:
-        command = [sys.executable, "-m", "tests.frameworks.kills", "--live", str(folder), *arguments]
+        command = [sys.executable, "-m", "tests.frameworks.guide_kills", "--live", str(folder), *arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment).pid
 
@@ -483,7 +483,7 @@ def _faults_played(program: tuple[str, str], place: Path, *, has_ended: bool) ->
 
 def main() -> int:
     """Play the rounds that the command line selects, and print a table; return 1 if there are faults."""
-    parser = argparse.ArgumentParser(prog="python -m tests.frameworks.kills")
+    parser = argparse.ArgumentParser(prog="python -m tests.frameworks.guide_kills")
     parser.add_argument("--kills", type=int, default=30, help="of each program, at least (30)")
     parser.add_argument("--rounds", type=int, default=ROUNDS_MAX, help="of each program, at most")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for each program, at most")

@@ -1,4 +1,4 @@
-"""A client that may kill itself at a fault point: `python -m tests.fault.client_process FOLDER PORT`.
+"""A client that may kill itself at a fault point: `python -m tests.fault.fault_client_process FOLDER PORT`.
 
 It stores each event before it requests the next one, and omits events that an earlier life stored: the
 documented way for an application to store events.

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from midstream.environment import World
 from midstream.protocol.frames import EventId
 from midstream.store.contract import StoredRecord
-from tests.chaos.judge import ChaosVerdict, judge
+from tests.chaos.chaos_judge import ChaosVerdict, judge
 from tests.chaos.plan import SWEPT_BYTES, ChaosPlan
 from tests.chaos.proxy import ChaosProxy
 from tests.chaos.turns import ENOUGH, WAYS
@@ -116,7 +116,7 @@ class RestartedProgram:
             arguments += ["--way", self.side]
         if death is not None:
             arguments += ["--die-at", death.point.value, "--die-time", str(death.count)]
-        module = f"tests.chaos.{self._kind}_process"
+        module = f"tests.chaos.chaos_{self._kind}_process"
         self._process = await start(module, *arguments, log=self._folder / f"{self.side}.log")
         return "" if death is None else death.point.value
 

@@ -1,4 +1,4 @@
-"""A process with one session whose provider stores its responses: `asking_process DB URL [POINT TIME]`.
+"""A process with one session whose provider stores its responses: `stored_response_process DB URL [POINT TIME]`.
 
 It sends one message, or continues the session of an earlier process, and may kill itself on the way.
 """

@@ -12,8 +12,9 @@ from midstream.protocol.frames import Payload, ResultPayload, SendPayload
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import decode
 from midstream.testing.history_checker import Evidence
-from tests.fault.cases import CHECKPOINTS
+from tests.fault.death_cases import CHECKPOINTS
 from tests.fault.drive import judge
+from tests.fault.fault_stories import CLIENT_POLICIES, StoryStage
 from tests.fault.matrix import (
     CaseReport,
     Kill,
@@ -27,7 +28,6 @@ from tests.fault.matrix import (
 )
 from tests.fault.options import Inside, Point
 from tests.fault.stored import read_all
-from tests.fault.stories import CLIENT_POLICIES, StoryStage
 from tests.fault.turn import QUESTION, SESSION
 
 IN_DOUBT: tuple[Point, ...] = (Fault.BEFORE_TOOL, Inside.INSIDE_TOOL, Fault.AFTER_TOOL)

@@ -1,4 +1,4 @@
-"""A client of a chaos run: `python -m tests.chaos.client_process FOLDER PORT --way TRANSPORT`.
+"""A client of a chaos run: `python -m tests.chaos.chaos_client_process FOLDER PORT --way TRANSPORT`.
 
 It sends in several sessions at once, runs a tool, follows each session from its start beside its own turns, and
 stores each event before it requests the next one. Within one life a missing or repeated event ends it at once.
@@ -31,7 +31,7 @@ from tests.chaos.turns import (
     is_stopped,
     message_of,
 )
-from tests.fault.client_process import HastyWorld, ReceivedEvent, read_notes
+from tests.fault.fault_client_process import HastyWorld, ReceivedEvent, read_notes
 from tests.fault.turn import EffectLedger
 
 
