@@ -1,4 +1,4 @@
-"""Random SIGKILLs of programs that follow the guides of frameworks: `python -m tests.frameworks.guide_kills --kills 500`.
+"""Random SIGKILLs of programs of the frameworks' guides: `python -m tests.frameworks.guide_kills --kills 500`.
 
 In each round a program is killed at random moments, one to three times, and then runs to its end. Its processes
 are forked from this one, which has imported the frameworks and warmed their caches: it has no thread, no event
