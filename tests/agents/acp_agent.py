@@ -63,7 +63,7 @@ class ScriptedAgent:
     def talk(self, session: str) -> Path:
         return self.orders.folder / "always" / f"talk-{session}"
 
-    def begun(self) -> str:
+    def create_session(self) -> str:
         session = uuid.uuid4().hex
         self.orders.declare(f"talk-{session}", [])
         return session
@@ -108,13 +108,13 @@ class ScriptedAgent:
     ) -> NewSessionResponse:
         if self.orders.holds("refused"):
             raise RequestError.auth_required()
-        self.opened("new", cwd, mcp_servers, meta)
-        return NewSessionResponse(session_id=self.begun())
+        self.record_opening("new", cwd, mcp_servers, meta)
+        return NewSessionResponse(session_id=self.create_session())
 
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Anything = None, **meta: Anything
     ) -> LoadSessionResponse:
-        self.opened("load", cwd, mcp_servers, meta)
+        self.record_opening("load", cwd, mcp_servers, meta)
         texts = self.remembered(session_id)
         if self.orders.take("wrong"):
             return LoadSessionResponse()
@@ -133,10 +133,10 @@ class ScriptedAgent:
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Anything = None, **meta: Anything
     ) -> ResumeSessionResponse:
-        self.opened("resume", cwd, mcp_servers, meta)
+        self.record_opening("resume", cwd, mcp_servers, meta)
         self.remembered(session_id)
         if self.orders.take("wrong"):
-            self.orders.declare(f"other-{session_id}", self.begun())
+            self.orders.declare(f"other-{session_id}", self.create_session())
         return ResumeSessionResponse()
 
     async def set_session_mode(self, mode_id: str, session_id: str, **_: Anything) -> SetSessionModeResponse:
@@ -185,9 +185,9 @@ class ScriptedAgent:
             return PromptResponse(stop_reason="cancelled")
         is_hanging = self.orders.take("hang")
         with self.orders.run():
-            return await self.answered(session, [*texts, text], is_hanging=bool(is_hanging))
+            return await self.run_prompt(session, [*texts, text], is_hanging=bool(is_hanging))
 
-    async def answered(self, session: str, texts: list[str], *, is_hanging: bool) -> PromptResponse:
+    async def run_prompt(self, session: str, texts: list[str], *, is_hanging: bool) -> PromptResponse:
         await self.client.session_update(session, helpers.update_agent_thought_text("hmm"))
         if self.orders.take("detached"):
             await self.detached(session)
@@ -283,7 +283,7 @@ class ScriptedAgent:
         done = helpers.update_tool_call("call-1", status="completed", content=[block])
         return await self.client.session_update(session, done)
 
-    def opened(self, how: str, cwd: str, servers: Anything, meta: Anything) -> None:
+    def record_opening(self, how: str, cwd: str, servers: Anything, meta: Anything) -> None:
         if failure := self.orders.take("opening"):
             raise RequestError(*failure)
         shown = [server.model_dump(exclude_none=True) for server in servers or []]

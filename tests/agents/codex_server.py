@@ -63,14 +63,14 @@ class AppServer:
             case "thread/start":
                 with (self._folder / "started.jsonl").open("a") as started:
                     started.write(json.dumps(params.get("config")) + "\n")
-                return self._thread(self._made([]))
+                return self._thread(self._create_thread([]))
             case "thread/resume":
                 name = params["threadId"]
                 self._texts(name)
-                return self._thread(self._made([]) if self._once("wrong") else name)
+                return self._thread(self._create_thread([]) if self._once("wrong") else name)
             case "thread/fork":
                 texts, turns = self._texts(params["threadId"]), self._turns(params["threadId"])
-                return self._thread(self._made(texts[: turns.index(params["lastTurnId"]) + 1]))
+                return self._thread(self._create_thread(texts[: turns.index(params["lastTurnId"]) + 1]))
             case "thread/archive":
                 self._texts(params["threadId"])
                 return {}
@@ -196,7 +196,7 @@ class AppServer:
         settings = {"approvalPolicy": "never", "approvalsReviewer": "user", "cwd": here, "model": "gpt-5"}
         return {**settings, "modelProvider": "openai", "sandbox": {"type": "readOnly"}, "thread": thread}
 
-    def _made(self, texts: list[str]) -> str:
+    def _create_thread(self, texts: list[str]) -> str:
         name = f"thread-{uuid.uuid4()}"
         self._keep(name, texts, [f"before-{number}" for number, _ in enumerate(texts)])
         return name
@@ -208,12 +208,12 @@ class AppServer:
         fresh.replace(path)
 
     def _texts(self, name: str) -> list[str]:
-        return self._kept(name)[0]
+        return self._read_thread(name)[0]
 
     def _turns(self, name: str) -> list[str]:
-        return self._kept(name)[1]
+        return self._read_thread(name)[1]
 
-    def _kept(self, name: str) -> list[list[str]]:
+    def _read_thread(self, name: str) -> list[list[str]]:
         try:
             kept: list[list[str]] = json.loads((self._folder / "threads" / name).read_text())
         except FileNotFoundError:

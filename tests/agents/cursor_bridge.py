@@ -98,12 +98,12 @@ class CursorBridge(RememberingServer):
         agent = message.get("agentId", "")
         answer: Json = {}
         if method == "CreateAgent":
-            answer = {"agentId": self._made()}
+            answer = {"agentId": self._create_agent()}
         elif method == "ResumeAgent":
             if agent not in self._agents:
                 await _refuse(send, 404, "agent_not_found", "Agent not found")
                 return
-            answer = {"agentId": self._made() if self._errs else agent}
+            answer = {"agentId": self._create_agent() if self._errs else agent}
             self._errs = False
         elif method == "CancelRun":
             self._stopped[message["runId"]].set()
@@ -113,7 +113,7 @@ class CursorBridge(RememberingServer):
             answer = {"user": {"email": "somebody"}}
         await answer_json(send, 200, answer)
 
-    def _made(self) -> str:
+    def _create_agent(self) -> str:
         agent = f"agent-{len(self.requests)}"
         self._agents[agent] = []
         return agent

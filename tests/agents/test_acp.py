@@ -54,8 +54,8 @@ from midstream.testing.upstream_contract import (
 )
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.ended_processes import end_agents, lives
-from tests.agents.leave_contract import LeaveContract
 from tests.agents.part_of_pool import PartOfPoolContract
+from tests.agents.permission_contract import PermissionContract
 from tests.agents.scripted_peer import SEPARATOR, Orders
 from tests.house.source import ROOT
 
@@ -308,11 +308,11 @@ async def test_a_callback_can_decide_about_permissions(program: AcpProgram) -> N
     ]
 
 
-class TestAcpLeave(LeaveContract):
+class TestAcpPermissions(PermissionContract):
     """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
-    def leave_peer(self, program: AcpProgram) -> AcpProgram:
+    def permission_peer(self, program: AcpProgram) -> AcpProgram:
         return program
 
 

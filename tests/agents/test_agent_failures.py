@@ -39,7 +39,7 @@ from midstream.retries import AGENT_REPEAT_AFTER_S, ATTEMPT_PAUSE_MAX_S
 
 RESUMED = FailureSituation(is_remembering=True)
 FRESH = FailureSituation(is_remembering=False)
-ANEW = FailureSituation(is_remembering=False, is_replacement=True)
+AFTER_REPLACEMENT = FailureSituation(is_remembering=False, is_replacement=True)
 
 SITUATIONS = [
     FailureSituation(
@@ -132,7 +132,7 @@ def test_retries_are_limited(kind: type[ModelError]) -> None:
                 case Repeat():
                     situation = replace(situation, repeats=situation.repeats + 1)
                 case StartFresh():
-                    situation = ANEW
+                    situation = AFTER_REPLACEMENT
                 case Fail():
                     break
         else:
@@ -174,7 +174,7 @@ def test_the_second_stall_of_a_turn_ends_it() -> None:
     assert remedy(stall, replace(RESUMED, is_forced=True)) == StartFresh()
     assert remedy(stall, replace(RESUMED, is_taken=True)) == StartFresh()
     assert remedy(stall, replace(FRESH, is_taken=True)) == StartFresh()
-    assert remedy(stall, replace(ANEW, is_taken=True)) == Fail()
+    assert remedy(stall, replace(AFTER_REPLACEMENT, is_taken=True)) == Fail()
 
 
 def test_an_access_error_is_verified_only_for_an_agent_that_was_idle_for_long() -> None:

@@ -43,8 +43,8 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents.ended_processes import end_agents
-from tests.agents.leave_contract import LeaveContract
 from tests.agents.part_of_pool import PartOfPoolContract
+from tests.agents.permission_contract import PermissionContract
 from tests.agents.scripted_peer import Orders
 from tests.house.source import ROOT
 
@@ -513,11 +513,11 @@ async def test_a_callback_can_decide_about_permissions(cli: ClaudeCli) -> None:
     "ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
-class TestClaudeLeave(LeaveContract):
+class TestClaudePermissions(PermissionContract):
     """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
-    def leave_peer(self, cli: ClaudeCli) -> Iterator[ClaudeCli]:
+    def permission_peer(self, cli: ClaudeCli) -> Iterator[ClaudeCli]:
         yield cli
         gc.collect()  # the SDK leaves streams open if a process ends during a request: collect them in this test
 

@@ -38,8 +38,8 @@ from midstream.testing.upstream_contract import PeerMessage, Trait, UpstreamCont
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 from tests.agents import codex_server
 from tests.agents.ended_processes import end_agents
-from tests.agents.leave_contract import LeaveContract
 from tests.agents.part_of_pool import PartOfPoolContract
+from tests.agents.permission_contract import PermissionContract
 from tests.spec import spec
 
 # The package leaves the pipes of a process it has ended to the garbage collector.
@@ -158,11 +158,11 @@ class TestCodexThreads(UpstreamContract):
         return CodexPeer(tmp_path)
 
 
-class TestCodexLeave(LeaveContract):
+class TestCodexPermissions(PermissionContract):
     """Questions to people about the permissions that its agents request."""
 
     @pytest.fixture
-    def leave_peer(self, tmp_path: Path) -> CodexPeer:
+    def permission_peer(self, tmp_path: Path) -> CodexPeer:
         folder = tmp_path / "codex"
         folder.mkdir()
         return CodexPeer(folder)

@@ -96,10 +96,10 @@ class RandomApplication:
         results = [at for at, entry in enumerate(entries) if isinstance(entry, Step) and entry.results]
         match chance.choices(list(REWRITES), list(REWRITES.values()))[0]:
             case "queue":
-                entries.append(self._said())
+                entries.append(self._new_message())
             case "edit" if users:
                 at = chance.choice(users)
-                entries[at] = self._said()
+                entries[at] = self._new_message()
                 if chance.random() < 0.7:
                     del entries[at + 1 :]
                     return
@@ -112,7 +112,7 @@ class RandomApplication:
                 del entries[results[-1] + chance.randrange(2) :]
                 return
             case "compact" if users:
-                entries[: chance.choice(users)] = [self._said()]
+                entries[: chance.choice(users)] = [self._new_message()]
             case "system":
                 self.system = f"s{chance.randrange(3)}"
             case "model":
@@ -122,20 +122,20 @@ class RandomApplication:
             case "forget":  # results of tools before this point
                 entries[:] = [entry if view([entry]) else step_of() for entry in entries]
             case "elsewhere":
-                entries += [self._said(), self._foreign(chance.randrange(2))]
+                entries += [self._new_message(), self._foreign(chance.randrange(2))]
             case "answered elsewhere" if users:
                 del entries[users[-1] + 1 :]
                 entries.append(self._foreign(1))
                 if chance.random() < 0.3:
                     return
-        entries.append(self._said())
+        entries.append(self._new_message())
 
     def _foreign(self, calls: int) -> Step:
         """Return a step of another model. Its bare text in place of ours may be ours, rewritten: it is not detected."""
         self.words += 1
         return step_of(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
 
-    def _said(self) -> UserMessage:
+    def _new_message(self) -> UserMessage:
         self.words += 1
         return user_message(f"word {self.words}")
 
@@ -146,7 +146,7 @@ class RandomApplication:
         judged = classify(record, outline)
         self.kinds.append(judged.kind)
         chosen = action(judged, outline, record, self.abilities)
-        agent, mind, new, pending = self._opened(chosen, record, outline, view(entries))
+        agent, mind, new, pending = self._open(chosen, record, outline, view(entries))
         if isinstance(chosen, ResumeAgent) and mind.waits is not None:
             assert mind.waits is entries[len(entries) - 1 - chosen.delivery.users]
             assert chosen.delivery.results == tuple(result.call_id for result in mind.waits.results)
@@ -169,7 +169,7 @@ class RandomApplication:
             return None
         return self._response(agent, mind)
 
-    def _opened(
+    def _open(
         self, chosen: Action, record: PoolRecord | None, outline: Outline, told: list[str]
     ) -> tuple[str, AgentMemory, list[str], PoolRecord]:
         """Return the agent, its memory, the new messages, and the record before them."""
@@ -222,7 +222,7 @@ REWRITES = {
     "elsewhere": 1,
     "answered elsewhere": 1,
 }
-"""What a client application does before its request, and how often."""
+"""The rewrites of a client application before its request, and how often each happens."""
 ABLE = Abilities(takes_tools=True, can_reinstruct=True, can_retool=True, can_fork=True)
 
 

@@ -32,7 +32,7 @@ from tests.spec import spec
 
 ASKED, MORE = UserMessage.of("pay"), UserMessage.of("and more")
 STARTED = UpstreamCallStarted("c", "shell", '{"command": "pay 3"}')
-SAID: list[ModelEvent] = [TextDelta("I pay. "), STARTED, UpstreamCallEnded("c", "paid"), TextDelta("Paid.")]
+ANSWER: list[ModelEvent] = [TextDelta("I pay. "), STARTED, UpstreamCallEnded("c", "paid"), TextDelta("Paid.")]
 CALL = UpstreamCall("c", "shell", '{"command": "pay 3"}', "paid", Outcome.OK)
 
 
@@ -45,7 +45,7 @@ def _collect(*events: ModelEvent, after: tuple[UserMessage | Step, ...] = (ASKED
 
 @spec("REUSE-80")
 def test_a_call_is_inserted_where_it_was_made() -> None:
-    answer = _collect(*SAID).collect(is_whole=True)
+    answer = _collect(*ANSWER).collect(is_whole=True)
     history = History((ASKED, Step(Response((Text("I pay. Paid."),))), MORE))
     restored = with_own_calls(history, decode_calls(encode_calls((answer,))))
     parts = (Text("I pay. "), CALL, Text("Paid."))
@@ -65,7 +65,7 @@ def test_a_call_is_stored_with_its_newest_arguments() -> None:
 
 @spec("REUSE-80")
 def test_a_call_is_not_inserted_twice_nor_in_another_conversation() -> None:
-    answer = _collect(*SAID).collect(is_whole=True)
+    answer = _collect(*ANSWER).collect(is_whole=True)
     whole = History((ASKED, Step(Response((Text("I pay. "), CALL, Text("Paid.")))), MORE))
     other = History((MORE, Step(Response((Text("I pay. Paid."),)))))
     for history in (whole, other, History((ASKED,))):
@@ -87,7 +87,7 @@ def test_answers_of_one_turn_are_distinguished_by_the_results_before_them() -> N
 
 @spec("REUSE-79", "REUSE-80")
 def test_an_interrupted_answer_ends_the_history() -> None:
-    answer = _collect(*SAID[:2]).collect(is_whole=False)
+    answer = _collect(*ANSWER[:2]).collect(is_whole=False)
     restored = with_own_calls(History((ASKED,)), (answer,))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
     assert restored.entries[1:] == (Step(Response((Text("I pay. "), doubtful), Finish.INTERRUPTED)),)

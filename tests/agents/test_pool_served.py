@@ -59,7 +59,7 @@ agent = Agent(Pooled(ScriptedUpstream(answer=answer, world=Slow())), name="payer
 CALL = "the assistant's own call 1, of shell"
 
 
-def _told(folder: Path) -> list[str]:
+def _received_texts(folder: Path) -> list[str]:
     return [json.loads(line) for line in (folder / "told").read_text().splitlines()]
 
 
@@ -70,7 +70,7 @@ def test_a_stream_that_fails_after_a_call_of_the_agent_does_not_repeat_the_call(
         done = run(*("chat", server.url, "--session", "s", "--message", "pay"), environment=environment)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "ledger").read_text() == "paid 3\n"
-    first, second = _told(tmp_path)
+    first, second = _received_texts(tmp_path)
     assert first == "pay"
     assert f"{CALL}, result (ok)" in second
     assert "receipt 77" in second
@@ -94,7 +94,7 @@ def test_a_server_killed_during_a_tool_of_the_agent_informs_the_next_agent(tmp_p
             chat.kill()
             chat.communicate()
     assert (tmp_path / "ledger").read_text() == "paid 3\n"
-    first, second = _told(tmp_path)
+    first, second = _received_texts(tmp_path)
     assert first == "pay slowly"
     assert f"{CALL}, result (unknown: it started, and nobody knows whether it took effect)" in second
     assert DONE in second

@@ -24,7 +24,7 @@ from midstream.errors import (
 from midstream.models.provider_errors import REASON_CHARS_MAX
 
 ID = "979cab47-a5b0-45fa-9cfa-13a3a4678ae1"
-SAID: list[tuple[str, type[ModelError]]] = [
+PRINTED: list[tuple[str, type[ModelError]]] = [
     (f"No conversation found with session ID: {ID}", UpstreamGoneError),
     ('--resume requires a valid session ID. Provided value "x" is not a UUID', UpstreamGoneError),
     (f"No message found with message.uuid of: {ID}", UpstreamGoneError),
@@ -63,14 +63,14 @@ SAID: list[tuple[str, type[ModelError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "kind"), SAID)
+@pytest.mark.parametrize(("words", "kind"), PRINTED)
 def test_printed_errors_are_classified(words: str, kind: type[ModelError]) -> None:
     error = upstream_error("claude", words)
     assert type(error) is kind
     assert words[:40].split(":", maxsplit=1)[0] in str(error)
 
 
-@pytest.mark.parametrize(("words", "kind"), SAID)
+@pytest.mark.parametrize(("words", "kind"), PRINTED)
 def test_text_around_an_error_its_case_and_its_line_breaks_do_not_matter(
     words: str, kind: type[ModelError]
 ) -> None:

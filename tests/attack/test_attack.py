@@ -18,5 +18,5 @@ def test_an_attack_does_not_succeed(attack: Attack, tmp_path: Path) -> None:
 
 def test_attacks_are_selected_by_words() -> None:
     assert [each.name for each in find_attacks("revoked_line")] == [
-        "credential.a_revoked_line_ends_what_it_minted"
+        "credential.a_revoked_line_ends_its_credentials"
     ]

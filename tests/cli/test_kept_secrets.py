@@ -45,7 +45,7 @@ def test_a_check_has_the_counts_in_the_file_and_in_the_keyring(path: Path, ring:
     assert check_secrets(path) == Check("secrets", CheckResult.OK, words)
     _keep(path, *[StateFileRef("one", str(path))] * 3, keyring=OsKeyring(answer_s=WAIT_S))
     assert check_secrets(path) == Check("secrets", CheckResult.OK, f"{words}; the keyring has 1")
-    assert ring.kept() == ["a-secret"]
+    assert ring.stored() == ["a-secret"]
 
 
 def test_secrets_of_a_missing_checkpoint_are_a_warning(path: Path, tmp_path: Path) -> None:

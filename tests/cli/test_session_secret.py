@@ -44,7 +44,7 @@ def test_a_secret_comes_from_a_file_or_the_environment(
         read_env_secret()
 
 
-async def _kept(path: Path) -> None:
+async def _store_secret(path: Path) -> None:
     store = SecretStore(path, world=World())
     await SessionSecrets(store, server="http://127.0.0.1:1", world=World()).keep("s", SECRET)
     await store.close()
@@ -53,7 +53,7 @@ async def _kept(path: Path) -> None:
 def test_otherwise_the_secret_stored_by_chat_is_sent(tmp_path: Path) -> None:
     places = Paths.find(tmp_path)
     assert read_secrets("http://127.0.0.1:1", "s", places) == SecretsToShow()
-    asyncio.run(_kept(places.secrets))
+    asyncio.run(_store_secret(places.secrets))
     assert read_secrets("http://127.0.0.1:1/", "s::child", places) == SecretsToShow(SECRET)
     assert read_secrets("http://127.0.0.1:1", "other", places) == SecretsToShow()
     delete_secret(

@@ -47,7 +47,7 @@ class FileKeyring(KeyringBackend):
         """Delete everything."""
         Path(self.path).unlink()
 
-    def kept(self) -> list[str]:
+    def stored(self) -> list[str]:
         """Return the stored secrets."""
         return sorted(self._all().values())
 

@@ -46,7 +46,7 @@ from tests.spec import spec
 SERVER = "http://127.0.0.1:8000"
 ONE, TWO = (b'{"type":"cancel","turn":%d}' % turn for turn in (1, 2))
 ABORT = b'{"type":"cancel"}'
-BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), CommandKept(0, ABORT)]
+STARTED: list[FileWrite] = [StreamBegun("s1", "secret"), CommandKept(0, ABORT)]
 CALL = ToolCall("c1", "look", "{}")
 PLAN = CallPlan("c1", "digest", Site.CLIENT)
 
@@ -75,7 +75,7 @@ async def file(path: Path, secrets: SecretStore) -> AsyncIterator[CheckpointFile
 async def test_a_stream_is_read_back_as_it_was_written(
     file: CheckpointFile, path: Path, secrets: SecretStore
 ) -> None:
-    await file.write("a", [*BEGUN, CommandKept(1, ONE), CommandKept(2, TWO)])
+    await file.write("a", [*STARTED, CommandKept(1, ONE), CommandKept(2, TWO)])
     known = KnownEpoch(2, 1763832700.123457)
     await file.write("a", [CommandsAcked(0), CursorMoved(EventId(2, 7), EventId(2, 6), known)])
     await file.close()
@@ -90,7 +90,7 @@ async def test_a_stream_is_read_back_as_it_was_written(
 
 
 async def test_a_cursor_can_be_moved_back(file: CheckpointFile) -> None:
-    await file.write("a", [*BEGUN, CursorMoved(EventId(2, 7))])
+    await file.write("a", [*STARTED, CursorMoved(EventId(2, 7))])
     await file.write("a", [CursorMoved(None)])
     assert [kept.checkpoint.event_id for kept in await file.streams()] == [None]
 
@@ -99,7 +99,7 @@ async def test_every_change_stores_its_time(path: Path, secrets: SecretStore) ->
     world = FakeWorld(at=100.0)
     file = CheckpointFile(path, server=SERVER, secrets=secrets, world=world)
     await file.open()
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     await world.advance(50.0)
     await file.write("a", [CursorMoved(EventId(1, 1))])
     assert [kept.touched_at for kept in await file.streams()] == [150.0]
@@ -107,8 +107,8 @@ async def test_every_change_stores_its_time(path: Path, secrets: SecretStore) ->
 
 
 async def test_a_deleted_stream_leaves_no_rows(file: CheckpointFile, path: Path) -> None:
-    await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN)])
-    await file.write("b", BEGUN)
+    await file.write("a", [*STARTED, CallNoted(1, 1, CALL, PLAN)])
+    await file.write("b", STARTED)
     await file.write("a", [Forgotten()])
     assert [kept.checkpoint.stream for kept in await file.streams()] == ["b"]
     await file.close()
@@ -119,7 +119,7 @@ async def test_a_deleted_stream_leaves_no_rows(file: CheckpointFile, path: Path)
 
 
 async def test_a_call_is_stored_through_its_states(file: CheckpointFile) -> None:
-    await file.write("a", [*BEGUN, CallNoted(1, 2, CALL, PLAN)])
+    await file.write("a", [*STARTED, CallNoted(1, 2, CALL, PLAN)])
     lives = [await file.calls("a")]
     result = ToolResult("c1", "found", Outcome.ERROR)
     for write in (CallAsked(1, 2, "c1"), CallIntended(1, 2, "c1", 1, 5), CallAnswered(1, 2, result)):
@@ -139,7 +139,7 @@ async def test_a_call_is_stored_through_its_states(file: CheckpointFile) -> None
 async def test_each_server_has_its_own_streams(
     file: CheckpointFile, path: Path, secrets: SecretStore
 ) -> None:
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     await file.close()
     other = CheckpointFile(path, server="http://other", secrets=secrets, world=FakeWorld())
     await other.open()
@@ -172,7 +172,7 @@ async def test_epochs_increase_over_processes(file: CheckpointFile, path: Path, 
 async def test_changes_that_are_acted_on_are_synced_to_disk_first(
     file: CheckpointFile, write: FileWrite, *, is_full: bool
 ) -> None:
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     await file.write("a", [write])
     (synchronous,) = await file._call(lambda: file._execute("PRAGMA synchronous").fetchone())
     assert synchronous == (2 if is_full else 1)
@@ -182,14 +182,14 @@ async def test_every_write_has_fault_points_around_it(secrets: SecretStore) -> N
     world = FakeWorld()
     file = CheckpointFile(None, server=SERVER, secrets=secrets, world=world)
     await file.open()
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     await file.write("a", [])
     assert world.reached == {Fault.BEFORE_CHECKPOINT: 1, Fault.AFTER_CHECKPOINT: 1}
     await file.close()
 
 
 async def test_a_write_is_atomic(file: CheckpointFile) -> None:
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     with pytest.raises(StoreDamagedError):
         await file.write("a", [CommandKept(1, b"new"), CommandKept(0, b"twice")])
     assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
@@ -204,13 +204,13 @@ def readable(path: Path) -> None:
 async def test_the_file_is_readable_only_by_its_owner(
     readable: None, file: CheckpointFile, path: Path
 ) -> None:
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     assert modes == {"state.db": 0o600, "state.db-wal": 0o600}
 
 
 async def test_a_second_process_is_refused(file: CheckpointFile, path: Path, secrets: SecretStore) -> None:
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     second = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
     with pytest.raises(StoreBusyError, match="another process"):
         await second.open()
@@ -247,8 +247,8 @@ DAMAGES = {
 async def test_damage_affects_the_damaged_part_and_not_the_stream(
     file: CheckpointFile, path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await file.write("a", [*BEGUN, CommandKept(1, ONE), CursorMoved(EventId(1, 3), EventId(1, 2))])
-    await file.write("b", BEGUN)
+    await file.write("a", [*STARTED, CommandKept(1, ONE), CursorMoved(EventId(1, 3), EventId(1, 2))])
+    await file.write("b", STARTED)
     change, payloads, next_seqno = DAMAGES[damage]
     await _changed(file, path, change)
     kept = {each.checkpoint.stream: each for each in await file.streams()}
@@ -264,7 +264,7 @@ async def test_damage_affects_the_damaged_part_and_not_the_stream(
 async def test_a_missing_row_of_the_last_command_is_detected_and_earlier_ones_were_acknowledged(
     file: CheckpointFile, path: Path
 ) -> None:
-    await file.write("a", [*BEGUN, CommandsAcked(0), CommandKept(1, ONE)])
+    await file.write("a", [*STARTED, CommandsAcked(0), CommandKept(1, ONE)])
     await _changed(file, path, "DELETE FROM command")
     [kept] = await file.streams()
     assert (kept.damage, kept.has_lost_commands) == ("", True)
@@ -288,7 +288,7 @@ async def test_a_missing_row_of_the_last_command_is_detected_and_earlier_ones_we
 async def test_a_lost_message_and_lost_numbers_are_reported(
     file: CheckpointFile, path: Path, change: str, said: str
 ) -> None:
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     await _changed(file, path, change)
     (kept,) = await file.streams()
     assert (kept.damage, kept.checkpoint.unacked) == (said, ())
@@ -300,7 +300,7 @@ async def test_a_damaged_call_is_not_run_again_and_its_outcome_is_kept(
     file: CheckpointFile, path: Path, column: str
 ) -> None:
     result = ToolResult("c1", "seen")
-    await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN), CallAsked(1, 1, "c1")])
+    await file.write("a", [*STARTED, CallNoted(1, 1, CALL, PLAN), CallAsked(1, 1, "c1")])
     await file.write("a", [CallIntended(1, 1, "c1", 1, 1), CallAnswered(1, 1, result)])
     await file.write("b", [StreamBegun("s2", "t"), CallNoted(1, 1, CALL, PLAN), CallAsked(1, 1, "c1")])
     await _changed(file, path, f"UPDATE call SET {column} = x'00'")
@@ -367,7 +367,7 @@ async def test_a_foreign_file_is_refused_and_unchanged(
 
 
 async def test_a_full_disk_is_reported_and_nothing_is_written(file: CheckpointFile) -> None:
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     await file._call(lambda: file._execute("PRAGMA max_page_count = 1"))
     with pytest.raises(StoreFullError):
         await file.write("a", [CommandKept(1, b"x" * 100_000)])
@@ -393,7 +393,7 @@ async def test_a_damaged_outcome_puts_only_its_own_call_in_doubt(
     file: CheckpointFile, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other, result = ToolCall("c2", "look", "{}"), ToolResult("c1", "seen")
-    await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN), CallNoted(1, 1, other, PLAN)])
+    await file.write("a", [*STARTED, CallNoted(1, 1, CALL, PLAN), CallNoted(1, 1, other, PLAN)])
     await file.write("a", [CallIntended(1, 1, "c1", 1, 1), CallAnswered(1, 1, result)])
     await file.write("a", [CallIntended(1, 1, "c2", 1, 1), CallAnswered(1, 1, ToolResult("c2", "seen"))])
     await file.close()
@@ -438,22 +438,22 @@ async def test_a_secret_is_stored_before_its_stream_and_deleted_after_it(
     world.crash_at(Fault.BEFORE_CHECKPOINT)
     with pytest.raises(Crashed):
         await file.write("a", SECRETIVE)
-    assert (ring.kept(), await file.streams()) == ([SECRET], [])
+    assert (ring.stored(), await file.streams()) == ([SECRET], [])
     await file.close()
 
     world = FakeWorld()
     file = CheckpointFile(path, server=SERVER, secrets=secrets, world=world)
     await file.open()
-    assert ring.kept() == [], "a stream that never was needs none"
+    assert ring.stored() == [], "a stream that never was needs none"
     await file.write("a", SECRETIVE)
     world.crash_at(Fault.AFTER_CHECKPOINT, count=2)
     with pytest.raises(Crashed):
         await file.write("a", [Forgotten()])
-    assert (ring.kept(), await file.streams()) == ([SECRET], [])
+    assert (ring.stored(), await file.streams()) == ([SECRET], [])
     await file.close()
     file = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
     await file.open()
-    assert ring.kept() == []
+    assert ring.stored() == []
     await file.close()
 
 
@@ -474,9 +474,9 @@ async def test_a_finished_stream_leaves_no_secret(
     await file.write("a", SECRETIVE)
     await file.write("b", [StreamBegun("s2", "another"), CommandKept(0, ONE)])
     await file.write("a", [Forgotten()])
-    assert ring.kept() == ["another"]
+    assert ring.stored() == ["another"]
     await file.write("c", [StreamBegun("s2", "short-lived"), CommandKept(0, ONE), Forgotten()])
-    assert ring.kept() == ["another"]
+    assert ring.stored() == ["another"]
 
 
 async def test_a_stream_whose_secret_is_lost_is_reported_as_damaged(
@@ -532,7 +532,7 @@ async def test_the_cost_of_a_change_does_not_depend_on_the_other_rows(
 
 async def test_a_file_does_not_grow_with_its_former_contents(file: CheckpointFile, path: Path) -> None:
     payload = encode(SendPayload((Text("x" * 16_000),)))
-    await file.write("a", BEGUN)
+    await file.write("a", STARTED)
     for n in range(1, 250):
         await file.write("a", [CommandKept(n, payload)])
         await file.write("a", [CommandsAcked(n), CursorMoved(EventId(1, n))])

@@ -73,7 +73,7 @@ async def test_a_killed_client_leaves_no_secret_without_a_stream(
             assert left == (
                 SecretFileSummary(in_keyring=2) if is_in_keyring else SecretFileSummary(in_file=2)
             )
-            assert len(ring.kept()) == left.in_keyring
+            assert len(ring.stored()) == left.in_keyring
             client = connect(
                 server.url, state=state, secrets=secrets, keyring=is_in_keyring, tools=[push_tool(ledger)]
             )
@@ -83,7 +83,7 @@ async def test_a_killed_client_leaves_no_secret_without_a_stream(
                 following = turns[0] if turns else client.send("s1", "again")
                 async with asyncio.timeout(WAIT_S):
                     assert [event async for event in following][-1].is_end
-    assert (survey(secrets), ring.kept()) == (SecretFileSummary(), [])
+    assert (survey(secrets), ring.stored()) == (SecretFileSummary(), [])
 
 
 @pytest.mark.fault

@@ -248,7 +248,7 @@ async def test_an_invalid_poll_answer_ends_the_connection_and_is_not_requested_a
     assert len(answers.asked) == 1
 
 
-async def _heard(transport: HttpTransport) -> bytes | MidstreamError:
+async def _receive(transport: HttpTransport) -> bytes | MidstreamError:
     try:
         return await transport.receive()
     except MidstreamError as error:
@@ -282,7 +282,7 @@ async def test_a_proxys_retry_after_is_received(down: Ways) -> None:
 async def test_the_end_of_the_download_is_a_cut_clean_or_not(down: Ways, script: PeerScript) -> None:
     async with HttpPeer(script).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
-        heard = [await _heard(transport) for _ in range(3)]
+        heard = [await _receive(transport) for _ in range(3)]
     assert isinstance(heard[-1], ConnectionLostError)
     assert sum(isinstance(each, bytes) for each in heard) <= 1
 

@@ -72,11 +72,11 @@ async def test_the_keyring_has_the_secret_while_the_stream_lives_and_no_file_eve
     async with _client(server, tmp_path) as client:
         turn = client.send("s1", "hi")
         await asyncio.wait_for(anext(turn), WAIT_S)
-        (secret,) = ring.kept()
+        (secret,) = ring.stored()
         written = _bytes_in(tmp_path / "client")
         gate.set()
         assert _status(await _rest(turn)) is TurnStatus.COMPLETED
-        assert (ring.kept(), survey(tmp_path / "secrets.db")) == ([], SecretFileSummary())
+        assert (ring.stored(), survey(tmp_path / "secrets.db")) == ([], SecretFileSummary())
     written += _bytes_in(tmp_path / "client")
     assert (b"s1" in written, secret.encode() in written) == (True, False)
 

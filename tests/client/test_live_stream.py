@@ -242,7 +242,7 @@ async def test_nothing_is_read_while_the_application_has_too_many_unread_events(
     stream = ClientStream(after=EventId(1, 0), now=1_000_000.0)
     async with LiveStreamBench(stream=stream) as bench:
         wire = await bench.await_connection()
-        wire.deliver(Welcome("", "1-9999", "1-0"), *events_frames(_words(range(1, 3000))))
+        wire.deliver(Welcome("", "1-9999", "1-0"), *events_frames(_deltas(range(1, 3000))))
         await bench.until(lambda: len(bench.attachment._unread) >= EVENTS_UNREAD_MAX)
         await bench.world.settle()
         reads = wire.reads
@@ -250,7 +250,7 @@ async def test_nothing_is_read_while_the_application_has_too_many_unread_events(
         await bench.world.advance(1000.0)
         assert (wire.reads, len(bench.wires)) == (reads, 1), "whoever does not read cannot blame the server"
         got = [await asyncio.wait_for(bench.attachment.next(), WAIT_S) for _ in range(1, 3000)]
-        assert got == [Applied(event_id, records.decode(body)) for event_id, body in _words(range(1, 3000))]
+        assert got == [Applied(event_id, records.decode(body)) for event_id, body in _deltas(range(1, 3000))]
 
 
 @spec("STREAM-24")
@@ -258,7 +258,7 @@ async def test_the_cursor_follows_the_application() -> None:
     async with LiveStreamBench() as bench:
         wire = await bench.await_connection()
         opened = records.encode(records.StreamOpened("a", "d"))
-        lines = [(EventId(1, 1), opened), *_words(range(2, 4))]
+        lines = [(EventId(1, 1), opened), *_deltas(range(2, 4))]
         wire.deliver(Welcome("a", "1-3", "0-0"), *events_frames(lines))
         for expected in (None, EventId(1, 1), EventId(1, 2)):
             await asyncio.wait_for(bench.attachment.next(), WAIT_S)
@@ -291,7 +291,7 @@ async def test_a_death_at_a_fault_point_is_raised_in_the_application() -> None:
         assert bench.wires == []
 
 
-def _words(positions: range) -> list[tuple[EventId, bytes]]:
+def _deltas(positions: range) -> list[tuple[EventId, bytes]]:
     return [
         (EventId(1, position), records.encode(Delta(1, 1, 1, 0, "text", f"{position} ")))
         for position in positions
@@ -299,7 +299,7 @@ def _words(positions: range) -> list[tuple[EventId, bytes]]:
 
 
 def test_a_frame_of_events_is_smaller_than_the_unread_limit() -> None:
-    first = next(iter(events_frames(_words(range(1, 3000)))))
+    first = next(iter(events_frames(_deltas(range(1, 3000)))))
     frame = frames.decode_server(first)
     assert isinstance(frame, Events)
     assert len(frame.events) < EVENTS_UNREAD_MAX

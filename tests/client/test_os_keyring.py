@@ -38,7 +38,7 @@ def test_an_entry_is_stored_read_and_deleted(ring: FileKeyring) -> None:
     assert (ours.get("a"), ring.get_password(SERVICE, "a")) == ("secret", "secret")
     ours.delete("a")
     ours.delete("a")
-    assert (ours.get("a"), ring.kept()) == (None, [])
+    assert (ours.get("a"), ring.stored()) == (None, [])
 
 
 NOTHING = ("keyring.backends.fail.Keyring", "keyring.backends.null.Keyring", "an empty chain")

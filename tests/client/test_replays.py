@@ -75,13 +75,13 @@ async def test_the_process_after_a_killed_client_has_the_whole_answer(
     dying = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=os.environ)
     assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
 
-    def answered() -> str:
+    def resume() -> str:
         with connect_in_a_script(server.url, state=state) as client:
             (turn,) = client.resume_interrupted()
             return turn.answer()
 
     if is_script:
-        assert await asyncio.wait_for(asyncio.to_thread(answered), WAIT_S) == LONG
+        assert await asyncio.wait_for(asyncio.to_thread(resume), WAIT_S) == LONG
         return
     async with asyncio.timeout(WAIT_S), connect(server.url, state=state) as client:
         (turn,) = await client.resume_interrupted()

@@ -125,12 +125,12 @@ async def test_a_secret_in_a_keyring_is_nowhere_else(
 ) -> None:
     with use_keyring(ring):
         await store.put(STREAM, SECRET)
-        assert (ring.kept(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
+        assert (ring.stored(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
         await store.close()
         assert SECRET.encode() not in _bytes(path)
         assert SERVER not in str(ring._all()), "a list of the keyring tells nothing of servers"
         await store.delete(STREAM)
-    assert (ring.kept(), _rows(path)) == ([], [])
+    assert (ring.stored(), _rows(path)) == ([], [])
 
 
 async def test_without_a_keyring_it_is_a_private_file_and_deleted_secrets_are_erased(
@@ -176,7 +176,7 @@ async def test_a_secret_is_replaced_only_with_the_old_one(
     assert await store.put(SESSION, OTHER, replaces="not this") == SECRET
     assert await store.put(SESSION, OTHER, replaces=SECRET) == OTHER
     assert await store.get(SESSION) == OTHER
-    assert ring.kept() == ([OTHER] if place == "in a keyring" else [])
+    assert ring.stored() == ([OTHER] if place == "in a keyring" else [])
 
 
 async def test_a_keyring_that_waits_for_a_person_is_abandoned_and_blocks_no_event_loop(
@@ -224,9 +224,9 @@ async def test_a_keyring_that_is_locked_later_loses_nothing(
     await store.settle(ours, ())
     assert "could not be removed" in caplog.text
     with use_keyring(ring):
-        assert ring.kept() == [SECRET, SECRET]
+        assert ring.stored() == [SECRET, SECRET]
         await make().settle(ours, ())
-        assert (ring.kept(), await store.get(SESSION)) == ([SECRET], SECRET)
+        assert (ring.stored(), await store.get(SESSION)) == ([SECRET], SECRET)
 
 
 async def test_secrets_in_the_file_and_in_the_keyring_are_both_read_whichever_is_used_for_new_ones(
@@ -240,7 +240,7 @@ async def test_secrets_in_the_file_and_in_the_keyring_are_both_read_whichever_is
         plain = SecretStore(path, world=World())
         assert [await plain.get(key) for key in (SESSION, STREAM)] == [SECRET, SECRET]
         assert await plain.put(STREAM, OTHER, replaces=SECRET) == OTHER
-        assert (ring.kept(), survey(path)) == ([OTHER], SecretFileSummary(in_file=1, in_keyring=1))
+        assert (ring.stored(), survey(path)) == ([OTHER], SecretFileSummary(in_file=1, in_keyring=1))
         await plain.close()
 
 
@@ -346,9 +346,9 @@ async def test_a_process_killed_during_a_keyring_write_leaves_a_row_by_which_the
     )
     assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
     with use_keyring(ring):
-        assert (ring.kept(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
+        assert (ring.stored(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
         await make().settle(StateFileRef("ours", str(path)), ())
-        assert (ring.kept(), _rows(path)) == ([], [])
+        assert (ring.stored(), _rows(path)) == ([], [])
 
 
 async def test_two_processes_of_one_user_do_not_disturb_each_other(store: SecretStore, path: Path) -> None:
@@ -372,7 +372,7 @@ async def test_an_in_memory_store_uses_no_keyring(ring: FileKeyring) -> None:
     with use_keyring(ring):
         await store.put(STREAM, SECRET)
         await store.settle(StateFileRef("ours", ""), ())
-        assert (await store.get(STREAM), ring.kept()) == (SECRET, [])
+        assert (await store.get(STREAM), ring.stored()) == (SECRET, [])
     await store.close()
 
 

@@ -110,22 +110,22 @@ def world() -> FakeWorld:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
+def remembered_file(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "ways.json"
 
 
 @pytest.fixture
-def ways(kept: Path, world: FakeWorld) -> ScriptedWays:
-    return ScriptedWays(RememberedTransports(kept, world=world), world)
+def ways(remembered_file: Path, world: FakeWorld) -> ScriptedWays:
+    return ScriptedWays(RememberedTransports(remembered_file, world=world), world)
 
 
-def _is_kept(kept: Path) -> bool:
-    return kept.exists()
+def _is_stored(remembered_file: Path) -> bool:
+    return remembered_file.exists()
 
 
-def _only(kept: Path) -> tuple[str, int]:
+def _only(remembered_file: Path) -> tuple[str, int]:
     """Return the one file of the folder, and its mode."""
-    (file,) = kept.parent.iterdir()
+    (file,) = remembered_file.parent.iterdir()
     return file.name, file.stat().st_mode & 0o777
 
 
@@ -150,9 +150,9 @@ async def test_a_proxy_without_websockets_is_bypassed_by_events_and_remembered_t
         events = await _all(proxy.url, state)
         assert ("".join(event.text for event in events), proxy.asked[0]) == (WORDS, "upgrade")
         assert "POST /v1/sessions/s1/events" in proxy.asked
-        kept = RememberedTransports(tmp_path / REMEMBERED).get(proxy.url)
-        assert kept is not None
-        assert kept.transport is TransportKind.SSE
+        choice = RememberedTransports(tmp_path / REMEMBERED).get(proxy.url)
+        assert choice is not None
+        assert choice.transport is TransportKind.SSE
         proxy.asked.clear()
         assert "".join(event.text for event in await _all(proxy.url, state)) == WORDS
         assert "upgrade" not in proxy.asked
@@ -167,9 +167,9 @@ async def test_a_proxy_that_buffers_answers_is_bypassed_by_polls(tmp_path: Path)
     ):
         events = await _all(proxy.url, state)
         assert "".join(event.text for event in events) == WORDS
-        kept = RememberedTransports(tmp_path / REMEMBERED).get(proxy.url)
-        assert kept is not None
-        assert kept.transport is TransportKind.POLL
+        choice = RememberedTransports(tmp_path / REMEMBERED).get(proxy.url)
+        assert choice is not None
+        assert choice.transport is TransportKind.POLL
 
 
 @spec("STREAM-42")
@@ -226,23 +226,25 @@ async def test_a_given_transport_is_the_only_one_tried(tmp_path: Path) -> None:
 # --- the order of attempts --------------------------------------------------------------------------------------
 
 
-async def test_the_best_transport_works_and_nothing_is_stored(ways: ScriptedWays, kept: Path) -> None:
+async def test_the_best_transport_works_and_nothing_is_stored(
+    ways: ScriptedWays, remembered_file: Path
+) -> None:
     assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.WEBSOCKET]
-    assert not _is_kept(kept)
+    assert not _is_stored(remembered_file)
 
 
 @spec("STREAM-42", "STREAM-43")
 @pytest.mark.parametrize("refusal", [AccessError("403"), NotFoundError("404"), ProtocolError("426")])
 async def test_a_possible_refusal_by_a_proxy_is_avoided_for_a_day(
-    ways: ScriptedWays, kept: Path, world: FakeWorld, refusal: MidstreamError
+    ways: ScriptedWays, remembered_file: Path, world: FakeWorld, refusal: MidstreamError
 ) -> None:
     ways.at_once[TransportKind.WEBSOCKET] = refusal
     ways.later[TransportKind.SSE] = refusal
     assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.WEBSOCKET, TransportKind.SSE, TransportKind.POLL]
     assert [(carrier.sent, carrier.is_closed) for carrier in ways.made] == [([b"open"], True)] * 2
-    assert RememberedTransports(kept, world=world).get(SERVER) == Remembered(
+    assert RememberedTransports(remembered_file, world=world).get(SERVER) == Remembered(
         TransportKind.POLL, 1000.0 + REMEMBERED_S
     )
     await ways.connect_and_send()
@@ -253,12 +255,14 @@ async def test_a_possible_refusal_by_a_proxy_is_avoided_for_a_day(
     assert ways.tried == [TransportKind.WEBSOCKET], "after a day the best one has its turn again"
 
 
-async def test_if_all_transports_refuse_the_first_refusal_is_raised(ways: ScriptedWays, kept: Path) -> None:
+async def test_if_all_transports_refuse_the_first_refusal_is_raised(
+    ways: ScriptedWays, remembered_file: Path
+) -> None:
     first = AccessError("log in")
     ways.at_once[TransportKind.WEBSOCKET] = first
     ways.later = {TransportKind.SSE: NotFoundError("404"), TransportKind.POLL: ProtocolError("400")}
     assert await ways.connect_and_send() is first
-    assert (len(ways.tried), _is_kept(kept)) == (3, False)
+    assert (len(ways.tried), _is_stored(remembered_file)) == (3, False)
 
 
 @spec("STREAM-107")
@@ -304,11 +308,11 @@ async def test_a_servers_own_refusal_does_not_cause_another_attempt(
 @spec("STREAM-108")
 @pytest.mark.parametrize("known", [TransportKind.WEBSOCKET, TransportKind.SSE])
 async def test_an_unreachable_server_changes_nothing_about_transports(
-    ways: ScriptedWays, kept: Path, world: FakeWorld, known: TransportKind
+    ways: ScriptedWays, remembered_file: Path, world: FakeWorld, known: TransportKind
 ) -> None:
     """A restarted server is not a proxy."""
     if known is not TransportKind.WEBSOCKET:
-        RememberedTransports(kept, world=world).put(SERVER, Remembered(known, 2000.0))
+        RememberedTransports(remembered_file, world=world).put(SERVER, Remembered(known, 2000.0))
     ways.at_once = dict.fromkeys(TransportKind, ConnectionLostError("refused"))
     ways.answers = False
     for _ in range(2 * LOST_MAX):
@@ -323,7 +327,7 @@ async def test_an_unreachable_server_changes_nothing_about_transports(
 @spec("STREAM-109")
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_swallowed_handshake_is_a_timeout_if_the_server_answers(
-    ways: ScriptedWays, kept: Path, world: FakeWorld, *, answers: bool
+    ways: ScriptedWays, remembered_file: Path, world: FakeWorld, *, answers: bool
 ) -> None:
     swallowed = ConnectionLostError("timed out during the handshake")
     swallowed.__cause__ = TimeoutError()
@@ -332,7 +336,7 @@ async def test_a_swallowed_handshake_is_a_timeout_if_the_server_answers(
     heard = await ways.connect_and_send()
     if answers:
         assert (heard, ways.tried) == (b"a frame", [TransportKind.WEBSOCKET, TransportKind.SSE])
-        assert RememberedTransports(kept, world=world).get(SERVER) == Remembered(
+        assert RememberedTransports(remembered_file, world=world).get(SERVER) == Remembered(
             TransportKind.SSE, 1000.0 + REMEMBERED_S
         )
     else:
@@ -348,17 +352,17 @@ async def test_a_proxy_that_swallows_handshakes_is_bypassed_by_events(
         proxy = OfficeProxy(server.url, upgrades=Upgrades.SWALLOWED)
         async with proxy.listening():
             events = await _all(proxy.url, tmp_path / "agent.db")
-            kept = RememberedTransports(tmp_path / REMEMBERED).get(proxy.url)
+            choice = RememberedTransports(tmp_path / REMEMBERED).get(proxy.url)
     assert "".join(event.text for event in events) == WORDS
     assert proxy.asked[:3] == ["upgrade", "GET /v1/probe/poll", "POST /v1/sessions/s1/events"]
-    assert kept is not None
-    assert kept.transport is TransportKind.SSE
-    assert kept.until - World().now() > REMEMBERED_DOUBTFUL_S
+    assert choice is not None
+    assert choice.transport is TransportKind.SSE
+    assert choice.until - World().now() > REMEMBERED_DOUBTFUL_S
 
 
 @spec("STREAM-43")
 async def test_a_lost_connection_is_first_attributed_to_the_network_and_then_to_a_proxy_for_minutes(
-    ways: ScriptedWays, kept: Path, world: FakeWorld
+    ways: ScriptedWays, remembered_file: Path, world: FakeWorld
 ) -> None:
     ways.later[TransportKind.WEBSOCKET] = ConnectionLostError("reset")
     for _ in range(LOST_MAX):
@@ -366,7 +370,7 @@ async def test_a_lost_connection_is_first_attributed_to_the_network_and_then_to_
         assert ways.tried == [TransportKind.WEBSOCKET]
     assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.SSE]
-    found = RememberedTransports(kept, world=world).get(SERVER)
+    found = RememberedTransports(remembered_file, world=world).get(SERVER)
     assert found == Remembered(TransportKind.SSE, 1000.0 + REMEMBERED_DOUBTFUL_S)
     await world.advance(REMEMBERED_DOUBTFUL_S + 1)
     ways.later.clear()
@@ -375,7 +379,7 @@ async def test_a_lost_connection_is_first_attributed_to_the_network_and_then_to_
 
 
 async def test_a_long_network_failure_tries_all_in_turn_and_keeps_the_stored_choice(
-    ways: ScriptedWays, kept: Path
+    ways: ScriptedWays, remembered_file: Path
 ) -> None:
     ways.at_once = dict.fromkeys(TransportKind, ConnectionLostError("refused"))
     order: list[TransportKind] = []
@@ -383,13 +387,13 @@ async def test_a_long_network_failure_tries_all_in_turn_and_keeps_the_stored_cho
         await ways.connect_and_send()
         order += ways.tried
     assert order == [way for way in (*TransportKind, *TransportKind) for _ in range(LOST_MAX)]
-    assert not _is_kept(kept)
+    assert not _is_stored(remembered_file)
 
 
 async def test_a_better_transport_that_works_again_is_used_by_the_next_process(
-    ways: ScriptedWays, kept: Path, world: FakeWorld
+    ways: ScriptedWays, remembered_file: Path, world: FakeWorld
 ) -> None:
-    remembered = RememberedTransports(kept, world=world)
+    remembered = RememberedTransports(remembered_file, world=world)
     remembered.put(SERVER, Remembered(TransportKind.POLL, 2000.0))
     ways.at_once[TransportKind.POLL] = NotFoundError("a server of before")
     await ways.connect_and_send()
@@ -414,13 +418,13 @@ async def test_frames_sent_during_a_change_of_transport_are_sent_over_the_next(w
 
 
 async def test_a_stored_choice_is_used_by_the_next_process_until_it_expires(
-    kept: Path, world: FakeWorld
+    remembered_file: Path, world: FakeWorld
 ) -> None:
-    RememberedTransports(kept, world=world).put("http://a", Remembered(TransportKind.SSE, 1100.0))
-    RememberedTransports(kept, world=world).put("http://b", Remembered(TransportKind.POLL, 1200.0))
-    again = RememberedTransports(kept, world=world)
+    RememberedTransports(remembered_file, world=world).put("http://a", Remembered(TransportKind.SSE, 1100.0))
+    RememberedTransports(remembered_file, world=world).put("http://b", Remembered(TransportKind.POLL, 1200.0))
+    again = RememberedTransports(remembered_file, world=world)
     assert again.get("http://a") == Remembered(TransportKind.SSE, 1100.0)
-    assert _only(kept) == (kept.name, 0o600)
+    assert _only(remembered_file) == (remembered_file.name, 0o600)
     await world.advance(150.0)
     assert (again.get("http://a"), again.get("http://b")) == (None, Remembered(TransportKind.POLL, 1200.0))
     again.delete("http://b")
@@ -431,10 +435,12 @@ async def test_a_stored_choice_is_used_by_the_next_process_until_it_expires(
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"[]", b'{"http://a":{"transport":"pigeon","until":1}}']
 )
-def test_an_unreadable_file_is_treated_as_absent(kept: Path, world: FakeWorld, content: bytes) -> None:
-    kept.parent.mkdir()
-    kept.write_bytes(content)
-    remembered = RememberedTransports(kept, world=world)
+def test_an_unreadable_file_is_treated_as_absent(
+    remembered_file: Path, world: FakeWorld, content: bytes
+) -> None:
+    remembered_file.parent.mkdir()
+    remembered_file.write_bytes(content)
+    remembered = RememberedTransports(remembered_file, world=world)
     assert remembered.get("http://a") is None
     remembered.put("http://a", Remembered(TransportKind.SSE, 1100.0))
     assert remembered.get("http://a") == Remembered(TransportKind.SSE, 1100.0)
@@ -449,16 +455,16 @@ def test_an_unwritable_file_affects_nothing_else(tmp_path: Path, world: FakeWorl
 
 @spec("STREAM-43")
 async def test_an_entry_from_a_wrong_clock_is_ignored(
-    ways: ScriptedWays, kept: Path, world: FakeWorld
+    ways: ScriptedWays, remembered_file: Path, world: FakeWorld
 ) -> None:
-    ahead = RememberedTransports(kept, world=FakeWorld(at=world.now() + 400 * REMEMBERED_S))
+    ahead = RememberedTransports(remembered_file, world=FakeWorld(at=world.now() + 400 * REMEMBERED_S))
     ahead.put(SERVER, Remembered(TransportKind.POLL, world.now() + 401 * REMEMBERED_S))
     assert await ways.connect_and_send() == b"a frame"
     assert ways.tried == [TransportKind.WEBSOCKET]
 
 
-def test_the_number_of_stored_servers_is_limited(kept: Path, world: FakeWorld) -> None:
-    remembered = RememberedTransports(kept, world=world)
+def test_the_number_of_stored_servers_is_limited(remembered_file: Path, world: FakeWorld) -> None:
+    remembered = RememberedTransports(remembered_file, world=world)
     for number in range(SERVERS_MAX + 2):
         remembered.put(f"http://{number}", Remembered(TransportKind.SSE, 1100.0 + number))
     assert [remembered.get(f"http://{number}") is None for number in range(4)] == [True, True, False, False]

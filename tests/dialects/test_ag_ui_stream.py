@@ -118,7 +118,7 @@ def read(records: Sequence[Record], run_id: str = "r1", after: str = "-1") -> li
     return events_of(body.decode())
 
 
-def shown(events: Sequence[Event]) -> list[Json]:
+def messages_of(events: Sequence[Event]) -> list[Json]:
     """Return a client's messages from events, by the protocol's rules."""
     messages: dict[str, Json] = {}
     for _, event in events:
@@ -169,15 +169,15 @@ def test_each_suffix_is_valid_and_leads_to_the_same_messages(name: str) -> None:
             suffix = read(records, run_id, event_id)
             assert findings(suffix) == [], (event_id, suffix)
             assert [each for each in suffix if each[0]] == (whole_run[number + 1 :] or whole_run[-1:])
-            assert [(each["role"], each["content"]) for each in shown(suffix)] == [
-                (each["role"], each["content"]) for each in shown(whole_run)
+            assert [(each["role"], each["content"]) for each in messages_of(suffix)] == [
+                (each["role"], each["content"]) for each in messages_of(whole_run)
             ], (event_id, suffix)
 
 
 def test_the_text_of_an_interrupted_attempt_is_withdrawn() -> None:
     events = read(of_ag_ui(cut()))
-    assert [each["content"] for each in shown(events)] == ["hi", "Hello you"]
-    assert [each["content"] for each in shown(read(thinking_interrupted()))] == ["hi", "", "Hello you"]
+    assert [each["content"] for each in messages_of(events)] == ["hi", "Hello you"]
+    assert [each["content"] for each in messages_of(read(thinking_interrupted()))] == ["hi", "", "Hello you"]
 
 
 def test_a_run_that_waits_for_its_client_names_the_calls_and_their_results_start_the_next() -> None:
@@ -236,7 +236,7 @@ def test_a_run_with_pruned_records_consists_of_the_remaining_ones() -> None:
     assert run.id == "r1"
     events = events_of(b"".join(AgUiEvents(restored, run, BEGINNING).begin()).decode())
     assert findings(events) == []
-    assert [each["content"] for each in shown(events)] == ["hi", "Hello you"]
+    assert [each["content"] for each in messages_of(events)] == ["hi", "Hello you"]
 
 
 def test_streams_without_a_run_are_valid() -> None:

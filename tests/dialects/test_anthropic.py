@@ -14,14 +14,14 @@ NAMED = ("msg_1", "m", 7)
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
-def asked(**fields: object) -> Asked:
+def read_request(**fields: object) -> Asked:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     return read_messages(fields_of(msgspec.json.encode(body)))
 
 
 def write(*events: ModelEvent, **fields: object) -> tuple[list[tuple[str, Any]], Any]:
     """Return the events of a stream, each with its name, and the whole answer."""
-    writing = MessagesWriter(asked(**fields).form(*NAMED))
+    writing = MessagesWriter(read_request(**fields).form(*NAMED))
     pieces = [*writing.begin(), *(piece for event in events for piece in writing.write(event))]
     read = []
     for piece in pieces:
@@ -77,8 +77,8 @@ def test_the_counting_block_of_claude_code_is_not_part_of_the_instructions() -> 
         {"type": "text", "text": "x-anthropic-billing-header: cch=1;"},
         {"type": "text", "text": "Be brief."},
     ]
-    assert asked(system=system).instructions == "Be brief."
-    assert asked(system="Be brief.").instructions == "Be brief."
+    assert read_request(system=system).instructions == "Be brief."
+    assert read_request(system="Be brief.").instructions == "Be brief."
 
 
 def test_tokens_are_estimated_by_length() -> None:

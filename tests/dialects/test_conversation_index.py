@@ -30,7 +30,7 @@ from midstream.history.messages import (
 from tests.spec import spec
 
 
-def asked(**fields: Any) -> Asked:  # noqa: ANN401 - whatever the struct takes
+def empty_request(**fields: Any) -> Asked:  # noqa: ANN401 - whatever the struct takes
     return Asked(dialect=dialect_registry.CHAT, model="m", messages=[], **fields)
 
 
@@ -53,18 +53,18 @@ def newest(text: str) -> str:
 
 @spec("REUSE-73")
 def test_the_first_header_takes_precedence_then_the_metadata() -> None:
-    notes = asked(metadata={"session_id": "n"})
+    notes = empty_request(metadata={"session_id": "n"})
     both = {"x-session-affinity": "b", "x-midstream-session": "a"}
     assert [read_session_name(headers, notes) for headers in (both, {"session_id": "c"}, {})] == [
         "h:a",
         "h:c",
         "m:n",
     ]
-    assert read_session_name({}, asked(user="u", cache_key="k")) == ""
+    assert read_session_name({}, empty_request(user="u", cache_key="k")) == ""
 
 
 def test_a_long_name_is_stored_as_its_digest() -> None:
-    first, second = (read_session_name({"session-id": "x" * 5000 + end}, asked()) for end in "ab")
+    first, second = (read_session_name({"session-id": "x" * 5000 + end}, empty_request()) for end in "ab")
     assert first != second
     assert len(first) < KEY_CHARS_MAX
 
@@ -113,19 +113,21 @@ def test_the_least_recently_used_conversation_is_evicted_first() -> None:
 @pytest.mark.parametrize("words", SIDE_CALLS)
 def test_side_calls_are_recognized_by_their_words_unless_tools_are_declared(words: str) -> None:
     for instructions, said in ((words.upper(), "hi"), ("", f"Please: {words}")):
-        assert is_ephemeral({}, asked(), instructions, newest(said))
-        assert not is_ephemeral({}, asked(tools=(ToolSpec("look"),)), instructions, newest(said))
-    assert not is_ephemeral({}, asked(), "Be brief.", newest("hi"))
+        assert is_ephemeral({}, empty_request(), instructions, newest(said))
+        assert not is_ephemeral({}, empty_request(tools=(ToolSpec("look"),)), instructions, newest(said))
+    assert not is_ephemeral({}, empty_request(), "Be brief.", newest("hi"))
 
 
 @spec("REUSE-74")
 def test_a_mark_takes_precedence_over_words() -> None:
     marked = {"x-midstream-ephemeral": "1"}
-    assert is_ephemeral(marked, asked(tools=(ToolSpec("look"),)), "", newest("hi"))
-    assert is_ephemeral({}, asked(metadata={"ephemeral": "yes"}), "", newest("hi"))
-    assert not is_ephemeral({"x-midstream-ephemeral": "false"}, asked(), SIDE_CALLS[0], newest("hi"))
+    assert is_ephemeral(marked, empty_request(tools=(ToolSpec("look"),)), "", newest("hi"))
+    assert is_ephemeral({}, empty_request(metadata={"ephemeral": "yes"}), "", newest("hi"))
+    assert not is_ephemeral({"x-midstream-ephemeral": "false"}, empty_request(), SIDE_CALLS[0], newest("hi"))
 
 
 def test_a_scope_is_the_model_the_user_and_the_cache_key() -> None:
-    scopes = [scope_of(each) for each in (asked(), asked(user="a"), asked(cache_key="a"))]
+    scopes = [
+        scope_of(each) for each in (empty_request(), empty_request(user="a"), empty_request(cache_key="a"))
+    ]
     assert len(set(scopes)) == 3

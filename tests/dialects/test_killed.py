@@ -26,7 +26,7 @@ from tests.spec import spec
 FIRST, REST = "one two ", "three four"
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 CUT = streamed(delta(content=FIRST), ending="hang")
-GOES_ON = streamed(delta(content=REST), delta("stop"))
+CONTINUATION = streamed(delta(content=REST), delta("stop"))
 
 
 class KillableGateway:
@@ -135,7 +135,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
 async def test_a_gateway_killed_in_mid_answer_finishes_it(
     ask: Callable[[KillableGateway], AsyncIterator[str]], store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with run_killable(tmp_path, CUT, GOES_ON, options=store) as gateway:
+    async with run_killable(tmp_path, CUT, CONTINUATION, options=store) as gateway:
         words = ask(gateway)
         await read_until(words, FIRST)
         await asyncio.to_thread(gateway.kill)
@@ -157,7 +157,7 @@ async def test_a_gateway_killed_in_mid_answer_finishes_it(
 async def test_a_background_response_survives_and_its_stream_continues_after_the_last_event(
     store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with run_killable(tmp_path, CUT, GOES_ON, options=store) as gateway:
+    async with run_killable(tmp_path, CUT, CONTINUATION, options=store) as gateway:
         seen: list[Any] = []
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             kept = await client.conversations.create()
@@ -189,7 +189,7 @@ async def test_a_background_response_survives_and_its_stream_continues_after_the
 async def test_a_request_of_a_killed_socket_is_finished_on_the_next_one(
     store: tuple[str, ...], tmp_path: Path
 ) -> None:
-    async with run_killable(tmp_path, CUT, GOES_ON, options=store) as gateway:
+    async with run_killable(tmp_path, CUT, CONTINUATION, options=store) as gateway:
 
         async def events() -> AsyncIterator[Any]:
             async with gateway.openai() as client, client.responses.connect(max_retries=0) as connection:
@@ -221,7 +221,7 @@ async def test_the_results_of_a_call_reach_the_turn_of_a_gateway_that_was_killed
 ) -> None:
     asks = streamed(delta(tool_calls=[call(0, "{}", "call_7", "look")]), delta("tool_calls"))
     look: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
-    async with run_killable(tmp_path, asks, GOES_ON, options=store) as gateway, asyncio.timeout(WAIT_S):
+    async with run_killable(tmp_path, asks, CONTINUATION, options=store) as gateway, asyncio.timeout(WAIT_S):
         async with gateway.openai() as client:
             first = await client.responses.create(model="m", input="hi", tools=[look])
         await restart(gateway)
@@ -254,7 +254,7 @@ async def test_an_encrypted_gateway_finishes_its_response_too_and_stores_no_plai
 ) -> None:
     home, keys = tmp_path / "home", tmp_path / "keys"
     home.mkdir()
-    async with run_killable(home, CUT, GOES_ON, options=("--key-file", str(keys))) as gateway:
+    async with run_killable(home, CUT, CONTINUATION, options=("--key-file", str(keys))) as gateway:
         words = chat(gateway)
         await read_until(words, FIRST)
         await restart(gateway)

@@ -37,7 +37,7 @@ def message(method: str, **params: object) -> mcp.RpcMessage:
     return mcp.RpcMessage("2.0", 1, method, params)
 
 
-def asked(kind: QuestionKind) -> Question:
+def question_of(kind: QuestionKind) -> Question:
     return Question("s", 1, 1, "c", kind, "dig", "burn", '{"what": "tree"}', CHOICES[kind], 1.0, "Which?")
 
 
@@ -139,7 +139,7 @@ def test_arguments_are_the_message_of_a_call() -> None:
 
 def test_a_form_is_answered_and_a_dismissed_one_denies() -> None:
     approval, words, doubt = (
-        asked(each) for each in (QuestionKind.APPROVAL, QuestionKind.QUESTION, QuestionKind.DOUBT)
+        question_of(each) for each in (QuestionKind.APPROVAL, QuestionKind.QUESTION, QuestionKind.DOUBT)
     )
     assert "burn" in elicitation(approval)["params"]["message"]
     assert elicitation(words)["params"]["message"] == "Which?"

@@ -74,7 +74,7 @@ def call(records: Sequence[Record]) -> McpCall:
     return found
 
 
-def shown(events: Sequence[tuple[str, Json]]) -> str:
+def progress_of(events: Sequence[tuple[str, Json]]) -> str:
     params = [each["params"] for _, each in events if each.get("method") == "notifications/progress"]
     progress = [each["progress"] for each in params]
     assert progress == sorted({*progress})
@@ -83,7 +83,7 @@ def shown(events: Sequence[tuple[str, Json]]) -> str:
 
 def test_a_call_streams_its_words_and_ends_with_its_result() -> None:
     events = read([*opening(NAME), delta("Hello "), delta("you"), *whole("Hello you")])
-    assert shown(events) == "Hello you"
+    assert progress_of(events) == "Hello you"
     response = events[-1][1]
     assert response["id"] == 7
     assert response["result"] == {
@@ -117,7 +117,7 @@ def test_a_reader_continues_after_any_event(records: list[Record]) -> None:
 )
 def test_the_text_of_an_interrupted_attempt_is_not_sent_twice(first: str, second: str, words: str) -> None:
     events = read(cut(first, second))
-    assert shown(events) == words
+    assert progress_of(events) == words
     assert events[-1][1]["result"]["structuredContent"]["answer"] == second.replace("|", "")
 
 

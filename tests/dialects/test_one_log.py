@@ -15,7 +15,7 @@ from midstream.environment import World
 from tests.dialects import ag_ui_cuts
 from tests.dialects.gateway_serving import WAIT_S
 from tests.dialects.langgraph_stream import JOINS_MAX, RunReader, sdk
-from tests.dialects.test_killed import CUT, FIRST, GOES_ON, REST, KillableGateway, run_killable
+from tests.dialects.test_killed import CONTINUATION, CUT, FIRST, REST, KillableGateway, run_killable
 from tests.dialects.ui_stream import CuttingRelay, KillableServer, lacking, run_client
 from tests.ports import held_port
 from tests.postgres_engine import Engine
@@ -117,7 +117,7 @@ async def test_an_answer_whose_server_is_killed_ends_equally_for_clients_of_four
     with held_port() as port:
         server = KillableServer(tmp_path, port, 0, "--store", store)
         async with (
-            run_killable(tmp_path, CUT, GOES_ON, options=("--store", store)) as gateway,
+            run_killable(tmp_path, CUT, CONTINUATION, options=("--store", store)) as gateway,
             CuttingRelay(port, random.Random(1), 0, (0, 1)) as relay,
         ):
             await server.start()

@@ -53,7 +53,7 @@ def child_approval(session: str, call_id: str) -> list[Record]:
     ]
 
 
-def shown(call_id: str, child: str, *records: Record) -> list[Record]:
+def child_records(call_id: str, child: str, *records: Record) -> list[Record]:
     """Return the records of a sub-agent as the parent session has them."""
     return [
         ChildDelta(1, 1, call_id, child, position, msgspec.Raw(encode(record)))
@@ -67,13 +67,15 @@ def sessions(fold: RunFold) -> list[str]:
 
 def test_a_run_ends_when_all_sub_agents_wait_and_an_answer_starts_the_next_one() -> None:
     fold = RunFold("t")
-    facts_of([*opening(), *delegating("a", "b"), *shown("a", "t::0", *child_approval("t", "a"))], fold)
+    facts_of(
+        [*opening(), *delegating("a", "b"), *child_records("a", "t::0", *child_approval("t", "a"))], fold
+    )
     assert (fold.is_running, sessions(fold)) == (True, ["t::0"])
-    facts = facts_of(shown("b", "t::1", *child_approval("t", "b")), fold)
+    facts = facts_of(child_records("b", "t::1", *child_approval("t", "b")), fold)
     assert [type(each) for each in facts] == [RunPaused, RunEnded]
     assert sessions(fold) == ["t::0", "t::1"]
     (first, _) = [each for fact in facts if isinstance(fact, RunPaused) for each in fact.interrupts]
-    began, *_ = facts_of(shown("b", "t::1", ALLOWED), fold)
+    began, *_ = facts_of(child_records("b", "t::1", ALLOWED), fold)
     assert isinstance(began, RunBegan)
     assert (began.run.number, sessions(fold)) == (1, ["t::0"])
     (given,) = fold.answers
@@ -83,10 +85,10 @@ def test_a_run_ends_when_all_sub_agents_wait_and_an_answer_starts_the_next_one()
 
 
 def test_questions_are_found_at_any_depth_and_end_with_their_call() -> None:
-    deep = shown("x", "t::0::0", *child_approval("t::0", "x"))
+    deep = child_records("x", "t::0::0", *child_approval("t::0", "x"))
     above = [*child_start("t", "a", "chief"), *delegating("x"), *deep]
     fold = RunFold("t")
-    facts_of([*opening(), *delegating("a"), *shown("a", "t::0", *above)], fold)
+    facts_of([*opening(), *delegating("a"), *child_records("a", "t::0", *above)], fold)
     (question,) = fold.questions
     assert (question.session, question.agents, fold.run and fold.run.status) == (
         "t::0::0",
@@ -103,5 +105,7 @@ def test_questions_are_found_at_any_depth_and_end_with_their_call() -> None:
 def test_a_record_of_a_newer_version_leaves_a_sub_agent_unchanged() -> None:
     fold = RunFold("t")
     newer = ChildDelta(1, 1, "a", "t::0", 9, msgspec.Raw(b'{"type":"from_the_future"}'))
-    facts_of([*opening(), *delegating("a"), *shown("a", "t::0", *child_approval("t", "a")), newer], fold)
+    facts_of(
+        [*opening(), *delegating("a"), *child_records("a", "t::0", *child_approval("t", "a")), newer], fold
+    )
     assert sessions(fold) == ["t::0"]

@@ -26,7 +26,7 @@ from midstream.models.responses import (
 NAMED = ("resp_1", "m", 7)
 
 
-def asked(**fields: object) -> Asked:
+def read_request(**fields: object) -> Asked:
     return read_responses(fields_of(msgspec.json.encode({"model": "m", "input": "hi", **fields})))
 
 
@@ -50,7 +50,7 @@ def test_a_written_answer_is_read_back_unchanged() -> None:
         ToolCallRequested("c1", "look", '{"at": 1}'),
         Finished(Finish.CALLS, "m", Usage(10, 5, 3)),
     ]
-    writer = ResponsesWriter(asked(metadata={"a": "b"}, temperature=0.5).form(*NAMED))
+    writer = ResponsesWriter(read_request(metadata={"a": "b"}, temperature=0.5).form(*NAMED))
     pieces = [*writer.begin(), *(piece for event in said for piece in writer.write(event))]
     events, bodies = read(pieces)
     assert events == said
@@ -64,7 +64,7 @@ def test_a_written_answer_is_read_back_unchanged() -> None:
     ("finish", "reason"), [(Finish.LENGTH, "max_output_tokens"), (Finish.FILTER, "content_filter")]
 )
 def test_a_truncated_answer_is_incomplete_with_its_reason(finish: Finish, reason: str) -> None:
-    writer = ResponsesWriter(asked().form(*NAMED))
+    writer = ResponsesWriter(read_request().form(*NAMED))
     _, bodies = read([*writer.begin(), *writer.write(TextDelta("a")), *writer.write(Finished(finish))])
     response = bodies[-1]["response"]
     assert (bodies[-1]["type"], response["incomplete_details"]) == ("response.incomplete", {"reason": reason})
@@ -73,7 +73,7 @@ def test_a_truncated_answer_is_incomplete_with_its_reason(finish: Finish, reason
 
 def test_a_failure_and_a_cancel_close_the_open_item_first() -> None:
     for ending, status in (("fail", "failed"), ("cancel", "cancelled")):
-        writer = ResponsesWriter(asked().form(*NAMED))
+        writer = ResponsesWriter(read_request().form(*NAMED))
         pieces = [*writer.begin(), *writer.write(TextDelta("a"))]
         pieces += writer.fail(ApiError(429, "x", "slow")) if ending == "fail" else writer.cancel(CANCELLED)
         _, bodies = read(pieces)
@@ -81,7 +81,7 @@ def test_a_failure_and_a_cancel_close_the_open_item_first() -> None:
         assert bodies[-2]["type"] == "response.output_item.done"
         assert writer.response["output"][0]["content"][0]["text"] == "a"
     assert (
-        ResponsesWriter(asked().form(*NAMED))
+        ResponsesWriter(read_request().form(*NAMED))
         .fail(ApiError(429, "x", "slow"))[-1]
         .count(b"rate_limit_exceeded")
         == 1
@@ -89,7 +89,7 @@ def test_a_failure_and_a_cancel_close_the_open_item_first() -> None:
 
 
 def test_a_text_is_one_message() -> None:
-    (item,) = list_items(asked().messages, "resp_1")
+    (item,) = list_items(read_request().messages, "resp_1")
     assert item["content"] == [{"type": "input_text", "text": "hi"}]
     listed = list_items([{"role": "assistant", "content": "a"}, 7], "resp_1")
     assert [each["id"] for each in listed] == ["in_1_0", "in_1_1"]
@@ -97,7 +97,7 @@ def test_a_text_is_one_message() -> None:
 
 
 def test_a_response_has_the_granted_settings_and_the_defaults_of_all_others() -> None:
-    wished = asked(
+    wished = read_request(
         temperature=0.5,
         presence_penalty=1,
         text={"verbosity": "low"},

@@ -46,10 +46,10 @@ from midstream.session.records import (
     encode,
 )
 from tests.dialects.test_open_questions import child_approval, child_start, delegating
-from tests.dialects.test_open_questions import shown as below
+from tests.dialects.test_open_questions import child_records as below
 
 Json = dict[str, Any]
-BEGUN: list[Record] = [MessageAccepted(1, UserMessage.of("hi"), 1.0), AttemptStarted(1, 1, 1, 1.0)]
+TURN_START: list[Record] = [MessageAccepted(1, UserMessage.of("hi"), 1.0), AttemptStarted(1, 1, 1, 1.0)]
 START: list[Json] = [{"type": "start", "messageId": "c~1"}, {"type": "start-step"}]
 CALL = ToolCall("c1", "look", '{"at": "it"}')
 
@@ -62,7 +62,7 @@ def chunks(records: Sequence[Record], run: int | None = 0) -> list[Json]:
     return [json.loads(chunk.removeprefix(b"data: ")) for chunk in found]
 
 
-def said(words: str, *, attempt: int = 1, part: int = 0, kind: Any = "text") -> Delta:  # noqa: ANN401 - a literal
+def text_delta(words: str, *, attempt: int = 1, part: int = 0, kind: Any = "text") -> Delta:  # noqa: ANN401 - a literal
     return Delta(1, 1, attempt, part, kind, words)
 
 
@@ -96,7 +96,12 @@ def text(words: str, part: str = "1.1.1.0") -> list[Json]:
 
 
 def test_reasoning_and_text_are_parts_of_one_step() -> None:
-    records = [*BEGUN, said("hm", kind="thinking"), said("Hel", part=1), said("lo", part=1)]
+    records = [
+        *TURN_START,
+        text_delta("hm", kind="thinking"),
+        text_delta("Hel", part=1),
+        text_delta("lo", part=1),
+    ]
     records += [whole(Thinking("hm"), Text("Hello")), ended()]
     reasoning = [{**each, "type": each["type"].replace("text", "reasoning")} for each in text("hm")]
     begun, delta, end = text("Hel", "1.1.1.1")
@@ -104,8 +109,13 @@ def test_reasoning_and_text_are_parts_of_one_step() -> None:
 
 
 def test_a_chunk_has_the_same_number_for_any_length_of_the_turn() -> None:
-    records = [*BEGUN, said("a"), AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
-    records += [said("b", attempt=2), whole(Text("b"), CALL, plans=(plan(),), attempt=2)]
+    records = [
+        *TURN_START,
+        text_delta("a"),
+        AttemptFailed(1, 1, 1, "x", "x", 1.0),
+        AttemptStarted(1, 1, 2, 1.0),
+    ]
+    records += [text_delta("b", attempt=2), whole(Text("b"), CALL, plans=(plan(),), attempt=2)]
     records += [
         CallStarted(1, 1, "c1", 1, 1.0),
         CallEnded(1, 1, ToolResult("c1", "x"), 1.0),
@@ -119,8 +129,13 @@ def test_a_chunk_has_the_same_number_for_any_length_of_the_turn() -> None:
 
 
 def test_the_text_of_a_void_attempt_is_withdrawn() -> None:
-    records = [*BEGUN, said("wrong"), AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
-    records += [said("right", attempt=2), whole(Text("right"), attempt=2), ended()]
+    records = [
+        *TURN_START,
+        text_delta("wrong"),
+        AttemptFailed(1, 1, 1, "x", "x", 1.0),
+        AttemptStarted(1, 1, 2, 1.0),
+    ]
+    records += [text_delta("right", attempt=2), whole(Text("right"), attempt=2), ended()]
     assert chunks(records) == [
         *START,
         *text("wrong"),
@@ -131,21 +146,21 @@ def test_the_text_of_a_void_attempt_is_withdrawn() -> None:
 
 
 def test_an_attempt_without_shown_text_is_not_withdrawn() -> None:
-    records = [*BEGUN, AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
-    records += [said("right", attempt=2), whole(Text("right"), attempt=2), ended()]
+    records = [*TURN_START, AttemptFailed(1, 1, 1, "x", "x", 1.0), AttemptStarted(1, 1, 2, 1.0)]
+    records += [text_delta("right", attempt=2), whole(Text("right"), attempt=2), ended()]
     assert chunks(records) == [*START, *text("right", "1.1.2.0"), *CLOSE]
 
 
 @pytest.mark.parametrize("shown", ["", "Hel", "Hello"])
 def test_the_unshown_part_of_a_response_follows_once_it_is_whole(shown: str) -> None:
-    deltas = [said(shown)] if shown else []
-    found = chunks([*BEGUN, *deltas, whole(Text("Hello")), ended()])
+    deltas = [text_delta(shown)] if shown else []
+    found = chunks([*TURN_START, *deltas, whole(Text("Hello")), ended()])
     assert "".join(chunk.get("delta", "") for chunk in found) == "Hello"
     assert [chunk["type"] for chunk in found].count("text-start") == 1
 
 
 def test_a_response_that_differs_from_its_shown_part_replaces_it() -> None:
-    found = chunks([*BEGUN, said("Hallo"), whole(Thinking("hm"), Text("Hello")), ended()])
+    found = chunks([*TURN_START, text_delta("Hallo"), whole(Thinking("hm"), Text("Hello")), ended()])
     at = found.index({"type": "reset-step"})
     assert "".join(chunk.get("delta", "") for chunk in found[at:]) == "hmHello"
 
@@ -168,7 +183,7 @@ AVAILABLE = {"type": "tool-input-available", "toolCallId": "c1", "toolName": "lo
 )
 def test_a_tool_of_the_server_has_input_and_output(result: ToolResult, chunk: Json) -> None:
     records = [
-        *BEGUN,
+        *TURN_START,
         whole(CALL, plans=(plan(),)),
         CallStarted(1, 1, "c1", 1, 1.0),
         CallEnded(1, 1, result, 1.0),
@@ -192,13 +207,13 @@ def test_a_tool_of_the_server_has_input_and_output(result: ToolResult, chunk: Js
     ],
 )
 def test_a_running_tool_reports_parts_and_nothing_else(report: str, chunk: Json) -> None:
-    records = [*BEGUN, whole(CALL, plans=(plan(),)), CallStarted(1, 1, "c1", 1, 1.0)]
+    records = [*TURN_START, whole(CALL, plans=(plan(),)), CallStarted(1, 1, "c1", 1, 1.0)]
     assert chunks([*records, CallProgressed(1, 1, "c1", 1, report, 1.0)])[-1] == chunk
 
 
 def test_a_tool_of_the_client_is_shown_when_it_may_start_and_ends_the_run() -> None:
     tool = ClientTool(ToolSpec("look"))
-    begun: list[Record] = [MessageAccepted(1, UserMessage.of("hi"), 1.0, (tool,)), *BEGUN[1:]]
+    begun: list[Record] = [MessageAccepted(1, UserMessage.of("hi"), 1.0, (tool,)), *TURN_START[1:]]
     asked: list[Record] = [*begun, whole(CALL, plans=(plan(Site.CLIENT),))]
     assert chunks(asked) == START
     started: list[Record] = [*asked, CallStarted(1, 1, "c1", 1, 1.0)]
@@ -222,7 +237,7 @@ def test_a_tool_of_the_client_is_shown_when_it_may_start_and_ends_the_run() -> N
 
 @pytest.mark.parametrize("choice", [Choice.ALLOW, Choice.DENY])
 def test_an_approval_ends_the_run_and_its_answer_starts_the_next(choice: Choice) -> None:
-    asked: list[Record] = [*BEGUN, whole(CALL, plans=(plan(needs_approval=True),))]
+    asked: list[Record] = [*TURN_START, whole(CALL, plans=(plan(needs_approval=True),))]
     asked.append(QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d1", 1.0, "why"))
     name = approval_id_of(1, 1, "d1", "c1")
     request = {"type": "tool-approval-request", "approvalId": name, "toolCallId": "c1", "reason": "why"}
@@ -236,7 +251,7 @@ def test_an_approval_ends_the_run_and_its_answer_starts_the_next(choice: Choice)
 
 
 def test_a_call_that_never_started_is_an_error_that_no_client_runs() -> None:
-    records = [*BEGUN, whole(CALL, plans=(plan(Site.CLIENT),))]
+    records = [*TURN_START, whole(CALL, plans=(plan(Site.CLIENT),))]
     closed = CallEnded(1, 1, ToolResult("c1", "stopped", Outcome.CANCELLED), 1.0)
     failed = {**AVAILABLE, "type": "tool-input-error", "errorText": "stopped"}
     assert chunks([*records, closed]) == [*START, failed]
@@ -245,7 +260,7 @@ def test_a_call_that_never_started_is_an_error_that_no_client_runs() -> None:
 def test_a_tool_of_the_upstream_is_not_run_by_clients() -> None:
     call = UpstreamCall("u1", "bash", '{"c": 1}')
     done = UpstreamCall("u1", "bash", '{"c": 1}', "ok", Outcome.OK)
-    records = [*BEGUN, Delta(1, 1, 1, 0, "thinking", "", call), Delta(1, 1, 1, 0, "thinking", "", done)]
+    records = [*TURN_START, Delta(1, 1, 1, 0, "thinking", "", call), Delta(1, 1, 1, 0, "thinking", "", done)]
     shown = chunks(records)[2:]
     assert {chunk["providerExecuted"] for chunk in shown} == {True}
     assert shown[-1]["output"] == "ok"
@@ -253,7 +268,7 @@ def test_a_tool_of_the_upstream_is_not_run_by_clients() -> None:
 
 def test_the_text_of_a_sub_agent_is_transient() -> None:
     inner = Delta(1, 1, 1, 0, "text", "child")
-    records = [*BEGUN, whole(CALL, plans=(plan(Site.CHILD),)), CallStarted(1, 1, "c1", 1, 1.0)]
+    records = [*TURN_START, whole(CALL, plans=(plan(Site.CHILD),)), CallStarted(1, 1, "c1", 1, 1.0)]
     import msgspec
 
     spoke = ChildDelta(1, 1, "c1", "s.child", 1, msgspec.Raw(encode(inner)))
@@ -269,18 +284,18 @@ def test_the_text_of_a_sub_agent_is_transient() -> None:
     ],
 )
 def test_an_unsuccessful_turn_has_its_error_before_its_finish(end: TurnEnded, last: list[Json]) -> None:
-    found = chunks([*BEGUN, said("a"), end])
+    found = chunks([*TURN_START, text_delta("a"), end])
     assert found[-3:-1] == [{"type": "finish-step"}, *last]
     assert found[-1]["type"] == "finish"
 
 
 def test_a_resumed_turn_continues_in_the_same_message() -> None:
-    failed: list[Record] = [*BEGUN, said("a"), ended(TurnStatus.FAILED, "broken")]
+    failed: list[Record] = [*TURN_START, text_delta("a"), ended(TurnStatus.FAILED, "broken")]
     resumed = [
         *failed,
         TurnResumed(1, 1, 4.0),
         AttemptStarted(1, 1, 1, 4.0),
-        said("b"),
+        text_delta("b"),
         whole(Text("b")),
         ended(),
     ]
@@ -291,11 +306,11 @@ def test_a_resumed_turn_continues_in_the_same_message() -> None:
 
 def test_a_later_turn_ends_the_previous_one() -> None:
     later = MessageAccepted(2, UserMessage.of("more"), 5.0)
-    assert chunks([*BEGUN, whole(Text("a")), ended(), later], None)[-1] == FINISH
+    assert chunks([*TURN_START, whole(Text("a")), ended(), later], None)[-1] == FINISH
 
 
 def test_a_question_of_a_sub_agent_is_after_the_calls_of_all_sub_agents_and_ends_with_them() -> None:
-    records: list[Record] = [*BEGUN, *delegating("a"), *below("a", "c::0", *child_approval("c", "a"))]
+    records: list[Record] = [*TURN_START, *delegating("a"), *below("a", "c::0", *child_approval("c", "a"))]
     found = chunks(records)
     kinds = [each["type"] for each in found]
     assert kinds[-5:] == [
@@ -312,7 +327,9 @@ def test_calls_that_need_a_person_are_in_the_step_after_the_calls_of_sub_agents(
     own, works = ToolCall("c1", "burn", "{}"), ToolCall("c2", "clerk", "{}")
     plans = (plan(needs_approval=True), CallPlan("c2", "d2", Site.CHILD))
     asked = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d1", 1.0)
-    found = chunks([*BEGUN, whole(own, works, plans=plans), CallStarted(1, 1, "c2", 1, 1.0), asked], None)
+    found = chunks(
+        [*TURN_START, whole(own, works, plans=plans), CallStarted(1, 1, "c2", 1, 1.0), asked], None
+    )
     names = [each.get("toolName") or each["type"] for each in found if each["type"] != "tool-input-delta"]
     assert names == [
         *("start", "start-step", "clerk", "clerk", "finish-step"),
@@ -333,7 +350,7 @@ def test_a_decision_about_a_sub_agents_call_starts_a_run_that_shows_its_outcome_
 ) -> None:
     answered = QuestionAnswered(1, 1, "q", QuestionKind.APPROVAL, "d", choice, 6.0)
     ended_there = CallEnded(1, 1, ToolResult("q", "done", outcome), 7.0)
-    records: list[Record] = [*BEGUN, *delegating("a"), *below("a", "c::0", *child_approval("c", "a"))]
+    records: list[Record] = [*TURN_START, *delegating("a"), *below("a", "c::0", *child_approval("c", "a"))]
     found = chunks([*records, *below("a", "c::0", answered, ended_there)], 1)
     assert [each["type"] for each in found] == ["start", "tool-approval-response", kind]
 
@@ -342,7 +359,11 @@ def test_a_permission_request_of_a_sub_agents_upstream_is_a_part_until_its_answe
     kind = QuestionKind.APPROVAL
     asked = QuestionAsked(1, 1, "p", kind, "d", 5.0, attempt=1, name="Bash", arguments='{"command": "ls"}')
     answers = QuestionAnswered(1, 1, "p", kind, "d", Choice.ALLOW, 6.0), AnswerUsed(1, 1, 1, "p", 6.0)
-    records: list[Record] = [*BEGUN, *delegating("a"), *below("a", "c::0", *child_start("c", "a"), asked)]
+    records: list[Record] = [
+        *TURN_START,
+        *delegating("a"),
+        *below("a", "c::0", *child_start("c", "a"), asked),
+    ]
     (part,) = [each for each in chunks(records) if each.get("toolName") == "Bash"]
     assert part["input"] == {"command": "ls"}
     found = chunks([*records, *below("a", "c::0", *answers)], 1)

@@ -28,7 +28,7 @@ from tests.forked import AsyncForked
 from tests.ports import held_port
 
 Json = dict[str, Any]
-_Told = TypeVar("_Told")
+_Result = TypeVar("_Result")
 
 HERE = Path(__file__).parent
 HOME = Path(sys.prefix, "chats")
@@ -139,7 +139,7 @@ class CuttingRelay:
 
     async def _relay(self, request: bytes, writer: asyncio.StreamWriter) -> bool:
         """Relay one answer; return whether its connection can take another request."""
-        far_reader, far_writer, head = await self._asked(request)
+        far_reader, far_writer, head = await self._forward(request)
         try:
             writer.write(head)
             await writer.drain()
@@ -168,7 +168,7 @@ class CuttingRelay:
         else:
             writer.close()
 
-    async def _asked(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
+    async def _forward(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]:
         async with asyncio.timeout(CONNECT_S):
             while True:
                 writer: asyncio.StreamWriter | None = None
@@ -294,11 +294,11 @@ async def kill_after(server: KillableServer, relay: CuttingRelay, cuts: list[int
 
 async def read_on_elsewhere(
     servers: Sequence[KillableServer],
-    client: Callable[[str], Coroutine[Any, Any, _Told]],
+    client: Callable[[str], Coroutine[Any, Any, _Result]],
     *,
     cuts: int = 6,
     cut_bytes: tuple[int, int] = (500, 1500),
-) -> _Told:
+) -> _Result:
     """Let a client read at the first server, which is killed after half of the cuts, and then at the second one."""
     first, second = servers
     async with CuttingRelay(first.port, random.Random(2), cuts, cut_bytes) as relay:

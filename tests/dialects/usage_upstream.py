@@ -24,7 +24,7 @@ PROMPT, COMPLETION = 100, 10
 """Tokens that the upstream counts for each request."""
 WORDS = [f"w{number} " for number in range(8)]
 TEXT = "".join(WORDS)
-GO_ON = "[The turn was interrupted"
+CONTINUATION = "[The turn was interrupted"
 """The start of the message with which a gateway continues an answer."""
 
 
@@ -65,7 +65,7 @@ def _count_delivered(messages: list[dict[str, Any]]) -> int:
     for message in reversed(messages):
         if message["role"] == "assistant":
             count += len(message["content"].split())
-        elif not message["content"].startswith(GO_ON):
+        elif not message["content"].startswith(CONTINUATION):
             break
     return count
 

@@ -113,7 +113,7 @@ class RecordingMailbox:
         return self.blobs.get(digest)
 
 
-NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())
+NO_HOST = Host(Agent(ScriptedModel([])), MemoryStore())
 """A host without children."""
 
 
@@ -128,7 +128,7 @@ def _session() -> Session:
 async def _live(agent: Agent, session: Session | None = None) -> tuple[RecordingMailbox, FakeWorld]:
     """Call the model in a world whose clock goes as fast as it can."""
     noted, world = RecordingMailbox(), FakeWorld()
-    performing = Executor(agent, world, noted, NOBODY).execute(ASKED, session or _session())
+    performing = Executor(agent, world, noted, NO_HOST).execute(ASKED, session or _session())
     await world.live_through(performing)
     return noted, world
 
@@ -136,7 +136,7 @@ async def _live(agent: Agent, session: Session | None = None) -> tuple[Recording
 async def _execute(agent: Agent, work_item: Work) -> RecordingMailbox:
     noted = RecordingMailbox()
     async with asyncio.timeout(60):
-        await Executor(agent, World(), noted, NOBODY).execute(work_item, _session())
+        await Executor(agent, World(), noted, NO_HOST).execute(work_item, _session())
     return noted
 
 
@@ -210,7 +210,7 @@ async def test_a_models_own_timeout_is_not_reported_as_our_stall() -> None:
 
 
 def test_only_a_running_tool_is_waited_for() -> None:
-    executor = Executor(Agent(ScriptedModel([])), World(), RecordingMailbox(), NOBODY)
+    executor = Executor(Agent(ScriptedModel([])), World(), RecordingMailbox(), NO_HOST)
     assert executor.is_repeatable(ASKED)
     assert not executor.is_repeatable(RunCall(CallRef(3, 1, "c"), 1))
 
@@ -228,7 +228,7 @@ async def test_the_model_receives_the_history_after_the_cut() -> None:
     model = ScriptedModel([text("yes")])
     history = History((UserMessage.of("one"), Step(Response((Text("x"),))), UserMessage.of("two")))
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
-    await Executor(Agent(model), World(), RecordingMailbox(), NOBODY).execute(ASKED, session)
+    await Executor(Agent(model), World(), RecordingMailbox(), NO_HOST).execute(ASKED, session)
     assert model.requests[0].history == session.model_history != history
 
 
@@ -244,7 +244,7 @@ async def test_a_call_with_a_missing_tool_ends_as_unknown_only_if_an_earlier_run
     call = ToolCall("c1", "put", "{}")
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=run, epoch=1),))
     noted = RecordingMailbox()
-    executor = Executor(Agent(ScriptedModel([])), World(), noted, NOBODY)
+    executor = Executor(Agent(ScriptedModel([])), World(), noted, NO_HOST)
     await executor.execute(RunCall(CallRef(3, 1, "c1"), run), Session(turn=running))
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
@@ -259,7 +259,7 @@ async def test_long_arguments_are_not_silence() -> None:
     writing = [step for _ in range(20) for step in (Working("put"), Pause(100.0))]
     model = ScriptedModel([[*writing, ToolCallRequested("a", "put", "{}"), Finished()]], world=world)
     noted = RecordingMailbox()
-    await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
+    await world.live_through(Executor(Agent(model), world, noted, NO_HOST).execute(ASKED, _session()))
     assert isinstance(noted.reports[-1], ModelResponded)
     told = [each for each in noted.reports if isinstance(each, Stalled)]
     assert told[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
@@ -271,7 +271,7 @@ async def test_a_tool_of_the_upstream_may_be_silent_for_longer() -> None:
     start, end = UpstreamCallStarted("u", "build", "{}"), UpstreamCallEnded("u", "built")
     model = ScriptedModel([[start, Pause(599.0), end, *text("Done.")]], world=world)
     noted = RecordingMailbox()
-    await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
+    await world.live_through(Executor(Agent(model), world, noted, NO_HOST).execute(ASKED, _session()))
 
     ran = UpstreamCall("u", "build", "{}", "built", Outcome.OK)
     assert noted.reports == [
@@ -305,7 +305,7 @@ async def test_a_silent_tool_is_reported_and_its_progress_ends_the_silence() -> 
     call = ToolCall("c1", "work", "{}")
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = RecordingMailbox()
-    executor = Executor(Agent(ScriptedModel([]), tools=[work]), world, noted, NOBODY)
+    executor = Executor(Agent(ScriptedModel([]), tools=[work]), world, noted, NO_HOST)
     await world.live_through(executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running)))
     assert noted.reports == [
         Stalled(3, 1, StalledOn.TOOL, 60.0, "c1"),
@@ -370,7 +370,7 @@ def _resumed() -> Session:
 async def _continue(*steps: ScriptedStep) -> tuple[RecordingMailbox, StoringModel]:
     model, noted, world = StoringModel([*steps]), RecordingMailbox(), FakeWorld()
     pending_work = CallModel(AttemptRef(3, 1, 1), continued=1)
-    await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(pending_work, _resumed()))
+    await world.live_through(Executor(Agent(model), world, noted, NO_HOST).execute(pending_work, _resumed()))
     return noted, model
 
 
@@ -417,7 +417,7 @@ async def test_a_cancelled_response_is_stopped_at_its_provider_and_a_released_on
 ) -> None:
     model = StoringModel([Resumable("resp_1"), TextDelta("Half"), Stall()])
     world = FakeWorld()
-    task = asyncio.create_task(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
+    task = asyncio.create_task(Executor(Agent(model), world, noted, NO_HOST).execute(ASKED, _session()))
     await world.settle()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -438,7 +438,7 @@ async def test_a_call_whose_arguments_do_not_match_its_digest_is_not_run() -> No
     plan = CallPlan("c1", digest_of("put", '{"what":"a"}'))
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = RecordingMailbox()
-    executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NO_HOST)
     await executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running))
     assert noted.reports == [
         CallFinished(3, 1, ToolResult("c1", "The arguments do not match their digest.", Outcome.ERROR))
@@ -457,7 +457,7 @@ async def test_a_transactional_tool_of_a_source_is_not_run_with_a_store_without_
     )
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = RecordingMailbox()
-    executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NO_HOST)
     await executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running))
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
@@ -513,7 +513,7 @@ async def test_the_lease_is_checked_after_every_slow_step() -> None:
 
     source = SlowToolSource(put)
     executor = Executor(
-        Agent(ScriptedModel([]), tools=[source]), World(), LeaseRecordingMailbox(happened), NOBODY
+        Agent(ScriptedModel([]), tools=[source]), World(), LeaseRecordingMailbox(happened), NO_HOST
     )
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), 1), _running(1)))
@@ -533,7 +533,7 @@ async def test_a_call_cancelled_during_the_search_for_its_tool_has_an_outcome(
         raise AssertionError
 
     source, noted = SlowToolSource(put), RecordingMailbox()
-    executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
+    executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), noted, NO_HOST)
     performing = asyncio.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), run), _running(run)))
     async with asyncio.timeout(60):
         await source.asked.wait()

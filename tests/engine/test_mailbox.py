@@ -65,7 +65,7 @@ def _effect() -> Envelope:
     return Envelope(Effect(RunCall(CallRef(1, 1, "c1"), 1), run))
 
 
-def _asked(command: SendMessage | Cancel) -> tuple[Envelope, asyncio.Future[int]]:
+def _command(command: SendMessage | Cancel) -> tuple[Envelope, asyncio.Future[int]]:
     done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     return Envelope(command, done), done
 
@@ -255,7 +255,7 @@ async def test_deltas_that_remain_when_clients_are_refused_are_taken_next() -> N
     mailbox = Mailbox(FakeWorld(), NEVER)
     mailbox.put(_delta("a"))
     mailbox.take()
-    asked, done = _asked(Cancel())
+    asked, done = _command(Cancel())
     mailbox.put(asked)
     mailbox.refuse_clients(StoreBusyError("busy"))
     assert not await _is_due(mailbox)
@@ -299,7 +299,7 @@ async def test_a_task_has_reported_while_its_command_waits() -> None:
 
 async def test_a_refusal_of_clients_keeps_the_outcomes_of_tools() -> None:
     mailbox = Mailbox(World(), NEVER)
-    asked, done = _asked(SendMessage(UserMessage.of("hi")))
+    asked, done = _command(SendMessage(UserMessage.of("hi")))
     finished = Envelope(FINISHED)
     mailbox.put(asked)
     mailbox.put(finished)
@@ -311,7 +311,7 @@ async def test_a_refusal_of_clients_keeps_the_outcomes_of_tools() -> None:
 
 async def test_a_command_for_an_ended_session_is_refused() -> None:
     mailbox = Mailbox(World(), NEVER)
-    asked, done = _asked(Cancel())
+    asked, done = _command(Cancel())
     mailbox.put(asked)
     mailbox.put(Envelope(FINISHED))
     mailbox.refuse_all(StoreBusyError("busy"))
@@ -321,7 +321,7 @@ async def test_a_command_for_an_ended_session_is_refused() -> None:
 
 
 async def test_an_envelope_is_answered_once() -> None:
-    asked, done = _asked(Cancel())
+    asked, done = _command(Cancel())
     asked.answer(3)
     asked.answer(StoreBusyError("too late"))
     assert await done == 3

@@ -41,7 +41,7 @@ class DrivenPlay:
             os.kill(os.getpid(), signal.SIGKILL)
         return f"result of {name}"
 
-    def asked(self, responses: int) -> Sequence[str]:
+    def calls_after(self, responses: int) -> Sequence[str]:
         """Return the calls of the next response; none if the answer is due."""
         self._note(f"model {responses + 1}")
         return ASKED[responses] if responses < len(ASKED) else ()
@@ -65,7 +65,7 @@ async def pydantic_ai(folder: Path, play: DrivenPlay, world: KillingWorld, polic
     from midstream.frameworks.pydantic_ai_durable import DurableTurns
 
     def model(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        names = play.asked(sum(isinstance(each, ModelResponse) for each in messages))
+        names = play.calls_after(sum(isinstance(each, ModelResponse) for each in messages))
         calls: list[Any] = [ToolCallPart("act", {"name": name}, name) for name in names]
         return ModelResponse(parts=calls or [TextPart(ANSWER)])
 
@@ -97,7 +97,7 @@ async def langgraph(folder: Path, play: DrivenPlay, world: KillingWorld, policy:
         return await play.work(name)
 
     async def model(state: MessagesState) -> dict[str, Any]:
-        names = play.asked(sum(isinstance(each, AIMessage) for each in state["messages"]))
+        names = play.calls_after(sum(isinstance(each, AIMessage) for each in state["messages"]))
         calls = [{"name": "act", "id": name, "args": {"name": name}} for name in names]
         return {"messages": [AIMessage("" if names else ANSWER, tool_calls=calls)]}
 
@@ -129,7 +129,7 @@ async def openai_agents(folder: Path, play: DrivenPlay, world: KillingWorld, pol
         async def get_response(self, system: Any, input: Any, *args: Any, **keywords: Any) -> ModelResponse:
             items = [each for each in input if isinstance(each, dict)] if isinstance(input, list) else []
             asked = sum(each.get("type") == "function_call" for each in items)
-            names = play.asked({0: 0, 1: 1, 4: 2}[asked])
+            names = play.calls_after({0: 0, 1: 1, 4: 2}[asked])
             calls = [function_call("act", {"name": name}, call_id=name) for name in names]
             return ModelResponse(calls or [assistant_message(ANSWER)], Usage(), None)
 

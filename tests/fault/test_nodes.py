@@ -354,7 +354,7 @@ async def lose_nothing(
         async def talk(session: str) -> None:
             for turn in range(TURNS):
                 async with asyncio.timeout(2 * WAIT_S):
-                    while not await _is_said(chance.choice(workers), session, f"{session}-{turn}"):
+                    while not await _has_accepted(chance.choice(workers), session, f"{session}-{turn}"):
                         pass
                     await until(lambda turn=turn: len(ends(folder, session)) > turn)  # type: ignore[misc]
 
@@ -385,7 +385,7 @@ async def _freeze_for_a_lease(folder: Path, worker: Worker) -> None:
     worker.signal(signal.SIGCONT)
 
 
-async def _is_said(worker: Worker, session: str, stream: str) -> bool:
+async def _has_accepted(worker: Worker, session: str, stream: str) -> bool:
     words = ("work", "look", "think")[sum(stream.encode()) % 3]
     with contextlib.suppress(httpx2.HTTPError):
         return (await worker.say(session, words, stream=stream)).status_code == 200

@@ -92,13 +92,13 @@ class WorkerModel(ScriptedModel):
         self._world = world
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        if _said(request) == "think":
+        if _user_text(request) == "think":
             yield TextDelta("half ")
             await self._go.wait()
             yield TextDelta("and half")
             yield Finished()
             return
-        if _said(request) == "talk":
+        if _user_text(request) == "talk":
             for number in range(WORDS):
                 await self._world.sleep(WORD_S)
                 yield TextDelta(f"{number} ")
@@ -107,7 +107,7 @@ class WorkerModel(ScriptedModel):
 
     @staticmethod
     def _response(request: ModelRequest) -> list[ScriptedStep]:
-        said, ended = _said(request), steps_since_user(request.history)
+        said, ended = _user_text(request), steps_since_user(request.history)
         if said == "talk" and ended < len(TALK):
             return calls(("a", TALK[ended], "{}"))
         if said == "talk" or (ended and said != "kill"):
@@ -115,7 +115,7 @@ class WorkerModel(ScriptedModel):
         return calls(("a", said, "{}"))
 
 
-def _said(request: ModelRequest) -> str:
+def _user_text(request: ModelRequest) -> str:
     message = next(each for each in reversed(request.history.entries) if isinstance(each, UserMessage))
     return message.parts[0].text  # type: ignore[union-attr] # words
 

@@ -340,7 +340,7 @@ async def test_a_session_that_only_its_client_can_decrypt_is_refused() -> None:
         async def holds(self, session: str) -> bool:
             return session == "s"
 
-    model: Any = make_agent(nodes(said("hi"))).model
+    model: Any = make_agent(nodes(text_node("hi"))).model
     model.begin_use(Locked())
     with pytest.raises(ModelRejectedError, match="only its client can decrypt"):
         await anext(
@@ -350,7 +350,7 @@ async def test_a_session_that_only_its_client_can_decrypt_is_refused() -> None:
         await anext(model.stream(ModelRequest("", History((UserMessage.of("go"),)))))
 
 
-def said(words: str) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:
+def text_node(words: str) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:
     async def node(_: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(words)]}
 
@@ -383,7 +383,7 @@ class NoMessages(TypedDict):
 
 def refused_graphs() -> dict[str, Any]:
     """Return graphs with one unsupported part each, by the text of the error."""
-    plain = nodes(said("hi"))
+    plain = nodes(text_node("hi"))
     silent: Any = StateGraph(NoMessages)
     silent.add_node("node", lambda state: state)
     silent.add_edge(START, "node")

@@ -188,13 +188,13 @@ def refused_agents() -> dict[str, Agent[Any, Any]]:
     validated.output_validator(lambda text: text)
     instructed.instructions(lambda: "x")
 
-    def made() -> str:
+    def get_x() -> str:
         return "x"
 
-    nested = WrapperToolset(FunctionToolset(instructions=made))
+    nested = WrapperToolset(FunctionToolset(instructions=get_x))
     external = ExternalToolset([ToolDefinition(name="far")])
     policy = Agent(TestModel())
-    policy.tool_plain(name="odd", metadata={"midstream": "probe"})(made)
+    policy.tool_plain(name="odd", metadata={"midstream": "probe"})(get_x)
     return {
         "`output_type` is": Agent(TestModel(), output_type=Response),
         "(a session's answer is text)": Agent(TestModel(), output_type=[str, Response]),

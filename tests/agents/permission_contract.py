@@ -44,7 +44,7 @@ LIMIT_S = 60.0
 EDITED = '{"a":2}'
 
 
-class LeavePeer(Protocol):
+class PermissionPeer(Protocol):
     """The scripted peer of an upstream whose agents request permission."""
 
     is_fixed: bool
@@ -116,34 +116,34 @@ def tools_of(records: tuple[Record, ...]) -> list[UpstreamCall]:
     return [part for part in responses[-1].parts if isinstance(part, UpstreamCall)]
 
 
-class LeaveContract:
-    """The contract: subclass it with a fixture `leave_peer`."""
+class PermissionContract:
+    """The contract: subclass it with a fixture `permission_peer`."""
 
     @pytest.fixture
-    def leave_peer(self) -> LeavePeer:
+    def permission_peer(self) -> PermissionPeer:
         raise NotImplementedError
 
     @pytest.fixture
-    async def room(self, leave_peer: LeavePeer) -> AsyncIterator[Callable[[Rules], Room]]:
+    async def room(self, permission_peer: PermissionPeer) -> AsyncIterator[Callable[[Rules], Room]]:
         memory = Memory()
         rooms: list[Room] = []
 
-        def made(rules: Rules) -> Room:
+        def open_room(rules: Rules) -> Room:
             memory.living.clear()  # the earlier process is dead
-            rooms.append(Room(leave_peer.with_permissions(rules), memory))
+            rooms.append(Room(permission_peer.with_permissions(rules), memory))
             return rooms[-1]
 
-        yield made
+        yield open_room
         for each in rooms:
             await each.close()
 
     @spec("TURN-77", "TURN-81")
     async def test_a_later_client_answers_the_question_after_other_clients_lost_their_connections(
-        self, leave_peer: LeavePeer, tmp_path: Path
+        self, permission_peer: PermissionPeer, tmp_path: Path
     ) -> None:
-        leave_peer.request_change()
+        permission_peer.request_change()
         store = MemoryStore()
-        pool = Pooled(leave_peer.with_permissions(Rules(others=Ask("It changes something."))), store)
+        pool = Pooled(permission_peer.with_permissions(Rules(others=Ask("It changes something."))), store)
         async with served(asgi(Agent(pool), store=store)) as server, asyncio.timeout(LIMIT_S):
 
             def client(name: str) -> Client:
@@ -158,11 +158,14 @@ class LeaveContract:
                     await events.aclose()
             async with client("third") as person:
                 (question,) = await person.questions("s")
-                assert (question.text, question.is_fixed) == ("It changes something.", leave_peer.is_fixed)
-                if leave_peer.is_fixed:
+                assert (question.text, question.is_fixed) == (
+                    "It changes something.",
+                    permission_peer.is_fixed,
+                )
+                if permission_peer.is_fixed:
                     with pytest.raises(AnswerMismatchError):
                         await person.answer("s", question, "allow", arguments=EDITED)
-                edited = None if leave_peer.is_fixed else EDITED
+                edited = None if permission_peer.is_fixed else EDITED
                 await person.answer("s", question, "allow", arguments=edited)
                 with pytest.raises(QuestionClosedError):
                     await person.answer("s", question, "deny")
@@ -173,41 +176,41 @@ class LeaveContract:
                         break
             (tool,) = tools_of(tuple(responses))
             assert tool.outcome is Outcome.OK
-            assert leave_peer.ran() == [{"a": 1} if leave_peer.is_fixed else {"a": 2}]
+            assert permission_peer.ran() == [{"a": 1} if permission_peer.is_fixed else {"a": 2}]
         await pool.aclose()
 
     @spec("TURN-77", "TURN-80")
     async def test_a_denial_reaches_the_agent(
-        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+        self, permission_peer: PermissionPeer, room: Callable[[Rules], Room]
     ) -> None:
         here = await room(Rules(others=Ask())).open()
-        leave_peer.request_change()
+        permission_peer.request_change()
         runner, question = await here.question_for()
         await runner.submit(answer(question, Choice.DENY, text="not on a Sunday"))
         (denied,) = tools_of(await records_until_end(runner, after=0))
         assert denied.outcome is not Outcome.OK
         assert "not on a Sunday" in denied.content
-        assert leave_peer.ran() == []
+        assert permission_peer.ran() == []
 
     @spec("TURN-77", "TURN-80")
     async def test_the_end_of_the_time_limit_reaches_the_agent(
-        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+        self, permission_peer: PermissionPeer, room: Callable[[Rules], Room]
     ) -> None:
         here = await room(Rules(others=Ask(answer_s=0.3))).open()
-        leave_peer.request_change()
+        permission_peer.request_change()
         runner = await here.host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("one")))
         (late,) = tools_of(await records_until_end(runner, after=0))
         assert late.outcome is not Outcome.OK
         assert NO_DECISION_CONTENT in late.content
-        assert leave_peer.ran() == []
+        assert permission_peer.ran() == []
 
     @spec("TURN-80")
     async def test_a_cancel_ends_the_wait_and_the_next_message_gets_an_answer(
-        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+        self, permission_peer: PermissionPeer, room: Callable[[Rules], Room]
     ) -> None:
         here = await room(Rules(others=Ask())).open()
-        leave_peer.request_change()
+        permission_peer.request_change()
         runner, _ = await here.question_for()
         await runner.submit(Cancel())
         stopped = await records_until_end(runner, after=0)
@@ -221,17 +224,17 @@ class LeaveContract:
         ended = (await records_until_end(runner, after=before))[-1]
         assert isinstance(ended, TurnEnded)
         assert ended.status is TurnStatus.COMPLETED
-        assert leave_peer.ran() == []
+        assert permission_peer.ran() == []
 
     @spec("TURN-79", "TURN-80")
     async def test_after_a_kill_during_the_wait_the_agent_requests_again_and_the_old_question_is_closed(
-        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+        self, permission_peer: PermissionPeer, room: Callable[[Rules], Room]
     ) -> None:
         first = await room(Rules(others=Ask())).open()
-        leave_peer.request_change()
+        permission_peer.request_change()
         _, old = await first.question_for()
         await first.die()
-        leave_peer.request_change()
+        permission_peer.request_change()
         second = await room(Rules(others=Ask())).open()
         runner = await second.host.session("s")
         question = await second.question(runner, after=old)
@@ -248,4 +251,4 @@ class LeaveContract:
         ]
         (tool,) = tools_of(records)
         assert tool.outcome is Outcome.OK
-        assert leave_peer.ran() == [{"a": 1}]
+        assert permission_peer.ran() == [{"a": 1}]
