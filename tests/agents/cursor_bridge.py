@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from midstream.agents.cursor import Cursor
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, PeerMessage, Trait
 from tests.agents.ended_processes import end_all
-from tests.agents.remembering_server import RememberingServer, answer_json, body_of, until_gone
+from tests.agents.stateful_server import StatefulServer, answer_json, body_of, until_gone
 from tests.models.chat_server import Json, serve_app
 
 TOKEN = "bridge-token"
@@ -31,7 +31,7 @@ threading.Event().wait()
 """The program that the package starts: it prints the bridge's address, and runs until it is ended."""
 
 
-class CursorBridge(RememberingServer):
+class CursorBridge(StatefulServer):
     """Receives the package's calls and answers as the real bridge does; the controls are those of `Peer`."""
 
     lacks = frozenset[Trait]()

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.agents.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, PeerMessage, Trait
-from tests.agents.remembering_server import RememberingServer, answer_json, body_of, until_gone
+from tests.agents.stateful_server import StatefulServer, answer_json, body_of, until_gone
 from tests.models.chat_server import Hasty, Json, serve_app
 from tests.models.responses_server import call_item, completed, event, text_deltas
 
@@ -27,7 +27,7 @@ USED = {
 }
 
 
-class OpenAIMemory(RememberingServer):
+class OpenAIMemory(StatefulServer):
     """The server, with the controls of `Peer`.
 
     It answers each input with all user texts of the chain or of the conversation. `cuts` connections in a row

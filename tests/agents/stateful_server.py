@@ -11,7 +11,7 @@ from midstream.testing.upstream_contract import PeerMessage
 from tests.models.chat_server import Json
 
 
-class RememberingServer:
+class StatefulServer:
     """The controls of `Peer` that only set what the server does next; subclasses implement the behaviour."""
 
     def __init__(self) -> None:
