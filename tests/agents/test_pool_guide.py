@@ -44,7 +44,8 @@ async def test_the_example_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f"{LIMITS.silence.close_s:.0f} s for a run to stop",
         f"at most {LIMITS.budget.total_chars:,} characters of a conversation",
         f"at most {LIMITS.budget.result_chars:,} of each result",
-        f"after {RECORD_AGE_MAX_S / 86400:.0f} days without use and beyond {RECORDS_MAX}",
+        f"after {RECORD_AGE_MAX_S / 86400:.0f} days without use",
+        f"Beyond {RECORDS_MAX} records",
         REBUILT_NOTE.strip(),
     ],
 )
