@@ -27,7 +27,7 @@ WITHIN_S = 240.0
 @pytest.mark.fault
 @pytest.mark.timeout(600)
 @spec("STREAM-12", "STREAM-14", "STREAM-21", "STREAM-28", "STREAM-49", "STREAM-50")
-async def test_nothing_is_lost_doubled_or_executed_again_whatever_the_network_does(tmp_path: Path) -> None:
+async def test_nothing_is_lost_duplicated_or_run_again_whatever_the_network_does(tmp_path: Path) -> None:
     plan = ChaosPlan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
     report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, tell=print)
     print(f"seed {SEED}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
@@ -84,7 +84,7 @@ def test_a_seed_repeats_every_decision() -> None:
     ]
 
 
-def test_a_run_does_every_harm_and_ends_connections_in_every_way() -> None:
+def test_a_run_contains_every_harm_and_every_kind_of_cut() -> None:
     plan = ChaosPlan(SEED, connections_per_kill=100)
     fates = [plan.fate(number) for number in range(2000)]
     assert {each.harm for each in fates} == set(Harm)
@@ -95,7 +95,7 @@ def test_a_run_does_every_harm_and_ends_connections_in_every_way() -> None:
     assert (min(swept) < 10, max(swept) > SWEPT_BYTES - 10, max(swept) < SWEPT_BYTES) == (True, True, True)
 
 
-def test_requests_are_found_in_whatever_pieces_they_come() -> None:
+def test_requests_are_found_in_pieces_of_any_size() -> None:
     said = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
     upgrade = b"GET /b HTTP/1.1\r\nUpgrade: websocket\r\n\r\n"
     stream = said + upgrade + b"frames\r\n\r\n"

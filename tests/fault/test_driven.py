@@ -66,7 +66,7 @@ def kinds() -> list[Any]:
 @spec("DRIVEN-1", "DRIVEN-6")
 @pytest.mark.parametrize("kind", kinds())
 @pytest.mark.parametrize("where", select_cases(WHERE, 0, 2, 4))
-async def test_a_killed_agent_carries_on(kind: str, where: str, tmp_path: Path) -> None:
+async def test_a_killed_agent_continues(kind: str, where: str, tmp_path: Path) -> None:
     deaths = {
         "before its intent": ("--kill-at", "before_append", "--kill-time", str(INTENT[kind])),
         "before its effect": ("--kill-at", "before_tool", "--kill-time", "3"),

@@ -99,7 +99,7 @@ async def _recovered(url: str) -> dict[str, object]:
 
 
 @spec("STREAM-93", "STREAM-94")
-async def test_a_killed_servers_turn_waits_for_its_client_and_nobody_reads_it(
+async def test_a_killed_servers_turn_waits_for_its_client_and_no_other_can_read_it(
     tmp_path: Path, port: int
 ) -> None:
     here, there = tmp_path / "server", tmp_path / "client"

@@ -20,7 +20,7 @@ def socket_of(worker: Worker) -> Socket:
 
 
 @spec("STREAM-8", "STREAM-50", "STREAM-101", "STREAM-102", "STREAM-103")
-async def test_a_newer_connection_to_another_process_ends_the_older_one_before_it_says_a_word(
+async def test_a_newer_connection_at_another_process_ends_the_older_one_before_its_first_frame(
     tmp_path: Path,
 ) -> None:
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
@@ -58,7 +58,7 @@ async def test_a_newer_connection_to_another_process_ends_the_older_one_before_i
 
 
 @spec("STREAM-101")
-async def test_the_process_that_takes_a_session_over_knows_which_connection_was_the_newest(
+async def test_the_process_that_takes_a_session_over_has_its_newest_connection(
     tmp_path: Path,
 ) -> None:
     async with Worker(tmp_path) as node, Worker(tmp_path) as heir:
@@ -79,7 +79,7 @@ async def test_the_process_that_takes_a_session_over_knows_which_connection_was_
 
 
 @spec("STREAM-40", "STREAM-101", "STREAM-103")
-async def test_a_command_of_a_newer_connection_may_come_to_the_process_that_has_the_older_one(
+async def test_a_command_of_a_newer_connection_may_arrive_at_the_process_of_the_older_one(
     tmp_path: Path,
 ) -> None:
     """As behind a load balancer: the newer connection was opened at the other server."""

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.fault
 LEASE_S = 5.0
 
 
-USUAL = {"test_a_sender_that_dies_before_it_acknowledges_leaves_an_accepted_command": STORES[1:]}
+USUAL = {"test_a_sender_that_dies_before_its_ack_leaves_an_accepted_command": STORES[1:]}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -124,7 +124,9 @@ async def test_a_node_that_dies_around_the_append_of_a_forwarded_command_accepts
 
 
 @spec("TURN-74", "TURN-56")
-async def test_a_sender_that_dies_with_a_command_on_its_way_loses_none_and_doubles_none(folder: Path) -> None:
+async def test_a_sender_that_dies_while_it_forwards_a_command_loses_and_duplicates_nothing(
+    folder: Path,
+) -> None:
     async with Worker(folder, "--lease", 60.0) as node, Worker(folder, "--lease", 60.0) as sender:
         await bring_into_tool(folder, node)
         await _until_known(folder, sender)
@@ -143,7 +145,7 @@ async def test_a_sender_that_dies_with_a_command_on_its_way_loses_none_and_doubl
 
 
 @spec("TURN-74", "TURN-56")
-async def test_a_sender_that_dies_before_it_acknowledges_leaves_an_accepted_command(folder: Path) -> None:
+async def test_a_sender_that_dies_before_its_ack_leaves_an_accepted_command(folder: Path) -> None:
     async with Worker(folder) as node, Worker(folder, "--armed", Fault.BEFORE_ACK) as sender:
         await bring_into_tool(folder, node)
         await _until_known(folder, sender)

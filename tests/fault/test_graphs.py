@@ -19,7 +19,7 @@ STEP = 1 if IS_FULL else 6
 """One of this many writes is fatal."""
 
 
-def test_a_graph_goes_on_wherever_it_is_killed(tmp_path: Path) -> None:
+def test_a_graph_continues_after_a_kill_at_any_write(tmp_path: Path) -> None:
     pytest.importorskip("langgraph")
     done = subprocess.run(
         [sys.executable, "-m", "tests.fault.graph_process", tmp_path, str(STEP)],

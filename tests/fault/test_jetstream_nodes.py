@@ -22,8 +22,8 @@ from tests.fault.test_nodes import (
     lose_nothing,
     takeover_s,
     test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards,
-    test_a_killed_nodes_turn_goes_on_in_another_process_unasked,
-    test_readers_and_senders_may_come_to_any_process,
+    test_a_killed_nodes_turn_continues_unprompted_in_another_process,
+    test_any_process_serves_readers_and_senders,
 )
 from tests.fault.workers import (
     WAIT_S,
@@ -43,8 +43,8 @@ pytestmark = pytest.mark.fault
 __all__ = [  # these run here too, on the folder of this module
     "takeover_s",
     "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards",
-    "test_a_killed_nodes_turn_goes_on_in_another_process_unasked",
-    "test_readers_and_senders_may_come_to_any_process",
+    "test_a_killed_nodes_turn_continues_unprompted_in_another_process",
+    "test_any_process_serves_readers_and_senders",
 ]
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def cluster() -> Iterator[NatsCluster]:
         yield cluster
 
 
-async def test_a_turn_goes_on_when_the_leader_of_its_stream_is_killed(
+async def test_a_turn_continues_when_the_leader_of_its_stream_is_killed(
     cluster: NatsCluster, tmp_path: Path
 ) -> None:
     url = use_jetstream(tmp_path, cluster)
@@ -94,7 +94,7 @@ async def test_a_turn_goes_on_when_the_leader_of_its_stream_is_killed(
     assert problems(tmp_path, ["tool", "model"]) == []
 
 
-async def test_servers_of_both_kinds_that_are_killed_and_frozen_at_random_lose_nothing(
+async def test_killed_and_frozen_servers_of_both_kinds_lose_nothing(
     cluster: NatsCluster, tmp_path: Path
 ) -> None:
     seed = random.randrange(2**32) if IS_FULL else 1

@@ -34,7 +34,7 @@ FULL_S = 3600
 
 @spec("TURN-5", "TURN-21")
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["to its end", "cancelled"])
-async def test_nobody_dies(tmp_path: Path, is_cancelled: bool) -> None:  # noqa: FBT001 - pytest's parameter
+async def test_the_turn_without_a_kill(tmp_path: Path, is_cancelled: bool) -> None:  # noqa: FBT001 - pytest's parameter
     report = await run(KillCase(is_cancelled=is_cancelled), tmp_path)
     assert report.problems == []
     assert report.status == ("cancelled" if is_cancelled else "completed")
@@ -43,7 +43,7 @@ async def test_nobody_dies(tmp_path: Path, is_cancelled: bool) -> None:  # noqa:
 
 @spec("TURN-13", "TURN-14", "TURN-16")
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_somebody_dies(case: KillCase, tmp_path: Path) -> None:
+async def test_the_turn_survives_a_kill(case: KillCase, tmp_path: Path) -> None:
     report = await run(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"
@@ -55,7 +55,7 @@ ON_SERVERS = select_cases(EVERY_DAY, 17)
 
 @spec("TURN-13", "TURN-14", "TURN-16")
 @pytest.mark.parametrize("case", ON_SERVERS, ids=str)
-async def test_somebody_dies_on_postgresql(case: KillCase, tmp_path: Path, engine: Engine) -> None:
+async def test_the_turn_survives_a_kill_on_postgresql(case: KillCase, tmp_path: Path, engine: Engine) -> None:
     use_postgres(tmp_path, engine)
     report = await run(case, tmp_path)
     assert report.problems == []
@@ -64,21 +64,23 @@ async def test_somebody_dies_on_postgresql(case: KillCase, tmp_path: Path, engin
 
 @spec("TURN-13", "TURN-14", "TURN-16")
 @pytest.mark.parametrize("case", ON_SERVERS, ids=str)
-async def test_somebody_dies_on_jetstream(case: KillCase, tmp_path: Path, nats_server: NatsCluster) -> None:
+async def test_the_turn_survives_a_kill_on_jetstream(
+    case: KillCase, tmp_path: Path, nats_server: NatsCluster
+) -> None:
     use_jetstream(tmp_path, nats_server)
     report = await run(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"
 
 
-def test_every_fault_point_kills_somebody() -> None:
+def test_the_cases_kill_a_process_at_every_fault_point() -> None:
     assert {kill.point for case in CASES for kill in case.kills} == set(Fault).difference(POINTS)
 
 
 @pytest.mark.skipif(not IS_FULL, reason="MIDSTREAM_FAULT_FULL=1 runs the whole matrix (`make fault`)")
 @pytest.mark.timeout(FULL_S)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-async def test_everybody_dies_everywhere(
+async def test_the_turn_survives_every_kill(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     engine: Engine | None = request.getfixturevalue("engine") if kind == "postgresql" else None

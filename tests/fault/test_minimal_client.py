@@ -66,7 +66,7 @@ async def _running(*programs: _Program) -> AsyncIterator[None]:
 @spec("STREAM-11", "STREAM-14", "STREAM-24", "STREAM-26")
 @pytest.mark.timeout(ROUNDS * WAIT_S)
 @pytest.mark.parametrize("seed", range(ROUNDS))
-async def test_the_client_of_the_examples_shows_each_word_once_whoever_dies(
+async def test_the_client_of_the_examples_shows_each_word_once_whichever_process_dies(
     seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)

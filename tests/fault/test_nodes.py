@@ -62,11 +62,11 @@ RECOVERED_WITHIN_S = 5.0 if IS_FULL else 30.0
 LEASE_S = 3.0
 """A second was too short for the heartbeats of a living node on a busy machine."""
 USUAL = {
-    "test_a_killed_nodes_turn_goes_on_in_another_process_unasked": STORES,
+    "test_a_killed_nodes_turn_continues_unprompted_in_another_process": STORES,
     "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards": STORES,
-    "test_a_process_told_to_end_hands_its_turns_over_without_a_cut": STORES[1:],
-    "test_readers_and_senders_may_come_to_any_process": STORES[1:],
-    "test_three_servers_that_are_killed_frozen_and_cut_off_at_random_lose_nothing": STORES[1:],
+    "test_a_stopped_process_hands_its_turns_over_without_an_interruption": STORES[1:],
+    "test_any_process_serves_readers_and_senders": STORES[1:],
+    "test_three_servers_killed_frozen_and_disconnected_at_random_lose_nothing": STORES[1:],
 }
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def takeover_s() -> float:
 
 
 @spec("TURN-51")
-async def test_a_killed_nodes_turn_goes_on_in_another_process_unasked(
+async def test_a_killed_nodes_turn_continues_unprompted_in_another_process(
     folder: Path, takeover_s: float
 ) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
@@ -139,7 +139,7 @@ async def _send_until_accepted(thawed: Worker, session: str, words: str) -> None
 
 
 @spec("TURN-52", "STREAM-100")
-async def test_a_node_that_wakes_up_follows_the_session_that_another_one_took_meanwhile(folder: Path) -> None:
+async def test_a_node_that_thaws_follows_a_session_that_another_one_took_meanwhile(folder: Path) -> None:
     """No turn was open when it froze, so none of its own actions shows the loss."""
     (folder / "go").touch()
     async with (
@@ -186,7 +186,7 @@ async def _welcome(worker: Worker, event_id: str) -> dict[str, object]:
 
 
 @spec("TURN-53")
-async def test_an_node_that_was_frozen_before_its_tool_does_not_start_it_afterwards(folder: Path) -> None:
+async def test_a_node_that_was_frozen_before_its_tool_does_not_start_it_afterwards(folder: Path) -> None:
     options = ("--lease", LEASE_S)
     async with (
         Worker(folder, *options, "--freeze-at", Fault.BEFORE_TOOL) as frozen,
@@ -205,7 +205,7 @@ async def test_an_node_that_was_frozen_before_its_tool_does_not_start_it_afterwa
 
 
 @spec("TURN-54")
-async def test_a_process_told_to_end_hands_its_turns_over_without_a_cut(folder: Path) -> None:
+async def test_a_stopped_process_hands_its_turns_over_without_an_interruption(folder: Path) -> None:
     async with Worker(folder) as leaving, Worker(folder) as heir:
         await bring_into_tool(folder, leaving, "tool")
         assert (await heir.say("tool", "more")).status_code == 409, (
@@ -232,7 +232,7 @@ def log_of(folder: Path) -> str:
 
 
 @spec("TURN-55", "TURN-56")
-async def test_readers_and_senders_may_come_to_any_process(folder: Path) -> None:
+async def test_any_process_serves_readers_and_senders(folder: Path) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
         await bring_into_tool(folder, node)
         seen: list[str] = []
@@ -300,7 +300,7 @@ def _epochs(folder: Path, session: str) -> list[EpochStarted]:
 
 @spec("TURN-58")
 @pytest.mark.parametrize("point", select_cases([Fault.AFTER_CLAIM, Fault.AFTER_APPEND], 1))
-async def test_a_recovery_that_dies_is_no_worse_than_none(folder: Path, point: Fault) -> None:
+async def test_a_recovery_that_dies_leaves_no_more_to_recover(folder: Path, point: Fault) -> None:
     sessions = [f"s{number}" for number in range(30)]
     async with Worker(folder, "--begin", 30) as first:
         await until(lambda: len(lines(folder)) == 20)
@@ -315,7 +315,7 @@ async def test_a_recovery_that_dies_is_no_worse_than_none(folder: Path, point: F
 
 
 @spec("TURN-51", "TURN-52", "TURN-56")
-async def test_three_servers_that_are_killed_frozen_and_cut_off_at_random_lose_nothing(
+async def test_three_servers_killed_frozen_and_disconnected_at_random_lose_nothing(
     folder: Path, request: pytest.FixtureRequest
 ) -> None:
     seed = random.randrange(2**32) if IS_FULL else 1

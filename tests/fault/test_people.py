@@ -49,20 +49,20 @@ EVERY_DAY = (
 
 @spec("TURN-13", "TURN-28", "TURN-30")
 @pytest.mark.parametrize("case", select_cases(EVERY_DAY, 1, 3, 4, 5, 7, 10, 11, 13), ids=str)
-async def test_a_client_dies_in_a_story(case: KillCase, tmp_path: Path) -> None:
+async def test_a_story_survives_the_death_of_its_client(case: KillCase, tmp_path: Path) -> None:
     report = await meet(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"
 
 
-def test_every_policy_a_client_may_have_is_tried() -> None:
+def test_every_policy_of_a_client_tool_has_a_case() -> None:
     assert {*CLIENT_POLICIES.values()} | ELSEWHERE == set(OnDoubt)
     assert {case.story for case in EVERY_DAY} == set(PEOPLE)
 
 
 @pytest.mark.skipif(not IS_FULL, reason="MIDSTREAM_FAULT_FULL=1 runs the whole matrix (`make fault`)")
 @pytest.mark.timeout(FULL_S)
-async def test_a_client_dies_everywhere_in_every_story(
+async def test_every_story_survives_the_death_of_its_client_at_every_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await play_all(PEOPLE, meet, every_case, folder=tmp_path, results="fault_people.json", capsys=capsys)

@@ -130,7 +130,7 @@ async def _continue(folder: Path, peer: OpenAIMemory, elder: PoolServer, turns: 
 
 @spec("REUSE-36", "REUSE-37", "REUSE-50", "REUSE-51")
 @pytest.mark.parametrize(("memory", "situation", "point"), FULL if IS_FULL else SHORT)
-async def test_a_killed_process_loses_and_doubles_nothing(
+async def test_a_killed_process_loses_and_duplicates_nothing(
     tmp_path: Path, memory: Memory, situation: str, point: PoolPoint
 ) -> None:
     answered, said = BEFORE[situation]
@@ -146,7 +146,7 @@ async def test_a_killed_process_loses_and_doubles_nothing(
 
 @spec("REUSE-37", "REUSE-51")
 @pytest.mark.parametrize("memory", ["conversation", "responses"] if IS_FULL else ["conversation"])
-async def test_a_process_that_is_killed_while_its_upstream_has_not_said_a_word(
+async def test_a_process_is_killed_before_the_first_output_of_its_upstream(
     tmp_path: Path, memory: Memory
 ) -> None:
     turns: Turns = [["say word-1"], ["say word-2"]]

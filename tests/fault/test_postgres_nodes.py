@@ -59,7 +59,7 @@ def folder(engine: Engine, tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_no_connection_that_is_terminated_costs_a_turn(folder: Path, engine: Engine) -> None:
+async def test_no_terminated_connection_costs_a_turn(folder: Path, engine: Engine) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
         await bring_into_tool(folder, node, "tool")
         assert (await other.say("tool", "more")).status_code == 409
@@ -89,7 +89,7 @@ def mortal() -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["restart", "crash"])
-async def test_a_turn_goes_on_when_postgresql_is_started_anew(
+async def test_a_turn_continues_when_postgresql_restarts(
     mortal: Engine, tmp_path: Path, how: signal.Signals
 ) -> None:
     use_postgres(tmp_path, mortal)
@@ -117,7 +117,7 @@ async def test_a_turn_goes_on_when_postgresql_is_started_anew(
 
 
 @spec("STREAM-23")
-async def test_what_a_crash_of_postgresql_lost_is_taken_back_and_the_turn_goes_on(
+async def test_records_lost_in_a_crash_of_postgresql_are_withdrawn_and_the_turn_continues(
     mortal: Engine, tmp_path: Path
 ) -> None:
     """Tokens are committed without waiting for the disk: those of the last moment are lost, as in a power cut."""
@@ -155,7 +155,7 @@ async def test_what_a_crash_of_postgresql_lost_is_taken_back_and_the_turn_goes_o
 
 
 @spec("TURN-52", "TURN-23")
-async def test_a_server_that_is_cut_off_from_the_database_loses_its_turn_and_changes_nothing_afterwards(
+async def test_a_server_disconnected_from_the_database_loses_its_turn_and_changes_nothing_afterwards(
     folder: Path, engine: Engine
 ) -> None:
     """No packet passes, and neither end is informed: its lock stays, and its heartbeats stop."""

@@ -96,7 +96,7 @@ async def _read(client: Client, session: str, seen: list[Event], turns: int) -> 
 
 
 @spec("STREAM-23", "TURN-14")
-async def test_what_a_promoted_replica_lacks_is_announced_and_no_tool_runs_again_in_silence(
+async def test_records_missing_on_a_promoted_replica_are_announced_and_no_tool_runs_again_unnoticed(
     tmp_path: Path,
 ) -> None:
     async with (

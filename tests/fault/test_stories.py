@@ -50,7 +50,7 @@ EVERY_DAY = (
 
 @spec("TURN-13", "TURN-28", "TURN-30", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
 @pytest.mark.parametrize("case", select_cases(EVERY_DAY, 0, 1, 2, 3, 5, 6, 7, 9, 10), ids=str)
-async def test_a_server_dies_in_a_story(case: KillCase, tmp_path: Path) -> None:
+async def test_a_story_survives_the_death_of_its_server(case: KillCase, tmp_path: Path) -> None:
     report = await play(case, tmp_path)
     assert report.problems == []
     assert report.deaths == len(case.kills), "a point was not reached"
@@ -62,7 +62,7 @@ def test_every_policy_has_its_story() -> None:
 
 @pytest.mark.skipif(not IS_FULL, reason="MIDSTREAM_FAULT_FULL=1 runs the whole matrix (`make fault`)")
 @pytest.mark.timeout(FULL_S)
-async def test_a_server_dies_everywhere_in_every_story(
+async def test_every_story_survives_the_death_of_its_server_at_every_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await play_all(STORIES, play, _every_case, folder=tmp_path, results="fault_stories.json", capsys=capsys)

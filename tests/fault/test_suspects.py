@@ -68,7 +68,7 @@ async def test_deaths_at_random_moments_end_no_turn(tmp_path: Path) -> None:
 
 
 @spec("TURN-84", "TURN-85")
-async def test_a_tool_that_kills_its_server_is_started_four_times_at_most_and_others_are_answered(
+async def test_a_tool_that_kills_its_server_is_started_four_times_at_most_and_others_continue(
     tmp_path: Path,
 ) -> None:
     others = {f"s{number}": ("work", "look", "think")[number % 3] for number in range(12)}

@@ -76,7 +76,7 @@ def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, de
 
 @spec("TURN-61")
 @pytest.mark.parametrize(("point", "time"), select_cases(DEATHS, 1, 4, 6))
-async def test_a_killed_process_costs_no_word_and_no_second_response(
+async def test_a_killed_process_loses_no_text_and_causes_no_second_response(
     tmp_path: Path, point: Fault, time: int
 ) -> None:
     path = tmp_path / "server.db"
@@ -93,7 +93,7 @@ async def test_a_killed_process_costs_no_word_and_no_second_response(
 
 
 @spec("TURN-61")
-async def test_two_deaths_and_broken_connections_cost_no_word_either(tmp_path: Path) -> None:
+async def test_two_deaths_and_broken_connections_lose_no_text_either(tmp_path: Path) -> None:
     path = tmp_path / "server.db"
     links = [Link(), Link(30, "cut"), Link(), Link(40, "cut"), Link(10, "end")]
     async with responses_server(RESPONSE, RESPONSE, links=links, pace_s=0.003) as server:
@@ -105,7 +105,7 @@ async def test_two_deaths_and_broken_connections_cost_no_word_either(tmp_path: P
 
 
 @spec("TURN-62")
-async def test_a_provider_that_forgot_the_response_meanwhile_is_asked_anew(tmp_path: Path) -> None:
+async def test_a_response_that_the_provider_deleted_is_requested_again(tmp_path: Path) -> None:
     path = tmp_path / "server.db"
     async with responses_server(RESPONSE, RESPONSE, pace_s=0.003) as server:
         assert await _live(path, server, Fault.AFTER_APPEND.value, "6") == -signal.SIGKILL
