@@ -29,6 +29,8 @@ from tests.server.serving import KEYS
 WAIT_S = 60.0
 """Seconds for a test's waits; an idle machine needs milliseconds."""
 
+UNAVAILABLE = 503
+
 
 class Worker:
     """One server process. `async with` ends it in any state."""
@@ -136,8 +138,15 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def bring_into_tool(folder: Path, worker: Worker, session: str = "s", words: str = "work") -> None:
-    """Let a worker own a session and be in its tool."""
-    assert (await worker.say(session, words)).status_code == 200
+    """Let a worker own a session and be in its tool.
+
+    The message is sent again while the store has no leader (503), as a client does.
+    """
+    stream = f"{session}-{os.urandom(4).hex()}"
+    async with asyncio.timeout(WAIT_S):
+        while (answer := await worker.say(session, words, stream=stream)).status_code == UNAVAILABLE:
+            await _moment()
+    assert answer.status_code == 200, answer.text
     await until(lambda: any(line.session == session for line in lines(folder)))
 
 
