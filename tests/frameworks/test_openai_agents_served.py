@@ -343,7 +343,7 @@ async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_its_own_session() 
 
 def mcp_server(folder: Path, **more: Any) -> MCPServerStdio:
     environment = {**os.environ, "LEDGER": str(folder / "ledger"), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    script = str(ROOT / "tests" / "tools" / "mcp_server.py")
+    script = str(ROOT / "tests" / "tools" / "misbehaving_server.py")
     return MCPServerStdio(
         {"command": sys.executable, "args": [script], "env": environment},
         name="files",
