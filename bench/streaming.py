@@ -385,9 +385,11 @@ def measure(folder: Path) -> list[Figure]:
 
 def _figure(what: str, name: str, rounds: list[dict[str, Figures]]) -> Figure:
     value = statistics.median(each[name][what] for each in rounds)
-    ratios = [each[name][what] / each["raw"][what] for each in rounds if what in each["raw"]]
-    is_compared = name != "raw" and ratios and what != STALLED
-    return Figure(what, name, value, statistics.median(ratios) if is_compared else None)
+    if name == "raw" or what == STALLED or what not in rounds[0]["raw"]:
+        return Figure(what, name, value, None)
+    return Figure(
+        what, name, value, statistics.median(each[name][what] / each["raw"][what] for each in rounds)
+    )
 
 
 def table(figures: list[Figure]) -> str:
