@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 import signal
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from hypothesis import settings
 
 from midstream.environment import World
 from tests.nats_engine import NatsCluster, find_program, running_cluster
+from tests.permanent_objects import permanent_objects
 from tests.ports import held_port
 from tests.postgres_engine import Engine, is_installed, running_engine
 from tests.search import EXAMPLES, IS_QUICK, PROFILE
@@ -119,12 +119,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Exclude all imported objects from the garbage collector: they stay, and repeated scans take long."""
-    gc.disable()
-    try:
+    with permanent_objects():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,14 +6,17 @@ of a thousand modules, and so copies their memory: a gateway that answers one re
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import importlib.util
 from typing import Final
 
+from tests.permanent_objects import permanent_objects
+
 USUAL: Final = (
-    *(f"tests.fault.{name}_process" for name in ("pool", "person", "server", "worker", "asking")),
+    *(
+        f"tests.fault.{name}_process"
+        for name in ("pool", "person", "fault_server", "worker", "stored_response")
+    ),
     "tests.chaos.chaos_server_process",
     "tests.chaos.chaos_client_process",
     *(f"midstream.cli.{name}" for name in ("acp_command", "chat", "gateway", "login", "resume", "serve")),
@@ -36,13 +39,18 @@ CONTRACT: Final = (
 
 
 def _import(names: tuple[str, ...]) -> None:
-    """Import modules, except those whose packages are not installed."""
-    gc.disable()
-    for name in names:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    """Import modules, except those whose packages are not installed.
+
+    Raises:
+        RuntimeError: A module of this repository does not exist. The fork server would ignore an `ImportError`.
+    """
+    with permanent_objects():
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] in ("tests", "midstream"):
+                    raise RuntimeError(f"{error.name} does not exist") from error
 
 
 _import(CONTRACT if importlib.util.find_spec("agents") else USUAL)

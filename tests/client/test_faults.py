@@ -20,6 +20,7 @@ from midstream.session.records import CallEnded, TurnEnded, TurnStatus
 from midstream.testing import calls, text
 from tests.client.dying_client import note, push_tool
 from tests.client.keyrings import FileKeyring, use_keyring
+from tests.fault.extent import IS_FULL
 from tests.house.source import ROOT
 from tests.server.serving import make_app, served
 from tests.spec import spec
@@ -36,7 +37,7 @@ SHORT = [
 EVERY = [
     (point, count) for point in (Fault.BEFORE_CHECKPOINT, Fault.AFTER_CHECKPOINT) for count in range(1, 16)
 ]
-DEATHS = SHORT if os.environ.get("MIDSTREAM_FAULT_FULL") is None else [*SHORT, *EVERY]
+DEATHS = [*SHORT, *EVERY] if IS_FULL else SHORT
 
 
 async def _live(url: str, state: Path, ledger: Path, point: Fault, count: int, **more: str) -> int | None:

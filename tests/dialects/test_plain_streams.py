@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,12 @@ from tests.dialects.plain_streams import (
 )
 from tests.dialects.subscribers import kill_subscribed
 from tests.dialects.ui_stream import run_node, run_servers
+from tests.fault.extent import IS_FULL
 from tests.guides.guide_programs import URL
 from tests.nats_engine import NatsCluster
 from tests.postgres_engine import Engine
 
 pytestmark = pytest.mark.fault
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 KILLS = 6
 POLL_S = 0.005
 ORDERS = 10

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from tests.permanent_objects import permanent_objects
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "midstream"
@@ -36,12 +37,8 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
     All files together have a million nodes, which stay in memory: the garbage collector would take longer for
     them than for everything else.
     """
-    gc.disable()
-    try:
+    with permanent_objects():
         return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))))
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def calls(path: Path) -> Iterator[ast.Call]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Self
 import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
+from tests.fault.extent import IS_FULL
 from tests.forked import AsyncForked
 from tests.server.devtools import CHROMIUM
 from tests.server.lives_process import HOLD, words_of
@@ -28,7 +28,7 @@ ASK = next(program for program in PROGRAMS if "client.ask" in program)
 RECORDS = "fetch('/v1/sessions/my-session/records').then((answer) => answer.text())"
 A_FRAME = "new Promise(requestAnimationFrame)"
 """Let the page run before it is checked again."""
-KILLED_SEEDS, KILLS = (range(1, 7), 25) if os.environ.get("MIDSTREAM_FAULT_FULL") == "1" else (range(1, 2), 3)
+KILLED_SEEDS, KILLS = (range(1, 7), 25) if IS_FULL else (range(1, 2), 3)
 KILLS_OF_A_TURN_MAX = 4
 START_S = 90.0
 """Seconds for the start of a server, beside browsers and on a busy machine."""

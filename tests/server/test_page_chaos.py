@@ -16,12 +16,12 @@ from random import Random
 import pytest
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 
+from tests.fault.extent import IS_FULL
 from tests.server.devtools import CHROMIUM
 from tests.server.test_browser_guide import Lives, lives
 from tests.server.test_page import NOT_YET_KEPT, WAIT_MS, dying_after, lives_of_lines
 from tests.server.test_page_situations import LOOK_HIDDEN
 
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 FIRST_SEED = int(os.environ.get("PAGE_CHAOS_SEED") or 1)
 TRIALS = 30 if IS_FULL else 1
 TURNS = 3

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from midstream.testing.scripted_model import text
+from tests.fault.extent import IS_FULL
 from tests.server.bidi import ENTER, Firefox, FirefoxTab, firefox
 from tests.server.lives_process import words_of
 from tests.server.serving import make_app, served
@@ -26,7 +26,6 @@ from tests.server.test_page_people import PAY, purse
 from tests.server.test_page_situations import numbered
 
 FIREFOX = shutil.which("firefox-esr") or shutil.which("firefox")
-IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 KILLS = 20 if IS_FULL else 1
 BREAKS_OF_A_TURN_MAX = 3
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from midstream.store.jetstream import JetStreamStore
 from midstream.store.jetstream.jetstream_link import ANSWER_WITHIN_S
+from tests.fault.extent import IS_FULL
 from tests.nats_engine import NatsCluster, NatsServer, find_program, running_cluster
 from tests.store.jetstream.jetstream_places import JetStreamPlace
 from tests.store.stores import append, bodies
@@ -23,7 +23,7 @@ from tests.store.stores import append, bodies
 pytestmark = [
     pytest.mark.fault,
     pytest.mark.skipif(
-        os.environ.get("MIDSTREAM_FAULT_FULL") != "1",
+        not IS_FULL,
         reason="MIDSTREAM_FAULT_FULL=1 kills the servers of a cluster (`make fault`)",
     ),
 ]
