@@ -1,6 +1,6 @@
 """Write the list of test files that `make check` leaves to `make test`: `python tools/slow_files.py REPORT`.
 
-REPORT is what pytest writes with `--junit-xml` in a run of all tests. A file is slow if its tests are, on average, or
+`make test ARGS=--junit-xml=REPORT` makes the report, of all tests. A file is slow if its tests are, on average, or
 if it imports for long, because it is the first that needs a large package. Write the list anew where `make check`
 takes longer than a minute.
 """

@@ -81,7 +81,7 @@ def test_a_run_ends_when_all_sub_agents_wait_and_an_answer_starts_the_next_one()
     (given,) = fold.answers
     assert (given.question.session, given.record) == ("t::1", ALLOWED)
     assert given.interrupt != first["id"]
-    assert not fold.is_resting
+    assert not fold.is_waiting
 
 
 def test_questions_are_found_at_any_depth_and_end_with_their_call() -> None:
@@ -99,7 +99,7 @@ def test_questions_are_found_at_any_depth_and_end_with_their_call() -> None:
     facts_of([CallEnded(1, 1, ToolResult("a", "stopped"), 7.0)], fold)
     assert (sessions(fold), sessions(copied)) == ([], ["t::0::0"])
     facts_of([StepCommitted(1, 1), AttemptStarted(1, 2, 1, 7.0)], fold)
-    assert not fold.is_resting
+    assert not fold.is_waiting
 
 
 def test_a_record_of_a_newer_version_leaves_a_sub_agent_unchanged() -> None:

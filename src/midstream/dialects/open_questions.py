@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from midstream.dialects.waiting_turns import is_resting
+from midstream.dialects.waiting_turns import is_waiting
 from midstream.errors import RecordUndecodableError
 from midstream.session.calls import Site
 from midstream.session.journal_reading import JournalReader
@@ -75,14 +75,14 @@ def open_questions(state: Session, below: ShownSubAgents, session: str = "") -> 
     return found
 
 
-def is_turn_resting(turn: TurnState, below: ShownSubAgents, *, on_clients: bool) -> bool:
-    """Whether a turn and all sub-agents at work for it wait for people only; see `is_resting`."""
-    resting = {
+def is_turn_waiting(turn: TurnState, below: ShownSubAgents, *, on_clients: bool) -> bool:
+    """Whether a turn and all sub-agents at work for it wait for people only; see `is_waiting`."""
+    waiting = {
         name
         for name, child in below.items()
-        if is_turn_resting(child.state.turn, child.below, on_clients=False)
+        if is_turn_waiting(child.state.turn, child.below, on_clients=False)
     }
-    return is_resting(turn, on_clients=on_clients, sub_agents=resting)
+    return is_waiting(turn, on_clients=on_clients, sub_agents=waiting)
 
 
 def _at_work(turn: TurnState, below: ShownSubAgents) -> list[ShownSubAgent]:

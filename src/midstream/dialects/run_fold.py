@@ -21,7 +21,7 @@ from midstream.dialects.langgraph_messages import (
     messages_of,
     step_id,
 )
-from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
+from midstream.dialects.open_questions import ShownSubAgents, is_turn_waiting, open_questions, take_record
 from midstream.dialects.shown_text import Words, merge, part_of, rest_of, words_of
 from midstream.history.messages import (
     Finish,
@@ -329,9 +329,9 @@ class RunFold:
         return bool(self.runs) and self.runs[-1].status == "running"
 
     @property
-    def is_resting(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the open turn, including its sub-agents, only waits for people."""
-        return is_turn_resting(self.session.turn, self._sub_agents, on_clients=self.rests_on_clients)
+        return is_turn_waiting(self.session.turn, self._sub_agents, on_clients=self.rests_on_clients)
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -351,7 +351,7 @@ class RunFold:
         if getattr(record, "turn", 0) != self.session.turns:
             return []
         if isinstance(record, Delta):
-            return [*self._begin_if_resting(before, record), *self._add_words(record)]
+            return [*self._begin_if_waiting(before, record), *self._add_words(record)]
         self._name_entries(before, record)
         known = self._sub_agents
         self._sub_agents, where, done = take_record(known, self.session.turn, record, epoch=epoch)
@@ -364,17 +364,17 @@ class RunFold:
             number = 0 if record.turn > before.turns else self._next_number()
             facts = self._begin(before.position, record.turn, number, run_id)
         elif isinstance(done, _GOING_ON):
-            facts = self._begin_if_resting(before, record)
+            facts = self._begin_if_waiting(before, record)
         facts += self._write(before, record)
         if isinstance(record, TurnEnded):
             facts += self._end(_STATUSES[record.status], record)
-        elif self.is_running and self.is_resting:
+        elif self.is_running and self.is_waiting:
             facts += [RunPaused(tuple(interrupts_of(self.questions))), *self._end("paused")]
         return facts
 
     # --- runs -------------------------------------------------------------------------------------------------
 
-    def _begin_if_resting(self, before: Session, record: Record) -> list[Fact]:
+    def _begin_if_waiting(self, before: Session, record: Record) -> list[Fact]:
         if self.is_running:
             return []
         turn = getattr(record, "turn", 0)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from midstream.dialects.open_questions import ShownSubAgents, is_turn_resting, open_questions, take_record
+from midstream.dialects.open_questions import ShownSubAgents, is_turn_waiting, open_questions, take_record
 from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.request_digests import digest_of
 from midstream.dialects.shown_text import merge, rest_of, words_of
@@ -161,7 +161,7 @@ class UiMessageStream(RecordEvents):
         self._finish = Finish.STOP
 
     @property
-    def is_resting(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the turn needs a client's answer or a resume to continue."""
         return bool(self._closing)
 
@@ -194,7 +194,7 @@ class UiMessageStream(RecordEvents):
     def rest(self) -> list[bytes]:
         """End a reader if no chunks can follow for it: the whole turn rests, or has ended before the requested run."""
         is_last = self._wanted is None or isinstance(self._state, Idle)
-        return self._end() if self.is_resting and is_last and not self.is_over else []
+        return self._end() if self.is_waiting and is_last and not self.is_over else []
 
     def _end(self) -> list[bytes]:
         self.is_over = True
@@ -233,7 +233,7 @@ class UiMessageStream(RecordEvents):
         """Return the last chunks of a run that ends with this record; empty if the turn continues."""
         if isinstance(record, TurnEnded):
             return self._end_of_turn(record)
-        return [self._finished("tool-calls")] if self._below.is_resting(self._state) else []
+        return [self._finished("tool-calls")] if self._below.is_waiting(self._state) else []
 
     def _end_of_turn(self, record: TurnEnded) -> list[Json]:
         match record.status:
@@ -471,7 +471,7 @@ class UiMessageStream(RecordEvents):
                 return
             response = _approval_response(record, record.call_id)
             self._chunks.append(response)
-            self.answered[shown] = self.run + self.is_resting
+            self.answered[shown] = self.run + self.is_waiting
             if is_agents and not response["approved"]:
                 self._chunks.append({"type": "tool-output-denied", "toolCallId": shown})
         elif is_agents and isinstance(record, QuestionClosed):
@@ -486,7 +486,7 @@ class UiMessageStream(RecordEvents):
                 self._part_step()
             self._chunks.append(chunk)
         if self._below.answered:
-            self.answered[self._below.answered] = self.run + self.is_resting
+            self.answered[self._below.answered] = self.run + self.is_waiting
 
     def _end_call(self, record: CallEnded) -> None:
         result = record.result
@@ -495,7 +495,7 @@ class UiMessageStream(RecordEvents):
         if call is None:
             return
         self._chunks += self._below.end_of(shown)
-        self.answered[shown] = self.run + self.is_resting
+        self.answered[shown] = self.run + self.is_waiting
         if shown not in self._visible:  # a call that never started is shown as a part that no client runs
             self._visible.add(shown)
             failed = {"toolName": call.name, "input": value_of(call.arguments), "errorText": result.content}
@@ -514,9 +514,9 @@ class _CallsBelow:
         self._open: dict[str, str] = {}
         """Open parts, each with the call of the chat that its sub-agent works for."""
 
-    def is_resting(self, turn: TurnState) -> bool:
+    def is_waiting(self, turn: TurnState) -> bool:
         """Whether the turn of the chat and its sub-agents wait for people and clients only."""
-        return is_turn_resting(turn, self._sub_agents, on_clients=True)
+        return is_turn_waiting(turn, self._sub_agents, on_clients=True)
 
     def take(self, turn: TurnState, record: Record, *, epoch: int) -> list[Json]:
         """Return the chunks for the next record of the chat, which has this turn then."""

@@ -1,4 +1,4 @@
-"""Resting turns: open turns that wait for a person or a client, where a run ends."""
+"""Waiting turns: open turns that only wait for a person or a client, where a run ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from midstream.session.calls import Site, startable
 from midstream.session.turn.states import AwaitingModel, RunningCalls, TurnState
 
 
-def is_resting(state: TurnState, *, on_clients: bool, sub_agents: Collection[str] = ()) -> bool:
+def is_waiting(state: TurnState, *, on_clients: bool, sub_agents: Collection[str] = ()) -> bool:
     """Return whether an open turn only waits for people; with `on_clients`, also for calls at its client.
 
     `sub_agents` are calls whose sub-agents only wait for people.
@@ -17,7 +17,7 @@ def is_resting(state: TurnState, *, on_clients: bool, sub_agents: Collection[str
         return state.is_waiting_for_person
     if not isinstance(state, RunningCalls):
         return False
-    is_waiting = False
+    has_waiting_call = False
     for call in state.calls:
         if not call.is_open:
             continue
@@ -25,7 +25,7 @@ def is_resting(state: TurnState, *, on_clients: bool, sub_agents: Collection[str
             return False
         is_clients = on_clients and call.is_running and call.plan.site is Site.CLIENT
         if call.is_asking or is_clients or (call.is_running and call.call.id in sub_agents):
-            is_waiting = True
+            has_waiting_call = True
         elif call.is_running:
             return False
-    return is_waiting and not startable(state.calls)
+    return has_waiting_call and not startable(state.calls)

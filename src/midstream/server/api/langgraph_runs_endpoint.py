@@ -205,7 +205,7 @@ class RunStarter:
         if state.is_live:
             # A new message replaces the missing answers to open questions.
             fold = await self._threads.folds.now(runner, thread)
-            if strategy is Multitask.INTERRUPT or fold.is_resting:
+            if strategy is Multitask.INTERRUPT or fold.is_waiting:
                 await stop_turn(runner)
             elif strategy is Multitask.REJECT:
                 raise SessionBusyError(

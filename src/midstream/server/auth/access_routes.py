@@ -201,10 +201,10 @@ class AccessRoutes:
 
         A token that this server did not issue stays valid. For a line of a token file, remove the line.
         """
-        caller = known_caller_of(request.scope).principal
-        _require_unscoped(caller)
-        keys = [caller.key] if query.principal is UNSET else _keys_of_name(query.principal)
-        keys = [key for key in keys if key == caller.key or _may_manage(caller, key)]
+        principal = known_caller_of(request.scope).principal
+        _require_unscoped(principal)
+        keys = [principal.key] if query.principal is UNSET else _keys_of_name(query.principal)
+        keys = [key for key in keys if key == principal.key or _may_manage(principal, key)]
         if not keys:
             raise AccessError("only an operator may revoke the credentials of another principal")
         for key in keys:
@@ -216,13 +216,13 @@ class AccessRoutes:
         return RevokedCredentials(count)
 
     async def _manageable(self, request: Request) -> list[tuple[str, AccessToken]]:
-        caller = known_caller_of(request.scope).principal
-        _require_unscoped(caller)
+        principal = known_caller_of(request.scope).principal
+        _require_unscoped(principal)
         rows = await self._auth.access_tokens.read_all()
         return [
             (key, token)
             for key, token in rows
-            if token.issued_by == caller.key or _may_manage(caller, token.issued_by)
+            if token.issued_by == principal.key or _may_manage(principal, token.issued_by)
         ]
 
     async def ticket(self, request: Request, body: TicketRequest) -> Issued:
