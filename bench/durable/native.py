@@ -52,6 +52,7 @@ async def native(play: Play) -> AsyncIterator[Turn]:
 
     async def turn(session: str) -> str:
         runner = await host.session(session, create=True)
+        runner.attach()  # a session of the dead process without a reader is released
         if not play.is_resumed:
             await runner.submit(SendMessage(UserMessage.of("go")))
         after = 0

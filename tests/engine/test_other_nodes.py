@@ -334,6 +334,23 @@ async def test_recovery_does_not_keep_sessions_of_other_nodes_awake(places: Plac
     assert there.awake("s") is None
 
 
+async def test_a_followed_session_is_released_only_without_a_reader_and_says_that_it_can_be_opened_again(
+    places: Places,
+) -> None:
+    here = await places.host([[Stall()]])
+    await _say(here, "hi")
+    there = await places.host()
+    followed = await there.session("s")
+    followed.attach()
+    await there.release_idle(followed)
+    assert there.awake("s") is followed
+    followed.detach()
+    await there.release_idle(followed)
+    with pytest.raises(DrainingError, match="another server runs this session.*reconnect"):
+        await followed.wait(followed.newest.position)
+    assert (await there.session("s")).newest == followed.newest
+
+
 async def test_the_deletion_of_a_followed_session_ends_its_readers(places: Places) -> None:
     here = await places.host([text("a")])
     there = await places.host()

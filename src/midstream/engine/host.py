@@ -493,7 +493,8 @@ class Host:
         """Release a session of another node that has no reader in this process."""
         if runner.is_idle:
             self._awake.pop(runner.session_id, None)
-            await runner.stop(StopMode.CLOSE, _draining())
+            words = "another server runs this session, and it had no reader here; reconnect"
+            await runner.stop(StopMode.CLOSE, DrainingError(words, retry_after_s=0.0))
 
     def awake_with_children(self, session_id: str) -> list[Runner]:
         """Return the runners of a session and its sub-agents, of those that are awake."""
