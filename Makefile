@@ -35,14 +35,14 @@ AT_ONCE = -n $(JOBS) --dist worksteal
 BESIDE = $(BIN)/python tools/beside.py
 # What `make check` leaves to `make test`: real kills, a real browser, whole programs, long searches; and three of four
 # examples of a property (tests/search.py).
-QUICK := not fault and not browser and not slow
+QUICK := not fault and not browser and not slow and not long
 
 # Set in some containers; without byte code every command compiles all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check attack agents hosts format-check lint types arrows fmt fault chaos scale dialects compliance soak search fuzz explore golden-record api-search sim sim-fleet pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test long check attack agents hosts format-check lint types arrows fmt fault chaos scale dialects compliance soak search fuzz explore golden-record api-search sim sim-fleet pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -185,13 +185,16 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 # --- checking it ----------------------------------------------------------------------------
 
-test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
+test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of the tests of `make long` and `make fault`; ARGS for pytest choose tests
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node chats graphs plain_streams mcp a2a tck starter templates clients schemathesis agents responses; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks JOBS=1") -- \
-	  $(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+	  $(BIN)/python -m pytest $(AT_ONCE) $(or $(ARGS),-m "not long")
+
+long: $(VENV)/.upstreams  ## The tests that `make test` leaves out: most of the page in a browser, whole conformance suites, more real programs
+	$(BIN)/python -m pytest $(AT_ONCE) -m long $(ARGS)
 
 check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in a minute
 	MIDSTREAM_QUICK=1 $(BESIDE) "make --no-print-directory types" -- \
@@ -291,7 +294,7 @@ frameworks: $(PEERS)/.made  ## Kill programs of the guides of pydantic-ai, OpenA
 # pydantic-ai, and those of test_langgraph.py: tests/house/test_dependencies.py requires the same versions in both environments.
 hooks:
 	@if $(MAKE) --silent --no-print-directory $(PEERS)/.made; then \
-	  $(MAKE) --silent --no-print-directory contract CONTRACTS="$(HOOKS)" ARGS='-k "not pydantic"'; \
+	  $(MAKE) --silent --no-print-directory contract CONTRACTS="$(HOOKS)" ARGS='-k "not pydantic" -m "not long"'; \
 	else echo "The frameworks do not install here: our hooks are not tried against all of them (make contract)." >&2; fi
 
 contract-newest: $(NEWEST)/.made  ## Test our hooks with the newest releases of their frameworks

@@ -85,6 +85,7 @@ async def test_any_server_of_a_store_answers_follows_lists_and_cancels_a_task(tm
             assert cancelled.json()["status"]["state"] == "TASK_STATE_CANCELED"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(a2a_suite.lacking()), reason=a2a_suite.lacking())
 async def test_the_compatibility_kit_gives_the_documented_results(tmp_path: Path) -> None:
     report = await a2a_suite.judge(tmp_path)

@@ -55,6 +55,7 @@ async def test_nothing_is_lost_or_duplicated_when_two_servers_on_postgres_are_ki
     assert told["messages"] > KILLS // 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
 async def test_the_conformance_suite_passes(tmp_path: Path) -> None:
     report = await judge(tmp_path)
@@ -68,6 +69,7 @@ async def test_the_short_suite_passes_on_postgres(tmp_path: Path, engine: Engine
     assert counts_of(report)[0] >= SHORT_COUNT
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
 async def test_the_short_suite_passes_on_jetstream(tmp_path: Path, nats_server: NatsCluster) -> None:
     report = await judge(tmp_path, "--store", nats_server.url("streams"), only=SHORT)

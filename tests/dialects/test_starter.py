@@ -77,12 +77,12 @@ async def serve_page(folder: Path, server: str) -> AsyncIterator[str]:
         await process.communicate()
 
 
-@pytest.mark.skipif(CHROMIUM is not None, reason="the next test builds it, too")
 async def test_the_starter_builds(tmp_path: Path) -> None:
     made = await build(tmp_path)
     assert list((made / "dist" / "assets").glob("*.js"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
 )

@@ -142,7 +142,7 @@ async def ask_until_answered(
 @spec("REUSE-88")
 @pytest.mark.fault
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_gateways_that_are_killed_at_random_count_every_answer_once(
     store: str, nodes: int, tmp_path: Path
 ) -> None:

@@ -346,7 +346,7 @@ async def test_a_followed_session_is_released_only_without_a_reader_and_says_tha
     assert there.awake("s") is followed
     followed.detach()
     await there.release_idle(followed)
-    with pytest.raises(DrainingError, match="another server runs this session.*reconnect"):
+    with pytest.raises(DrainingError, match=r"another server runs this session.*reconnect"):
         await followed.wait(followed.newest.position)
     assert (await there.session("s")).newest == followed.newest
 

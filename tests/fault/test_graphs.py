@@ -15,7 +15,7 @@ from tests.fault.extent import IS_FULL
 pytestmark = pytest.mark.fault
 
 SWEEP_S = 600.0
-STEP = 1 if IS_FULL else 6
+STEP = 1 if IS_FULL else 12
 """One of this many writes is fatal."""
 
 

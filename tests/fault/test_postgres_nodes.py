@@ -181,6 +181,7 @@ async def test_a_server_disconnected_from_the_database_loses_its_turn_and_change
     assert problems(folder, ["s"]) == []
 
 
+@pytest.mark.long
 async def test_a_full_disk_of_the_database_refuses_and_loses_nothing(tmp_path: Path) -> None:
     with Engine(is_synced=True) as engine, _small_disk(engine.make_folder("small")) as disk:
         await read_sql(engine, f"create tablespace small location '{disk}'")

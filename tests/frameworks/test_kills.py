@@ -33,6 +33,7 @@ def test_a_program_of_the_guide_is_killed_at_random(framework: str) -> None:
     assert done.stdout.count("| 1 |") >= 5
 
 
+@pytest.mark.long
 def test_the_judge_finds_the_faults_of_a_program_that_loses_its_journal() -> None:
     done = play("pydantic-ai", "--modes", "conversation", "--broken", "--kills", "15", "--seconds", "120")
     assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"

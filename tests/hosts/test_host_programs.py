@@ -21,9 +21,9 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("program", "situation"),
     [
-        ("claude", "gateway killed during an answer"),
+        pytest.param("claude", "gateway killed during an answer", marks=pytest.mark.long),
         ("codex", "connection closed by TCP reset (RST)"),
-        ("codex", "tool of an MCP server"),
+        pytest.param("codex", "tool of an MCP server", marks=pytest.mark.long),
     ],
 )
 async def test_an_unmodified_program_passes_the_situation(

@@ -23,8 +23,8 @@ pytestmark = [
     ("program", "situation"),
     [
         ("claude", "gateway killed in an answer"),
-        ("codex", "gateway killed between turns"),
-        ("codex", "provider cuts once"),
+        pytest.param("codex", "gateway killed between turns", marks=pytest.mark.long),
+        pytest.param("codex", "provider cuts once", marks=pytest.mark.long),
     ],
 )
 async def test_a_real_program_passes_the_situation(

@@ -55,6 +55,7 @@ async def test_kills_of_servers_backends_and_the_database_lose_double_and_repeat
     await asyncio.to_thread(_an_event_less_and_a_run_more_are_seen, tmp_path, read_all(tmp_path))
 
 
+@pytest.mark.long
 @spec("TURN-54")
 async def test_a_rolling_restart_under_load_cuts_no_turn_and_costs_readers_only_a_reconnection(
     tmp_path: Path, mortal: Engine

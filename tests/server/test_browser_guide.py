@@ -141,6 +141,7 @@ async def answers(page: Page) -> list[str]:
     ][:ended]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", KILLED_SEEDS)
 async def test_the_chat_of_the_guide_shows_each_word_once_over_kills_at_random_moments(
@@ -170,6 +171,7 @@ async def test_the_chat_of_the_guide_shows_each_word_once_over_kills_at_random_m
         await page.context.close()
 
 
+@pytest.mark.long
 async def test_the_chat_of_the_guide_continues_after_a_reload_with_the_whole_answer(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -185,6 +187,7 @@ async def test_the_chat_of_the_guide_continues_after_a_reload_with_the_whole_ans
         await expect(page.locator("p").last).to_have_text(words_of(1), timeout=WAIT_MS, use_inner_text=False)
 
 
+@pytest.mark.long
 async def test_the_chat_of_the_guide_shows_why_a_turn_failed(browser: Browser, tmp_path: Path) -> None:
     async with lives(tmp_path) as server:
         page, _ = await running(browser, server, CHAT)
@@ -193,6 +196,7 @@ async def test_the_chat_of_the_guide_shows_why_a_turn_failed(browser: Browser, t
         await expect(page.locator("p").last).to_contain_text("no such model", timeout=WAIT_MS)
 
 
+@pytest.mark.long
 async def test_ask_returns_each_word_once_while_its_server_is_killed(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ async def test_the_example_client_sends_its_token(tmp_path: Path) -> None:
         assert await asked(f"{server.url} the-token-of-ada", "right") == (0, "Hello.\n")
 
 
+@pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")

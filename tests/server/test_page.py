@@ -343,6 +343,7 @@ async def test_tool_calls_are_rows_that_change_from_running_to_their_outcome(bro
         await expect(chat.page.locator(".thinking .words")).to_have_text("hm, tools")
 
 
+@pytest.mark.long
 @spec("REUSE-54")
 async def test_a_tool_that_the_upstream_runs_is_shown_within_the_text(browser: Browser) -> None:
     gate = asyncio.Event()
@@ -389,6 +390,7 @@ async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str)
         assert said.count("cancel_requested") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["same browser", "other browser"])
 async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, place: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
@@ -442,6 +444,7 @@ async def test_a_turn_continues_after_a_restart_of_the_server(
         await expect(chat.turn.locator(".how")).to_contain_text("1 server restart survived")
 
 
+@pytest.mark.long
 async def test_after_an_older_copy_was_restored_the_page_shows_the_state_of_the_server(
     browser: Browser, tmp_path: Path, port: int
 ) -> None:
@@ -468,6 +471,7 @@ async def test_after_an_older_copy_was_restored_the_page_shows_the_state_of_the_
         await chat.sees_end("completed")
 
 
+@pytest.mark.long
 async def test_a_session_that_the_server_lost_is_reported_and_its_transcript_stays(
     browser: Browser, port: int
 ) -> None:
@@ -484,6 +488,7 @@ async def test_a_session_that_the_server_lost_is_reported_and_its_transcript_sta
         await expect(chat.page.locator("#text")).to_be_enabled()
 
 
+@pytest.mark.long
 async def test_connections_that_die_after_a_few_messages_lose_and_repeat_nothing(browser: Browser) -> None:
     sockets: list[WebSocketRoute] = []
     context = await browser.new_context()
@@ -539,6 +544,7 @@ async def test_input_is_disabled_until_the_page_is_ready(browser: Browser) -> No
         await chat.sees("heard")
 
 
+@pytest.mark.long
 async def test_an_unsent_message_is_shown_after_a_reload_without_socket_and_server(
     browser: Browser,
 ) -> None:
@@ -616,6 +622,7 @@ async def told_of(which: str, trial: Awaitable[None]) -> None:
         raise
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_each_turn_is_complete_and_each_tool_runs_once_under_random_failures(browser: Browser) -> None:
@@ -731,6 +738,7 @@ async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> Non
         assert chat.problems == []
 
 
+@pytest.mark.long
 async def test_a_refused_message_returns_to_the_text_box(browser: Browser) -> None:
     """More messages wait than the limit allows: the next one is refused, and its text is kept."""
     async with served(make_app(two_halves(asyncio.Event()))) as server:

@@ -63,6 +63,7 @@ async def test_an_exception_in_a_turn_is_shown_as_its_end_without_promise_of_a_r
         await chat.sees_light("live")
 
 
+@pytest.mark.long
 async def test_a_full_disk_is_shown_until_there_is_space(browser: Browser) -> None:
     store = FailingStore(MemoryStore())
     async with served(make_app([text("with space again")], store=store)) as server:

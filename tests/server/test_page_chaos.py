@@ -28,6 +28,7 @@ TURNS = 3
 END_MS = 4 * WAIT_MS
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.timeout(400),

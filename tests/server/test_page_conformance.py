@@ -73,6 +73,7 @@ class PageSubject:
         await self._page.evaluate("trial.end()")
 
 
+@pytest.mark.long
 async def test_the_browser_client_passes_every_script(chromium: DevTools) -> None:
     """Run each transport at once, in a page of its own."""
     found = await asyncio.gather(*(_play_scripts(chromium, way) for way in TransportKind))

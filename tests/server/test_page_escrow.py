@@ -166,6 +166,7 @@ def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
     return text(str(sum(isinstance(entry, UserMessage) for entry in request.history.entries)))
 
 
+@pytest.mark.long
 @spec("STREAM-84", "STREAM-88", "STREAM-89")
 async def test_the_secret_is_presented_over_each_transport_and_a_viewer_token_in_its_place(
     browser: Browser, tmp_path: Path
@@ -194,6 +195,7 @@ async def test_the_secret_is_presented_over_each_transport_and_a_viewer_token_in
             await each.context.close()
 
 
+@pytest.mark.long
 @spec("STREAM-96")
 async def test_a_secret_changed_in_one_tab_is_presented_by_the_live_streams_of_another(
     browser: Browser, tmp_path: Path
@@ -229,6 +231,7 @@ async def test_a_server_without_encryption_leaves_no_secret_of_a_session_stored(
         await page.context.close()
 
 
+@pytest.mark.long
 async def test_the_database_of_an_older_page_is_taken_over(browser: Browser) -> None:
     """Its database had no secrets of sessions: the unsent message is still there."""
     async with served(make_app([text("Hello.")])) as server:

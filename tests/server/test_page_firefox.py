@@ -1,6 +1,6 @@
 """The page in Firefox: new sessions, double clicks, reloads, kills of its server, cards, hidden tabs.
 
-A short form of the chaos runs in the suite; `MIDSTREAM_FAULT_FULL=1` performs at least twenty kills.
+`make long` performs one kill in the chaos, `make fault` twenty.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ KILLS = 20 if IS_FULL else 1
 BREAKS_OF_A_TURN_MAX = 3
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.timeout(1500 if IS_FULL else 400),

@@ -137,6 +137,7 @@ async def test_a_frozen_tab_hands_the_connection_to_a_live_one(chromium: DevTool
         await leave(tabs)
 
 
+@pytest.mark.long
 async def test_a_crashed_tab_leaves_the_connection_to_a_live_one(chromium: DevTools) -> None:
     app = turns(text("Hello."), text(" Without it."))
     async with served(app) as server:
@@ -170,6 +171,7 @@ async def test_a_database_closed_by_the_browser_is_opened_again(chromium: DevToo
         await leave([tab])
 
 
+@pytest.mark.long
 @spec("STREAM-81")
 async def test_throttled_timers_do_not_stall_a_background_tab(chromium: DevTools) -> None:
     """Three silent heartbeats would be 0.9 s here: less than the first timer of such a tab takes."""
@@ -205,6 +207,7 @@ async def leave(tabs: list[Tab]) -> None:
         await tab.evaluate("client.close()")
 
 
+@pytest.mark.long
 async def test_a_tab_frozen_while_sending_continues_after_its_return(chromium: DevTools) -> None:
     gate = asyncio.Event()
     app = make_app(two_halves(gate))
@@ -219,6 +222,7 @@ async def test_a_tab_frozen_while_sending_continues_after_its_return(chromium: D
         await leave([tab])
 
 
+@pytest.mark.long
 @spec("STREAM-82")
 async def test_another_tab_takes_over_the_stream_of_a_frozen_one_which_then_yields(
     chromium: DevTools,
@@ -241,6 +245,7 @@ async def test_another_tab_takes_over_the_stream_of_a_frozen_one_which_then_yiel
         await leave([tab, other])
 
 
+@pytest.mark.long
 @spec("STREAM-30")
 async def test_another_tab_never_clears_the_streams_of_a_live_one(
     chromium: DevTools,
@@ -264,6 +269,7 @@ async def test_another_tab_never_clears_the_streams_of_a_live_one(
         await leave([tab, other])
 
 
+@pytest.mark.long
 @spec("STREAM-30", "STREAM-78", "STREAM-79")
 async def test_the_next_page_takes_over_the_stored_streams_at_its_start(
     chromium: DevTools,
@@ -320,6 +326,7 @@ async def test_a_page_cached_while_sending_continues_after_its_return(
         await leave([tab])
 
 
+@pytest.mark.long
 async def test_a_cached_chat_page_shows_the_messages_of_its_absence_once(chromium: DevTools) -> None:
     app = turns(text("Hello."), text("Meanwhile."), text("Afterwards."))
     async with served(app) as server:
@@ -334,6 +341,7 @@ async def test_a_cached_chat_page_shows_the_messages_of_its_absence_once(chromiu
         await tab.until(f"({TEXTS}) === 'Hello.|Meanwhile.|Afterwards.'")
 
 
+@pytest.mark.long
 @spec("STREAM-82")
 async def test_another_tab_takes_over_the_stream_of_a_cached_page(chromium: DevTools) -> None:
     gate = asyncio.Event()
@@ -367,6 +375,7 @@ WAITS = "() => stream.connection.phase === 'waiting' && stream.connection.retryA
 """One second passes; by the page's clock that is a minute."""
 
 
+@pytest.mark.long
 @spec("STREAM-81")
 async def test_a_returning_network_is_used_at_once(browser: Browser) -> None:
     gate = asyncio.Event()

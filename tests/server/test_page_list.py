@@ -26,6 +26,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.long
 async def test_every_session_can_be_reached_by_paging_and_by_search(browser: Browser) -> None:
     async with served(make_app(lambda _: text("hello"))) as server:
         for number in range(120):

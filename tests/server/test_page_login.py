@@ -53,6 +53,7 @@ async def test_a_link_logs_in_one_browser_and_disappears_from_its_address(browse
         assert await other.page.context.cookies() == []
 
 
+@pytest.mark.long
 @spec("SEC-18")
 @pytest.mark.parametrize("agrees", [False, True])
 async def test_a_link_for_another_principal_needs_a_confirmation(browser: Browser, *, agrees: bool) -> None:

@@ -75,6 +75,7 @@ async def test_a_call_runs_only_after_it_is_allowed(browser: Browser) -> None:
         assert chat.problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reloaded", [False, True])
 async def test_arguments_can_be_changed_before_a_call_also_after_a_reload(
     browser: Browser, *, reloaded: bool
@@ -203,6 +204,7 @@ async def test_queued_messages_are_listed_and_can_be_taken_back(browser: Browser
         await expect(chat.page.locator(".turn .said")).to_have_text(["first", "second"])
 
 
+@pytest.mark.long
 @spec("TURN-90")
 async def test_a_turn_with_a_missing_tool_reports_it_and_continues_by_a_button(
     browser: Browser, tmp_path: Path
@@ -283,6 +285,7 @@ async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: B
         await expect(chat.page.locator("#sessions li")).to_have_count(1)
 
 
+@pytest.mark.long
 async def test_a_narrow_page_shows_a_question_without_horizontal_scrolling(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await _narrow(browser, server)
@@ -295,6 +298,7 @@ async def test_a_narrow_page_shows_a_question_without_horizontal_scrolling(brows
         assert await chat.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.long
 @spec("SEC-71")
 async def test_a_call_can_be_allowed_only_after_its_whole_arguments_were_on_screen(browser: Browser) -> None:
     paid: list[str] = []
@@ -324,6 +328,7 @@ async def test_a_call_can_be_allowed_only_after_its_whole_arguments_were_on_scre
         assert paid == ["the end"]
 
 
+@pytest.mark.long
 @spec("SEC-74")
 async def test_enter_in_the_reason_field_denies_the_call(browser: Browser) -> None:
     paid: list[int] = []
@@ -343,6 +348,7 @@ UNSEEN = "\U000e0041\u2028\u00ad\u202e\ufe0f\u200b\ue000"
 VISIBLE_FORM = "".join(f"\u27e8U+{ord(each):04X}\u27e9" for each in UNSEEN)
 
 
+@pytest.mark.long
 @spec("SEC-70", "SEC-72", "SEC-74")
 async def test_invisible_characters_are_shown_by_their_code_also_at_the_end_of_a_long_name_on_a_phone(
     browser: Browser,
@@ -375,6 +381,7 @@ async def test_invisible_characters_are_shown_by_their_code_also_at_the_end_of_a
         )
 
 
+@pytest.mark.long
 @spec("SEC-70")
 async def test_the_table_of_invisible_characters_is_that_of_the_browsers_unicode_data(
     browser: Browser,

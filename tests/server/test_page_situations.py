@@ -72,6 +72,7 @@ async def test_a_session_begun_by_another_tab_appears(browser: Browser) -> None:
             await expect(chat.page.locator(".turn .said")).to_have_text(["begin", "and then"])
 
 
+@pytest.mark.long
 async def test_a_message_from_an_outdated_tab_loads_the_earlier_turns(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await open_chat(browser, server.url)
@@ -90,6 +91,7 @@ async def test_a_message_from_an_outdated_tab_loads_the_earlier_turns(browser: B
         await expect(second.page.locator(".turn .said")).to_have_text(["begin", "and then"])
 
 
+@pytest.mark.long
 async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
@@ -102,6 +104,7 @@ async def test_a_double_click_on_send_does_not_stop_the_turn(browser: Browser) -
         await chat.sees_end("completed")
 
 
+@pytest.mark.long
 async def test_a_click_on_send_leaves_the_focus_in_the_text_box(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
@@ -113,6 +116,7 @@ async def test_a_click_on_send_leaves_the_focus_in_the_text_box(browser: Browser
         gate.set()
 
 
+@pytest.mark.long
 async def test_stop_ends_the_turn_and_returns_the_focus_to_the_text_box(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
@@ -124,6 +128,7 @@ async def test_stop_ends_the_turn_and_returns_the_focus_to_the_text_box(browser:
         await expect(chat.page.locator("#text")).to_be_focused()
 
 
+@pytest.mark.long
 async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await open_chat(browser, server.url)
@@ -132,6 +137,7 @@ async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Brows
         await expect(chat.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
 
 
+@pytest.mark.long
 async def test_the_title_of_a_hidden_tab_shows_a_question_of_a_session_begun_elsewhere(
     browser: Browser,
 ) -> None:
@@ -143,6 +149,7 @@ async def test_the_title_of_a_hidden_tab_shows_a_question_of_a_session_begun_els
         await expect(hidden.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
 
 
+@pytest.mark.long
 async def test_a_malformed_address_disables_nothing(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
         page = await (await browser.new_context()).new_page()
@@ -157,6 +164,7 @@ async def test_a_malformed_address_disables_nothing(browser: Browser) -> None:
         assert problems == []
 
 
+@pytest.mark.long
 async def test_an_invalid_session_name_is_reported_and_not_retried(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
         page = await (await browser.new_context()).new_page()
@@ -165,6 +173,7 @@ async def test_an_invalid_session_name_is_reported_and_not_retried(browser: Brow
         await expect(page.locator("#light")).to_have_attribute("data-state", "idle")
 
 
+@pytest.mark.long
 async def test_an_unauthenticated_or_unauthorized_user_sees_a_notice(browser: Browser) -> None:
     async with served(guarded_app()) as server:
         page = await (await browser.new_context()).new_page()
@@ -186,6 +195,7 @@ async def test_an_unauthenticated_or_unauthorized_user_sees_a_notice(browser: Br
         )
 
 
+@pytest.mark.long
 async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_a_notice(
     browser: Browser,
 ) -> None:
@@ -232,6 +242,7 @@ async def test_a_click_on_retry_reconnects_at_once(browser: Browser) -> None:
         await chat.sees_end("completed")
 
 
+@pytest.mark.long
 async def test_a_click_on_retry_loads_a_page_that_was_opened_without_its_server(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await open_chat(browser, server.url)
@@ -295,6 +306,7 @@ def cut_after(words: Sequence[str], gate: asyncio.Event) -> Callable[[ModelReque
     return response
 
 
+@pytest.mark.long
 async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(cut_after([f"line {n}\n\n" for n in range(200)], gate))) as server:
@@ -312,6 +324,7 @@ async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(
         await expect(chat.page.locator("#to-end")).to_be_hidden(timeout=WAIT_MS)
 
 
+@pytest.mark.long
 async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         chat = await open_chat(browser, server.url)
@@ -325,6 +338,7 @@ async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
         await expect(chat.page.locator("#text")).to_have_value("a draft")
 
 
+@pytest.mark.long
 async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         chat = await open_chat(browser, server.url)
@@ -339,6 +353,7 @@ async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Brows
         await expect(link).to_be_focused()
 
 
+@pytest.mark.long
 async def test_an_answer_given_without_a_server_is_marked_as_stored(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await open_chat(browser, server.url)

@@ -163,6 +163,7 @@ async def test_tabs_share_a_connection_and_another_one_leads_after_the_first_is_
         assert chat.problems == []
 
 
+@pytest.mark.long
 async def test_a_cut_of_the_leader_costs_no_tab_a_word(browser: Browser) -> None:
     gate = asyncio.Event()
     app = turns(text("Hello."), two_halves(gate))
@@ -180,6 +181,7 @@ async def test_a_cut_of_the_leader_costs_no_tab_a_word(browser: Browser) -> None
         await until(lambda: app.open_streams == 1)
 
 
+@pytest.mark.long
 async def test_a_frozen_leader_loses_the_lead_and_follows_after_it_wakes(browser: Browser) -> None:
     app = turns(text("Hello."), text("Without it."))
     async with served(app) as server:
@@ -198,6 +200,7 @@ async def test_a_frozen_leader_loses_the_lead_and_follows_after_it_wakes(browser
         assert chat.problems == []
 
 
+@pytest.mark.long
 @spec("STREAM-97")
 async def test_a_tab_frozen_during_a_transaction_blocks_no_other(browser: Browser) -> None:
     """A transaction that waited for the frozen page would block all others from the database."""
@@ -215,6 +218,7 @@ async def test_a_tab_frozen_during_a_transaction_blocks_no_other(browser: Browse
         await chat.page.context.close()
 
 
+@pytest.mark.long
 @spec("STREAM-97")
 async def test_a_session_is_shown_without_the_lock_of_a_hanging_tab_after_a_wait(
     browser: Browser,
@@ -239,6 +243,7 @@ async def test_a_session_is_shown_without_the_lock_of_a_hanging_tab_after_a_wait
         await chat.page.context.close()
 
 
+@pytest.mark.long
 async def test_a_message_sent_in_one_tab_appears_in_all(browser: Browser) -> None:
     gate = asyncio.Event()
     app = turns(text("Hello."), two_halves(gate))

@@ -107,6 +107,7 @@ def ways(proxy: OfficeProxy) -> list[str]:
     return [kinds[word] for each in asked if (word := each.rpartition("/")[2]) in kinds]
 
 
+@pytest.mark.long
 @spec("STREAM-42", "STREAM-43", "STREAM-80", "STREAM-109")
 async def test_a_working_transport_is_found_and_remembered(browser: Browser) -> None:
     """Run behind proxies of each kind at once: most of the time is their silence."""
@@ -139,6 +140,7 @@ async def _finds_and_remembers(browser: Browser, harm: dict[str, Any], transport
     assert records.text.count('"type":"message_accepted"') == 2
 
 
+@pytest.mark.long
 @spec("STREAM-80")
 async def test_a_transport_that_failed_by_loss_is_soon_tried_again(browser: Browser) -> None:
     """A server that is just starting refuses its first sockets; that must not exclude them for a day."""
@@ -156,6 +158,7 @@ async def test_a_transport_that_failed_by_loss_is_soon_tried_again(browser: Brow
         await page.context.close()
 
 
+@pytest.mark.long
 @spec("STREAM-108")
 async def test_after_an_outage_of_the_server_the_page_uses_a_websocket_again(browser: Browser) -> None:
     async with served(make_app([text("Hello.")])) as server:
@@ -172,6 +175,7 @@ async def test_after_an_outage_of_the_server_the_page_uses_a_websocket_again(bro
             await page.context.close()
 
 
+@pytest.mark.long
 @spec("STREAM-80")
 async def test_websockets_that_need_a_ticket_are_not_judged_without_one(browser: Browser) -> None:
     """The server would refuse it, which proves nothing about the network."""
@@ -236,6 +240,7 @@ async def test_network_cuts_cost_no_word_over_any_transport(browser: Browser, tr
         await page.context.close()
 
 
+@pytest.mark.long
 async def test_a_refusal_over_plain_http_has_the_servers_own_code(browser: Browser) -> None:
     async with served(make_app()) as server:
         page = await page_at(browser, server.url, transport="sse")
@@ -260,6 +265,7 @@ SPEAK_OFTEN = """(sessions) => {
 }"""
 
 
+@pytest.mark.long
 @spec("STREAM-83")
 async def test_more_streams_than_browser_connections_all_receive_and_send(browser: Browser) -> None:
     gate = asyncio.Event()

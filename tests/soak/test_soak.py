@@ -42,12 +42,14 @@ async def test_server_and_client_do_not_grow_with_the_turns(tmp_path: Path) -> N
     _skip_without_memory({"server": soaked["server"]})
 
 
+@pytest.mark.long
 async def test_the_gateway_does_not_grow_with_the_turns(tmp_path: Path) -> None:
     soaked = await soak_gateway(tmp_path, windows=WINDOWS, turns=TURNS, kills=0)
     assert _growing(soaked) == {}
     _skip_without_memory(soaked)
 
 
+@pytest.mark.long
 async def test_a_leaking_server_is_found_and_its_client_does_not_grow(tmp_path: Path) -> None:
     soaked = await soak_server(tmp_path, windows=WINDOWS, turns=TURNS, kills=0, leaked_bytes=LEAKED_BYTES)
     judged = _growing(soaked)

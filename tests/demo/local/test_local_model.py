@@ -128,6 +128,7 @@ class TestRealModel:
 
     pytestmark = real
 
+    @pytest.mark.long
     async def test_an_answer_is_streamed_and_the_same_every_time(self) -> None:
         model = LocalModel(response_tokens_max=30)
         *words, finished = await events_of(model, asked("What is a harbour?"))
@@ -163,6 +164,7 @@ class TestRealModel:
         assert len((tmp_path / "sea.txt").read_text()) > 20
         assert len(answering.response.text.split()) >= 20
 
+    @pytest.mark.long
     async def test_the_answer_contains_the_results(self, tools: list[Tool]) -> None:
         text = "List the files in the notes folder, then tell me what you see."
         steps = [step async for step in steps_of(LocalModel(response_tokens_max=60), text, tools)]
@@ -177,6 +179,7 @@ class TestRealModel:
         requested = (await events_of(LocalModel(), asked("List the files.", [list_files])))[0]
         assert requested == ToolCallRequested("", "list_files", "{}")
 
+    @pytest.mark.long
     async def test_closing_the_stream_leaves_the_model_usable(self) -> None:
         model = LocalModel()
         for _ in range(4):
