@@ -125,7 +125,9 @@ def example(name: str) -> str:
 
 
 MANY = "500 readers deliveries/core-s"
-DELIVERY = "median time from the request that brings a text to its delivery to a reader, with the append to the journal"
+DELIVERY = (
+    "median time from the arrival of a token to its delivery to a reader, append to the journal included"
+)
 
 
 def numbers() -> str:
@@ -157,7 +159,7 @@ def numbers() -> str:
         f" ({takeover['from_exec_ms']:.0f} ms with the interpreter and imports)",
         DELIVERY: f"{paced['value']:.1f} ms"
         f" ({paced['of_raw']:.1f} times as long as raw Starlette, which only keeps a list in memory)",
-        "tokens to one reader per second of CPU time, with the append to the journal": f"{flat['value']:,.0f}"
+        "tokens to one reader per second of CPU time, append to the journal included": f"{flat['value']:,.0f}"
         f" ({flat['of_raw']:.2f} times raw Starlette)",
         "deliveries to 500 readers per second of CPU time, many tokens in each write": f"{many['value']:,.0f}"
         f" ({many['of_raw']:.2f} times raw Starlette)",
@@ -166,7 +168,7 @@ def numbers() -> str:
         f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
         f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
         f"check of a valid history of {count} messages,"
-        f" {len(whole)} combinations of format, profile and kind of history": (
+        f" {len(whole)} combinations of format, provider and contents (`bench/long_histories.py`)": (
             f"{min(whole):.0f} to {max(whole):.0f} ms CPU"
         ),
         "repair of the same histories, with every fourth result lost": f"{min(broken):.0f} to {max(broken):.0f} ms CPU",
@@ -380,10 +382,19 @@ PEERS = {"LiteLLM to Anthropic": "LiteLLM, conversion to Anthropic's format"}
 """Names of the bench that need more words on a page."""
 
 
+HARD_SHAPES = {
+    "requests in a row": "user messages without answers",
+    "orphans": "tool results without calls",
+    "one id": "calls with one id",
+}
+"""Explanations of the shapes of `bench/long_histories.py`."""
+
+
 def _quadratic_peers() -> dict[str, str]:
     """Return one row for each peer and each hard shape for which its time is quadratic."""
     return {
-        f"{row['shape']}, {row['messages']:,} messages: {PEERS.get(row['who'], row['who'])}": (
+        f"{HARD_SHAPES.get(row['shape'], row['shape'])}, {row['messages']:,} messages:"
+        f" {PEERS.get(row['who'], row['who'])}": (
             f"{row['cpu_ms']:,.0f} ms: {row['ahead']:,.0f} times as long as `repair` ({row['midstream_ms']:.0f} ms)"
         )
         for row in _result("peers")

@@ -569,7 +569,7 @@ class ModelRestartedError(ModelUnavailableError):
 
 
 class UpstreamBusyError(ModelUnavailableError):
-    """The agent is in another run, perhaps one that a crash left behind. One forced retry is possible."""
+    """The agent is in another run, perhaps one that a crash left behind, which is cancelled once."""
 
     code = "upstream_busy"
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from midstream.cli.gateway import gateway
 from midstream.cli.gateway_file import file_option, models_of
-from midstream.store.key_place import KeyEndpoint
+from midstream.store.key_location import KeyEndpoint
 from tests.cli.conftest import Run
 
 

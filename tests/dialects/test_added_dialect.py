@@ -12,7 +12,7 @@ import pytest
 from midstream.dialects import dialect_registry
 from midstream.dialects.api_errors import ApiError
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
-from midstream.dialects.fields import Fields, bad_field, field
+from midstream.dialects.request_fields import Fields, bad_field, field
 from midstream.models.responses import Finished, ModelEvent, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import text

@@ -10,9 +10,9 @@ import pytest
 from midstream.dialects.answer_options import AnswerOptions
 from midstream.dialects.anthropic import read_messages
 from midstream.dialects.dialect import Asked
-from midstream.dialects.fields import fields_of
 from midstream.dialects.openai_chat import read_chat
 from midstream.dialects.openai_responses_api import read_responses
+from midstream.dialects.request_fields import fields_of
 from midstream.session.model_settings import (
     ANY_TOOL,
     ModelSettings,

@@ -6,7 +6,7 @@ import msgspec
 
 from midstream.dialects.anthropic import MessagesWriter, estimate_tokens, read_messages
 from midstream.dialects.dialect import Asked
-from midstream.dialects.fields import fields_of
+from midstream.dialects.request_fields import fields_of
 from midstream.history.messages import Finish, Usage
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 

@@ -11,7 +11,7 @@ from midstream.dialects.compacted_items import (
     expand_compacted,
     list_user_items,
 )
-from midstream.dialects.fields import BadFieldError
+from midstream.dialects.request_fields import BadFieldError
 from midstream.history.messages import File, Text, UserMessage
 
 

@@ -17,7 +17,7 @@ from midstream.dialects.durable_stream_state import (
     encode_record,
 )
 from midstream.dialects.durable_streams import PlainStreamSettings, Producer, offset_at
-from midstream.dialects.fields import BadFieldError
+from midstream.dialects.request_fields import BadFieldError
 
 TEXT = PlainStreamSettings("text/plain")
 JSON = PlainStreamSettings("application/json")

@@ -27,7 +27,7 @@ from midstream.dialects.durable_streams import (
     read_settings,
     units_at,
 )
-from midstream.dialects.fields import BadFieldError
+from midstream.dialects.request_fields import BadFieldError
 from midstream.json_depth import DEPTH_MAX
 
 NOW = CURSOR_EPOCH_S + 1000 * CURSOR_INTERVAL_S

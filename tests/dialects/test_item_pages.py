@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from midstream.dialects.fields import BadFieldError
 from midstream.dialects.gateway_bodies import Arrived
 from midstream.dialects.item_pages import page_of
+from midstream.dialects.request_fields import BadFieldError
 
 ITEMS = [{"id": str(number)} for number in range(5)]
 

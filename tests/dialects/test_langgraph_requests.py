@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.dialects.fields import BadFieldError
 from midstream.dialects.langgraph_messages import interrupts_of
 from midstream.dialects.langgraph_requests import (
     RunBody,
@@ -17,6 +16,7 @@ from midstream.dialects.langgraph_requests import (
     input_of,
     modes_of,
 )
+from midstream.dialects.request_fields import BadFieldError
 from midstream.dialects.run_fold import RunFold
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.history.messages import File, Text, UserMessage

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from midstream.dialects.api_errors import ApiError
-from midstream.dialects.fields import fields_of
 from midstream.dialects.openai_chat import DONE, ChatWriter, read_chat
+from midstream.dialects.request_fields import fields_of
 from midstream.history.messages import Finish, Usage
 from midstream.models.openai_stream import ChatStreamReader
 from midstream.models.responses import (

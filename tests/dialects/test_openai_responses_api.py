@@ -9,8 +9,8 @@ import pytest
 
 from midstream.dialects.api_errors import CANCELLED, ApiError
 from midstream.dialects.dialect import Asked
-from midstream.dialects.fields import fields_of
 from midstream.dialects.openai_responses_api import ResponsesWriter, list_items, read_responses
+from midstream.dialects.request_fields import fields_of
 from midstream.history.messages import Finish, Usage
 from midstream.models.openai_responses_stream import ResponsesReader
 from midstream.models.responses import (

@@ -10,8 +10,8 @@ import pytest
 from midstream.dialects import dialect_registry
 from midstream.dialects.conversation_index import place_of, scope_of
 from midstream.dialects.dialect import Dialect
-from midstream.dialects.fields import BadFieldError
 from midstream.dialects.reading_cache import ReadingCache
+from midstream.dialects.request_fields import BadFieldError
 from midstream.dialects.request_reading import Read, read
 from midstream.errors import MalformedFrameError
 from midstream.history.messages import History

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.dialects.fields import BadFieldError, fields_of
+from midstream.dialects.request_fields import BadFieldError, fields_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.messages import ToolSpec
 from tests.spec import spec

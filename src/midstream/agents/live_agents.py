@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from midstream.agents.agent_memory import measure_memory
+from midstream.agents.resident_memory import measure_memory
 from midstream.agents.upstreams import Setup, Upstream, UpstreamAgent
 from midstream.environment import World
 

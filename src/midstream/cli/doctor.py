@@ -31,7 +31,7 @@ from midstream.doctor.shapes import resolve_format
 from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
 from midstream.history.profiles import find_profile
-from midstream.store.key_place import KeyPlace
+from midstream.store.key_location import KeyLocation
 from midstream.store.store_registry import is_store_url, show_store
 
 STDIN = Path("-")
@@ -85,7 +85,7 @@ def doctor(
     named_places: tuple[str, ...],
     profile: str | None,
     named: str | None,
-    key_file: KeyPlace | None,
+    key_file: KeyLocation | None,
     fix: bool,  # noqa: FBT001 - click passes options so
     in_place: bool,  # noqa: FBT001 - see above
     port: int,

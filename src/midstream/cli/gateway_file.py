@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from midstream.cli.agent_options import names_of_agent_options
-from midstream.cli.key_option import KeyPlaceType
+from midstream.cli.key_option import KeyLocationType
 from midstream.errors import UsageError
 from midstream.file_safety import read_own
 from midstream.store.store_registry import file_of
@@ -199,7 +199,7 @@ def _place(option: click.Option, value: Any, folder: Path) -> Any:  # noqa: ANN4
     """Resolve a path relative to the file's folder; return any other value unchanged."""
     if isinstance(option.type, click.Path):
         return str(folder / value)
-    if isinstance(option.type, KeyPlaceType) and not KeyPlaceType.is_url(value):
+    if isinstance(option.type, KeyLocationType) and not KeyLocationType.is_url(value):
         return str(folder / value)
     if option.name == "store" and (file := file_of(value)) is not None and value.endswith(str(file)):
         return value.removesuffix(str(file)) + str(folder / file)

@@ -9,7 +9,7 @@ import click
 from typing_extensions import override
 
 from midstream.cli.env_secrets import read_secret_variable
-from midstream.store.key_place import KeyEndpoint, KeyPlace
+from midstream.store.key_location import KeyEndpoint, KeyLocation
 
 TOKEN_VARIABLE = "MIDSTREAM_KEY_TOKEN"  # noqa: S105 - the name of a variable
 """Variable with the bearer token for the key endpoint."""
@@ -17,7 +17,7 @@ FILE_VARIABLE = "MIDSTREAM_KEY_TOKEN_FILE"
 """Variable with the path of a file with that token, readable by its owner only."""
 
 
-class KeyPlaceType(click.ParamType[KeyPlace]):
+class KeyLocationType(click.ParamType[KeyLocation]):
     """A path, or the URL of a key endpoint, whose token is in the environment.
 
     Args:
@@ -40,7 +40,7 @@ class KeyPlaceType(click.ParamType[KeyPlace]):
         value: Any,
         param: click.Parameter | None,
         ctx: click.Context | None,
-    ) -> KeyPlace:
+    ) -> KeyLocation:
         if isinstance(value, KeyEndpoint | Path):
             return value
         if self.is_url(str(value)):
@@ -52,6 +52,6 @@ class KeyPlaceType(click.ParamType[KeyPlace]):
 
 key_file_option = click.option(
     "--key-file",
-    type=KeyPlaceType(exists=True),
+    type=KeyLocationType(exists=True),
     help="The key file of that database, or the URL of its key endpoint, if it is encrypted.",
 )

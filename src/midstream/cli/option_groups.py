@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from midstream.cli.key_option import KeyPlaceType
+from midstream.cli.key_option import KeyLocationType
 from midstream.cli.log_format import FORMATS
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
@@ -59,7 +59,7 @@ def encryption_option(what: str, store: str) -> Callable[[F], F]:
     """
     return click.option(
         "--key-file",
-        type=KeyPlaceType(exists=False),
+        type=KeyLocationType(exists=False),
         help=f"Encrypt {what} with the first key of this file; created if neither the file nor the {store} exists. "
         "A URL is that of a key endpoint.",
     )

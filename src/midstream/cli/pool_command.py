@@ -21,7 +21,7 @@ from midstream.cli.visible_text import reveal_line
 from midstream.errors import NotFoundError, UsageError
 from midstream.store.blocking_reads import ENTRY_MARK
 from midstream.store.contract import KeyValueEntry
-from midstream.store.key_place import KeyPlace
+from midstream.store.key_location import KeyLocation
 from midstream.store.store_registry import open_store, read_store, show_store
 
 SESSION_COLUMNS = 24
@@ -87,7 +87,7 @@ _store_option = click.option(
 def list_records(
     invocation: Invocation,
     store: str | None,
-    key_file: KeyPlace | None,
+    key_file: KeyLocation | None,
     output: Output,
 ) -> None:
     """List the records, most recently used first: a table, or tab-separated lines if stdout is not a terminal."""
@@ -111,7 +111,7 @@ def show(
     invocation: Invocation,
     session: str,
     store: str | None,
-    key_file: KeyPlace | None,
+    key_file: KeyLocation | None,
     output: Output,
 ) -> None:
     """Show the record of a session's agent. SESSION is the id or its beginning."""
@@ -141,7 +141,7 @@ def clear(
     is_all: bool,  # noqa: FBT001 - click passes options so
     yes: bool,  # noqa: FBT001 - see above
     store: str | None,
-    key_file: KeyPlace | None,
+    key_file: KeyLocation | None,
     output: Output,
 ) -> None:
     """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
@@ -183,7 +183,7 @@ async def _remove(named: str, keys: Sequence[str]) -> list[str]:
         await store.close()
 
 
-def _stores(invocation: Invocation, named: str | None, key_file: KeyPlace | None) -> list[str]:
+def _stores(invocation: Invocation, named: str | None, key_file: KeyLocation | None) -> list[str]:
     """Return the stores to read: the given one, else those of the gateway and of `serve`, if any.
 
     Raises:
@@ -198,7 +198,7 @@ def _stores(invocation: Invocation, named: str | None, key_file: KeyPlace | None
     return stores
 
 
-def _find(stores: Sequence[str], key_file: KeyPlace | None) -> list[PoolLine]:
+def _find(stores: Sequence[str], key_file: KeyLocation | None) -> list[PoolLine]:
     found = []
     for named in stores:
         with read_store(named, key_file=key_file) as store:

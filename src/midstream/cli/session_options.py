@@ -20,7 +20,7 @@ from midstream.cli.terminal import clean
 from midstream.errors import MidstreamError, UsageError
 from midstream.local_keys import URL_VARIABLE
 from midstream.paths import Paths
-from midstream.store.key_place import KeyPlace
+from midstream.store.key_location import KeyLocation
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def source_options(command: Callable[..., T]) -> Callable[..., T]:
         *args: Any,  # noqa: ANN401 - click passes options so
         store: str | None,
         url: str | None,
-        key_file: KeyPlace | None,
+        key_file: KeyLocation | None,
         **options: Any,  # noqa: ANN401 - see above
     ) -> T:
         invocation = click.get_current_context().find_object(Invocation)
@@ -80,7 +80,7 @@ def server_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def source_of(
-    invocation: Invocation, store: str | None, url: str | None, key_file: KeyPlace | None = None
+    invocation: Invocation, store: str | None, url: str | None, key_file: KeyLocation | None = None
 ) -> Source:
     """Return the source.
 

@@ -39,7 +39,7 @@ from midstream.session.records import OPEN_STATUSES, decode
 from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS
 from midstream.store.contract import SessionInfo, is_session
-from midstream.store.key_place import KeyPlace
+from midstream.store.key_location import KeyLocation
 from midstream.store.node_reports import NODES, NodeLine, lines_of
 from midstream.store.store_registry import open_store, read_store
 
@@ -144,7 +144,7 @@ class StoreSource(Source):
         key_file: The operator's keys of an encrypted store.
     """
 
-    def __init__(self, named: str | Path, key_file: KeyPlace | None = None) -> None:
+    def __init__(self, named: str | Path, key_file: KeyLocation | None = None) -> None:
         self._named = named
         self._key_file = key_file
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.store.contract import Store
-from midstream.store.key_place import KeyPlace, make_keys, open_keys
+from midstream.store.key_location import KeyLocation, make_keys, open_keys
 from midstream.store.store_registry import file_of, open_store, show_store
 
 
-def encrypted_store(named: str | Path, key_file: KeyPlace | None, *, is_escrowed: bool) -> Store:
+def encrypted_store(named: str | Path, key_file: KeyLocation | None, *, is_escrowed: bool) -> Store:
     """Return the store of an option, encrypted if the options require it.
 
     Raises:

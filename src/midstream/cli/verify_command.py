@@ -32,7 +32,7 @@ from midstream.store.guard.journal_verification import (
 )
 from midstream.store.guard.store_key import read_chain_keys
 from midstream.store.guard.store_marker import read_marker
-from midstream.store.key_place import KeyPlace, open_keys
+from midstream.store.key_location import KeyLocation, open_keys
 from midstream.store.store_registry import open_store, read_stored
 
 CALLED = "the checkpoint"
@@ -62,7 +62,7 @@ def verify(
     session: str | None,
     against: Path | None,
     checkpoint: Path | None,
-    key_file: KeyPlace | None,
+    key_file: KeyLocation | None,
     output: Output,
 ) -> int:
     """Check that no other program changed the journals of a store.
@@ -91,7 +91,7 @@ async def _verify(
     named: str | Path,
     session: str | None,
     before: dict[str, CheckpointLine] | None,
-    key_file: KeyPlace | None,
+    key_file: KeyLocation | None,
 ) -> list[SessionVerdict]:
     async with read_stored(named) as reader:
         keys = await _keys_of(reader, named, key_file)
@@ -106,7 +106,7 @@ async def _verify(
         return [each async for each in judged if each.session == session]
 
 
-async def _keys_of(reader: StoreReader, named: str | Path, key_file: KeyPlace | None) -> ChainKeys:
+async def _keys_of(reader: StoreReader, named: str | Path, key_file: KeyLocation | None) -> ChainKeys:
     if key_file is not None:
         keys = open_keys(key_file)
         from midstream.store.encryption.store_secret import WrappedKeySource  # noqa: PLC0415 - an extra that few need

@@ -22,11 +22,11 @@ from midstream.dialects.application_sessions import (
 )
 from midstream.dialects.conversation_index import ConversationPlace, is_ephemeral
 from midstream.dialects.dialect import Asked, Dialect, Form
-from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError, digest_key
 from midstream.dialects.kept_conversations import KeptConversations
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
 from midstream.dialects.reading_cache import ReadingCache
+from midstream.dialects.request_fields import bad_field
 from midstream.dialects.request_reading import Read, read
 from midstream.dialects.request_repeats import KeyReused, Request, find_repeated, request_of
 from midstream.dialects.stored_conversations import Conversations

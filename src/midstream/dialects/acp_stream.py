@@ -23,7 +23,7 @@ from midstream.dialects.run_fold import (
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.shown_text import RepeatedWords, Words, merge, words_of
+from midstream.dialects.sent_text import RepeatedWords, Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.history.messages import (
     Entry,

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from midstream.dialects.fields import bad_field
 from midstream.dialects.langgraph_messages import (
     call_id_of,
     interrupt_id_of,
@@ -22,8 +21,9 @@ from midstream.dialects.langgraph_messages import (
 )
 from midstream.dialects.langgraph_requests import answers_of
 from midstream.dialects.request_digests import digest_of
+from midstream.dialects.request_fields import bad_field
 from midstream.dialects.run_fold import GivenAnswer, RunFold
-from midstream.dialects.shown_text import Words, merge, words_of
+from midstream.dialects.sent_text import Words, merge, words_of
 from midstream.dialects.ui_message_stream import value_of
 from midstream.errors import AnswerMismatchError, MalformedFrameError
 from midstream.history.messages import (

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from midstream.dialects.fields import Fields, field
+from midstream.dialects.request_fields import Fields, field
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import ToolSpec
 from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, STRICT, ModelSettings

@@ -11,7 +11,7 @@ from typing_extensions import override
 from midstream.dialects.answer_options import read_options
 from midstream.dialects.api_errors import INSUFFICIENT_QUOTA, OVERLOADED, SERVER_FAULTS, ApiError
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
-from midstream.dialects.fields import Fields, bad_field, field, texts_of
+from midstream.dialects.request_fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Finish, ToolCall, Usage

@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 
-from midstream.dialects.fields import bad_field
+from midstream.dialects.request_fields import bad_field
 from midstream.history.codecs.codec_spec import Json, Value
 from midstream.history.messages import Entry, File, Text, UserMessage
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from starlette.types import Send
 
 from midstream.dialects.api_errors import ApiError
-from midstream.dialects.fields import Fields, bad_field, field, fields_of, texts_of
 from midstream.dialects.gateway_bodies import Arrived, RefusedError
 from midstream.dialects.item_pages import page_of
 from midstream.dialects.kept_conversations import KeptConversation, KeptConversations
+from midstream.dialects.request_fields import Fields, bad_field, field, fields_of, texts_of
 from midstream.dialects.response_reader import send_whole
 from midstream.history.codecs.codec_spec import Json, Value
 

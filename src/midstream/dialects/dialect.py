@@ -16,7 +16,7 @@ from msgspec import Struct
 from midstream.dialects.answer_options import AnswerOptions
 from midstream.dialects.api_errors import ApiError
 from midstream.dialects.client_histories import Transcript, transcript_of
-from midstream.dialects.fields import Fields
+from midstream.dialects.request_fields import Fields
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import ToolSpec
 from midstream.models.responses import ModelEvent

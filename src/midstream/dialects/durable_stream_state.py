@@ -24,7 +24,7 @@ from midstream.dialects.durable_streams import (
     offset_at,
     read_messages,
 )
-from midstream.dialects.fields import bad_field
+from midstream.dialects.request_fields import bad_field
 
 
 class Created(Struct, frozen=True, omit_defaults=True, tag="created"):

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from midstream.dialects.fields import bad_field
+from midstream.dialects.request_fields import bad_field
 from midstream.json_depth import TOO_DEEP, is_text_too_deep
 
 JSON_TYPE = "application/json"

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope
 
 from midstream.dialects.api_callers import ANYONE, ApiCaller
 from midstream.dialects.api_errors import ApiError, refusal_of
-from midstream.dialects.fields import BadFieldError
+from midstream.dialects.request_fields import BadFieldError
 from midstream.errors import MidstreamError
 from midstream.local_keys import is_loopback
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived
+from midstream.dialects.request_fields import bad_field
 from midstream.history.codecs.codec_spec import Json
 
 ITEMS_MAX, ITEMS = 100, 20

@@ -18,10 +18,10 @@ from midstream.dialects.application_sessions import KEPT_CONVERSATIONS, Applicat
 from midstream.dialects.conversation_index import kept_name
 from midstream.dialects.dialect import Form
 from midstream.dialects.dialect_registry import find_dialect
-from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import RefusedError
 from midstream.dialects.openai_responses_api import list_items
 from midstream.dialects.projection import Projection
+from midstream.dialects.request_fields import bad_field
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import EntryMovedError, SessionNotFoundError, UnavailableError

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct
 
-from midstream.dialects.fields import bad_field
 from midstream.dialects.langgraph_messages import interrupt_id_of
 from midstream.dialects.langgraph_protocol import CHANNEL_PATTERN, Subscription
 from midstream.dialects.langgraph_runs import MODES, StreamMode
 from midstream.dialects.request_digests import digest_of
+from midstream.dialects.request_fields import bad_field
 from midstream.dialects.run_fold import GivenAnswer, uuid_of
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.history.messages import File, Text, UserMessage, UserPart, storable

@@ -45,7 +45,7 @@ from midstream.dialects.run_fold import (
     ToolReported,
     WordsCame,
 )
-from midstream.dialects.shown_text import RepeatedWords, merge
+from midstream.dialects.sent_text import RepeatedWords, merge
 from midstream.errors import ModelError
 from midstream.history.messages import Step
 from midstream.session.questions import Question

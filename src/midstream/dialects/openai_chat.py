@@ -11,7 +11,7 @@ from midstream.dialects.answer_options import read_options
 from midstream.dialects.api_errors import ApiError, openai_error
 from midstream.dialects.declared_tools import chat_in_functions, list_chat_customs, read_input
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
-from midstream.dialects.fields import Fields, bad_field, field, texts_of
+from midstream.dialects.request_fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.messages import Finish, Usage
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested

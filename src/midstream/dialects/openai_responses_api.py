@@ -13,7 +13,7 @@ from midstream.dialects.api_errors import CONTEXT_LENGTH_EXCEEDED, RATE_LIMITED,
 from midstream.dialects.compacted_items import expand_compacted
 from midstream.dialects.declared_tools import SEARCH, in_functions, list_others, loaded_tools, read_input
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
-from midstream.dialects.fields import Fields, bad_field, field, texts_of
+from midstream.dialects.request_fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.codecs.codec_spec import Json, Value
 from midstream.history.messages import Finish, ToolCall, Usage

@@ -17,8 +17,8 @@ from midstream.dialects.client_histories import Piece, answers, closes, piece_of
 from midstream.dialects.conversation_index import read_session_name, scope_of
 from midstream.dialects.declared_tools import SEARCH
 from midstream.dialects.dialect import Asked, Dialect
-from midstream.dialects.fields import Fields, fields_of
 from midstream.dialects.reading_cache import Gist, ReadingCache, digests, join_instructions
+from midstream.dialects.request_fields import Fields, fields_of
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Entry
 from midstream.json_depth import require_shallow

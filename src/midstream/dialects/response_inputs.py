@@ -15,9 +15,9 @@ from midstream.dialects.api_errors import BAD_GATEWAY, ApiError
 from midstream.dialects.compacted_items import compaction_item, list_user_items
 from midstream.dialects.conversation_index import EPHEMERAL_HEADER
 from midstream.dialects.dialect_registry import RESPONSES
-from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError
 from midstream.dialects.live_responses import LiveResponses
+from midstream.dialects.request_fields import bad_field
 from midstream.dialects.response_reader import ResponseReader, send_whole
 from midstream.environment import World
 from midstream.history.codecs.codec_spec import Json

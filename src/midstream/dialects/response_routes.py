@@ -7,12 +7,12 @@ from starlette.types import Receive, Send
 
 from midstream.dialects.api_errors import ApiError
 from midstream.dialects.application_sessions import ApplicationSessions
-from midstream.dialects.fields import bad_field
 from midstream.dialects.gateway_bodies import Arrived, RefusedError
 from midstream.dialects.item_pages import page_of, read_number
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
 from midstream.dialects.openai_responses_api import list_items
 from midstream.dialects.projection import Projection
+from midstream.dialects.request_fields import bad_field
 from midstream.dialects.response_inputs import ResponseInputs
 from midstream.dialects.response_reader import ResponseReader, send_whole
 from midstream.environment import World

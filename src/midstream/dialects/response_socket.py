@@ -18,9 +18,9 @@ from midstream.dialects.accepted_requests import Accepting
 from midstream.dialects.api_callers import ApiCaller
 from midstream.dialects.api_errors import BUG, ApiError
 from midstream.dialects.dialect_registry import RESPONSES
-from midstream.dialects.fields import bad_field, field, fields_of
 from midstream.dialects.gateway_bodies import BODY_BYTES_MAX, Arrived, RefusedError, refusal_in
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
+from midstream.dialects.request_fields import bad_field, field, fields_of
 from midstream.dialects.response_reader import ResponseReader
 from midstream.environment import World
 from midstream.errors import MidstreamError

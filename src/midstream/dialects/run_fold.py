@@ -22,7 +22,7 @@ from midstream.dialects.langgraph_messages import (
     step_id,
 )
 from midstream.dialects.open_questions import ShownSubAgents, is_turn_waiting, open_questions, take_record
-from midstream.dialects.shown_text import Words, merge, part_of, rest_of, words_of
+from midstream.dialects.sent_text import Words, merge, part_of, rest_of, words_of
 from midstream.history.messages import (
     Finish,
     Outcome,

@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from midstream.dialects.durable_streams import offset_at, units_at
-from midstream.dialects.fields import BadFieldError
+from midstream.dialects.request_fields import BadFieldError
 from midstream.errors import UsageError
 from midstream.retries import WEBHOOK_BACKOFF
 

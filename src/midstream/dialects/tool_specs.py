@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from midstream.dialects.declared_tools import DeclaredTool, list_chat_customs, list_others
-from midstream.dialects.fields import Fields, bad_field, field
+from midstream.dialects.request_fields import Fields, bad_field, field
 from midstream.history.codecs.codec_spec import Json, Value
 from midstream.history.messages import ToolSpec
 

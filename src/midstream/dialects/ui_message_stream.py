@@ -22,7 +22,7 @@ from typing_extensions import override
 from midstream.dialects.open_questions import ShownSubAgents, is_turn_waiting, open_questions, take_record
 from midstream.dialects.record_events import RecordEvents
 from midstream.dialects.request_digests import digest_of
-from midstream.dialects.shown_text import merge, rest_of, words_of
+from midstream.dialects.sent_text import merge, rest_of, words_of
 from midstream.history.messages import (
     Finish,
     Outcome,

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from midstream.dialects.fields import bad_field
 from midstream.dialects.request_digests import digest_of
+from midstream.dialects.request_fields import bad_field
 from midstream.dialects.ui_message_stream import (
     RUN_MARK,
     SUB_AGENT_MARK,

@@ -35,7 +35,7 @@ from midstream.history.codecs.format_registry import find_format
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import profile_for
 from midstream.history.repair.report import Repaired
-from midstream.store.key_place import KeyPlace
+from midstream.store.key_location import KeyLocation
 from midstream.store.store_registry import show_store
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}
@@ -87,7 +87,7 @@ def examine(
     *,
     named: str | None = None,
     profile: str | None = None,
-    key_file: KeyPlace | None = None,
+    key_file: KeyLocation | None = None,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Examined:
     """Examine one history. Nothing is written.
@@ -118,7 +118,7 @@ def examine(
         return Examined(HistoryReport(str(path), Status.UNREADABLE, reason="too-deep", problem=problem))
 
 
-def examine_url(url: str, *, profile: str | None = None, key_file: KeyPlace | None = None) -> Examined:
+def examine_url(url: str, *, profile: str | None = None, key_file: KeyLocation | None = None) -> Examined:
     """Examine the store of a URL, such as `postgresql://host/db`. Nothing is written, and there is no remedy.
 
     Raises:
@@ -140,7 +140,7 @@ def _examine(
     named: str | None,
     profile: str | None,
     tick: Callable[[int], None],
-    key_file: KeyPlace | None,
+    key_file: KeyLocation | None,
 ) -> Examined:
     if os.path.isdir(path):  # noqa: PTH112 - false where we may not even look
         return Examined(*examine_storage(path, profile, tick))

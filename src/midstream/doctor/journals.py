@@ -41,7 +41,7 @@ from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS, ClosedStore
 from midstream.store.contract import is_session
 from midstream.store.guard.chain import may_end_journal
-from midstream.store.key_place import KeyPlace
+from midstream.store.key_location import KeyLocation
 from midstream.store.sqlite.truncation import cut_journals
 from midstream.store.store_registry import read_store, show_store
 
@@ -123,7 +123,7 @@ def is_export(line: Json) -> bool:
 
 
 def examine_database(
-    path: Path, profile: str | None = None, key_file: KeyPlace | None = None
+    path: Path, profile: str | None = None, key_file: KeyLocation | None = None
 ) -> tuple[HistoryReport, JournalRemedy | None]:
     """Examine every session of a SQLite file. There is no copy of an encrypted one, because its end is sealed.
 
@@ -145,7 +145,7 @@ def examine_database(
 
 
 def examine_store(
-    named: str | Path, profile: str | None = None, key_file: KeyPlace | None = None
+    named: str | Path, profile: str | None = None, key_file: KeyLocation | None = None
 ) -> tuple[HistoryReport, dict[str, Session]]:
     """Examine every session of a store of any kind; also return the last undamaged state of each damaged session.
 

@@ -59,7 +59,7 @@ from midstream.protocol.frames import (
     is_of_unknown_type,
 )
 from midstream.protocol.link import Link, LinkState
-from midstream.protocol.shown_secrets import ShownSecrets
+from midstream.protocol.sent_secrets import SentSecrets
 from midstream.protocol.turn_silence import TurnSilence
 from midstream.retries import RECONNECT_BACKOFF, Backoff
 from midstream.session.records import CommandAccepted, MessageWithdrawn, TurnEnded
@@ -104,7 +104,7 @@ class ClientStream:
         now: float,
     ) -> None:
         self._stream = stream
-        self._shown = ShownSecrets(secret, old_secret, own=secret if stream else "")
+        self._shown = SentSecrets(secret, old_secret, own=secret if stream else "")
         self._cancel_after_s = cancel_after_s
         self._snapshots = snapshots
         self._outbox = Outbox()

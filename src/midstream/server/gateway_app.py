@@ -21,7 +21,6 @@ from midstream.dialects.application_sessions import ApplicationSessions
 from midstream.dialects.conversation_routes import ConversationRoutes
 from midstream.dialects.dialect import Dialect
 from midstream.dialects.dialect_registry import RESPONSES, dialect_at, dialect_for_errors
-from midstream.dialects.fields import BadFieldError, field, fields_of
 from midstream.dialects.gateway_bodies import (
     Arrived,
     GoneError,
@@ -34,6 +33,7 @@ from midstream.dialects.gateway_bodies import (
 from midstream.dialects.kept_conversations import KeptConversations
 from midstream.dialects.live_responses import GRACE_S, LiveResponses
 from midstream.dialects.passthrough_requests import PASSED, PassedRequests
+from midstream.dialects.request_fields import BadFieldError, field, fields_of
 from midstream.dialects.response_inputs import ResponseInputs
 from midstream.dialects.response_reader import ResponseReader, refuse, refuse_socket, send_whole
 from midstream.dialects.response_routes import ResponseRoutes

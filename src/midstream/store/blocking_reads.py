@@ -13,7 +13,7 @@ from midstream.environment import World
 from midstream.session.child_names import root_of
 from midstream.store.contract import ESCROW, KeyValueEntry, SessionInfo, StoredRecord, StoreReader
 from midstream.store.guard.guarded_store import GuardedReader
-from midstream.store.key_place import KeyPlace, open_keys
+from midstream.store.key_location import KeyLocation, open_keys
 
 T = TypeVar("T")
 
@@ -115,16 +115,16 @@ async def _page_of(lines: AsyncIterator[SessionInfo]) -> list[SessionInfo]:
     return page
 
 
-def decrypt_reader(reader: StoreReader, key_place: KeyPlace) -> StoreReader:
+def decrypt_reader(reader: StoreReader, key_location: KeyLocation) -> StoreReader:
     """Return a reader that decrypts with the operator's keys.
 
     Args:
-        key_place: The keys, as in `midstream serve --key-file`.
+        key_location: The keys, as in `midstream serve --key-file`.
 
     Raises:
         UsageError: The extra is not installed, or the keys cannot be read.
     """
-    keys = open_keys(key_place)
+    keys = open_keys(key_location)
     from midstream.store.encryption.encrypted_store import EncryptedReader, OneForAll  # noqa: PLC0415 - an extra
     from midstream.store.encryption.store_secret import WrappedKeySource  # noqa: PLC0415 - see above
 

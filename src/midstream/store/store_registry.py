@@ -25,7 +25,7 @@ from midstream.store.contract import Store, StoreReader
 from midstream.store.guard.chain import NoKeySource
 from midstream.store.guard.guarded_store import GuardedReader, guard_store
 from midstream.store.guard.store_marker import holds_encrypted, read_marker
-from midstream.store.key_place import KeyPlace
+from midstream.store.key_location import KeyLocation
 from midstream.store.store_copy import Copied, copy_store
 
 SQLITE = "sqlite"
@@ -131,7 +131,7 @@ def open_store(named: Store | str | Path, *, world: World = World()) -> Store:
 
 
 @contextlib.contextmanager
-def read_store(named: str | Path, *, key_file: KeyPlace | None = None) -> Iterator[ClosedStore]:
+def read_store(named: str | Path, *, key_file: KeyLocation | None = None) -> Iterator[ClosedStore]:
     """Open a store for reading, without `await`; a server may use it meanwhile.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from midstream.demo.local import guide
+from midstream.demo.local import turn_guidance
 from midstream.demo.local.inference import Engine, load
 from midstream.environment import World
 from midstream.errors import ModelUnavailableError
@@ -40,7 +40,7 @@ class LocalModel:
 
     Calls: `guided` is for models too small to choose tools. Calls are derived from the words of the user's message
     and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments and
-    all answers. `midstream.demo.local.guide` defines that exactly, and how to phrase a message. `native` leaves all
+    all answers. `midstream.demo.local.turn_guidance` defines that, and how to phrase a message. `native` leaves all
     to the model, as any other provider would; its chat template must support tools, or llama.cpp does not show them
     to it.
 
@@ -96,9 +96,11 @@ class LocalModel:
                 yield event
 
     async def _stream_guided(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        due = guide.due_call(request)
+        due = turn_guidance.due_call(request)
         if due is None:
-            async with contextlib.aclosing(self._answer(engine, guide.answer_prompt(request))) as events:
+            async with contextlib.aclosing(
+                self._answer(engine, turn_guidance.answer_prompt(request))
+            ) as events:
                 async for event in events:
                     yield event
             return
@@ -107,17 +109,17 @@ class LocalModel:
         used = Usage()
         if len(tools) > 1:
             chosen, used = await self._generate_constrained(
-                engine, guide.choice_prompt(due), CHOICE_TOKENS_MAX
+                engine, turn_guidance.choice_prompt(due), CHOICE_TOKENS_MAX
             )
             tool = tools[_name_in(chosen)]
         arguments, more = "{}", Usage()
         if tool.parameters.get("properties"):
-            prompt = guide.arguments_prompt(due, tool)
+            prompt = turn_guidance.arguments_prompt(due, tool)
             arguments, more = await self._generate_constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
         yield ToolCallRequested("", tool.name, arguments)
         yield Finished(Finish.CALLS, self.name, used + more)
 
-    async def _answer(self, engine: Engine, prompt: guide.Prompt) -> AsyncGenerator[ModelEvent, None]:
+    async def _answer(self, engine: Engine, prompt: turn_guidance.Prompt) -> AsyncGenerator[ModelEvent, None]:
         said = ""
         body = {"messages": prompt.messages, **prompt.sampling, **_ANEW}
         async with contextlib.aclosing(self._response(engine, body)) as events:
@@ -125,12 +127,12 @@ class LocalModel:
                 yield event
                 if isinstance(event, TextDelta):
                     said += event.text
-                    if guide.is_circling(said):
+                    if turn_guidance.is_circling(said):
                         yield Finished(Finish.LENGTH, self.name)
                         return
 
     async def _generate_constrained(
-        self, engine: Engine, prompt: guide.Prompt, tokens_max: int
+        self, engine: Engine, prompt: turn_guidance.Prompt, tokens_max: int
     ) -> tuple[str, Usage]:
         """Return the model's JSON, and its usage."""
         body = {

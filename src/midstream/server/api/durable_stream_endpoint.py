@@ -26,7 +26,7 @@ from midstream.dialects.durable_stream_state import (
     StreamAnswer,
     StreamRecord,
 )
-from midstream.dialects.fields import bad_field
+from midstream.dialects.request_fields import bad_field
 from midstream.engine.host import Host
 from midstream.errors import ConflictError, NotFoundError, UnavailableError
 from midstream.server.api.event_body import EventBody

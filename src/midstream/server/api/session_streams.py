@@ -19,7 +19,7 @@ from starlette.types import Send
 from typing_extensions import override
 
 from midstream.dialects import durable_streams as wire
-from midstream.dialects.fields import bad_field
+from midstream.dialects.request_fields import bad_field
 from midstream.engine.conversation import PAGE_RECORDS, follow_pages
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner

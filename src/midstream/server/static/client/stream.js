@@ -10,7 +10,7 @@ import { EVENTS_LOST, FINAL_RETRIES, KEEPS_CHECKPOINT, MidstreamError, SESSION_B
 import { Inbox, isSilence } from "./event_inbox.js";
 import { CLOSE_FRAME, HEARTBEAT_S, IN_FLIGHT_MAX, OPEN_STATUSES, PING_FRAME, PROTOCOL_VERSION, SERVER_FRAMES } from "./frames.js";
 import { Link } from "./link.js";
-import { ShownSecrets } from "./shown_secrets.js";
+import { SentSecrets } from "./sent_secrets.js";
 import { TurnSilence } from "./turn_silence.js";
 
 /**
@@ -55,7 +55,7 @@ export class Stream {
     this.#inbox = new Inbox(this.key, begun);
     this.#link = new Link(this.life, limits, now);
     this.#silence = new TurnSilence(limits.stallAfterMs);
-    this.#secrets = new ShownSecrets(stored.secret ?? "", this.key !== "");
+    this.#secrets = new SentSecrets(stored.secret ?? "", this.key !== "");
     if (this.damage) this.#emit({ type: "lost", id: "0-0", reason: this.damage });
     // STREAM-50: connection numbers are above those of the earlier page, so `life` is stored before the first connection.
     else if (stored.life !== undefined) this.#write({ op: "stream", value: this.record() });

@@ -9,14 +9,14 @@ from midstream.protocol import frames
 from midstream.protocol.checkpoint import Forgotten
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import Error, Open, Welcome
-from midstream.protocol.shown_secrets import ShownSecrets
+from midstream.protocol.sent_secrets import SentSecrets
 from tests.protocol.test_client_stream import receive, stream_in_turn
 from tests.spec import spec
 
 
 def test_the_secret_of_a_stream_is_presented_beside_the_current_one_of_its_session() -> None:
     for own, beside in (("first", "first"), ("", "")):
-        shown = ShownSecrets("first", "", own, is_due=True)
+        shown = SentSecrets("first", "", own, is_due=True)
         for learnt, expected in (
             (("second", ""), ("second", beside)),
             (("third", "second"), ("third", "second")),
@@ -29,7 +29,7 @@ def test_the_secret_of_a_stream_is_presented_beside_the_current_one_of_its_sessi
 
 
 def test_only_a_wrong_secret_is_doubted_and_only_once() -> None:
-    shown, refusal = ShownSecrets("first", "", "first"), WrongSecretError("no")
+    shown, refusal = SentSecrets("first", "", "first"), WrongSecretError("no")
     for other in (None, ConnectionLostError("reset"), AccessError("no")):
         assert shown.with_doubt(other) is None
     doubted = shown.with_doubt(refusal)

@@ -23,10 +23,10 @@ class KeyEndpoint(Struct, frozen=True):
         return f"KeyEndpoint({self.url!r})"
 
 
-KeyPlace = Path | KeyEndpoint
+KeyLocation = Path | KeyEndpoint
 
 
-def open_keys(place: KeyPlace) -> OperatorKeys:
+def open_keys(place: KeyLocation) -> OperatorKeys:
     """Return the keys of a place; no request is sent yet.
 
     Raises:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.dialects.fields import BadFieldError, field, fields_of, texts_of
+from midstream.dialects.request_fields import BadFieldError, field, fields_of, texts_of
 from midstream.errors import MalformedFrameError
 
 

@@ -7,7 +7,7 @@ import pytest
 from midstream.errors import UsageError
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.remote_keys import RemoteKeys
-from midstream.store.key_place import KeyEndpoint, make_keys, open_keys
+from midstream.store.key_location import KeyEndpoint, make_keys, open_keys
 
 
 def test_a_path_is_a_key_file_and_an_endpoint_has_a_url(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from midstream.agents.agent_memory import measure_memory
 from midstream.agents.owned_processes import OWNER_VARIABLE, owner_of_new_agents
+from midstream.agents.resident_memory import measure_memory
 
 MIB = 64
 BLOCK = f"block = bytearray({MIB} * 1024 * 1024); print('ready', flush=True); input()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.dialects.shown_text import RepeatedWords, Words, merge, part_of, rest_of, words_of
+from midstream.dialects.sent_text import RepeatedWords, Words, merge, part_of, rest_of, words_of
 from midstream.history.messages import Response, Text, Thinking, ToolCall
 
 

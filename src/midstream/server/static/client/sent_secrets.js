@@ -2,7 +2,7 @@
 
 import { WRONG_SECRET } from "./errors.js";
 
-export class ShownSecrets {
+export class SentSecrets {
   oldSecret = "";
   #own; // the secret at the beginning of the stream; null for a reader
   #opened = ""; // the secrets in the `open` of this connection

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.demo.local.guide import (
+from midstream.demo.local.turn_guidance import (
     CALLS_MAX,
     COMPOSED_CHARS_MAX,
     EARLIER_CHARS_MAX,

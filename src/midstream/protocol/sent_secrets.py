@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from midstream.errors import MidstreamError, WrongSecretError
 
 
-class ShownSecrets(Struct, frozen=True):
+class SentSecrets(Struct, frozen=True):
     """The secrets of one stream, over all its connections.
 
     Args:
@@ -32,21 +32,21 @@ class ShownSecrets(Struct, frozen=True):
     was_refused: bool = False
 
     def __repr__(self) -> str:
-        return "ShownSecrets(...)"
+        return "SentSecrets(...)"
 
-    def with_secrets(self, secret: str, old_secret: str) -> ShownSecrets:
+    def with_secrets(self, secret: str, old_secret: str) -> SentSecrets:
         """Return the newly read secrets, "" if there are none; a refusal of exactly these stays."""
         own = "" if secret == self.own else self.own
         newest = (secret, old_secret or own) if secret else (self.secret, self.old_secret)
         refusal = self.refusal if newest == (self.secret, self.old_secret) else None
         return replace(self, secret=newest[0], old_secret=newest[1], is_due=False, refusal=refusal)
 
-    def with_doubt(self, error: MidstreamError | None) -> ShownSecrets | None:
+    def with_doubt(self, error: MidstreamError | None) -> SentSecrets | None:
         """Return these with a request to read them again after this error; None if the error is final."""
         if self.was_refused or not isinstance(error, WrongSecretError):
             return None
         return replace(self, refusal=error, was_refused=True)
 
-    def with_acceptance(self) -> ShownSecrets:
+    def with_acceptance(self) -> SentSecrets:
         """Return these as accepted: the next refusal is a first one."""
         return replace(self, was_refused=False) if self.was_refused else self
