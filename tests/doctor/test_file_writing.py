@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -37,6 +38,23 @@ def test_the_original_of_a_copy_is_unchanged_and_the_mode_is_kept(tmp_path: Path
     assert (written.path.read_bytes(), path.read_bytes(), written.backup) == (b"new text", b"old text", None)
     assert written.path.stat().st_mode & 0o777 == 0o640
     assert write_beside(path, [b"newer"]).path.read_bytes() == b"newer"
+
+
+def test_an_interrupt_at_the_moment_a_draft_is_created_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _original(tmp_path)
+    create = os.open
+
+    def create_and_interrupt(*args: Any, **options: Any) -> int:  # noqa: ANN401 - as os.open has them
+        os.close(create(*args, **options))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", create_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_beside(path, [b"new"])
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
 def test_in_place_every_original_is_kept(tmp_path: Path) -> None:

@@ -83,7 +83,12 @@ KINDS = {
         f"langgraph:{SESSION}",
     ),
 }
-TWO_MESSAGES = ("conversation", "cancelled and again", "two processes", "cancelled, then another message")
+TWO_MESSAGES = (
+    "conversation",
+    "cancelled, then repeated",
+    "two processes",
+    "cancelled, then another message",
+)
 TWO_PROCESSES = "two processes"
 
 

@@ -135,7 +135,7 @@ async def approvals(play: GuidePlay) -> FinalState:
 
 PROGRAMS: dict[str, Program] = {
     "conversation": conversation,
-    "cancelled and again": cancelled,
+    "cancelled, then repeated": cancelled,
     "cancelled, then another message": overtaken,
     "approvals": approvals,
     "two processes": conversation,

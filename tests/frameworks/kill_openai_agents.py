@@ -181,8 +181,8 @@ async def approvals(play: GuidePlay) -> FinalState:
 
 PROGRAMS: dict[str, Program] = {
     "conversation": conversation,
-    "streamed, left and again": streamed,
-    "cancelled and again": cancelled,
+    "stream left early, then repeated": streamed,
+    "cancelled, then repeated": cancelled,
     "sub-agent": sub_agent,
     "approvals": approvals,
     "two processes": conversation,

@@ -168,8 +168,8 @@ def warm() -> None:
 
 PROGRAMS: dict[str, Program] = {
     "conversation": conversation,
-    "streamed, cancelled and again": streamed,
-    "cancelled and again": cancelled,
+    "streamed, cancelled, then repeated": streamed,
+    "cancelled, then repeated": cancelled,
     "sub-agent": sub_agent,
     "approvals": approvals,
     "two processes": conversation,

@@ -6,17 +6,17 @@ A crash leaves the old file unchanged, and at worst a temporary file that is nev
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from midstream.doctor.file_reading import Stamp, stamp_of
+from midstream.environment import World
 from midstream.errors import ConflictError, UnavailableError
+from midstream.file_safety import DATABASE_COMPANIONS
 from midstream.paths import sync_names
 
 BACKUPS_MAX = 1000
@@ -26,8 +26,8 @@ BACKUPS_MAX = 1000
 ROUNDS_MAX = 3
 """Times that a copy is examined again: the repair of a branch can undo that of another one with common lines."""
 
-NAME_CHARS_MAX = 100
-"""Characters of a file's name in the name of its draft: a name may have 255 bytes, and the draft's is longer."""
+NAME_CHARS_MAX = 40
+"""Characters (of 4 bytes at most) of a file's name in the name of its draft, which may have 255 bytes."""
 
 Pieces = Iterable[bytes]
 Settle = Callable[[Path], Pieces | None]
@@ -96,17 +96,11 @@ def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> Non
         UnavailableError: The disk or the folder refuses. There is no new file.
     """
     with _translate_errors(target):
-        draft = _draft(target)
-        try:
+        with _draft(target) as draft:
             make(draft)
             draft.chmod(stat.S_IMODE(like.stat().st_mode))
             _sync(draft)
             os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
-        except BaseException:
-            for each in draft.parent.glob(f"{glob.escape(draft.name)}*"):  # with SQLite's files beside it
-                with contextlib.suppress(OSError):
-                    each.unlink()
-            raise
         sync_names(target.parent)
 
 
@@ -132,8 +126,9 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
     if target.exists():
         raise ConflictError(f"{str(target)!r} already exists; remove it first")
     with _translate_errors(target):
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        draft = _draft_path(target)
         try:
+            draft.mkdir(mode=0o700)
             for name in originals:
                 body = changed.get(name, b"") if name in changed else (path / name).read_bytes()
                 if body is not None:
@@ -172,8 +167,7 @@ def _replace(
     settle: Settle = lambda _: None,
 ) -> None:
     """Write a file atomically. `before` is called last and may refuse."""
-    draft = _draft(target)
-    try:
+    with _draft(target) as draft:
         _write(draft, pieces)
         for _ in range(ROUNDS_MAX):
             better = settle(draft)
@@ -183,20 +177,27 @@ def _replace(
         draft.chmod(mode)
         before()
         os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
     sync_names(target.parent)
 
 
-def _draft(target: Path) -> Path:
-    """Create an empty file beside the target, which only its owner can read."""
-    descriptor, name = tempfile.mkstemp(
-        prefix=f".{target.name[:NAME_CHARS_MAX]}.", suffix=".tmp", dir=target.parent
-    )
-    os.close(descriptor)
-    return Path(name)
+@contextlib.contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Create an empty file beside the target, which only its owner can read; remove it if it keeps its name.
+
+    An interrupt (Ctrl-C) at any moment leaves no file: the name is known before the file exists.
+    """
+    draft = _draft_path(target)
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        yield draft
+    finally:
+        for ending in ("", *DATABASE_COMPANIONS):
+            with contextlib.suppress(OSError):
+                draft.with_name(draft.name + ending).unlink(missing_ok=True)
+
+
+def _draft_path(target: Path) -> Path:
+    return target.with_name(f".{target.name[:NAME_CHARS_MAX]}.{World().new_id('draft')}.tmp")
 
 
 def _write(draft: Path, pieces: Pieces) -> None:
