@@ -164,9 +164,10 @@ def numbers() -> str:
         "deliveries to 500 readers per second of CPU time, many tokens in each write": f"{many['value']:,.0f}"
         f" ({many['of_raw']:.2f} times raw Starlette)",
         "replay of a turn of 100,000 events, events/s": f"{replay['value']:,.0f}",
-        "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
-        f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
-        f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
+        "CPU of `import midstream` / of `midstream --help` / of Python alone": (
+            f"{starts['import midstream']['cpu_ms']:.0f} / {starts['midstream --help']['cpu_ms']:.0f}"
+            f" / {starts['python -c pass']['cpu_ms']:.0f} ms"
+        ),
         f"check of a valid history of {count} messages,"
         f" {len(whole)} combinations of format, provider and contents (`bench/long_histories.py`)": (
             f"{min(whole):.0f} to {max(whole):.0f} ms CPU"
