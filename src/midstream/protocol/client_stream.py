@@ -35,7 +35,6 @@ from midstream.protocol.command_outbox import Outbox
 from midstream.protocol.event_inbox import Applied, ClientEvent, Inbox, is_silence
 from midstream.protocol.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.protocol.frames import (
-    FRAME_BYTES_MAX,
     IN_FLIGHT_MAX,
     Ack,
     CancelPayload,
@@ -284,7 +283,7 @@ class ClientStream:
             UsageError: This is a reader, or the stream has used all its numbers. Nothing was changed.
         """
         body = encode(payload)
-        if len(body) > FRAME_BYTES_MAX - COMMAND_OVERHEAD_BYTES:
+        if len(body) > self._outbox.frame_bytes_max - COMMAND_OVERHEAD_BYTES:
             raise FrameTooLargeError(f"a payload of {len(body)} bytes does not fit a frame")
         if not self._stream:
             raise UsageError("a reader of a session cannot send commands")
@@ -469,6 +468,7 @@ class ClientStream:
         self._link.welcome(frame.heartbeat_s)
         self._shown = self._shown.with_acceptance()
         outbox.in_flight_max = max(1, min(frame.in_flight_max, IN_FLIGHT_MAX))
+        outbox.frame_bytes_max = frame.frame_bytes_max
         self.is_encrypted = frame.is_encrypted
         if frame.is_degraded:
             self._is_degraded = True
@@ -511,7 +511,7 @@ class ClientStream:
                 pass
 
     def _take_snapshot(self, frame: SnapshotFrame) -> None:
-        self._link.works()
+        self._link.note_progress()
         replaced = self._inbox.replace(frame)
         self._events.append(replaced)
         if frame.is_over and self._stream and not self.is_ended:

@@ -86,12 +86,8 @@ class Link:
         if self.is_open:
             self.deadline = Deadline(now + self._silence_s, "a sign of life of the server")
 
-    def works(self) -> None:
-        """Reset the count of failures: a connection carries frames."""
-        self._failures = 0
-
     def note_progress(self) -> None:
-        """Reset failures and trouble: an event or an ack arrived."""
+        """Reset failures and trouble: an event, a snapshot or an ack arrived."""
         self._failures = 0
         self.trouble = None
 
@@ -109,7 +105,7 @@ class Link:
         self._unanswered += is_awaiting_ack
         if self._unanswered >= HEARTBEATS_MISSED_MAX:
             raise ProtocolError(f"command {acked} was not acknowledged")
-        self.works()
+        self._failures = 0
 
     def refuse(self, error: MidstreamError, retry_after_s: float | None) -> None:
         """Drop the connection after a temporary refusal; the next one plays the command back (STREAM-28)."""
@@ -127,6 +123,7 @@ class Link:
         self.state = LinkState.ENDED
         self.deadline = None
         self.is_reconnecting = False
+        self.trouble = None
 
     def lose(
         self, error: MidstreamError | None, *, is_cancelled: bool, chance: float, now: float
