@@ -185,7 +185,7 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 # --- checking it ----------------------------------------------------------------------------
 
-test: format-check lint arrows $(VENV)/.upstreams  ## Everything, with a part of the tests of `make long` and `make fault`; ARGS for pytest choose tests
+test: format-check lint arrows $(VENV)/.upstreams  ## All tests but those of `make long` and most of `make fault`; ARGS for pytest choose tests
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node chats graphs plain_streams mcp a2a tck starter templates clients schemathesis agents responses; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
@@ -303,7 +303,7 @@ contract-newest: $(NEWEST)/.made  ## Test our hooks with the newest releases of 
 clients: $(VENV)/.dev $(VENV)/.node $(VENV)/.upstreams $(VENV)/.clients  ## Test the gateway with clients of other projects: the SDKs, the AI SDK, LiteLLM
 	$(BIN)/python -m pytest -q $(ARGS) tests/dialects
 
-compliance: $(VENV)/.dev  ## Run the compliance suite of Open Responses against the gateway and write its table
+compliance: $(VENV)/.dev  ## Run the compliance suite of Open Responses (a specification of OpenAI's Responses API) against the gateway and write its table
 	@if $(MAKE) --silent --no-print-directory $(VENV)/.responses; then \
 	  $(BIN)/python -m tests.compliance --suite $(VENV)/responses --write docs/reference/responses-compliance.md; \
 	else echo "The compliance suite does not install here (it needs git and npm): skipped." >&2; fi
