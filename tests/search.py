@@ -1,8 +1,8 @@
 """Number of examples of properties: the same ones every time, or new random ones.
 
 `make test` and `make check` try the same examples on every run, drawn from each test itself: a run that fails
-there fails again. So they find nothing new, and half of the usual number is enough. `make check` tries a
-quarter of these. `make search` draws new ones, `TIMES` the usual number; each finding becomes an example that
+there fails again. So they find nothing new, and a quarter of the usual number is enough. `make check` tries
+half of these. `make search` draws new ones, `TIMES` the usual number; each finding becomes an example that
 is always tried.
 """
 
@@ -20,7 +20,7 @@ TIMES: Final = int(os.environ.get("MIDSTREAM_SEARCH") or 1)
 IS_QUICK: Final = bool(os.environ.get("MIDSTREAM_QUICK"))
 """Whether this is `make check`, which tries a part of the examples of `make test`."""
 PART: Final = 4
-"""The quick check tries one example of so many."""
+"""`make test` tries one example of so many."""
 FEW: Final = 5
 """Number of examples that is never reduced: most of the cost of such a test is its first one."""
 PROFILE: Final = "search" if os.environ.get("MIDSTREAM_SEARCH") else "midstream"
@@ -31,12 +31,20 @@ def tried(usual: int) -> int:
     """Return how many examples, or seeds, this run tries of the usual number."""
     if PROFILE == "search":
         return usual * TIMES
-    return max(min(usual, FEW), usual // (2 * PART if IS_QUICK else 2))
+    return max(min(usual, FEW), usual // (2 * PART if IS_QUICK else PART))
 
 
 def with_slow(cases: Iterable[Any], slow: Collection[Any]) -> list[ParameterSet]:
     """Return the cases of a test, of which those in `slow` are left to `make test`."""
     return [pytest.param(each, marks=[pytest.mark.slow] if each in slow else []) for each in cases]
+
+
+def with_long(cases: Collection[Any], representatives: int) -> list[ParameterSet]:
+    """Return the cases of a test, of which all after the first ones are left to `make long`."""
+    return [
+        pytest.param(each, marks=[pytest.mark.long] if number >= representatives else [])
+        for number, each in enumerate(cases)
+    ]
 
 
 EXAMPLES: Final = tried(100)

@@ -24,6 +24,7 @@ from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
 from tests.dialects.gateway_serving import asgi_client, make_gateway
 from tests.dialects.rewriting_applications import RewritingApplication
 from tests.lines import lines_run
+from tests.search import with_long
 from tests.spec import spec
 
 CHARS = 9000
@@ -88,7 +89,7 @@ def _words(answer: dict[str, Any]) -> str:
 @pytest.mark.slow
 @spec("REUSE-77")
 @pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", with_long(range(6), 2))
 async def test_the_upstream_receives_the_same_as_when_every_body_is_read_whole(
     dialect: Dialect, seed: int
 ) -> None:

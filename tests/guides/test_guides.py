@@ -43,6 +43,7 @@ from tests.guides.program_process import Request, Result
 from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.models.strict_provider import strict_provider
 from tests.ports import held_port
+from tests.search import with_long
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +144,7 @@ async def test_a_program_runs_as_printed(
     assert _fits(program, out), out
 
 
-@pytest.mark.parametrize("program", ONCE_FOR_ALL, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", with_long(ONCE_FOR_ALL, 3), ids=lambda program: program.name)
 async def test_a_program_survives_a_connection_cut_during_an_answer(
     program: GuideProgram, tmp_path: Path
 ) -> None:
@@ -159,7 +160,7 @@ async def test_a_program_survives_a_connection_cut_during_an_answer(
             await until_there(tmp_path, program.session, TurnEnded)
 
 
-@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", with_long(TALKING, 6), ids=lambda program: program.name)
 async def test_a_program_shows_each_word_once_after_the_server_was_killed_during_an_answer(
     program: GuideProgram, tmp_path: Path
 ) -> None:

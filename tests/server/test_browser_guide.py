@@ -115,6 +115,7 @@ async def test_every_program_of_the_guide_runs(browser: Browser, tmp_path: Path)
             assert not [line for line in said if "Error" in line]
 
 
+@pytest.mark.long
 async def test_the_chat_of_the_guide_shows_each_word_once_while_its_server_is_killed(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ async def _output_of(url: str, folder: Path, *, within: float = 1) -> str:
     return await run_program("node", str(program), at=folder)
 
 
+@pytest.mark.long
 @needs_node
 async def test_an_absent_server_is_reported(tmp_path: Path) -> None:
     with held_port() as port:

@@ -292,6 +292,7 @@ async def test_an_answer_continues_after_a_reload(browser: Browser) -> None:
         assert said.count("message_accepted") == 1
 
 
+@pytest.mark.long
 async def test_a_message_written_without_a_server_is_sent_after_a_reload(browser: Browser) -> None:
     """The message is in the browser's database before it is sent, so a page that dies loses nothing."""
     async with served(make_app([text("heard")])) as server:
@@ -373,6 +374,7 @@ async def test_a_tool_that_the_upstream_runs_is_shown_within_the_text(browser: B
         assert await chat.page.locator(".calls > .call").count() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["button", "escape"])
 async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
@@ -407,6 +409,7 @@ async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, pla
         await chat.sees_end("cancelled")
 
 
+@pytest.mark.long
 async def test_a_failed_attempt_is_announced_and_its_text_removed(browser: Browser) -> None:
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         if request.attempt == 1:
@@ -504,6 +507,7 @@ async def test_connections_that_die_after_a_few_messages_lose_and_repeat_nothing
         assert len(sockets) >= 3  # The first can carry no more than the welcome and the ack.
 
 
+@pytest.mark.long
 async def test_a_message_with_a_lost_ack_is_shown_once_after_a_reload(browser: Browser) -> None:
     gate, is_asked = asyncio.Event(), asyncio.Event()
 
@@ -528,6 +532,7 @@ async def test_a_message_with_a_lost_ack_is_shown_once_after_a_reload(browser: B
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
+@pytest.mark.long
 async def test_input_is_disabled_until_the_page_is_ready(browser: Browser) -> None:
     """A key pressed while the page's scripts are loading would have no handler."""
     gate = asyncio.Event()
@@ -568,6 +573,7 @@ async def test_an_unsent_message_is_shown_after_a_reload_without_socket_and_serv
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
+@pytest.mark.long
 async def test_a_message_stays_visible_when_the_connection_dies_between_its_ack_and_its_events(
     browser: Browser,
 ) -> None:
@@ -591,6 +597,7 @@ async def test_a_message_stays_visible_when_the_connection_dies_between_its_ack_
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
+@pytest.mark.long
 async def test_a_message_sent_while_the_session_is_loading_stays_visible(browser: Browser) -> None:
     is_up, gate = asyncio.Event(), asyncio.Event()
     context = await browser.new_context()
@@ -680,6 +687,7 @@ async def _six_turns(browser: Browser, random: Random) -> None:
                 pass
 
 
+@pytest.mark.long
 async def test_a_long_session_is_loaded_from_its_snapshot_in_the_middle_of_a_turn(browser: Browser) -> None:
     """Beyond 5000 records the page takes the snapshot; no word is missing between it and the events."""
     gate = asyncio.Event()
@@ -756,6 +764,7 @@ async def test_a_refused_message_returns_to_the_text_box(browser: Browser) -> No
         await chat.sees("".join(WORDS[:HALF]))
 
 
+@pytest.mark.long
 async def test_each_session_has_its_address_and_a_link_in_the_list(browser: Browser) -> None:
     async with served(make_app([text("hello")])) as server:
         chat = await open_chat(browser, server.url)

@@ -48,6 +48,7 @@ async def test_a_server_bug_is_shown_once_and_stops_the_reconnects(
         await expect(chat.page.locator(".turn")).to_have_count(0)
 
 
+@pytest.mark.long
 async def test_an_exception_in_a_turn_is_shown_as_its_end_without_promise_of_a_retry(
     browser: Browser,
 ) -> None:

@@ -222,6 +222,7 @@ async def test_a_secret_changed_in_one_tab_is_presented_by_the_live_streams_of_a
         await page.context.close()
 
 
+@pytest.mark.long
 @spec("STREAM-95")
 async def test_a_server_without_encryption_leaves_no_secret_of_a_session_stored(browser: Browser) -> None:
     async with served(make_app([text("one")])) as server:

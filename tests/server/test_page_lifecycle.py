@@ -151,6 +151,7 @@ async def test_a_crashed_tab_leaves_the_connection_to_a_live_one(chromium: DevTo
         await leave(others)
 
 
+@pytest.mark.long
 async def test_a_database_closed_by_the_browser_is_opened_again(chromium: DevTools) -> None:
     """Its user clears the site's data during a turn: that turn is read to its end, and the next ones are stored."""
     gate = asyncio.Event()

@@ -49,6 +49,7 @@ async def test_every_session_can_be_reached_by_paging_and_by_search(browser: Bro
         assert chat.problems == []
 
 
+@pytest.mark.long
 async def test_the_page_and_the_api_agree_on_the_status_of_a_session(browser: Browser) -> None:
     gate = asyncio.Event()
 

@@ -107,6 +107,7 @@ async def blank_site() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
 async def test_a_page_of_an_allowed_site_sends_its_token(browser: Browser, transport: str) -> None:
     """A WebSocket uses a ticket, plain HTTP the header itself."""

@@ -100,6 +100,7 @@ async def test_arguments_can_be_changed_before_a_call_also_after_a_reload(
         assert paid == [2]
 
 
+@pytest.mark.long
 async def test_a_denial_carries_its_reason_and_an_answer_from_elsewhere_closes_the_card(
     browser: Browser,
 ) -> None:
@@ -182,6 +183,7 @@ def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedSte
     return response
 
 
+@pytest.mark.long
 async def test_queued_messages_are_listed_and_can_be_taken_back(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(_two_turns(gate))) as server:
@@ -231,6 +233,7 @@ async def test_a_turn_with_a_missing_tool_reports_it_and_continues_by_a_button(
         assert (paid, chat.problems) == ([], [])
 
 
+@pytest.mark.long
 async def test_a_failed_turn_can_be_resumed(browser: Browser) -> None:
     lives: list[list[ScriptedStep]] = [
         [TextDelta("half a"), ModelRejectedError("the key has expired")],
@@ -249,6 +252,7 @@ async def test_a_failed_turn_can_be_resumed(browser: Browser) -> None:
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
 
+@pytest.mark.long
 async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: Browser) -> None:
     paid: list[int] = []
     gate = asyncio.Event()
@@ -412,6 +416,7 @@ async def _narrow(browser: Browser, server: Served) -> Chat:
     return chat
 
 
+@pytest.mark.long
 async def test_a_permission_request_of_a_coding_agent_is_shown_within_its_answer(
     browser: Browser,
 ) -> None:

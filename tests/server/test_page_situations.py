@@ -59,6 +59,7 @@ async def notice(page: Page) -> str:
     return await page.locator("#notice").inner_text()
 
 
+@pytest.mark.long
 async def test_a_session_begun_by_another_tab_appears(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await open_chat(browser, server.url)
@@ -208,6 +209,7 @@ async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_
         assert await chat.page.input_value("#text") == "second"
 
 
+@pytest.mark.long
 async def test_a_click_on_retry_reconnects_at_once(browser: Browser) -> None:
     gate, away = asyncio.Event(), asyncio.Event()
     sockets: list[WebSocketRoute] = []

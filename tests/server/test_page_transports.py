@@ -195,6 +195,7 @@ async def test_websockets_that_need_a_ticket_are_not_judged_without_one(browser:
         await page.context.close()
 
 
+@pytest.mark.long
 @spec("STREAM-42")
 async def test_without_any_websocket_the_next_transport_is_used(browser: Browser) -> None:
     """A page of https may open none to http; an old Node has none."""

@@ -42,6 +42,7 @@ async def test_the_description_is_served() -> None:
     assert (answer.status_code, answer.json()) == (200, json.loads(json.dumps(document())))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(
