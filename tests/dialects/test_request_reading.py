@@ -56,19 +56,19 @@ def is_same(fast: Read, whole: Read) -> None:
         whole.session,
         whole.instructions,
     )
-    new = len(whole.asked.messages) - fast.known
-    assert fast.asked == msgspec.structs.replace(
-        whole.asked, messages=whole.asked.messages[len(whole.asked.messages) - new :]
+    new = len(whole.params.messages) - fast.known
+    assert fast.params == msgspec.structs.replace(
+        whole.params, messages=whole.params.messages[len(whole.params.messages) - new :]
     )
     assert fast.whole() == whole.tail
-    transcript = whole.asked.transcript()
+    transcript = whole.params.transcript()
     assert (History(whole.tail), whole.instructions) == (transcript.history, transcript.instructions)
     entries = whole.tail
     assert fast.tail == entries[len(entries) - len(fast.tail) :]
     assert fast.before == Beginning().then(entries[: len(entries) - len(fast.tail)])
     assert fast.gist.beginning == Beginning().then(entries)
     if not fast.session:
-        assert fast.gist.place == place_of(scope_of(whole.asked), History(whole.tail))
+        assert fast.gist.place == place_of(scope_of(whole.params), History(whole.tail))
 
 
 def test_a_body_below_the_size_limit_is_not_cached() -> None:
@@ -129,7 +129,7 @@ def test_the_work_depends_only_on_the_new_messages() -> None:
         body = chat_body(*words, "answer", "more")
         with lines_run() as lines:
             found = read_as_gateway(memo, body)
-        assert (found.known, len(found.asked.messages)) == (known, 2)
+        assert (found.known, len(found.params.messages)) == (known, 2)
         work.append(lines.count)
     assert work[0] == work[1] < 1300
 
@@ -175,7 +175,7 @@ def test_a_stored_or_continued_response_is_read_whole(more: dict[str, Any]) -> N
         memo, msgspec.json.encode({"input": items[:8], "store": False}), dialect_registry.RESPONSES
     )
     found = read_as_gateway(memo, msgspec.json.encode({"input": items, **more}), dialect_registry.RESPONSES)
-    assert (found.known, len(found.asked.messages)) == (0, 9)
+    assert (found.known, len(found.params.messages)) == (0, 9)
 
 
 @spec("REUSE-73")
@@ -192,7 +192,7 @@ def test_an_array_with_only_known_messages_is_a_repeated_request() -> None:
     body = chat_body("a", "b", "c")
     read_as_gateway(memo, body)
     again = read_as_gateway(memo, body)
-    assert (again.known, again.asked.messages, again.tail) == (3, [], ())
+    assert (again.known, again.params.messages, again.tail) == (3, [], ())
     is_same(again, read(dialect_registry.CHAT, {}, body))
 
 

@@ -88,7 +88,7 @@ class Answering:
     async def refresh(self) -> None:
         """Fetch the open questions: at the beginning, and after each new question."""
         try:
-            asked = await self._client.questions(self._session)
+            questions = await self._client.questions(self._session)
         except UnavailableError:  # the server cannot be reached: the stream reports that
             self._is_behind = True
             if self.work is None:
@@ -97,7 +97,7 @@ class Answering:
         self._is_behind = False
         new = [
             question
-            for question in asked
+            for question in questions
             if _place(question) not in self._open
             and (_place(question), question.asked_at) not in self._decided
         ]

@@ -95,8 +95,8 @@ def _compare(before: Path, after: Path, output: Output) -> int:
         return 0
     share = 100 * difference.byte / max(difference.total, 1)
     text = one_line(f"{share:.0f} % of the earlier request is kept: {difference.words}.")
-    told = {**msgspec.to_builtins(difference), "words": difference.words}
-    output.print_one({"difference": told}, text, err=False)
+    report = {**msgspec.to_builtins(difference), "words": difference.words}
+    output.print_one({"difference": report}, text, err=False)
     return VERIFICATION
 
 

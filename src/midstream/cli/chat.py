@@ -192,7 +192,7 @@ class ChatSession:
         self._world = World()
         self._is_prompted = False
         """Whether a question's prompt is the last output."""
-        self._told = ""
+        self._printed_code = ""
         """The last printed error: a server without space repeats it at each retry."""
         self._width = columns() if self._ink.is_terminal else 0
         ink = self._ink if self._ink.is_terminal else invocation.talk
@@ -330,13 +330,13 @@ class ChatSession:
 
     def _print_connection(self, trouble: MidstreamError | None, *, is_reconnecting: bool) -> None:
         code = trouble.code if trouble else ""
-        if trouble and code != self._told:
+        if trouble and code != self._printed_code:
             self._screen.note(f"retrying: {trouble.message} [{code}]")
         elif not trouble:
             self._screen.note(
                 "the connection was lost; reconnecting" if is_reconnecting else "connected again"
             )
-        self._told = code
+        self._printed_code = code
 
     # --- one turn -----------------------------------------------------------------------------------------------
 

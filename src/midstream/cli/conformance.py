@@ -107,9 +107,9 @@ def conformance(
 
 
 def _chosen(side: Side, ways: Sequence[str], words: str) -> list[tuple[TransportKind, Script]]:
-    told = [each for each in scripts(side) if words in each.name or words in each.clauses]
+    matches = [each for each in scripts(side) if words in each.name or words in each.clauses]
     kinds = [TransportKind(way) for way in ways or TransportKind]
-    chosen = [(way, each) for way in kinds for each in told if side == "client" or each.fits(way)]
+    chosen = [(way, each) for way in kinds for each in matches if side == "client" or each.fits(way)]
     if not chosen:
         raise UsageError(f"no script matches {words!r}")
     return chosen

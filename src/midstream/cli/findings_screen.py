@@ -85,11 +85,11 @@ def check_lines(check: Check, ink: Ink, width: int) -> Iterator[str]:
 
 def summary(statuses: Mapping[Status, int]) -> str:
     """Return the summary line."""
-    told = ", ".join(
+    counts = ", ".join(
         f"{statuses[status]} {words}" for status, words in _WORDS.items() if statuses.get(status)
     )
     histories = "history" if sum(statuses.values()) == 1 else "histories"
-    return f"{sum(statuses.values())} {histories}: {told}."
+    return f"{sum(statuses.values())} {histories}: {counts}."
 
 
 def _count(number: int, noun: str) -> str:

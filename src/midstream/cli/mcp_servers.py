@@ -39,31 +39,33 @@ def read_servers(path: Path) -> tuple[ForwardedMcpServer, ...]:
         UsageError: The file cannot be read or is invalid, or a variable is not set.
     """
     try:
-        told = msgspec.json.decode(read_own(path, "the file of MCP servers", is_named=True))
+        content = msgspec.json.decode(read_own(path, "the file of MCP servers", is_named=True))
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{str(path)!r} is not valid JSON: {error}") from error
-    servers = told.get("mcpServers") if isinstance(told, dict) else None
+    servers = content.get("mcpServers") if isinstance(content, dict) else None
     if not isinstance(servers, dict):
         raise UsageError(f'{str(path)!r} contains no servers; expected {{"mcpServers": {{"NAME": {{…}}}}}}')
     return tuple(_server(name, servers[name]) for name in sorted(servers))
 
 
-def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON of another program
+def _server(name: str, description: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON of another program
     try:
-        said = _expand(told)
+        settings = _expand(description)
         oauth: Mapping[str, Any] = next(
-            (said[key] for key in ("oauth", "auth") if isinstance(said.get(key), dict)), {}
+            (settings[key] for key in ("oauth", "auth") if isinstance(settings.get(key), dict)), {}
         )
-        transport = said.get("type") or said.get("transport") or ("http" if "url" in said else "stdio")
+        transport = (
+            settings.get("type") or settings.get("transport") or ("http" if "url" in settings else "stdio")
+        )
         fields = {
             "name": name,
             "transport": _TRANSPORTS.get(transport, transport),
-            "command": said.get("command", ""),
-            "args": said.get("args", ()),
-            "env": said.get("env", {}),
-            "url": said.get("url", ""),
-            "headers": said.get("headers", {}),
-            "needs_auth": bool(oauth) or said.get("needs_auth", False),
+            "command": settings.get("command", ""),
+            "args": settings.get("args", ()),
+            "env": settings.get("env", {}),
+            "url": settings.get("url", ""),
+            "headers": settings.get("headers", {}),
+            "needs_auth": bool(oauth) or settings.get("needs_auth", False),
             **{field: _find_registered(oauth, names) for field, names in _OAUTH.items()},
         }
         server = msgspec.convert(fields, ForwardedMcpServer)
@@ -76,8 +78,8 @@ def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON 
 
 
 def _find_registered(oauth: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    said = next((oauth[name] for name in names if name in oauth), "")
-    return " ".join(said) if isinstance(said, list) else str(said)
+    value = next((oauth[name] for name in names if name in oauth), "")
+    return " ".join(value) if isinstance(value, list) else str(value)
 
 
 def _expand(value: Any) -> Any:  # noqa: ANN401 - JSON of another program

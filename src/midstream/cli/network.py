@@ -61,8 +61,8 @@ def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
         words = "No transport works undisturbed. Contact the operator of the proxy."
     elif report.lures:
         lures = " or ".join(NAMES[lure] for lure in report.lures)
-        told = f"unless it is given --transport {report.transport}."
-        words = f"Works: {NAMES[report.transport]}. A client may stay with {lures} {told}"
+        condition = f"unless it is given --transport {report.transport}."
+        words = f"Works: {NAMES[report.transport]}. A client may stay with {lures} {condition}"
     else:
         words = f"A client takes {NAMES[report.transport]}."
     yield from textwrap.wrap(words, width, break_on_hyphens=False)

@@ -127,10 +127,10 @@ def _command(name: str, option: str, meaning: str, purpose: str) -> click.Comman
     @server_options
     def command(session: str, number: int | None, source: ServerSource, output: Output) -> None:
         found = resolve(source, session).id
-        told = source.send_command(found, name, number=None if number is None else (option, number))
-        output.print_json({"session": found, **msgspec.to_builtins(told)})
-        state = "a turn runs" if told.is_running else "no turn runs"
-        click.echo(f"{one_line(found)}: {state} after event {told.event_id}.", err=True)
+        result = source.send_command(found, name, number=None if number is None else (option, number))
+        output.print_json({"session": found, **msgspec.to_builtins(result)})
+        state = "a turn runs" if result.is_running else "no turn runs"
+        click.echo(f"{one_line(found)}: {state} after event {result.event_id}.", err=True)
 
     return command
 

@@ -35,16 +35,16 @@ class SubAgents:
         self._calls: dict[tuple[str, int, str], Called] = {}
         self._below: dict[str, SubAgents] = {}
 
-    def lines(self, said: ChildDelta) -> Iterator[str]:
+    def lines(self, delta: ChildDelta) -> Iterator[str]:
         """Yield the lines of a sub-agent's record."""
-        record = decode(bytes(said.record))
+        record = decode(bytes(delta.record))
         if isinstance(record, ChildDelta):
             below = self._below.setdefault(
-                said.child, SubAgents(self._ink, self._width, indent=self._indent + STEP)
+                delta.child, SubAgents(self._ink, self._width, indent=self._indent + STEP)
             )
             yield from below.lines(record)
         else:
-            yield from self._lines(said.child, record)
+            yield from self._lines(delta.child, record)
 
     def _lines(self, child: str, record: Record) -> Iterator[str]:
         match record:

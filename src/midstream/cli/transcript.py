@@ -221,12 +221,12 @@ class _Reading:
         turn.entries[:] = [entry for entry in turn.entries if id(entry) not in void]
         self._parts = {}
 
-    def _take_child(self, said: ChildDelta) -> None:
-        called = self._calls[said.response, said.call_id]
-        if said.child not in self._children:
-            self._children[said.child] = reading = _Reading()
+    def _take_child(self, delta: ChildDelta) -> None:
+        called = self._calls[delta.response, delta.call_id]
+        if delta.child not in self._children:
+            self._children[delta.child] = reading = _Reading()
             called.within = reading.turns
-        self._children[said.child].take(decode(bytes(said.record)))
+        self._children[delta.child].take(decode(bytes(delta.record)))
 
     def _take_response(self, number: int, response: Response, turn: TurnTranscript) -> None:
         for begun in self._parts.values():
@@ -371,13 +371,13 @@ def _entry_lines(entry: SpokenText | Called | Noted, ink: Ink, width: int) -> It
             yield ink.yellow(shorten(f"{INDENT}~ {clean(entry.what, is_one_line=True)}", width))
 
 
-def _message_lines(said: SpokenText, ink: Ink, width: int) -> Iterator[str]:
-    text = clean(said.text).strip("\n") + (" …(cut)" if said.is_cut else "")
+def _message_lines(message: SpokenText, ink: Ink, width: int) -> Iterator[str]:
+    text = clean(message.text).strip("\n") + (" …(cut)" if message.is_cut else "")
     body = indent_lines(text, INDENT, width)
-    if said.by == "thinking":
+    if message.by == "thinking":
         yield from (ink.dim(line) for line in body)
         return
-    label = ink.bold("you  ") if said.by == "user" else ink.cyan("agent")
+    label = ink.bold("you  ") if message.by == "user" else ink.cyan("agent")
     yield f"{label}  {body[0][len(INDENT) :]}"
     yield from body[1:]
 

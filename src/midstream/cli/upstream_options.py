@@ -184,10 +184,12 @@ def _http_limits(wanted: UpstreamRequest) -> HttpLimits:
     return HttpLimits(first_byte_s=silence_s, between_bytes_s=silence_s)
 
 
-def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
-    if said and said not in known:
-        raise UsageError(f"{option} {said} is not supported by this upstream; it supports {', '.join(known)}")
-    return said or None
+def _one_of(option: str, value: str, known: Collection[str]) -> str | None:
+    if value and value not in known:
+        raise UsageError(
+            f"{option} {value} is not supported by this upstream; it supports {', '.join(known)}"
+        )
+    return value or None
 
 
 _ACP_TAKES = frozenset({"permission_mode", "servers", "rules", "env", "instructions", "sign_in"})

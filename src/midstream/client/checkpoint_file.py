@@ -522,12 +522,12 @@ class CheckpointFile:
         return _Commands(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
 
     def _calls(self, stream: str) -> Iterator[KeptCall]:
-        said = [
+        payloads = [
             decode_payload(body) for _, body in self._read_unacked(stream, None, None, is_begun=True).unacked
         ]
         results = {
             (each.turn, each.response, each.result.call_id): each.result
-            for each in said
+            for each in payloads
             if isinstance(each, ResultPayload)
         }
         for row in self._execute(_CALLS, stream):

@@ -280,8 +280,10 @@ class Client:
             ConnectionLostError: The server could not be reached within `patience_s`; the message is stored.
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
-        said = UserMessage.of(message) if isinstance(message, str) else message
-        payload = SendPayload(said.parts, declare(self._tools.values()), parse_option(WhenBusy, when_busy))
+        user_message = UserMessage.of(message) if isinstance(message, str) else message
+        payload = SendPayload(
+            user_message.parts, declare(self._tools.values()), parse_option(WhenBusy, when_busy)
+        )
         return self._run_turn(session, payload, cancel_after_s=cancel_after_s)
 
     async def ask(

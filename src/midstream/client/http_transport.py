@@ -128,7 +128,7 @@ class HttpTransport(Transport):
         self._down = down
         self._world = world
         self._opening = Open()
-        self._heard: asyncio.Queue[bytes | Exception] = asyncio.Queue(FRAMES_WAITING_MAX)
+        self._received: asyncio.Queue[bytes | Exception] = asyncio.Queue(FRAMES_WAITING_MAX)
         self._failure: Exception | None = None
         self._outgoing: deque[tuple[ClientFrame, bytes]] = deque()
         self._has_outgoing = asyncio.Event()
@@ -144,13 +144,13 @@ class HttpTransport(Transport):
     async def receive(self) -> bytes:
         if self._failure is not None:
             raise self._failure
-        heard = await self._heard.get()
-        if isinstance(heard, Exception):
-            if isinstance(heard, MidstreamError) and self._explain is not None:
-                heard = self._explain(heard)
-            self._failure = heard
-            raise heard
-        return heard
+        received = await self._received.get()
+        if isinstance(received, Exception):
+            if isinstance(received, MidstreamError) and self._explain is not None:
+                received = self._explain(received)
+            self._failure = received
+            raise received
+        return received
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """See `Transport.send`. It returns before the frames are sent; `receive` reports failures."""
@@ -188,12 +188,12 @@ class HttpTransport(Transport):
         try:
             async for frame in self._down.read(self._client, self._paths, self._opening):
                 self._is_welcome.set()
-                await self._heard.put(frame)
+                await self._received.put(frame)
         except (httpx2.HTTPError, httpx2.StreamError) as failure:
             error = ConnectionLostError(f"the connection to the server was lost ({type(failure).__name__})")
         except Exception as refusal:  # noqa: BLE001 - the reader raises it, a fault of ours too
             error = refusal
-        await self._heard.put(error)
+        await self._received.put(error)
 
     async def _post_frames(self) -> None:
         await self._is_welcome.wait()
@@ -204,14 +204,14 @@ class HttpTransport(Transport):
                     answer = await self._post(frame, body)
                 except httpx2.HTTPError as failure:
                     message = f"a command received no answer ({type(failure).__name__})"
-                    await self._heard.put(ConnectionLostError(message))
+                    await self._received.put(ConnectionLostError(message))
                     return
                 except Exception as refusal:  # noqa: BLE001 - as in `_follow`
-                    await self._heard.put(refusal)
+                    await self._received.put(refusal)
                     return
                 self._outgoing.popleft()
                 if answer:
-                    await self._heard.put(answer)
+                    await self._received.put(answer)
             self._has_outgoing.clear()
             await self._has_outgoing.wait()
 

@@ -216,11 +216,11 @@ class NetworkProbe:
                 response = await client.get(f"{self._base}/v1/probe/poll", headers=self._headers)
         except (httpx2.HTTPError, TimeoutError) as error:
             raise ConnectionLostError(_explain_silence(self._base, error)) from error
-        said = (response.headers.get("via", ""), response.headers.get("server", ""))
-        self._via = ", ".join(filter(None, said))
-        heard = Arrivals()
-        heard.take(response.content, 0.0)
-        if response.status_code < _REDIRECT and not heard.refusal:
+        server_headers = (response.headers.get("via", ""), response.headers.get("server", ""))
+        self._via = ", ".join(filter(None, server_headers))
+        arrivals = Arrivals()
+        arrivals.take(response.content, 0.0)
+        if response.status_code < _REDIRECT and not arrivals.refusal:
             return
         if response.status_code >= _REDIRECT:
             refusal = refusal_of(response.status_code, response.content)
@@ -231,16 +231,16 @@ class NetworkProbe:
         )
 
     async def _probe(self, way: TransportKind, chunks: AsyncIterator[bytes]) -> Probed:
-        heard, began = Arrivals(), self._world.monotonic()
+        arrivals, began = Arrivals(), self._world.monotonic()
         try:
             async with asyncio.timeout(self._pace.lasts_s + PATIENCE_S):
                 async for chunk in chunks:
-                    heard.take(chunk, self._world.monotonic() - began)
+                    arrivals.take(chunk, self._world.monotonic() - began)
         except TimeoutError:
             pass  # evaluate the chunks until then
         except _FAILURES as error:
-            heard.refusal = _reason(error)
-        return judge(way, heard, self._pace)
+            arrivals.refusal = _reason(error)
+        return judge(way, arrivals, self._pace)
 
     async def _messages(self) -> AsyncIterator[bytes]:
         connecting = websockets.connect(

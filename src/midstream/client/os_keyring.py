@@ -72,29 +72,29 @@ class OsKeyring:
     def _run(self, work: Callable[[], T]) -> T:
         if self._last is not None and not self._last.done():
             raise UnavailableError("the keyring has not answered an earlier call yet: unlock it")
-        asked: Future[T] = Future()
-        self._last = asked  # type: ignore[assignment]  # only whether it is done matters
-        threading.Thread(target=_answer, args=(asked, work), name="midstream-keyring", daemon=True).start()
+        future: Future[T] = Future()
+        self._last = future  # type: ignore[assignment]  # only whether it is done matters
+        threading.Thread(target=_answer, args=(future, work), name="midstream-keyring", daemon=True).start()
         try:
-            return asked.result(self._answer_s)
+            return future.result(self._answer_s)
         except TimeoutError:
             raise UnavailableError(
                 f"the keyring did not answer within {self._answer_s:g} s: unlock it"
             ) from None
         finally:
-            del asked  # breaks a reference cycle: the error's traceback contains this frame
+            del future  # breaks a reference cycle: the error's traceback contains this frame
 
 
-def _answer(asked: Future[T], work: Callable[[], T]) -> None:
+def _answer(future: Future[T], work: Callable[[], T]) -> None:
     try:
-        asked.set_result(work())
+        future.set_result(work())
     except UnavailableError as error:
-        asked.set_exception(error)
+        future.set_exception(error)
     except Exception as error:  # noqa: BLE001 - a backend is foreign code
         # Only the type: the message of a backend may contain anything.
-        asked.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
+        future.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
     finally:
-        del asked  # as in `_run`
+        del future  # as in `_run`
 
 
 def _backend() -> KeyringBackend:

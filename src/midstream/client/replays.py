@@ -38,9 +38,11 @@ async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> Ans
 
 def results_to_send(kept: KeptStream, calls: Iterable[KeptCall]) -> list[ResultPayload]:
     """Return the stored outcomes whose commands may be lost; the server accepts only the first outcome of a call."""
-    said = [decode_payload(body) for _, body in kept.checkpoint.unacked]
+    payloads = [decode_payload(body) for _, body in kept.checkpoint.unacked]
     sent = {
-        (each.turn, each.response, each.result.call_id) for each in said if isinstance(each, ResultPayload)
+        (each.turn, each.response, each.result.call_id)
+        for each in payloads
+        if isinstance(each, ResultPayload)
     }
     return [
         ResultPayload(call.turn, call.response, result)

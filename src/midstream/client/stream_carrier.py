@@ -83,7 +83,7 @@ class Carrier:
         self._world = world
         self._is_paused = False
         self._transport: Transport | None = None
-        self._heard_bytes = 0
+        self._received_bytes = 0
         self._unlocking: asyncio.Task[SecretsToShow] | None = None
         self._connecting: asyncio.Task[Transport] | None = None
         self._receiving: asyncio.Task[bytes] | None = None
@@ -147,7 +147,7 @@ class Carrier:
             made, self._connecting = self._connecting, None
             try:
                 self._transport = made.result()
-                self._heard_bytes = self._transport.received_bytes
+                self._received_bytes = self._transport.received_bytes
             except MidstreamError as error:
                 self._stream.end_connection(error, chance=self._world.chance(), now=now)
             else:
@@ -159,7 +159,7 @@ class Carrier:
             except MidstreamError as error:
                 self.drop(error)
             else:
-                self._heard_bytes = self._transport.received_bytes if self._transport else 0
+                self._received_bytes = self._transport.received_bytes if self._transport else 0
                 self._stream.receive(body, now=now)
 
     def _take_secrets(self, unlocking: asyncio.Task[SecretsToShow]) -> None:
@@ -173,8 +173,8 @@ class Carrier:
 
     def _note_bytes(self, now: float) -> None:
         """Report received bytes to the stream: an incomplete long frame is not silence (STREAM-46)."""
-        if self._transport is not None and self._transport.received_bytes != self._heard_bytes:
-            self._heard_bytes = self._transport.received_bytes
+        if self._transport is not None and self._transport.received_bytes != self._received_bytes:
+            self._received_bytes = self._transport.received_bytes
             self._stream.note_traffic(now=now)
 
     def drop(self, error: MidstreamError | None) -> None:

@@ -306,7 +306,7 @@ class Trial(Transport):
         self._order = deque(order)
         self._first_frame_s = first_frame_s
         self._transport: Transport | None = None
-        self._said: list[bytes] = []
+        self._sent_frames: list[bytes] = []
         self._is_settled = False
         self._sending = asyncio.Lock()
         self._refusal: MidstreamError | None = None
@@ -345,7 +345,7 @@ class Trial(Transport):
                 await self._change(error)
             else:
                 self._is_settled = True
-                self._said.clear()
+                self._sent_frames.clear()
                 await self._ways.note_success(self._order[0])
                 return frame
         assert self._transport is not None, "see above"
@@ -360,7 +360,7 @@ class Trial(Transport):
     async def send(self, frames: Sequence[bytes]) -> None:
         async with self._sending:
             if not self._is_settled:
-                self._said += frames
+                self._sent_frames += frames
             if self._transport is not None:
                 await self._transport.send(frames)
 
@@ -376,7 +376,7 @@ class Trial(Transport):
                 await self._transport.close()
                 self._transport = None
             made = self._transport = await self._open()
-            await made.send(self._said)
+            await made.send(self._sent_frames)
 
     async def _next_after(self, error: MidstreamError, *, is_silent: bool = False) -> None:
         """Try the next transport if a proxy may have refused; else raise."""

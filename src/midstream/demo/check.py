@@ -167,7 +167,7 @@ def _executions(
         for record in records
         if isinstance(record, CallEnded)
     }
-    told = Counter((entry.key, entry.what) for entry in ledger)
+    counts = Counter((entry.key, entry.what) for entry in ledger)
     executions, keys = [], set()
     for record in records:
         if isinstance(record, ResponseCompleted):
@@ -175,7 +175,7 @@ def _executions(
                 key = f"{session}/{record.turn}/{record.response}/{call.id}"
                 keys.add(key)
                 outcome = outcomes.get((record.turn, record.response, call.id), "")
-                started, finished = told[key, "started"], told[key, "finished"]
+                started, finished = counts[key, "started"], counts[key, "finished"]
                 executions.append(CheckedCall(call.name, record.turn, started, finished, outcome))
     return executions, keys
 

@@ -107,9 +107,9 @@ class DemoServer:
 
 def _not_up(log: Path, port: int) -> UnavailableError:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-    said = " / ".join(lines) or "it said nothing"
-    if "[port_taken]" in said:
+    output = " / ".join(lines) or "it said nothing"
+    if "[port_taken]" in output:
         return PortTakenError(
             f"another program listens on port {port}: choose another --port (0 takes a free one)"
         )
-    return UnavailableError(f"the server did not start: {said}")
+    return UnavailableError(f"the server did not start: {output}")

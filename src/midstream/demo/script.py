@@ -70,8 +70,8 @@ def scripted_model(world: World) -> ScriptedModel:
 
 
 def _response_to(request: ModelRequest) -> Response:
-    said = next(entry for entry in reversed(request.history.entries) if isinstance(entry, UserMessage))
-    words = "".join(part.text for part in said.parts if isinstance(part, Text))
+    message = next(entry for entry in reversed(request.history.entries) if isinstance(entry, UserMessage))
+    words = "".join(part.text for part in message.parts if isinstance(part, Text))
     responses = _SCRIPT.get(words, ())
     number = steps_since_user(request.history)
     return (

@@ -282,14 +282,14 @@ def read_message(params: Json, options: A2aOptions) -> Sent:
     Raises:
         A2aError: The parameters are invalid, or the media type of a part is not supported.
     """
-    asked = read_params(params, SendMessageParams, strict=True)
-    sent = read_params(asked.message, A2aMessage, strict=True)
+    request = read_params(params, SendMessageParams, strict=True)
+    sent = read_params(request.message, A2aMessage, strict=True)
     if not sent.messageId or not sent.parts:
         raise A2aError(BAD_PARAMS, "a message needs a `messageId` and at least one part")
     parts = tuple(_user_part(each, options) for each in sent.parts)
     data = next((each.data for each in sent.parts if each.data is not UNSET), None)
     words = "".join(part.text for part in parts if isinstance(part, Text))
-    digest = digest_of(sent.messageId, sent.taskId, asked.message["parts"])
+    digest = digest_of(sent.messageId, sent.taskId, request.message["parts"])
     known_id = sent.messageId if _MESSAGE_ID.fullmatch(sent.messageId) else digest_of(sent.messageId)
     return Sent(
         id=sent.messageId,
@@ -299,8 +299,8 @@ def read_message(params: Json, options: A2aOptions) -> Sent:
         answer=words if data is None else data,
         digest=digest,
         stream=f"{STREAM_PREFIX}{known_id} {digest[:ID_DIGITS]}",
-        is_direct=options.is_direct is not None and not sent.taskId and options.is_direct(asked.message),
-        configuration=asked.configuration or SendConfiguration(),
+        is_direct=options.is_direct is not None and not sent.taskId and options.is_direct(request.message),
+        configuration=request.configuration or SendConfiguration(),
     )
 
 
@@ -383,9 +383,9 @@ def _file_part(part: File) -> Json:
 
 def question_parts(fold: RunFold) -> list[Json]:
     """Return the open questions of a task, as text for a person and as data for a program."""
-    asked = interrupts_in(fold)
-    words = [{"text": each["message"]} for each in asked]
-    return [*words, {"data": {"questions": asked}, "mediaType": DATA_TYPE}]
+    interrupts = interrupts_in(fold)
+    words = [{"text": each["message"]} for each in interrupts]
+    return [*words, {"data": {"questions": interrupts}, "mediaType": DATA_TYPE}]
 
 
 def artifact_part(content: str) -> Json:

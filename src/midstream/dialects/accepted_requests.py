@@ -68,7 +68,7 @@ class _Wanted(Struct):
             yet.
     """
 
-    asked: Asked
+    params: Asked
     read: Read
     request: Request
     sessions: ApplicationSessions
@@ -171,11 +171,11 @@ class Accepting:
         principal = arrived.caller.principal
         owner = digest_key(arrived.headers)
         found = read(dialect, arrived.headers, arrived.body, self._memo, owner, principal=principal)
-        self.check_model(found.asked.model, arrived.caller)
-        asked = self._granting(found.asked)
-        if asked.conversation:
-            await self._kept.require(asked.conversation, principal)
-            await self._kept.change(asked.conversation, lambda entry: entry)  # renews its lifetime
+        self.check_model(found.params.model, arrived.caller)
+        params = self._granting(found.params)
+        if params.conversation:
+            await self._kept.require(params.conversation, principal)
+            await self._kept.change(params.conversation, lambda entry: entry)  # renews its lifetime
         request = request_of(
             arrived.path,
             arrived.headers,
@@ -185,8 +185,8 @@ class Accepting:
         )
         lock = self._locks.setdefault(request.digest, asyncio.Lock())
         async with lock:
-            previous = await self._previous(asked, newest, principal)
-            wanted = await self._resolve(asked, found, request, arrived, previous)
+            previous = await self._previous(params, newest, principal)
+            wanted = await self._resolve(params, found, request, arrived, previous)
             same = await self._find_repeated(wanted)
             if same is None:
                 self._responses.refuse_too_many()
@@ -196,7 +196,7 @@ class Accepting:
                     return Reply(begun, begun.found.form, is_repeated=False)
                 same = begun.same
             self._responses.join(same)
-            delivery = {"is_stream": asked.is_stream, "includes_usage": asked.includes_usage}
+            delivery = {"is_stream": params.is_stream, "includes_usage": params.includes_usage}
             return Reply(same, replace(same.found.form, **delivery), is_repeated=True)
 
     async def read_input(self, dialect: Dialect, arrived: Arrived) -> tuple[Asked, tuple[Entry, ...]]:
@@ -208,15 +208,15 @@ class Accepting:
         """
         principal = arrived.caller.principal
         found = read(dialect, arrived.headers, arrived.body, principal=principal)
-        self.check_model(found.asked.model, arrived.caller)
-        previous, entries = await self._previous(found.asked, None, principal), found.tail
-        if found.asked.conversation:
-            await self._kept.require(found.asked.conversation, principal)
-            items = await self._kept.items(await self._kept.find(found.asked.conversation))
-            entries = found.asked.transcript(items).history.entries
+        self.check_model(found.params.model, arrived.caller)
+        previous, entries = await self._previous(found.params, None, principal), found.tail
+        if found.params.conversation:
+            await self._kept.require(found.params.conversation, principal)
+            items = await self._kept.items(await self._kept.find(found.params.conversation))
+            entries = found.params.transcript(items).history.entries
         elif previous is not None:
-            entries = await self._after_previous(found.asked, previous)
-        return replace(found.asked, instructions=found.instructions), entries
+            entries = await self._after_previous(found.params, previous)
+        return replace(found.params, instructions=found.instructions), entries
 
     def check_model(self, name: str, caller: ApiCaller) -> None:
         """Require a model name that a caller may request.
@@ -241,24 +241,24 @@ class Accepting:
         """
         return (name or self._default or self._model.name) if self._names else self._model.name
 
-    def _granting(self, asked: Asked) -> Asked:
+    def _granting(self, params: Asked) -> Asked:
         """Return the request with only the options that its model supports; the response lists the others."""
-        model = route_of(self._model, asked.model).model
+        model = route_of(self._model, params.model).model
         grants = grants_of(model)
-        if asked.tools and not takes_tools_of(model):
-            asked = replace(asked, ignored=(*asked.ignored, "tools"))
-        wished = asked.wished
+        if params.tools and not takes_tools_of(model):
+            params = replace(params, ignored=(*params.ignored, "tools"))
+        wished = params.wished
         if not wished.fields:
-            return asked
+            return params
         if STRICT in wished.fields and STRICT not in grants:
-            asked = replace(asked, tools=tuple(replace(tool, strict=None) for tool in asked.tools))
+            params = replace(params, tools=tuple(replace(tool, strict=None) for tool in params.tools))
         left = AnswerOptions(wished.settings.only(grants), wished.fields)
-        return replace(asked, wished=left, ignored=(*asked.ignored, *wished.find_refused(grants)))
+        return replace(params, wished=left, ignored=(*params.ignored, *wished.find_refused(grants)))
 
     async def _resolve(
-        self, asked: Asked, found: Read, request: Request, arrived: Arrived, previous: _Previous | None
+        self, params: Asked, found: Read, request: Request, arrived: Arrived, previous: _Previous | None
     ) -> _Wanted:
-        is_side = is_ephemeral(arrived.headers, asked, found.instructions, found.gist.newest)
+        is_side = is_ephemeral(arrived.headers, params, found.instructions, found.gist.newest)
         conversation = found.session or (previous.found.request.conversation if previous else "")
         place, is_new = None, False
         if not (conversation or is_side or previous):
@@ -266,7 +266,7 @@ class Accepting:
             conversation = await self._conversations.look_up(place)
             is_new = not conversation
             conversation = conversation or self._world.new_id("conversation")
-        sessions = self._private if asked.is_private or (is_side and not asked.is_stored) else self._durable
+        sessions = self._private if params.is_private or (is_side and not params.is_stored) else self._durable
         if previous is not None:
             # Session names must differ between the two stores, because the ids of responses depend on them.
             is_there = previous.sessions is sessions
@@ -274,7 +274,7 @@ class Accepting:
         else:
             session = sessions.name_of("" if is_side else conversation)
         return _Wanted(
-            asked,
+            params,
             found,
             request,
             sessions,
@@ -288,13 +288,13 @@ class Accepting:
             arrived.is_local,
         )
 
-    async def _previous(self, asked: Asked, newest: LiveResponse | None, principal: str) -> _Previous | None:
+    async def _previous(self, params: Asked, newest: LiveResponse | None, principal: str) -> _Previous | None:
         """Return the response that a request continues: a stored one, or the newest of its connection."""
-        if not asked.previous:
+        if not params.previous:
             return None
-        if newest is not None and newest.id == asked.previous:
+        if newest is not None and newest.id == params.previous:
             return _Previous(newest.found, newest.sessions)
-        found = await self._durable.find(asked.previous)
+        found = await self._durable.find(params.previous)
         if found is None or not found.form.is_stored or found.request.principal != principal:
             raise _no_previous()
         if found.response.is_open:
@@ -354,7 +354,7 @@ class Accepting:
 
     async def _begin(self, wanted: _Wanted) -> LiveResponse | _Repeated:
         sessions, session, is_noted = wanted.sessions, wanted.session, wanted.is_noted
-        whole = await self._after_previous(wanted.asked, wanted.previous) if wanted.previous else None
+        whole = await self._after_previous(wanted.params, wanted.previous) if wanted.previous else None
         for _ in range(COMPARISONS_MAX):
             lock = self._locks.setdefault(session, asyncio.Lock())
             async with lock:
@@ -362,8 +362,8 @@ class Accepting:
                     runner = await sessions.host.begin(session)
                 else:
                     runner = await sessions.host.session(session, create=True)
-                if wanted.asked.conversation:
-                    whole = await self._in_conversation(wanted.asked, runner.state)
+                if wanted.params.conversation:
+                    whole = await self._in_conversation(wanted.params, runner.state)
                 if not await self._is_in_use(runner.state, wanted):
                     state = runner.state
                     comparison = self._compare(session, state, wanted, whole)
@@ -380,7 +380,7 @@ class Accepting:
                     if same := await self._find_repeated(wanted):
                         return _Repeated(same)
                     continue
-            if wanted.asked.conversation:
+            if wanted.params.conversation:
                 message = "another response of this conversation is in progress; retry when it has ended"
                 raise RefusedError(ApiError(409, "conversation_locked", message, is_final=False))
             session, is_noted = (
@@ -399,7 +399,7 @@ class Accepting:
         if is_noted and wanted.is_begun_elsewhere:
             return None
         on_disk = session if sessions is self._durable else ""
-        model = self.counted_model(wanted.asked.model)
+        model = self.counted_model(wanted.params.model)
         counting = self._ledger.begin(wanted.caller.principal, model, on_disk)
         if not is_noted:
             return await counting
@@ -423,21 +423,21 @@ class Accepting:
         Args:
             state: The session state with which the transcript was compared.
         """
-        asked, session = wanted.asked, runner.session_id
+        params, session = wanted.params, runner.session_id
         number = state.application.count + 1
-        name = response_id(asked.dialect.id_prefix, session, number)
-        form = asked.form(name, self._default or self._model.name, int(self._world.now()))
+        name = response_id(params.dialect.id_prefix, session, number)
+        form = params.form(name, self._default or self._model.name, int(self._world.now()))
         request = ApplicationRequest(
             name,
             wanted.request.digest.hex(),
             wanted.request.key,
             wanted.conversation,
-            asked.wished.settings,
+            params.wished.settings,
             wanted.is_ephemeral,
-            asked.is_background,
+            params.is_background,
             msgspec.to_builtins(form),
-            asked.messages if asked.is_stored else [],
-            (asked.model or self._default) if self._default else "",
+            params.messages if params.is_stored else [],
+            (params.model or self._default) if self._default else "",
             wanted.caller.principal,
             usage_entry,
         )
@@ -447,7 +447,7 @@ class Accepting:
             comparison.keep,
             comparison.tail,
             wanted.read.instructions,
-            asked.tools,
+            params.tools,
             comparison.results,
         )
         try:
@@ -500,7 +500,7 @@ class Accepting:
                     refuse_local_files(entry)
         return comparison
 
-    async def _after_previous(self, asked: Asked, previous: _Previous) -> tuple[Entry, ...]:
+    async def _after_previous(self, params: Asked, previous: _Previous) -> tuple[Entry, ...]:
         """Return the whole conversation of a request that continues a previous response."""
         try:
             state = await previous.sessions.state_at(previous.found)
@@ -508,18 +508,18 @@ class Accepting:
             state = None  # the response is too old
         if state is None:
             raise _no_previous()
-        return _entries_after(state, asked)
+        return _entries_after(state, params)
 
-    async def _in_conversation(self, asked: Asked, state: Session) -> tuple[Entry, ...]:
+    async def _in_conversation(self, params: Asked, state: Session) -> tuple[Entry, ...]:
         """Return the whole conversation of a request to a conversation of `/v1/conversations`."""
-        entry = await self._kept.find(asked.conversation)
+        entry = await self._kept.find(params.conversation)
         if entry.removed:  # the session still contains the removed items
             items = await self._kept.items(entry)
-            return replace(asked, instructions="").transcript(items).history.entries
-        return _entries_after(state, asked, entry.added_after(state.application.count))
+            return replace(params, instructions="").transcript(items).history.entries
+        return _entries_after(state, params, entry.added_after(state.application.count))
 
 
-def _entries_after(state: Session, asked: Asked, added: Sequence[Value] = ()) -> tuple[Entry, ...]:
+def _entries_after(state: Session, params: Asked, added: Sequence[Value] = ()) -> tuple[Entry, ...]:
     """Return the history of a session, followed by added items and the items of a request."""
     open_items: list[Value] = []
     if isinstance(state.turn, RunningCalls):
@@ -532,8 +532,8 @@ def _entries_after(state: Session, asked: Asked, added: Sequence[Value] = ()) ->
     calls = {
         call.id for entry in state.history.entries if isinstance(entry, Step) for call in entry.response.calls
     }
-    _refuse_strange_results([*open_items, *added, *asked.messages], calls)
-    transcript = replace(asked, instructions="").transcript([*open_items, *added])
+    _refuse_strange_results([*open_items, *added, *params.messages], calls)
+    transcript = replace(params, instructions="").transcript([*open_items, *added])
     return (*state.history.entries, *transcript.history.entries)
 
 

@@ -196,13 +196,13 @@ def _assistant_parts(message: AgUiMessage, results: dict[str, AgUiMessage]) -> I
     if isinstance(message.content, str) and message.content:
         yield {"type": "text", "text": message.content}
     for call in message.toolCalls or ():
-        name, asked = str(call.get("id") or ""), call.get("function")
-        asked = asked if isinstance(asked, dict) else {}
+        name, function = str(call.get("id") or ""), call.get("function")
+        function = function if isinstance(function, dict) else {}
         part: Json = {
             "type": "dynamic-tool",
             "toolCallId": name.removesuffix(UPSTREAM_MARK),
-            "toolName": str(asked.get("name") or "tool"),
-            "input": value_of(str(asked.get("arguments") or "")),
+            "toolName": str(function.get("name") or "tool"),
+            "input": value_of(str(function.get("arguments") or "")),
         }
         if name.endswith(UPSTREAM_MARK):
             part["providerExecuted"] = True
@@ -282,19 +282,19 @@ def resumed_answers(
         QuestionClosedError: The question is not open.
         AnswerMismatchError: An answer does not fit its question, or is missing.
     """
-    asked = {interrupt_id_of(each): each for each in questions}
+    open_questions = {interrupt_id_of(each): each for each in questions}
     sent = {each.interruptId: each for each in resume}
-    missing = [name for name in asked if name not in sent]
+    missing = [name for name in open_questions if name not in sent]
     if missing:
         raise AnswerMismatchError(f"`resume` lacks the answers to {len(missing)} open interrupts")
-    decided = {name: _decided(asked.get(name), each) for name, each in sent.items()}
-    return answers_of(asked.values(), decided, given)
+    decided = {name: _decided(open_questions.get(name), each) for name, each in sent.items()}
+    return answers_of(open_questions.values(), decided, given)
 
 
 def _decided(question: Question | None, given: AgUiResume) -> object:
     if given.status == "cancelled":
-        is_asked = question is not None and question.kind is QuestionKind.QUESTION
-        return "(the user gave no answer)" if is_asked else {"approved": False, "reason": "cancelled"}
+        is_question = question is not None and question.kind is QuestionKind.QUESTION
+        return "(the user gave no answer)" if is_question else {"approved": False, "reason": "cancelled"}
     return decision_of(given.payload)
 
 
@@ -451,16 +451,16 @@ def _interrupt(question: Question, fold: RunFold) -> Json:
             if is_call and not question.is_fixed:
                 edited = {"type": "object", "description": "Takes the place of the arguments."}
                 schema = {**schema, "properties": {**schema["properties"], "editedArgs": edited}}
-    asked: Json = {"id": interrupt_id_of(question), "reason": reason, "responseSchema": schema}
-    asked["message"] = question.text or _words_of(question)
+    interrupt: Json = {"id": interrupt_id_of(question), "reason": reason, "responseSchema": schema}
+    interrupt["message"] = question.text or _words_of(question)
     if is_call and is_own:  # no message of the thread contains a call of a sub-agent
-        asked["toolCallId"] = shown_call_id(fold.open_words[0], question.call_id)
+        interrupt["toolCallId"] = shown_call_id(fold.open_words[0], question.call_id)
     if question.expires_at:
         expires = datetime.fromtimestamp(question.expires_at, UTC)
-        asked["expiresAt"] = expires.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        interrupt["expiresAt"] = expires.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     about = {"name": question.name, "arguments": value_of(question.arguments)}
-    asked["metadata"] = {"midstream": about if is_own else {**about, "agents": question.agents}}
-    return asked
+    interrupt["metadata"] = {"midstream": about if is_own else {**about, "agents": question.agents}}
+    return interrupt
 
 
 def _words_of(question: Question) -> str:

@@ -153,9 +153,9 @@ def _overflow_of(words: str) -> str:
     counts = _COUNTS.search(words)
     if counts is None:
         return _OVERFLOW.format(counts="", limit="exceeded")
-    asked, limit, other_limit, other_asked = counts.groups()
-    asked, limit = asked or other_asked, limit or other_limit
-    return _OVERFLOW.format(counts=f": {asked} tokens > {limit} maximum", limit=f"{limit} tokens")
+    tokens, limit, other_limit, other_tokens = counts.groups()
+    tokens, limit = tokens or other_tokens, limit or other_limit
+    return _OVERFLOW.format(counts=f": {tokens} tokens > {limit} maximum", limit=f"{limit} tokens")
 
 
 def final(refusal: ApiError) -> ApiError:

@@ -159,8 +159,8 @@ class _Reader:
     def plain(self, role: str, words: str) -> None:
         """Read a message with one text; a shortcut for `read`."""
         self._close()
-        said = (Text(storable(words)),)
-        self._entries.append(UserMessage(said) if role == "user" else Step(Response(said)))
+        parts = (Text(storable(words)),)
+        self._entries.append(UserMessage(parts) if role == "user" else Step(Response(parts)))
 
     def read(self, turn: MessageTurn) -> None:
         """Read one message turn."""
@@ -209,7 +209,7 @@ class _Reader:
             self._parts.append(Text(storable(words)))
 
     def _user(self, turn: MessageTurn) -> None:
-        said: list[UserPart] = []
+        user_parts: list[UserPart] = []
         for part in turn.parts:
             match part.kind:
                 case PartKind.RESULT:
@@ -217,14 +217,14 @@ class _Reader:
                 case PartKind.SYSTEM:
                     self._instruct([part])
                 case PartKind.TEXT:
-                    said.append(Text(storable(as_words(part.body))))
+                    user_parts.append(Text(storable(as_words(part.body))))
                 case PartKind.MEDIA:
-                    said.append(attachment_of(self._form, part))
+                    user_parts.append(attachment_of(self._form, part))
                 case _:
-                    said.append(Text(storable(as_words(part.raw))))
-        if said or (turn.role is Role.USER and not turn.parts):
+                    user_parts.append(Text(storable(as_words(part.raw))))
+        if user_parts or (turn.role is Role.USER and not turn.parts):
             self._close()
-            self._entries.append(UserMessage(tuple(said)))
+            self._entries.append(UserMessage(tuple(user_parts)))
 
     def _result(self, part: Part) -> None:
         words, media = self._form.pieces(part)

@@ -78,27 +78,27 @@ SIDE_CALL_CHARS = 4000
 """Characters of the system prompt and of the newest message that are searched for this text."""
 
 
-def read_session_name(headers: Mapping[str, str], asked: Asked, principal: str = "") -> str:
+def read_session_name(headers: Mapping[str, str], params: Asked, principal: str = "") -> str:
     """Return the client application's name of the conversation, or "".
 
     Args:
         principal: See `name_within`. It does not apply to conversations of `/v1/conversations`.
     """
-    if asked.conversation:
-        return kept_name(asked.conversation)
-    name = _given_name(headers, asked)
+    if params.conversation:
+        return kept_name(params.conversation)
+    name = _given_name(headers, params)
     return name_within(principal, name) if principal else name
 
 
-def _given_name(headers: Mapping[str, str], asked: Asked) -> str:
+def _given_name(headers: Mapping[str, str], params: Asked) -> str:
     agents = [value for name in AGENT_HEADERS if (value := headers.get(name, "").strip())]
     for header in SESSION_HEADERS:
         if value := headers.get(header, "").strip():
             return _shorten_name("\0".join([f"h:{value}", *(agent for agent in agents if agent != value)]))
     for note in SESSION_NOTES:
-        if value := asked.metadata.get(note, "").strip():
+        if value := params.metadata.get(note, "").strip():
             return _shorten_name(f"m:{value}")
-    found = _CLAUDE_CODE.search(asked.metadata.get("user_id", ""))
+    found = _CLAUDE_CODE.search(params.metadata.get("user_id", ""))
     return f"m:{found[1]}" if found else ""
 
 
@@ -120,13 +120,13 @@ def name_within(principal: str, name: str) -> str:
     return f"u:{blake2b(whose, digest_size=32).hexdigest()}"
 
 
-def scope_of(asked: Asked, principal: str = "") -> str:
+def scope_of(params: Asked, principal: str = "") -> str:
     """Return the scope in which a conversation without a name is searched.
 
     Args:
         principal: See `ApiCaller`.
     """
-    scope = f"{asked.model}\0{asked.user}\0{asked.cache_key}"
+    scope = f"{params.model}\0{params.user}\0{params.cache_key}"
     return f"{principal}\0{scope}" if principal else scope
 
 
@@ -138,20 +138,20 @@ def newest_words(entries: Sequence[Entry]) -> str | None:
     return "".join(part.text for part in newest.parts if isinstance(part, Text))[:SIDE_CALL_CHARS]
 
 
-def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, newest: str) -> bool:
+def is_ephemeral(headers: Mapping[str, str], params: Asked, instructions: str, newest: str) -> bool:
     """Return whether a request is a side call, such as one for a title, which must not be stored.
 
     Args:
         newest: Beginning of the newest user message (`newest_words`), or "".
     """
-    marked = headers.get(EPHEMERAL_HEADER, asked.metadata.get(EPHEMERAL_NOTE))
+    marked = headers.get(EPHEMERAL_HEADER, params.metadata.get(EPHEMERAL_NOTE))
     if marked is not None:
         return marked.strip().lower() not in _FALSE
     if any(headers.get(name, "").strip() in values for name, values in SIDE_HEADERS.items()):
         return True
-    if asked.tools:
+    if params.tools:
         return False
-    if _wants_title(asked.wished.settings.response_format):
+    if _wants_title(params.wished.settings.response_format):
         return True
     return _is_side_prompt(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
 
@@ -170,8 +170,8 @@ def _is_side_prompt(instructions: str) -> bool:
 
 
 def _has_side_call(text: str) -> bool:
-    said = text.lower()
-    return any(words in said for words in SIDE_CALLS)
+    lowercase_text = text.lower()
+    return any(words in lowercase_text for words in SIDE_CALLS)
 
 
 class ConversationPlace(Struct, frozen=True):
@@ -232,8 +232,8 @@ class ConversationIndex:
         return known_by
 
 
-def _link(before: bytes, said: bytes) -> bytes:
-    return blake2b(before + said, digest_size=DIGEST_BYTES).digest()
+def _link(before: bytes, entry_digest: bytes) -> bytes:
+    return blake2b(before + entry_digest, digest_size=DIGEST_BYTES).digest()
 
 
 def _digest_message(message: UserMessage) -> bytes:

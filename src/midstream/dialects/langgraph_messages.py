@@ -235,10 +235,10 @@ def interrupt_id_of(question: Question) -> str:
 
 def interrupts_of(questions: Iterable[Question]) -> list[Json]:
     """Convert open questions to interrupts of their thread."""
-    return [{"value": _asked(each), "id": interrupt_id_of(each)} for each in questions]
+    return [{"value": _interrupt_value(each), "id": interrupt_id_of(each)} for each in questions]
 
 
-def _asked(question: Question) -> Json:
+def _interrupt_value(question: Question) -> Json:
     """Return the value of an interrupt: for an approval, the request of LangChain's human-in-the-loop middleware."""
     if question.kind is QuestionKind.QUESTION:
         return {"question": question.text, "args": value_of(question.arguments)}

@@ -283,18 +283,18 @@ def answers_of(
         AnswerMismatchError: The answer does not fit the question.
     """
     _require_shallow("resume", resume)
-    asked = {interrupt_id_of(each): each for each in questions}
+    open_questions = {interrupt_id_of(each): each for each in questions}
     if isinstance(resume, dict) and resume and all(_INTERRUPT_ID.fullmatch(str(name)) for name in resume):
         left = {name: value for name, value in resume.items() if not _is_given(given, name, value)}
-        unknown = [name for name in left if name not in asked]
+        unknown = [name for name in left if name not in open_questions]
         if unknown:
             raise QuestionClosedError(f"interrupt {unknown[0]!r} is not open")
-        return [(asked[name], _answer(asked[name], value)) for name, value in left.items()]
-    if not asked:
+        return [(open_questions[name], _answer(open_questions[name], value)) for name, value in left.items()]
+    if not open_questions:
         raise QuestionClosedError("this thread waits for no answer")
-    if len(asked) > 1:
-        raise AnswerMismatchError(f"{len(asked)} interrupts are open: answer them by their ids")
-    return [(question, _answer(question, resume)) for question in asked.values()]
+    if len(open_questions) > 1:
+        raise AnswerMismatchError(f"{len(open_questions)} interrupts are open: answer them by their ids")
+    return [(question, _answer(question, resume)) for question in open_questions.values()]
 
 
 def _is_given(given: Sequence[GivenAnswer], name: str, value: object) -> bool:

@@ -137,9 +137,9 @@ class RunEvents(RecordEvents):
             case ToolReported(text=text):
                 return [("custom", "custom", value_of(text))]
             case RunPaused(interrupts):
-                asked = {"__interrupt__": interrupts}
-                values = {**self.fold.state.values(), **asked} if "values" in self._modes else None
-                return [("updates", "updates", asked), ("values", "values", values)]
+                interrupt_update = {"__interrupt__": interrupts}
+                values = {**self.fold.state.values(), **interrupt_update} if "values" in self._modes else None
+                return [("updates", "updates", interrupt_update), ("values", "values", values)]
             case RunEnded(run) if run.error:
                 return [(_ALWAYS, "error", {"error": run.error, "message": run.message})]
             case RunEnded() | ToolBegan() | ToolFinished() | AnswerVoided():
@@ -189,8 +189,8 @@ class RunOutcome(RecordEvents):
         fold, run = self._events.fold, self._events.ended
         if run is not None and run.error:
             return [_json({"__error__": {"error": run.error, "message": run.message}})]
-        asked = messages.interrupts_of(fold.questions)
-        return [_json({**fold.state.values(), **({"__interrupt__": asked} if asked else {})})]
+        interrupts = messages.interrupts_of(fold.questions)
+        return [_json({**fold.state.values(), **({"__interrupt__": interrupts} if interrupts else {})})]
 
 
 def queued_number(fold: RunFold, run_id: str) -> int:

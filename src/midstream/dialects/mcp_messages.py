@@ -194,8 +194,8 @@ class RpcMessage(Struct):
     @property
     def digest(self) -> str:
         """Digest of the call, without its id, for recognizing a repetition."""
-        asked = {name: self.params.get(name) for name in ("name", "arguments")}
-        return digest_of("call", asked)
+        call = {name: self.params.get(name) for name in ("name", "arguments")}
+        return digest_of("call", call)
 
 
 _message = msgspec.json.Decoder(RpcMessage).decode

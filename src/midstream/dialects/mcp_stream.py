@@ -201,13 +201,13 @@ class McpCall:
             case "failed":
                 raise McpError(INTERNAL, run.message or "the turn was interrupted")
             case "input_required":
-                asked = [elicitation(each)["params"]["message"] for each in self.questions]
+                questions = [elicitation(each)["params"]["message"] for each in self.questions]
                 last = (
                     f"Decide by another client of session {session!r}; then call `ask` with this session and an empty "
                     "message for the answer."
                 )
-                text = "\n".join([_WAITING, *asked, last])
-                found: Json = {"answer": "", "session": session, "waiting": asked}
+                text = "\n".join([_WAITING, *questions, last])
+                found: Json = {"answer": "", "session": session, "waiting": questions}
                 return {"content": [_text(text)], "structuredContent": found, "isError": False, "_meta": meta}
         if run.status == "error":
             return {"content": [_text(run.message or run.error)], "isError": True, "_meta": meta}
@@ -263,7 +263,7 @@ class CallEvents(RecordEvents):
         self._sent: list[str] = []
         """Text of the response that the reader has, including text of interrupted attempts."""
         self._repeated = RepeatedWords(())
-        self._asked: set[str] = set()
+        self._elicitation_ids: set[str] = set()
         self._is_there = not stream.since
         """Whether reading has reached the position at the time of the request."""
 
@@ -342,8 +342,8 @@ class CallEvents(RecordEvents):
         elif stream.can_elicit:
             for question in state.questions:
                 name = question_id(state.place, question)
-                if name not in self._asked:
-                    self._asked.add(name)
+                if name not in self._elicitation_ids:
+                    self._elicitation_ids.add(name)
                     form = elicitation(question)
                     params = {**form["params"], **self._related()}
                     self._put({"id": name, "method": form["method"], "params": params})

@@ -212,8 +212,8 @@ class ResponsesWriter(Writer):
                 opened = self._open_item("message")
                 place = {"item_id": self._item_id(), "output_index": len(self._output), "content_index": 0}
                 self._words.append(event.text)
-                said = {**place, "delta": event.text, "logprobs": []}
-                return [*opened, self._event("response.output_text.delta", said)]
+                text_delta = {**place, "delta": event.text, "logprobs": []}
+                return [*opened, self._event("response.output_text.delta", text_delta)]
             case ThinkingDelta() if event.text:
                 opened = self._open_item("reasoning")
                 place = {"item_id": self._item_id(), "output_index": len(self._output), "summary_index": 0}

@@ -44,7 +44,7 @@ class Read(Struct, frozen=True):
     """Result of reading a request.
 
     Args:
-        asked: The request, with only the messages after known ones.
+        params: The request, with only the messages after known ones.
         session: The client application's name of the conversation, or "".
         gist: Summary of all messages.
         before: Digests of the entries of known messages.
@@ -53,7 +53,7 @@ class Read(Struct, frozen=True):
         fields: Fields of the body, for `digest` and `whole`.
     """
 
-    asked: Asked
+    params: Asked
     session: str
     gist: Gist
     before: Beginning
@@ -64,18 +64,18 @@ class Read(Struct, frozen=True):
     @property
     def digest(self) -> bytes:
         """Digest of the request; see `digest_of_fields`."""
-        return digest_of_fields(self.fields, self.asked.dialect.messages)
+        return digest_of_fields(self.fields, self.params.dialect.messages)
 
     @property
     def instructions(self) -> str:
         """All system prompts of the request."""
-        return join_instructions(self.asked.instructions, self.gist.instructions)
+        return join_instructions(self.params.instructions, self.gist.instructions)
 
     def whole(self) -> tuple[Entry, ...]:
         """Return all entries; this also reads known messages."""
         if not self.known:
             return self.tail
-        return self.asked.dialect.read(self.fields, 0).transcript().history.entries
+        return self.params.dialect.read(self.fields, 0).transcript().history.entries
 
 
 def read(
@@ -104,11 +104,11 @@ def read(
         found = _read_behind(dialect, headers, fields, memo, owner, principal)
         if found is not None:
             return found
-    asked = dialect.read(fields, 0)
-    session = read_session_name(headers, asked, principal)
-    transcript = msgspec.structs.replace(asked, instructions="").transcript()
-    gist = Gist.empty("" if session else scope_of(asked, principal)).then(transcript)
-    return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, fields)
+    params = dialect.read(fields, 0)
+    session = read_session_name(headers, params, principal)
+    transcript = msgspec.structs.replace(params, instructions="").transcript()
+    gist = Gist.empty("" if session else scope_of(params, principal)).then(transcript)
+    return Read(params, session, gist, Beginning(), transcript.history.entries, 0, fields)
 
 
 def digest_of_fields(fields: Fields, messages: str) -> bytes:
@@ -157,11 +157,15 @@ def _read_behind(
     messages = _raws_of(fields, dialect.messages)
     if not messages:
         return None
-    asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
-    if asked.is_stored or asked.previous or any(kind == SEARCH for kind, _, _ in asked.other_tools.values()):
+    params = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
+    if (
+        params.is_stored
+        or params.previous
+        or any(kind == SEARCH for kind, _, _ in params.other_tools.values())
+    ):
         return None  # loaded tools are declared in the messages
-    session = read_session_name(headers, asked, principal)
-    scope = "" if session else scope_of(asked, principal)
+    session = read_session_name(headers, params, principal)
+    scope = "" if session else scope_of(params, principal)
     whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
     form = dialect.format
     last = range(max(0, len(messages) - CUTS_MAX), len(messages) + 1)
@@ -182,8 +186,8 @@ def _read_behind(
             if piece.is_closed:
                 gists.append((count, gist))
         memo.keep(whose, ends, gists)
-        asked = msgspec.structs.replace(asked, messages=new)
-        return Read(asked, session, gist, before, tuple(entries), known, fields)
+        params = msgspec.structs.replace(params, messages=new)
+        return Read(params, session, gist, before, tuple(entries), known, fields)
     return None
 
 

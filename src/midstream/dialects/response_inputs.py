@@ -56,13 +56,13 @@ class ResponseInputs:
             RefusedError: The model is not available, or returned no summary.
             MidstreamError: The request is invalid, or no response can begin now.
         """
-        asked, entries = await self._accepting.read_input(RESPONSES, arrived)
-        if not asked.model:
+        params, entries = await self._accepting.read_input(RESPONSES, arrived)
+        if not params.model:
             raise bad_field("model", "`model` is required")
         wanted = {
-            "model": asked.model,
+            "model": params.model,
             "instructions": _COMPACT,
-            "input": _quote(entries, asked.instructions),
+            "input": _quote(entries, params.instructions),
         }
         body = msgspec.json.encode({**wanted, "store": False})
         headers = {**arrived.headers, EPHEMERAL_HEADER: "1"}
@@ -104,10 +104,10 @@ class ResponseInputs:
             RefusedError: The model is not available, or the previous response does not exist.
             MidstreamError: The request is invalid.
         """
-        asked, entries = await self._accepting.read_input(RESPONSES, arrived)
-        chars = len(asked.instructions) + sum(map(_chars, entries))
-        if asked.tools:
-            chars += len(msgspec.json.encode(asked.tools))
+        params, entries = await self._accepting.read_input(RESPONSES, arrived)
+        chars = len(params.instructions) + sum(map(_chars, entries))
+        if params.tools:
+            chars += len(msgspec.json.encode(params.tools))
         tokens = max(1, chars // CHARS_PER_TOKEN)
         await send_whole(
             send, msgspec.json.encode({"object": "response.input_tokens", "input_tokens": tokens})

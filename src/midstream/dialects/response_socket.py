@@ -185,5 +185,5 @@ def _body_of(message: bytes) -> bytes:
         raise bad_field("type", f"a message of this socket must have the type `{CREATE}`")
     if field(fields, "background", bool):
         raise bad_field("background", "a response over a WebSocket cannot be a background response")
-    asked = {name: raw for name, raw in fields.items() if name not in _OF_HTTP}
-    return msgspec.json.encode({**asked, "stream": True})
+    request = {name: raw for name, raw in fields.items() if name not in _OF_HTTP}
+    return msgspec.json.encode({**request, "stream": True})

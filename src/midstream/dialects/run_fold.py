@@ -128,8 +128,8 @@ class GivenAnswer(Struct, frozen=True):
 
     def is_of(self, answer: Answer) -> bool:
         """Return whether the record has this answer."""
-        told = (self.record.choice, self.record.text, self.record.arguments)
-        return told == (answer.choice, answer.text, answer.arguments)
+        recorded = (self.record.choice, self.record.text, self.record.arguments)
+        return recorded == (answer.choice, answer.text, answer.arguments)
 
 
 class RunBegan(Struct, frozen=True):
@@ -406,8 +406,8 @@ class RunFold:
         self.runs = (*self.runs[:-1], run)
         return [RunEnded(run)]
 
-    def _keep_answer(self, asked: Iterable[Question], session: str, record: QuestionAnswered) -> None:
-        for question in asked:
+    def _keep_answer(self, questions: Iterable[Question], session: str, record: QuestionAnswered) -> None:
+        for question in questions:
             place = (question.session, question.call_id, question.digest)
             if place == (session, record.call_id, record.digest):
                 given = GivenAnswer(interrupt_id_of(question), question, record)

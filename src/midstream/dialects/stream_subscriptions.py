@@ -361,8 +361,8 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         return found.release() if report.done else replace(found, lease_until=now + found.lease_s)
 
     def _signature(self, generation: int) -> str:
-        said = f"{self.id}\n{generation}".encode()
-        return hmac.new(self.secret.encode(), said, hashlib.sha256).hexdigest()
+        message = f"{self.id}\n{generation}".encode()
+        return hmac.new(self.secret.encode(), message, hashlib.sha256).hexdigest()
 
     # --- answers
 

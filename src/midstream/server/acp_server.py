@@ -124,28 +124,28 @@ class AcpServer:
             "authMethods": [],
         }
 
-    async def _new(self, asked: schema.NewSessionRequest, _: Json) -> Json:
+    async def _new(self, request: schema.NewSessionRequest, _: Json) -> Json:
         session_id = self.host.world.new_id("acp")
-        await self._use_servers(session_id, asked.mcp_servers)
+        await self._use_servers(session_id, request.mcp_servers)
         await self._start()
         await self._notes.sweep()
-        await self._notes.change(session_id, {"cwd": asked.cwd})
+        await self._notes.change(session_id, {"cwd": request.cwd})
         await self._open(session_id)
         return {"sessionId": session_id}
 
-    async def _load(self, asked: schema.LoadSessionRequest, _: Json) -> Json:
-        await (await self._reopen(asked)).show(with_past=True)
+    async def _load(self, request: schema.LoadSessionRequest, _: Json) -> Json:
+        await (await self._reopen(request)).show(with_past=True)
         return {}
 
-    async def _resume(self, asked: schema.ResumeSessionRequest, _: Json) -> Json:
-        await (await self._reopen(asked)).show(with_past=False)
+    async def _resume(self, request: schema.ResumeSessionRequest, _: Json) -> Json:
+        await (await self._reopen(request)).show(with_past=False)
         return {}
 
-    async def _reopen(self, asked: schema.LoadSessionRequest | schema.ResumeSessionRequest) -> AcpSession:
-        session_id = asked.session_id
+    async def _reopen(self, request: schema.LoadSessionRequest | schema.ResumeSessionRequest) -> AcpSession:
+        session_id = request.session_id
         if (old := self._sessions.pop(session_id, None)) is not None:
             old.stop()
-        await self._use_servers(session_id, asked.mcp_servers)
+        await self._use_servers(session_id, request.mcp_servers)
         await self._start()
         if await self.host.store.find(session_id) is None and await self._notes.find(session_id) is None:
             raise SessionNotFoundError(f"no session {session_id!r} in this store")
@@ -155,10 +155,10 @@ class AcpServer:
             await self.host.put_to_sleep(session_id)
         return await self._open(session_id)
 
-    async def _list(self, asked: schema.ListSessionsRequest, _: Json) -> Json:
+    async def _list(self, request: schema.ListSessionsRequest, _: Json) -> Json:
         await self._start()
-        after, lines = unpack(asked.cursor, ListPlace), list[Json]()
-        if asked.cursor is not None and after is None:
+        after, lines = unpack(request.cursor, ListPlace), list[Json]()
+        if request.cursor is not None and after is None:
             raise UsageError("`cursor` is the `nextCursor` of a page of this list")
         while True:
             count = 0
@@ -168,7 +168,7 @@ class AcpServer:
                     continue
                 note = await self._notes.find(info.session)
                 cwd = str(note.metadata.get("cwd") or self._cwd) if note else self._cwd
-                if asked.cwd in (None, cwd):
+                if request.cwd in (None, cwd):
                     at = datetime.fromtimestamp(info.mark.at, UTC).isoformat(timespec="milliseconds")
                     line = {"sessionId": info.session, "cwd": cwd, "updatedAt": at}
                     lines.append({**line, "title": info.mark.title} if info.mark.title else line)
@@ -177,33 +177,33 @@ class AcpServer:
             if count < LIST_PAGE:
                 return {"sessions": lines}
 
-    async def _close(self, asked: schema.CloseSessionRequest, _: Json) -> Json:
-        session = self._session(asked.session_id)
+    async def _close(self, request: schema.CloseSessionRequest, _: Json) -> Json:
+        session = self._session(request.session_id)
         await session.cancel()
-        await self._forget(asked.session_id)
+        await self._forget(request.session_id)
         return {}
 
-    async def _delete(self, asked: schema.DeleteSessionRequest, _: Json) -> Json:
+    async def _delete(self, request: schema.DeleteSessionRequest, _: Json) -> Json:
         await self._start()
         try:
-            runner = await self.host.session(asked.session_id)
+            runner = await self.host.session(request.session_id)
             if runner.state.is_live:
                 await stop_turn(runner)
-            await self._forget(asked.session_id)
-            await self.host.delete(asked.session_id)
+            await self._forget(request.session_id)
+            await self.host.delete(request.session_id)
         except SessionNotFoundError:
-            await self._forget(asked.session_id)
-        await self._notes.delete(asked.session_id)
+            await self._forget(request.session_id)
+        await self._notes.delete(request.session_id)
         return {}
 
-    async def _prompt(self, asked: schema.PromptRequest, params: Json) -> Json:
-        key = (asked.field_meta or {}).get(KEY_META)
-        return await self._session(asked.session_id).prompt(
+    async def _prompt(self, request: schema.PromptRequest, params: Json) -> Json:
+        key = (request.field_meta or {}).get(KEY_META)
+        return await self._session(request.session_id).prompt(
             params["prompt"], key if isinstance(key, str) else ""
         )
 
-    async def _cancel(self, asked: schema.CancelNotification, _: Json) -> None:
-        await self._session(asked.session_id).cancel()
+    async def _cancel(self, request: schema.CancelNotification, _: Json) -> None:
+        await self._session(request.session_id).cancel()
 
     # --- sessions ---------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class AcpServer:
         self._served.discard(session_id)
         await self.host.set_sources(session_id, ())
 
-    async def _use_servers(self, session_id: str, asked: Sequence[Any] | None) -> None:
+    async def _use_servers(self, session_id: str, descriptions: Sequence[Any] | None) -> None:
         """Add the tools of the editor's MCP servers to a session.
 
         Raises:
@@ -241,7 +241,7 @@ class AcpServer:
             return
         names = {source.name for source in self.host.agent.sources}
         servers: list[ToolSource] = []
-        for each in asked or ():
+        for each in descriptions or ():
             name = _server_name(each.name, names)
             names.add(name)
             servers.append(_server(each, name))
@@ -258,19 +258,21 @@ def _server_name(name: str, taken: set[str]) -> str:
     )
 
 
-def _server(asked: Any, name: str) -> ToolSource:  # noqa: ANN401 - one of the SDK's four types
-    if isinstance(asked, schema.SseMcpServer | schema.AcpMcpServer):
+def _server(description: Any, name: str) -> ToolSource:  # noqa: ANN401 - one of the SDK's four types
+    if isinstance(description, schema.SseMcpServer | schema.AcpMcpServer):
         raise UsageError(
-            f"the MCP server {asked.name!r} uses a transport that is not supported: use stdio or http"
+            f"the MCP server {description.name!r} uses a transport that is not supported: use stdio or http"
         )
     try:
         from midstream.tools.mcp import McpServer  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise UsageError("MCP servers need an extra: pip install 'midstream[mcp]'") from error
-    if isinstance(asked, schema.HttpMcpServer):
-        return McpServer.http(asked.url, name=name, headers={each.name: each.value for each in asked.headers})
-    env = {each.name: each.value for each in asked.env}
-    return McpServer.stdio(asked.command, asked.args, name=name, env=env)
+    if isinstance(description, schema.HttpMcpServer):
+        return McpServer.http(
+            description.url, name=name, headers={each.name: each.value for each in description.headers}
+        )
+    env = {each.name: each.value for each in description.env}
+    return McpServer.stdio(description.command, description.args, name=name, env=env)
 
 
 def _refusal(error: MidstreamError) -> RequestError:

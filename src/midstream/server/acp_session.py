@@ -71,7 +71,7 @@ class AcpSession:
         """Prompts that wait for the end of their turns, by stream; the result is None if the message was withdrawn."""
         self._sending = asyncio.Lock()
         """Held while a prompt is submitted, so that a later cancel finds the turn of the prompt."""
-        self._asked: set[tuple[Any, ...]] = set()
+        self._sent_questions: set[tuple[Any, ...]] = set()
         self._words_wanted: Question | None = None
         """The open question that the next prompt answers."""
         self._following: asyncio.Task[None] | None = None
@@ -271,9 +271,9 @@ class AcpSession:
         """Send the editor the open questions that it has not received yet."""
         for question in self._updates.fold.questions:
             place = (question.session, question.turn, question.response, question.call_id, question.asked_at)
-            if place in self._asked:
+            if place in self._sent_questions:
                 continue
-            self._asked.add(place)
+            self._sent_questions.add(place)
             if question.kind is QuestionKind.QUESTION:
                 await self._request_text(question)
             else:

@@ -361,8 +361,8 @@ class Gateway:
         caller = self._callers.find(headers, scope)
         await self.start()
         body = await body_of(headers, receive) if method == "POST" else b""
-        said = scope["query_string"].decode("latin-1")
-        query = dict(parse_qsl(said, keep_blank_values=True)) if said else {}
+        query_string = scope["query_string"].decode("latin-1")
+        query = dict(parse_qsl(query_string, keep_blank_values=True)) if query_string else {}
         path = "/" + "/".join(parts)
         arrived = Arrived(method, path, query, headers, body, is_local(scope, headers), caller)
         await self._answer(parts, arrived, receive, send)
@@ -436,8 +436,8 @@ class Gateway:
             body = msgspec.json.encode({"status": "draining"})
             await send_whole(send, body, status=503, headers={"retry-after": "2"})
             return
-        told = {"status": "ok", "version": __version__, "answers": len(self.responses)}
-        await send_whole(send, msgspec.json.encode(told))
+        report = {"status": "ok", "version": __version__, "answers": len(self.responses)}
+        await send_whole(send, msgspec.json.encode(report))
 
     async def _models(self, name: str, arrived: Arrived, send: Send) -> None:
         own = arrived.caller.allowance.models
@@ -449,10 +449,10 @@ class Gateway:
             self._accepting.check_model(name, arrived.caller)
             await send_whole(send, msgspec.json.encode(_model_in(name, is_anthropic=is_anthropic)))
             return
-        told: Json = {"object": "list", "data": listed}
+        body: Json = {"object": "list", "data": listed}
         if is_anthropic:
-            told = {"data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
-        await send_whole(send, msgspec.json.encode(told))
+            body = {"data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+        await send_whole(send, msgspec.json.encode(body))
 
 
 def _host_of(model: Model, store: Store, world: World, *, kept_s: float) -> Host:

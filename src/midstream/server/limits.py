@@ -226,18 +226,18 @@ class RunningTurns:
             return
         self._is_live = is_live
         now = self._world.monotonic()
-        asked = self._asked_at.pop(caller, {})
-        running = {name: at for name, at in self._running(asked).items() if name != session}
+        times = self._asked_at.pop(caller, {})
+        running = {name: at for name, at in self._running(times).items() if name != session}
         others: set[str] = set()
         if self._elsewhere:  # a session that is counted at two servers counts once
             here = {digest_of_caller(name) for name in (*running, session)}
             others = self._elsewhere.get(digest_of_caller(caller), set()) - here
         is_over = len(running) + len(others) >= self._most
-        if not is_over or session in asked:
+        if not is_over or session in times:
             running[session] = now
         if running:
             self._asked_at[caller] = running
-        if is_over and session not in asked:
+        if is_over and session not in times:
             message = f"turns run in {self._most} sessions of one caller, the limit for one caller"
             raise LimitReachedError(message, retry_after_s=STARTING_S)
         if self.on_half_used is not None and 2 * len(running) >= self._most:
@@ -252,16 +252,16 @@ class RunningTurns:
             if self.on_half_used is not None and 2 * len(self._asked_at[caller]) >= self._most:
                 self.on_half_used()
 
-    def _running(self, asked: Mapping[str, float]) -> dict[str, float]:
+    def _running(self, times: Mapping[str, float]) -> dict[str, float]:
         now = self._world.monotonic()
-        return {name: at for name, at in asked.items() if now < at + STARTING_S or self._is_live(name)}
+        return {name: at for name, at in times.items() if now < at + STARTING_S or self._is_live(name)}
 
     def own_counts(self) -> dict[str, float]:
         """See `FleetCounter.own_counts`; there is a count for each pair of caller and session."""
         pairs = {
             f"{digest_of_caller(caller)} {digest_of_caller(name)}": 1.0
-            for caller, asked in self._asked_at.items()
-            for name in self._running(asked)
+            for caller, times in self._asked_at.items()
+            for name in self._running(times)
         }
         return dict([*pairs.items()][:CALLERS_MAX])
 

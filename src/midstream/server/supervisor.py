@@ -92,7 +92,7 @@ class WorkerProcess:
         self._connection = connection
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._asked = 0
+        self._page_requests = 0
 
     @property
     def has_ended(self) -> bool:
@@ -135,8 +135,8 @@ class WorkerProcess:
 
     async def page(self) -> str:
         """Return the worker's metrics; "" after a timeout."""
-        self._asked += 1
-        number = self._asked
+        self._page_requests += 1
+        number = self._page_requests
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.pages[number] = answer
         try:

@@ -133,7 +133,7 @@ class WorkerLink:
             each.setblocking(False)  # noqa: FBT003 - the standard library's interface
         self._writer: asyncio.StreamWriter | None = None
         self._following: asyncio.Task[None] | None = None
-        self._asked = 0
+        self._page_requests = 0
         self._answers: dict[int, asyncio.Future[dict[int, str]]] = {}
 
     def _read_setup(self) -> WorkerSetup:
@@ -199,8 +199,8 @@ class WorkerLink:
         """Return the metrics of all other workers, by number."""
         if self._writer is None:
             return {}
-        self._asked += 1
-        number = self._asked
+        self._page_requests += 1
+        number = self._page_requests
         answer: asyncio.Future[dict[int, str]] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:

@@ -120,14 +120,14 @@ class LocalModel:
         yield Finished(Finish.CALLS, self.name, used + more)
 
     async def _answer(self, engine: Engine, prompt: turn_guidance.Prompt) -> AsyncGenerator[ModelEvent, None]:
-        said = ""
+        text = ""
         body = {"messages": prompt.messages, **prompt.sampling, **_ANEW}
         async with contextlib.aclosing(self._response(engine, body)) as events:
             async for event in events:
                 yield event
                 if isinstance(event, TextDelta):
-                    said += event.text
-                    if turn_guidance.is_circling(said):
+                    text += event.text
+                    if turn_guidance.is_circling(text):
                         yield Finished(Finish.LENGTH, self.name)
                         return
 

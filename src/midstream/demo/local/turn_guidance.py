@@ -106,14 +106,14 @@ class Prompt(Struct, frozen=True):
     """A prompt for the model. With a schema, its answer is one JSON value of it."""
 
     instructions: str
-    said: tuple[Entry, ...]
+    entries: tuple[Entry, ...]
     sampling: dict[str, float] = {}
     schema: Schema | None = None
 
     @property
     def messages(self) -> Messages:
         """The sent messages, rendered for any chat template."""
-        return render(History(self.said), self.instructions, "strict-template").messages
+        return render(History(self.entries), self.instructions, "strict-template").messages
 
 
 # --- when a call is due ---------------------------------------------------------------------------------------
@@ -202,13 +202,13 @@ def _stem(word: str) -> str:
 
 def choice_prompt(due: Due) -> Prompt:
     """Return the prompt for the choice of a tool."""
-    said: list[Entry] = []
+    entries: list[Entry] = []
     for tool in due.instruction.tools:
-        said += _create_example(_example(tool)[0], {"tool": tool.name})
-    said.append(UserMessage.of(due.instruction.text))
+        entries += _create_example(_example(tool)[0], {"tool": tool.name})
+    entries.append(UserMessage.of(due.instruction.text))
     names = [tool.name for tool in due.instruction.tools]
     instructions = "Choose the tool for the instruction."
-    return Prompt(instructions, tuple(said), schema=_object({"tool": {"enum": names}}, ["tool"]))
+    return Prompt(instructions, tuple(entries), schema=_object({"tool": {"enum": names}}, ["tool"]))
 
 
 def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
@@ -218,9 +218,9 @@ def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
     instruction = due.instruction.text
     if due.results and _has_composed(properties) and _REFERENCE.search(instruction):
         instruction = f"{due.results[-1][:RESULT_CHARS_MAX]}\n\n{instruction}"
-    said = (*_create_example(*_example(tool)), UserMessage.of(instruction))
+    entries = (*_create_example(*_example(tool)), UserMessage.of(instruction))
     instructions = f"Response with the JSON arguments of the tool {signature}"
-    return Prompt(instructions, said, _FILLING_IN, _limited_parameters(tool, due))
+    return Prompt(instructions, entries, _FILLING_IN, _limited_parameters(tool, due))
 
 
 def answer_prompt(request: ModelRequest) -> Prompt:
@@ -231,16 +231,16 @@ def answer_prompt(request: ModelRequest) -> Prompt:
     """
     text, steps = _turn_of(request.history)
     instructions = request.instructions or "You are a helpful assistant."
-    said = _earlier(request.history)
+    entries = _earlier(request.history)
     results = [result.content for step in steps for result in step.results]
     returned = "".join(f"\n{result[:RESULT_CHARS_MAX]}" for result in results)
-    said.append(UserMessage.of(f"{text}\n\nResults:{returned}" if returned else text))
+    entries.append(UserMessage.of(f"{text}\n\nResults:{returned}" if returned else text))
     left = ", then ".join(each.text for each in instructions_of(text, request.tools) if not each.tools)
     if returned and (not left or _REFERENCE.search(left)):
-        return Prompt(instructions, tuple(said), _RETELLING)
+        return Prompt(instructions, tuple(entries), _RETELLING)
     if returned:
-        said += [_response("Done."), UserMessage.of(f"{left[0].upper()}{left[1:]}.")]
-    return Prompt(instructions, tuple(said), _TEXT_SAMPLING)
+        entries += [_response("Done."), UserMessage.of(f"{left[0].upper()}{left[1:]}.")]
+    return Prompt(instructions, tuple(entries), _TEXT_SAMPLING)
 
 
 def is_circling(answer: str) -> bool:
@@ -248,8 +248,8 @@ def is_circling(answer: str) -> bool:
     return len(answer) > CIRCLE_CHARS and answer.count(answer[-CIRCLE_CHARS:]) >= CIRCLES_MAX
 
 
-def _create_example(said: str, answered: object) -> tuple[Entry, Entry]:
-    return UserMessage.of(said), _response(msgspec.json.encode(answered).decode())
+def _create_example(text: str, answered: object) -> tuple[Entry, Entry]:
+    return UserMessage.of(text), _response(msgspec.json.encode(answered).decode())
 
 
 def _response(words: str) -> Step:
@@ -295,12 +295,12 @@ def _first_line(tool: ToolSpec) -> str:
 
 
 def _limited_parameters(tool: ToolSpec, due: Due) -> Schema:
-    asked: Schema = tool.parameters.get("properties", {})
+    declared: Schema = tool.parameters.get("properties", {})
     required: list[str] = tool.parameters.get("required", [])
     parameters: Schema = _limit(tool.parameters)
     properties: Schema = dict(parameters.get("properties", {}))
     choices = _choices(due, tool)
-    quoted = [name for name, schema in asked.items() if _is_quoted(name, schema)]
+    quoted = [name for name, schema in declared.items() if _is_quoted(name, schema)]
     for place, name in enumerate(sorted(quoted, key=lambda name: name not in required)):
         if place >= len(choices) and name not in required:
             del properties[name]  # the instruction has no word left for it
@@ -325,8 +325,8 @@ def _choices(due: Due, tool: ToolSpec) -> list[str]:
 
 def _addresses(due: Due) -> list[str]:
     """Return the addresses in the instruction; if there are none, those in this turn's results."""
-    said = _distinct(_ADDRESS.findall(due.instruction.text))
-    return said or _distinct(address for result in due.results for address in _ADDRESS.findall(result))
+    addresses = _distinct(_ADDRESS.findall(due.instruction.text))
+    return addresses or _distinct(address for result in due.results for address in _ADDRESS.findall(result))
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -381,7 +381,7 @@ def _turn_of(history: History) -> tuple[str, list[Step]]:
 
 def _earlier(history: History) -> list[Entry]:
     """Return the text of earlier turns, oldest first, without results of tools."""
-    said: list[Entry] = []
+    entries: list[Entry] = []
     left = EARLIER_CHARS_MAX
     is_current = True
     for entry in reversed(history.entries):
@@ -394,8 +394,8 @@ def _earlier(history: History) -> list[Entry]:
         if left < 0:
             break
         if text:
-            said.append(UserMessage.of(text) if is_user else _response(text))
-    return said[::-1]
+            entries.append(UserMessage.of(text) if is_user else _response(text))
+    return entries[::-1]
 
 
 def _text_of(message: UserMessage) -> str:

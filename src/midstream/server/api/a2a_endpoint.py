@@ -266,14 +266,14 @@ class A2aTasks:
     # --- tasks ------------------------------------------------------------------------------------------------
 
     async def _get(self, call: _Call, params: Json) -> None:
-        asked = a2a.read_params(params, TaskQuery)
-        async with self._task(call, asked.id, Action.READ) as place:
+        query = a2a.read_params(params, TaskQuery)
+        async with self._task(call, query.id, Action.READ) as place:
             events = await self._read(place)
-            await call.answer(a2a.with_history(events.task(), asked.historyLength))
+            await call.answer(a2a.with_history(events.task(), query.historyLength))
 
     async def _cancel(self, call: _Call, params: Json) -> None:
-        asked = a2a.read_params(params, TaskQuery)
-        async with self._task(call, asked.id, Action.SPEAK) as place:
+        query = a2a.read_params(params, TaskQuery)
+        async with self._task(call, query.id, Action.SPEAK) as place:
             runner, turn = place.runner, place.events.turn
             if not runner.state.is_live or runner.state.turns != turn:
                 raise A2aError(a2a.NOT_CANCELABLE, "the task has ended already")
@@ -281,8 +281,8 @@ class A2aTasks:
             await call.answer((await self._read(place)).task())
 
     async def _subscribe(self, call: _Call, params: Json) -> None:
-        asked = a2a.read_params(params, TaskQuery)
-        async with self._task(call, asked.id, Action.READ) as place:
+        query = a2a.read_params(params, TaskQuery)
+        async with self._task(call, query.id, Action.READ) as place:
             runner, since = place.runner, place.runner.newest.position
             if (await self._read(place)).is_over:
                 raise A2aError(a2a.UNSUPPORTED, "the task has ended: `GetTask` returns it")
@@ -318,29 +318,29 @@ class A2aTasks:
     # --- lists ------------------------------------------------------------------------------------------------
 
     async def _list(self, call: _Call, params: Json) -> None:
-        asked = a2a.read_params(params, TasksQuery)
-        size = PAGE_TASKS if asked.pageSize is None else asked.pageSize
-        if asked.status not in ("", *STATES):
+        query = a2a.read_params(params, TasksQuery)
+        size = PAGE_TASKS if query.pageSize is None else query.pageSize
+        if query.status not in ("", *STATES):
             raise A2aError(a2a.BAD_PARAMS, "`status` is not a task state")
         since, before = (
-            a2a.read_instant(asked.statusTimestampAfter),
-            unpack(asked.pageToken, tuple[float, str]),
+            a2a.read_instant(query.statusTimestampAfter),
+            unpack(query.pageToken, tuple[float, str]),
         )
-        if asked.pageToken and before is None:
+        if query.pageToken and before is None:
             raise A2aError(a2a.BAD_PARAMS, "`pageToken` is not from an earlier list")
         found = [
             (each.changed_at, each.task())
             for events in [
-                await self._tasks_of(call, name) for name in await self._contexts(call, asked.contextId)
+                await self._tasks_of(call, name) for name in await self._contexts(call, query.contextId)
             ]
             for each in events
-            if each.state and asked.status in ("", each.state) and each.changed_at >= since
+            if each.state and query.status in ("", each.state) and each.changed_at >= since
         ]
         found.sort(key=lambda each: (each[0], each[1]["id"]), reverse=True)
         left = [each for each in found if before is None or (each[0], each[1]["id"]) < before]
         page, is_last = left[:size], len(left) <= size
-        tasks = [a2a.with_history(task, asked.historyLength) for _, task in page]
-        if not asked.includeArtifacts:
+        tasks = [a2a.with_history(task, query.historyLength) for _, task in page]
+        if not query.includeArtifacts:
             tasks = [{name: value for name, value in task.items() if name != "artifacts"} for task in tasks]
         token = "" if is_last else pack((page[-1][0], page[-1][1]["id"]))
         await call.answer(
@@ -421,13 +421,13 @@ class A2aEndpoint:
         """Call an A2A 1.0 method by JSON-RPC; the answer is JSON, or streams the events of a task."""
         rpc_id = None
         try:
-            asked = await _body_of(request, a2a.RpcRequest)
-            rpc_id = asked.id
+            rpc_request = await _body_of(request, a2a.RpcRequest)
+            rpc_id = rpc_request.id
 
             def encode(result: Json) -> bytes:
                 return msgspec.json.encode({"jsonrpc": "2.0", "id": rpc_id, "result": result})
 
-            await self._tasks.call(_Call(request, send, encode), asked.method, asked.params)
+            await self._tasks.call(_Call(request, send, encode), rpc_request.method, rpc_request.params)
         except A2aError as error:
             body = {"jsonrpc": "2.0", "id": rpc_id, "error": error.rpc_body()}
             status = 400 if error.code in (a2a.PARSE, a2a.INVALID) else 200

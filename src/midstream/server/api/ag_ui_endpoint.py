@@ -86,38 +86,38 @@ class AgUiEndpoint:
 
     async def ag_ui_run(self, request: Request, send: Send) -> None:
         """Begin a run, or read an existing run of this id."""
-        asked = read_input(await body_of(request, MESSAGES_BYTES_MAX))
+        run_input = read_input(await body_of(request, MESSAGES_BYTES_MAX))
         after = _after_of(request)
-        async with opened_session(self._host, request, asked.thread, Action.SPEAK, begins=True) as (
+        async with opened_session(self._host, request, run_input.thread, Action.SPEAK, begins=True) as (
             runner,
             secret,
         ):
             try:
-                secret = secret or secret_digest_of(asked.digest)
-                run = await self._run(runner, asked, caller_of(request.scope), secret)
+                secret = secret or secret_digest_of(run_input.digest)
+                run = await self._run(runner, run_input, caller_of(request.scope), secret)
             except _Refused as refused:
                 error, at = refused.error, self._host.world.now()
-                events = refusal(asked.thread, asked.run_id, error.code, str(error), at=at)
+                events = refusal(run_input.thread, run_input.run_id, error.code, str(error), at=at)
                 await self._send_whole(request, send, events)
             else:
-                await self._send_run(request, send, runner, asked.thread, run, after)
+                await self._send_run(request, send, runner, run_input.thread, run, after)
 
     async def ag_ui_connect(self, request: Request, send: Send) -> None:
         """Follow a thread."""
-        asked = read_input(await body_of(request, MESSAGES_BYTES_MAX))
+        run_input = read_input(await body_of(request, MESSAGES_BYTES_MAX))
         after = _after_of(request)
-        async with opened_existing_session(self._host, request, asked.thread) as runner:
+        async with opened_existing_session(self._host, request, run_input.thread) as runner:
             run = None
             if runner is not None and runner.state.turns:
-                fold = await self._folds.now(runner, asked.thread)
+                fold = await self._folds.now(runner, run_input.thread)
                 later = (each for each in fold.runs if each.after >= after[0] > 0)
                 of_place = [each for each in fold.runs if each.after < after[0]]
                 run = of_place[-1] if of_place and next(later, None) is not None else fold.run
             if runner is None or run is None:
-                events = empty_thread_events(asked.thread, asked.run_id, at=self._host.world.now())
+                events = empty_thread_events(run_input.thread, run_input.run_id, at=self._host.world.now())
                 await self._send_whole(request, send, events)
             else:
-                await self._send_run(request, send, runner, asked.thread, run, after)
+                await self._send_run(request, send, runner, run_input.thread, run, after)
 
     async def ag_ui_read(self, request: Request, send: Send) -> None:
         """Read a run again."""
@@ -147,75 +147,77 @@ class AgUiEndpoint:
 
     # --- the beginning of a run -------------------------------------------------------------------------------
 
-    async def _run(self, runner: Runner, asked: AgUiRequest, caller: Caller, secret_digest: str) -> Run:
+    async def _run(self, runner: Runner, run_input: AgUiRequest, caller: Caller, secret_digest: str) -> Run:
         async def find() -> Run | None:
-            return await self._find(runner, asked)
+            return await self._find(runner, run_input)
 
         async def begin() -> None:
-            await self._begin(runner, asked, caller, secret_digest)
+            await self._begin(runner, run_input, caller, secret_digest)
 
         return await find_or_begin(find, begin)
 
-    async def _find(self, runner: Runner, asked: AgUiRequest) -> Run | None:
+    async def _find(self, runner: Runner, run_input: AgUiRequest) -> Run | None:
         """Return the run of a request; None if it has not begun, or a server failed between its answers."""
         if not runner.state.turns:
             return None
-        fold = await self._folds.now(runner, asked.thread)
-        is_continuing = stream_name(asked.run_id, CONTINUES) in runner.state.streams
-        if is_continuing and self._has_answers_left(asked, fold):
+        fold = await self._folds.now(runner, run_input.thread)
+        is_continuing = stream_name(run_input.run_id, CONTINUES) in runner.state.streams
+        if is_continuing and self._has_answers_left(run_input, fold):
             return None
-        run = fold.find(asked.run_id)
+        run = fold.find(run_input.run_id)
         return fold.run if run is None and is_continuing else run  # other clients gave the answers
 
-    def _has_answers_left(self, asked: AgUiRequest, fold: AgUiFold) -> bool:
-        if asked.resume:
+    def _has_answers_left(self, run_input: AgUiRequest, fold: AgUiFold) -> bool:
+        if run_input.resume:
             open_ones = {interrupt_id_of(each) for each in fold.questions}
-            return any(each.interruptId in open_ones for each in asked.resume)
-        return not _results_of(fold, asked).is_empty
+            return any(each.interruptId in open_ones for each in run_input.resume)
+        return not _results_of(fold, run_input).is_empty
 
-    async def _begin(self, runner: Runner, asked: AgUiRequest, caller: Caller, secret_digest: str) -> None:
+    async def _begin(
+        self, runner: Runner, run_input: AgUiRequest, caller: Caller, secret_digest: str
+    ) -> None:
         if not runner.state.turns:
-            await self._submit_message(runner, asked, caller, secret_digest)
+            await self._submit_message(runner, run_input, caller, secret_digest)
             return
-        fold = await self._folds.now(runner, asked.thread)
-        if asked.resume:
-            answers = self._answers(asked, fold)
+        fold = await self._folds.now(runner, run_input.thread)
+        if run_input.resume:
+            answers = self._answers(run_input, fold)
             if answers:
-                await self._name_run(runner, asked, secret_digest)
+                await self._name_run(runner, run_input, secret_digest)
             for question, answer in answers:
-                await self._folds.answer(runner, asked.thread, question, await caller.attribute(answer))
+                await self._folds.answer(runner, run_input.thread, question, await caller.attribute(answer))
             return
         if fold.questions:
             words = "this thread waits for people: answer its interrupts by `resume`"
             raise _Refused(AnswerMismatchError(words))
-        if asked.messages and asked.messages[-1].role == "user":
-            await self._submit_message(runner, asked, caller, secret_digest)
+        if run_input.messages and run_input.messages[-1].role == "user":
+            await self._submit_message(runner, run_input, caller, secret_digest)
             return
-        if _results_of(fold, asked).is_empty:
+        if _results_of(fold, run_input).is_empty:
             words = "this request has neither a new message nor a result that is waited for"
             raise _Refused(UsageError(words))
-        await self._name_run(runner, asked, secret_digest)
-        await self._give_results(runner, asked)
+        await self._name_run(runner, run_input, secret_digest)
+        await self._give_results(runner, run_input)
 
-    def _answers(self, asked: AgUiRequest, fold: AgUiFold) -> Sequence[tuple[Question, Answer]]:
+    def _answers(self, run_input: AgUiRequest, fold: AgUiFold) -> Sequence[tuple[Question, Answer]]:
         try:
-            return resumed_answers(fold.questions, asked.resume, fold.answers)
+            return resumed_answers(fold.questions, run_input.resume, fold.answers)
         except (AnswerMismatchError, QuestionClosedError) as error:
             raise _Refused(error) from error
 
-    async def _name_run(self, runner: Runner, asked: AgUiRequest, secret_digest: str) -> None:
+    async def _name_run(self, runner: Runner, run_input: AgUiRequest, secret_digest: str) -> None:
         """Record the id of the run before its answers, since the first answer may begin the run."""
-        name = stream_name(asked.run_id, CONTINUES)
+        name = stream_name(run_input.run_id, CONTINUES)
         if name not in runner.state.streams:
-            await submit(runner, Received(name, secret_digest, 0, asked.digest, None))
+            await submit(runner, Received(name, secret_digest, 0, run_input.digest, None))
 
-    async def _give_results(self, runner: Runner, asked: AgUiRequest) -> None:
+    async def _give_results(self, runner: Runner, run_input: AgUiRequest) -> None:
         """Submit the results of calls; waits for a call that starts after another one."""
         try:
             async with asyncio.timeout(STARTING_S):
                 while True:
                     position = runner.newest.position
-                    found = _results_of(await self._folds.now(runner, asked.thread), asked)
+                    found = _results_of(await self._folds.now(runner, run_input.thread), run_input)
                     if found.is_empty:
                         return
                     for result in found.ready:
@@ -226,30 +228,30 @@ class AgUiEndpoint:
             raise UnavailableError("a call has not started yet: retry", retry_after_s=1.0) from None
 
     async def _submit_message(
-        self, runner: Runner, asked: AgUiRequest, caller: Caller, secret_digest: str
+        self, runner: Runner, run_input: AgUiRequest, caller: Caller, secret_digest: str
     ) -> None:
-        if not asked.messages or asked.messages[-1].role != "user":
+        if not run_input.messages or run_input.messages[-1].role != "user":
             raise _Refused(UsageError("the last message of this thread must be a user message"))
-        if self._has_begun(runner, asked):
+        if self._has_begun(runner, run_input):
             return
         if runner.state.is_live:
             await stop_turn(runner)
-        if self._has_begun(runner, asked):
+        if self._has_begun(runner, run_input):
             return
-        name = stream_name(asked.run_id, asked.message_id)
-        received = Received(name, secret_digest, 0, asked.digest, None)
-        await submit_resent(runner, caller, received, chat_of(asked.messages), asked.tools)
+        name = stream_name(run_input.run_id, run_input.message_id)
+        received = Received(name, secret_digest, 0, run_input.digest, None)
+        await submit_resent(runner, caller, received, chat_of(run_input.messages), run_input.tools)
 
-    def _has_begun(self, runner: Runner, asked: AgUiRequest) -> bool:
+    def _has_begun(self, runner: Runner, run_input: AgUiRequest) -> bool:
         """Return whether a concurrent repetition of the request has begun the run."""
-        prefix = stream_name(asked.run_id, "")
+        prefix = stream_name(run_input.run_id, "")
         return any(name.partition(" ")[0] == prefix for name in runner.state.streams)
 
 
-def _results_of(fold: AgUiFold, asked: AgUiRequest) -> FoundResults:
+def _results_of(fold: AgUiFold, run_input: AgUiRequest) -> FoundResults:
     """Return the results of a request, by a consistent pair of state and response id."""
     open_id, _ = fold.open_words
-    return results_in(fold.session, open_id, asked.messages)
+    return results_in(fold.session, open_id, run_input.messages)
 
 
 def _after_of(request: Request) -> tuple[int, int]:

@@ -86,15 +86,15 @@ class ChatEndpoint:
 
     async def chat(self, request: Request, send: Send) -> None:
         """Begin a turn of a chat, or send results and decisions to its open turn."""
-        asked = read_chat_request(await body_of(request, MESSAGES_BYTES_MAX))
+        chat_request = read_chat_request(await body_of(request, MESSAGES_BYTES_MAX))
         caller = caller_of(request.scope)
-        chat = asked.chat or self._host.world.new_id("chat")
+        chat = chat_request.chat or self._host.world.new_id("chat")
         async with opened_session(self._host, request, chat, Action.SPEAK, begins=True) as (runner, secret):
-            if asked.is_answer:
-                run = await self._answer(runner, asked, caller, chat)
+            if chat_request.is_answer:
+                run = await self._answer(runner, chat_request, caller, chat)
             else:
-                secret = secret or secret_digest_of(_secret_of(asked))
-                run = await self._begin(runner, asked, caller, chat, secret)
+                secret = secret or secret_digest_of(_secret_of(chat_request))
+                run = await self._begin(runner, chat_request, caller, chat, secret)
             await ChatStream(self._host, self._connections, run, caller).serve(request.receive, send)
 
     async def chat_stream(self, request: Request, query: StreamQuery, send: Send) -> None:
@@ -127,48 +127,52 @@ class ChatEndpoint:
     # --- a new turn -------------------------------------------------------------------------------------------
 
     async def _begin(
-        self, runner: Runner, asked: ChatRequest, caller: Caller, chat: str, secret_digest: str
+        self, runner: Runner, chat_request: ChatRequest, caller: Caller, chat: str, secret_digest: str
     ) -> ChatRun:
         async def find() -> ChatRun | None:
-            return self._find_repeated(runner, asked, chat)[1]
+            return self._find_repeated(runner, chat_request, chat)[1]
 
         async def begin() -> None:
-            name, _ = self._find_repeated(runner, asked, chat)
+            name, _ = self._find_repeated(runner, chat_request, chat)
             if runner.state.is_live:
                 await stop_turn(runner)
-            received = Received(name, secret_digest, 0, asked.digest, None)
-            await submit_resent(runner, caller, received, asked.messages, asked.tools)
+            received = Received(name, secret_digest, 0, chat_request.digest, None)
+            await submit_resent(runner, caller, received, chat_request.messages, chat_request.tools)
 
         return await find_or_begin(find, begin)
 
-    def _find_repeated(self, runner: Runner, asked: ChatRequest, chat: str) -> tuple[str, ChatRun | None]:
+    def _find_repeated(
+        self, runner: Runner, chat_request: ChatRequest, chat: str
+    ) -> tuple[str, ChatRun | None]:
         """Return the stream key of a request, and its first run if an equal request has begun it."""
         state, number = runner.state, 0
-        while (known := state.streams.get(name := f"{STREAM_PREFIX}{asked.digest}-{number}")) is not None:
-            if known.turn and self._is_repetition(state, known.turn, asked):
+        while (
+            known := state.streams.get(name := f"{STREAM_PREFIX}{chat_request.digest}-{number}")
+        ) is not None:
+            if known.turn and self._is_repetition(state, known.turn, chat_request):
                 return name, ChatRun(runner.session_id, chat, known.turn, known.since, 0)
             number += 1
         return name, None
 
-    def _is_repetition(self, state: Session, turn: int, asked: ChatRequest) -> bool:
+    def _is_repetition(self, state: Session, turn: int, chat_request: ChatRequest) -> bool:
         if turn < state.turns:
-            return not asked.is_regenerated
+            return not chat_request.is_regenerated
         ended = state.last_turn
         if not isinstance(state.turn, Idle) or ended is None or ended.turn != turn:
             return True
-        is_kept = ended.status is TurnStatus.COMPLETED and not asked.is_regenerated
+        is_kept = ended.status is TurnStatus.COMPLETED and not chat_request.is_regenerated
         return is_kept or self._host.world.now() - ended.at < REPEATED_S
 
     # --- answers to an open turn ------------------------------------------------------------------------------
 
-    async def _answer(self, runner: Runner, asked: ChatRequest, caller: Caller, chat: str) -> ChatRun:
-        message = asked.messages[-1]
+    async def _answer(self, runner: Runner, chat_request: ChatRequest, caller: Caller, chat: str) -> ChatRun:
+        message = chat_request.messages[-1]
         if not runner.state.turns:
             raise UsageError(
                 "this chat has no open turn; the last message of the request must be a user message"
             )
         if any(each.startswith(SUB_AGENT_MARK) for each in answered_calls(message)):
-            await self._answer_below(runner, asked, caller, chat)
+            await self._answer_below(runner, chat_request, caller, chat)
         for _ in range(ANSWERS_MAX):
             command = next_answer(runner.state, message)
             if command is None or (isinstance(command, CallFinished) and not _is_of_chat(runner.state)):
@@ -183,10 +187,12 @@ class ChatEndpoint:
         runs = [shown.answered[each] for each in answered_calls(message) if each in shown.answered]
         return msgspec.structs.replace(place, run=max(runs, default=shown.run))
 
-    async def _answer_below(self, runner: Runner, asked: ChatRequest, caller: Caller, chat: str) -> None:
+    async def _answer_below(
+        self, runner: Runner, chat_request: ChatRequest, caller: Caller, chat: str
+    ) -> None:
         """Answer the questions of the chat and of its sub-agents, all at once: the answers begin one run together."""
         fold = await self._folds.now(runner, chat)
-        given = answers_in(fold.questions, asked.messages[-1])
+        given = answers_in(fold.questions, chat_request.messages[-1])
         answers = [(question, await caller.attribute(answer)) for question, answer in given[:ANSWERS_MAX]]
         sending = (self._folds.answer(runner, chat, question, answer) for question, answer in answers)
         for outcome in await asyncio.gather(*sending, return_exceptions=True):
@@ -212,9 +218,11 @@ async def find_turn(runner: Runner, chat: str, turn: int) -> ChatRun | None:
     return ChatRun(runner.session_id, chat, turn, after, None)
 
 
-def _secret_of(asked: ChatRequest) -> str:
+def _secret_of(chat_request: ChatRequest) -> str:
     """Return the stream secret of a request; all servers derive the same one from equal requests."""
-    digest = hashlib.blake2b(msgspec.json.encode(asked.messages), digest_size=32, person=b"midstream-chat")
+    digest = hashlib.blake2b(
+        msgspec.json.encode(chat_request.messages), digest_size=32, person=b"midstream-chat"
+    )
     return digest.hexdigest()
 
 

@@ -113,7 +113,7 @@ class PlainStreamWriter:
         journal, caller = _name_in(self._host, request)
         await caller.require_existing(Action.SPEAK)
         headers = request.headers
-        asked = AppendRequest(
+        append_request = AppendRequest(
             headers.get("content-type", ""),
             await body_of(request, APPEND_BYTES_MAX),
             wire.read_producer(headers),
@@ -127,7 +127,7 @@ class PlainStreamWriter:
             found = _require_existing(known)
             if found.state.is_deleted:
                 raise HTTPException(410, "this stream is gone")
-            decision = found.state.decide(asked)
+            decision = found.state.decide(append_request)
             decided.append(decision)
             if not isinstance(decision, Appended):
                 return []

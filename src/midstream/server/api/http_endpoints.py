@@ -263,8 +263,8 @@ class HttpEndpoints:
             if info.mark.status not in OPEN_STATUSES:
                 continue
             name = caller.public_name(info.session)
-            is_asked_for = named is None or name == named or name.startswith(named + PART_MARK)
-            if not (is_asked_for and await caller.may_list(info.session)):
+            is_selected = named is None or name == named or name.startswith(named + PART_MARK)
+            if not (is_selected and await caller.may_list(info.session)):
                 continue
             shown = secrets_in(request)
             with (

@@ -328,16 +328,16 @@ class PlainStreams:
         await self.write(journal, decide)
         known = await self.refresh(journal)
         if known is not None and not known.state.is_deleted:
-            await self._remove(journal, is_asked=True)
+            await self._remove(journal, is_requested=True)
         return True
 
-    async def _remove(self, journal: str, *, is_asked: bool = False) -> None:
+    async def _remove(self, journal: str, *, is_requested: bool = False) -> None:
         """Remove a stream that has no forks, and then sources that only it needed."""
         async with self._held(journal):
             known = await self.refresh(journal)
             if known is None or await self._has_forks(known):
                 return
-            if not is_asked and not await self._is_over(known):
+            if not is_requested and not await self._is_over(known):
                 return
             await self._delete_held(journal)
         self._note_change(journal)

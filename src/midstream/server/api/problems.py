@@ -216,9 +216,11 @@ async def refuse(
     if scope["type"] == "http":
         await response_of(problem, headers)(scope, receive, send)
     elif "websocket.http.response" in scope.get("extensions", {}):
-        told = [(name.encode(), value.encode()) for name, value in problem.headers.items()]
-        told.append((b"content-type", MEDIA_TYPE.encode()))
-        await send({"type": "websocket.http.response.start", "status": problem.status, "headers": told})
+        raw_headers = [(name.encode(), value.encode()) for name, value in problem.headers.items()]
+        raw_headers.append((b"content-type", MEDIA_TYPE.encode()))
+        await send(
+            {"type": "websocket.http.response.start", "status": problem.status, "headers": raw_headers}
+        )
         await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(problem)})
     else:
         await send({"type": "websocket.close", "code": 1008, "reason": problem.code})

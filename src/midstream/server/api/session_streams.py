@@ -158,20 +158,20 @@ class SessionStreamEvents(EventBody):
 
     @override
     async def pump(self, send: Send) -> None:
-        is_told = False
+        is_offset_sent = False
         if self._before:
             await self.write(send, [wire.data_event(self._before, _JSON), self._control(())])
-            is_told = True
+            is_offset_sent = True
         with suppress(SessionNotFoundError):
             async with aclosing(follow_pages(self._host, self._session, self._after.position)) as pages:
                 async for page in pages:
                     if page:
                         self._after = EventId(page[-1].epoch, page[-1].position)
                         await self.write(send, [self._pages.event(self._session, page), self._control(page)])
-                        is_told = True
-                    elif not is_told:  # at the end: report the offset once
+                        is_offset_sent = True
+                    elif not is_offset_sent:  # at the end: report the offset once
                         await self.write(send, [self._control(page)])
-                        is_told = True
+                        is_offset_sent = True
         await self.write(
             send,
             [

@@ -333,12 +333,12 @@ class StreamSubscriptions:
         journal = name_in_store(stored_part(stored.config.wake_stream), stored.tenant)
         event = stored.wake_event(tails, now=self._world.now())
         place = Producer(f"subscription:{stored.id}", stored.generation, 0)
-        asked = AppendRequest(JSON_TYPE, event, place)
+        append_request = AppendRequest(JSON_TYPE, event, place)
 
         async def decide(known: KnownStream | None) -> list[StreamRecord]:
             if known is None or known.state.is_deleted:
                 return []
-            decision = known.state.decide(asked)
+            decision = known.state.decide(append_request)
             if isinstance(decision, Appended):
                 return [replace(decision, at=self._world.now())]
             return []

@@ -161,9 +161,9 @@ class AccessRoutes:
         if former:
             await self._auth.access_tokens.withdraw(former)
             await self._auth.announce()
-        told = json_response(_describe_caller(principal))
-        told.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
-        return told
+        response = json_response(_describe_caller(principal))
+        response.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
+        return response
 
     async def login_link(self, request: Request) -> Issued:
         """Issue a one-time login code for the caller."""

@@ -86,8 +86,8 @@ class Authorizer:
             UnauthorizedError: The ticket is unknown, used, expired, or for another session or page.
         """
         taken = await self._access_tokens.take(TokenKind.TICKET, ticket)
-        asked = (name_in_store(session, taken.principal.tenant), page_of(connection.scope))
-        if asked != (taken.session, taken.origin):
+        requested = (name_in_store(session, taken.principal.tenant), page_of(connection.scope))
+        if requested != (taken.session, taken.origin):
             raise UnauthorizedError("this ticket is for another session or page")
         if taken.action == Action.READ:  # a read ticket limits its principal to reading
             return replace(taken.principal, session=root_of(taken.session))

@@ -91,15 +91,15 @@ class Cors:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve a request. CORS does not apply to WebSockets."""
-        is_asked = scope["type"] == "http" and bool(self._origins)
-        return (self._answer if is_asked else self._app)(scope, receive, send)
+        applies = scope["type"] == "http" and bool(self._origins)
+        return (self._answer if applies else self._app)(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told = self._headers_for(scope)
+        cors_headers = self._headers_for(scope)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *told]}
+                message = {**message, "headers": [*message.get("headers", ()), *cors_headers]}
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

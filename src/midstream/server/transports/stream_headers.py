@@ -89,9 +89,9 @@ class _Headers:
     """Headers of a request by name."""
 
     def __init__(self, request: HTTPConnection) -> None:
-        self._told = request.scope["headers"]
-        self._by_name: dict[bytes, bytes] = dict(self._told)
-        self._is_each_once = len(self._by_name) == len(self._told)
+        self._pairs = request.scope["headers"]
+        self._by_name: dict[bytes, bytes] = dict(self._pairs)
+        self._is_each_once = len(self._by_name) == len(self._pairs)
 
     def __getitem__(self, name: bytes) -> str:
         """Return the value of a header; "" if it is missing or empty.
@@ -102,10 +102,10 @@ class _Headers:
         # Not every parser strips trailing space, which is not part of the value (RFC 9110, section 5.5).
         if self._is_each_once:
             return self._by_name.get(name, b"").strip(b" \t").decode("latin-1")
-        said = {value.strip(b" \t") for each, value in self._told if each == name} - {b""}
-        if len(said) > 1:
+        values = {value.strip(b" \t") for each, value in self._pairs if each == name} - {b""}
+        if len(values) > 1:
             raise MalformedFrameError(f"the header `{name.decode()}` occurs twice with different values")
-        return said.pop().decode("latin-1") if said else ""
+        return values.pop().decode("latin-1") if values else ""
 
 
 def sender_of(request: HTTPConnection) -> FrameSender:
