@@ -160,7 +160,7 @@ def _classification_times() -> list[Time]:
         for _ in range(ROUNDS):
             chain = Chain().then(before)
             start = time.process_time()
-            found = classify(record, chain.then(now).heard.outline("Be brief.", (), (), IDENTITY))
+            found = classify(record, chain.then(now).digest.outline("Be brief.", (), (), IDENTITY))
             rounds.append((time.process_time() - start) * 1e3)
             assert found.kind is RequestRelation.CONTINUATION
         return Time("classify, one message appended", min(rounds), statistics.median(rounds))

@@ -175,9 +175,9 @@ class Thinker(ScriptedUpstream):
 
 class ThinkingAgent(ScriptedAgent):
     async def send(
-        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+        self, outgoing: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        async for event in super().send(said, key=key, is_forced=is_forced):
+        async for event in super().send(outgoing, key=key, is_forced=is_forced):
             yield event
             if isinstance(event, MessageTaken):
                 await self._upstream.world.sleep(300.0)

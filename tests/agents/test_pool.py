@@ -133,7 +133,7 @@ async def test_a_cancel_between_two_messages_sends_no_more_and_leaves_no_record(
 @spec("REUSE-32")
 async def test_an_agent_that_calls_tools_between_two_messages_is_replaced() -> None:
     def answer(talk: AgentConversation) -> list[UpstreamEvent]:
-        if words_of(talk.heard[-1].said) == "two":
+        if words_of(talk.messages[-1].message) == "two":
             return [ToolCallRequested("c", "look", "{}"), Finished(Finish.CALLS)]
         return [TextDelta("ok"), Finished()]
 
@@ -146,7 +146,7 @@ async def test_an_agent_that_calls_tools_between_two_messages_is_replaced() -> N
 @spec("REUSE-33")
 async def test_results_go_to_the_agent_that_made_the_calls() -> None:
     def answer(talk: AgentConversation) -> list[UpstreamEvent]:
-        if talk.heard[-1].said.results:
+        if talk.messages[-1].message.results:
             return [TextDelta("done"), Finished()]
         return [ToolCallRequested("c1", "look", "{}"), Finished(Finish.CALLS)]
 
@@ -764,7 +764,7 @@ async def test_an_agent_with_a_pooled_upstream_works(tmp_path: Path) -> None:
     await host.start()
     for text in ("one", "two", "three"):
         await run_turn(host, "s", text)
-    assert [words_of(heard.said) for heard in upstream.sends] == ["one", "two", "three"]
+    assert [words_of(heard.message) for heard in upstream.sends] == ["one", "two", "three"]
     report = pool.last("s")
     assert report is not None
     assert report.way is AgentOrigin.RESUMED

@@ -68,6 +68,6 @@ async def test_the_work_of_an_append_depends_only_on_what_is_new(
         entries.append(UserMessage.of("new"))
         with lines_run() as lines:
             await bench.world.live_through(ask(pool, entries))
-        assert words_of(bench.upstream.sends[-1].said) == "new"
+        assert words_of(bench.upstream.sends[-1].message) == "new"
         work.append(lines.count)
     assert work[1] < 1.1 * work[0]

@@ -33,7 +33,7 @@ TOKEN = re.compile(r"\bword\d+\b")
 
 def repeat_texts(talk: AgentConversation) -> list[UpstreamEvent]:
     """Answer with all the client application's texts that the agent has."""
-    told = [token for heard in talk.heard for token in TOKEN.findall(words_of(heard.said))]
+    told = [token for heard in talk.messages for token in TOKEN.findall(words_of(heard.message))]
     return [TextDelta(" ".join(told).replace("word", "#")), Finished()]
 
 

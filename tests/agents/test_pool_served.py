@@ -36,7 +36,7 @@ class Slow(World):
 
 
 def answer(talk):
-    told = words_of(talk.heard[-1].said)
+    told = words_of(talk.messages[-1].message)
     with Path("told").open("a") as file:
         file.write(json.dumps(told) + "\\n")
     yield TextDelta("I pay. ")

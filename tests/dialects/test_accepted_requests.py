@@ -147,9 +147,9 @@ async def test_a_pooled_upstream_receives_each_message_once_and_side_calls_separ
             assert (await client.post("/v1/chat/completions", json=title)).status_code == 200
     # One agent received the conversation, each message once; each title had an agent that was deleted.
     talks = upstream.memory.talks.values()
-    assert [[words_of(heard.said) for heard in talk.heard] for talk in talks if len(talk.heard) > 1] == [
-        ["one", "two", "three"]
-    ]
+    assert [
+        [words_of(heard.message) for heard in talk.messages] for talk in talks if len(talk.messages) > 1
+    ] == [["one", "two", "three"]]
 
 
 @spec("REUSE-74")

@@ -210,7 +210,7 @@ async def test_a_restart_of_the_gateway_between_two_turns_costs_no_full_transcri
 
 def _paying(talk: AgentConversation) -> list[UpstreamEvent]:
     """Run the agent's own tool between two pieces of text, once."""
-    if len(talk.heard) > 1 or "of shell" in talk.words:
+    if len(talk.messages) > 1 or "of shell" in talk.words:
         return [TextDelta("Yes."), Finished()]
     call = UpstreamCallStarted("call-1", "shell", '{"command": "pay 3"}')
     return [

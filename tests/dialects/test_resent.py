@@ -134,7 +134,7 @@ async def test_the_work_from_the_bytes_to_the_upstream_depends_only_on_the_new_m
             body = _body(known, _words(first.json()), "more")
             with lines_run() as lines:
                 assert (await client.post("/v1/chat/completions", content=body, headers=JSON)).is_success
-        assert [len(talk.heard) for talk in upstream.memory.talks.values()] == [2]
+        assert [len(talk.messages) for talk in upstream.memory.talks.values()] == [2]
         work.append(lines.count)
     assert work[1] < 1.1 * work[0]
 

@@ -123,7 +123,7 @@ class StatefulAgent:
         received a message, were deleted.
         """
         sent = [
-            {"instructions": each.setup.instructions, "said": words_of(each.said)}
+            {"instructions": each.setup.instructions, "said": words_of(each.message)}
             for each in self.upstream.sends
         ]
         taken = [agent for agent, _ in self.upstream.memory.arrived]

@@ -244,7 +244,7 @@ def test_a_chain_equals_the_hash_of_the_whole_history(batches: list[list[Entry]]
     for batch in batches:
         history = History((*(history.entries if is_growing else ()), *batch))
         chain = chain.then(history)
-        assert chain.heard.outline("s", (), (), HERE) == outline("s", (), (), HERE, history)
+        assert chain.digest.outline("s", (), (), HERE) == outline("s", (), (), HERE, history)
         assert chain == chain.then(History(tuple(history.entries)))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstream.observability.debug_output import LOGGER, show_where_asked
+from midstream.observability.debug_output import LOGGER, show_enabled_lines
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def test_lines_are_shown_once_on_stderr_where_it_is_enabled(
     log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_DEBUG", "1")
-    show_where_asked()
-    show_where_asked()
+    show_enabled_lines()
+    show_enabled_lines()
     log.debug("kind=%s", "continuation")
     assert capsys.readouterr().err.count("midstream: kind=continuation") == 1
 
@@ -36,7 +36,7 @@ def test_nothing_is_shown_where_it_is_not_enabled(
     if value is not None:
         monkeypatch.setenv("MIDSTREAM_DEBUG", value)
     before = list(log.handlers)
-    show_where_asked()
+    show_enabled_lines()
     assert log.handlers == before
 
 
@@ -48,7 +48,7 @@ def test_a_line_that_the_program_logs_itself_is_not_shown_twice(
     own.setFormatter(logging.Formatter("own: %(message)s"))
     logging.getLogger("midstream").addHandler(own)
     try:
-        show_where_asked()
+        show_enabled_lines()
         log.debug("kind=continuation")
     finally:
         logging.getLogger("midstream").removeHandler(own)

@@ -227,13 +227,13 @@ class ClientLife:
 
     def _answer(self, talk: AgentConversation) -> Sequence[UpstreamEvent]:
         """Answer with a name under which the agent's received messages are stored."""
-        told = tuple(token for heard in talk.heard for token in TOKEN.findall(words_of(heard.said)))
+        told = tuple(token for heard in talk.messages for token in TOKEN.findall(words_of(heard.message)))
         self._tokens += 1
         name = f"answer{self._tokens}"
         self._told[name] = told
-        usage = Usage(len(words_of(talk.heard[-1].said)), 1)
+        usage = Usage(len(words_of(talk.messages[-1].message)), 1)
         wants_tools = self.abilities.takes_tools and self.chance.random() < 0.4
-        if wants_tools and talk.heard[-1].setup.instructions != "title":
+        if wants_tools and talk.messages[-1].setup.instructions != "title":
             ids = [f"c{self._tokens}-{number}" for number in range(self.chance.randint(1, 2))]
             requests = [ToolCallRequested(call_id, "look", "{}") for call_id in ids]
             return [TextDelta(name), *requests, Finished(Finish.CALLS, usage=usage)]

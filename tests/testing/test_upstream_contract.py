@@ -116,7 +116,7 @@ class Agent:
         self.is_closed = asyncio.Event()
 
     async def send(
-        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+        self, outgoing: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
         memory = self.memory
         if memory.is_refusing:
@@ -129,7 +129,7 @@ class Agent:
             raise UpstreamBusyError("busy")
         memory.running += 1
         try:
-            text = "".join(part.text for part in said.message.parts if isinstance(part, Text))
+            text = "".join(part.text for part in outgoing.message.parts if isinstance(part, Text))
             memory.talks[self.talk].append(text)
             memory.heard.append(PeerMessage(self.talk, text, key))
             is_hanging = memory.takes("hang")
@@ -169,9 +169,9 @@ class Wrapped(Remembering):
         good: Any = agent.send
 
         async def send(
-            said: UpstreamMessage, *, key: str, is_forced: bool = False
+            outgoing: UpstreamMessage, *, key: str, is_forced: bool = False
         ) -> AsyncGenerator[UpstreamEvent, None]:
-            events = good(said, key=key, is_forced=is_forced)
+            events = good(outgoing, key=key, is_forced=is_forced)
             try:
                 async for event in events:
                     changed = self.changed(event)

@@ -248,7 +248,7 @@ class _Conversation:
         agents.add(self)
 
     async def send(
-        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+        self, outgoing: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """See `UpstreamAgent.send`. With `is_forced`, another run of the conversation is cancelled first."""
         if self._is_closed:
@@ -263,9 +263,10 @@ class _Conversation:
             process.take_updates()
             self._reader = reader = AcpReader()
             self._since = ticks_now()
-            self._person = said.person
+            self._person = outgoing.person
             prompting = self._terms.world.spawn(
-                process.wait_for(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
+                process.wait_for(self._prompt(process, outgoing.message, key), limit_s=None),
+                name="acp: a turn",
             )
             try:
                 async for event in self._answer(process, reader, prompting):
@@ -418,10 +419,10 @@ class _Conversation:
             blocks.insert(0, helpers.text_block(_INSTRUCTIONS.format(self._setup.instructions)))
         return await process.connection.prompt(session_id=self._session, prompt=blocks, **{KEY_META: key})
 
-    async def _leave(self, session: str, told: ToolCallUpdate) -> Decision:
+    async def _leave(self, session: str, update: ToolCallUpdate) -> Decision:
         reader = self._reader
-        tool, kind, arguments, is_vague = reader.describe_request(told)
-        asked = Permission(
+        tool, kind, arguments, is_vague = reader.describe_request(update)
+        permission = Permission(
             session,
             tool,
             _KINDS.get(kind, "other"),
@@ -429,9 +430,9 @@ class _Conversation:
             is_fixed=True,
             is_vague=is_vague,
         )
-        answer = await decide_permission(self._terms.permissions, asked, self._person)
+        answer = await decide_permission(self._terms.permissions, permission, self._person)
         if not isinstance(answer, Allowed):
-            reader.note_refusal(told.tool_call_id, answer)
+            reader.note_refusal(update.tool_call_id, answer)
         return answer
 
     async def _end(self) -> None:

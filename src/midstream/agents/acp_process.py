@@ -193,19 +193,19 @@ class AcpProcess:
         except RequestError as error:
             raise self.classify_error(error) from error
         except (OSError, RuntimeError, pydantic.ValidationError) as error:
-            said = await self._last_words()
+            stderr_text = await self._last_words()
             typed = (
-                upstream_error(self._name, said)
+                upstream_error(self._name, stderr_text)
                 if is_starting
                 else UpstreamFailedError(f"the process of {self._name} ended before its answer did")
             )
-            typed.add_note(said)
+            typed.add_note(stderr_text)
             raise typed from error
 
     def classify_error(self, error: RequestError) -> ModelError:
         """Return the typed error for a refusal of the agent."""
         data = error.data if isinstance(error.data, dict) else {"details": error.data}
-        said = [str(error), *(str(data[name]) for name in ("details", "message", "error") if data.get(name))]
+        texts = [str(error), *(str(data[name]) for name in ("details", "message", "error") if data.get(name))]
         unknown: type[ModelError] = ModelAccessError if error.code == AUTH_REQUIRED else UpstreamFailedError
         # opencode (1.18) reports no status of its provider. It retries itself.
         if data.get("errorName") == "APIError":
@@ -213,7 +213,7 @@ class AcpProcess:
         names = [data.get("code"), data.get("type"), data.get("errorName")]
         # Gemini CLI (0.61) reports the HTTP status of its provider as the error code.
         status = error.code if error.code in STATUSES else None
-        return upstream_error(self._name, ": ".join(said), names=names, status=status, unknown=unknown)
+        return upstream_error(self._name, ": ".join(texts), names=names, status=status, unknown=unknown)
 
     def take_updates(self) -> list[tuple[str, object]]:
         """Return and remove the received updates, each with its session."""

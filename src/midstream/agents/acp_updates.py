@@ -59,15 +59,15 @@ class _Call:
         """The arguments that readers have, the newest last."""
         self.refusal = ""
 
-    def merge(self, told: ToolCallStart | ToolCallUpdate) -> None:
-        self.title = told.title or self.title
-        self.kind = told.kind or self.kind
-        self.arguments = told.raw_input if told.raw_input is not None else self.arguments
-        self.places = [place.path for place in told.locations or ()] or self.places
-        if told.content:
-            self.content = "\n".join(filter(None, map(_content, told.content)))
-        elif told.raw_output is not None:
-            self.content = self.content or _plain(told.raw_output)
+    def merge(self, update: ToolCallStart | ToolCallUpdate) -> None:
+        self.title = update.title or self.title
+        self.kind = update.kind or self.kind
+        self.arguments = update.raw_input if update.raw_input is not None else self.arguments
+        self.places = [place.path for place in update.locations or ()] or self.places
+        if update.content:
+            self.content = "\n".join(filter(None, map(_content, update.content)))
+        elif update.raw_output is not None:
+            self.content = self.content or _plain(update.raw_output)
 
     @property
     def is_vague(self) -> bool:
@@ -118,10 +118,10 @@ class AcpReader:
             case _:
                 yield KeepAlive()
 
-    def describe_request(self, told: ToolCallUpdate) -> tuple[str, str, str, bool]:
+    def describe_request(self, update: ToolCallUpdate) -> tuple[str, str, str, bool]:
         """Return name, kind and arguments of the tool in a permission request, and whether the arguments are vague."""
-        call = self._calls.setdefault(told.tool_call_id, _Call())
-        call.merge(told)
+        call = self._calls.setdefault(update.tool_call_id, _Call())
+        call.merge(update)
         return call.title or call.name, call.kind, call.shown_arguments, call.is_vague
 
     def note_refusal(self, call_id: str, why: str) -> None:
@@ -137,21 +137,21 @@ class AcpReader:
             usage=usage_in(response),
         )
 
-    def _tool(self, told: ToolCallStart | ToolCallProgress) -> Iterator[ModelEvent]:
-        if isinstance(told, ToolCallProgress) and told.tool_call_id not in self._calls:
+    def _tool(self, update: ToolCallStart | ToolCallProgress) -> Iterator[ModelEvent]:
+        if isinstance(update, ToolCallProgress) and update.tool_call_id not in self._calls:
             yield KeepAlive()  # of an earlier turn, or already ended
             return
-        call = self._calls.setdefault(told.tool_call_id, _Call())
-        call.merge(told)
-        status = told.status or "pending"
+        call = self._calls.setdefault(update.tool_call_id, _Call())
+        call.merge(update)
+        status = update.status or "pending"
         if status == "pending" and call.is_vague:
             yield Working(call.name)  # a later update has the arguments
             return
-        yield from self._show_call(told.tool_call_id)
+        yield from self._show_call(update.tool_call_id)
         if status == "completed":
-            yield from self._end_call(told.tool_call_id, Outcome.OK)
+            yield from self._end_call(update.tool_call_id, Outcome.OK)
         elif status == "failed":
-            yield from self._end_call(told.tool_call_id, Outcome.ERROR)
+            yield from self._end_call(update.tool_call_id, Outcome.ERROR)
         else:
             yield Working(call.name)
 
@@ -191,12 +191,12 @@ def usage_of(counted: CountedTokens) -> Usage:
     """Return the tokens of a turn. The total shows whether the other numbers include cached tokens and thoughts."""
     read, written = counted.cached_read_tokens or 0, counted.cached_write_tokens or 0
     given, thought = counted.input_tokens, counted.thought_tokens or 0
-    said = counted.output_tokens
-    if counted.total_tokens >= given + said + read + written:
+    output = counted.output_tokens
+    if counted.total_tokens >= given + output + read + written:
         given += read + written
-    if counted.total_tokens >= given + said + thought:
-        said += thought
-    return Usage(given, said, read, written)
+    if counted.total_tokens >= given + output + thought:
+        output += thought
+    return Usage(given, output, read, written)
 
 
 def _content(content: object) -> str:

@@ -188,11 +188,11 @@ def _start_fresh_or_fail(situation: FailureSituation) -> Remedy:
 
 
 def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
-    asked_s = error.retry_after_s or 0.0
-    if asked_s > ATTEMPT_PAUSE_MAX_S or situation.is_retried:
+    retry_after_s = error.retry_after_s or 0.0
+    if retry_after_s > ATTEMPT_PAUSE_MAX_S or situation.is_retried:
         return Fail()
     if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
-        return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))
+        return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], retry_after_s))
     # With a time to retry after, no larger request is sent. If the agent took the message, its provider failed: a fresh
     # agent would fail, too, at the cost of a larger request.
     return (

@@ -70,7 +70,7 @@ class PermissionRequests:
         self._open = 0
 
     @property
-    def is_asked(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether a request waits for a person's answer."""
         return self._open > 0
 
@@ -199,7 +199,7 @@ class AgentRun:
     async def _watch(self) -> None:
         signed_at = self._last_event_at
         while True:
-            if not self._line.empty() or self._leave.is_asked:  # a slow reader is no silence of the agent
+            if not self._line.empty() or self._leave.is_waiting:  # a slow reader is no silence of the agent
                 self._last_event_at = self._world.monotonic()
             now = self._world.monotonic()
             silent_s = now - self._last_event_at
@@ -208,7 +208,7 @@ class AgentRun:
                 self._is_over = True
                 self._line.put_nowait(_Ended(self._create_stall_error(silent_s)))
                 return
-            is_working = self._open and not self._leave.is_asked
+            is_working = self._open and not self._leave.is_waiting
             if is_working and now - signed_at >= self._limits.sign_s and self._line.empty():
                 signed_at = now
                 self._line.put_nowait(Working(", ".join(sorted(set(self._open.values())))))

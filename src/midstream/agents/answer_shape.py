@@ -84,10 +84,10 @@ class Folded:
                 case UpstreamCallEnded():
                     folded.append(self._render_call(each))
                 case ToolCallRequested():
-                    asked = (
+                    notice = (
                         f"[asked for {each.name or 'a tool'} {_short(each.arguments)}, which was not offered]"
                     )
-                    folded.append(_render_thought(asked))
+                    folded.append(_render_thought(notice))
                 case Finished(finish=Finish.CALLS):
                     folded.append(replace(each, finish=Finish.STOP))
                 case _:

@@ -307,9 +307,11 @@ class _Program:
             if self._stderr:
                 break
             await self._world.sleep(_LOOK_S)
-        said = "\n".join(self._stderr)
-        typed = upstream_error(self._name, said if waits and said else f"{error}\n{said}")
-        typed.add_note(said)
+        stderr_text = "\n".join(self._stderr)
+        typed = upstream_error(
+            self._name, stderr_text if waits and stderr_text else f"{error}\n{stderr_text}"
+        )
+        typed.add_note(stderr_text)
         return typed
 
     def clear_stderr(self) -> None:
@@ -365,8 +367,8 @@ class _ClaudeAgent:
             tool: str, arguments: dict[str, Any], _: ToolPermissionContext
         ) -> PermissionResultAllow | PermissionResultDeny:
             shown = json_text(arguments)
-            asked = Permission(self._source, tool, KINDS.get(tool, "other"), shown)
-            answer = await decide_permission(permissions, asked, self._person)
+            permission = Permission(self._source, tool, KINDS.get(tool, "other"), shown)
+            answer = await decide_permission(permissions, permission, self._person)
             if not isinstance(answer, Allowed):
                 return PermissionResultDeny(message=answer)
             edited = None if answer.arguments is None else msgspec.json.decode(answer.arguments)
@@ -376,7 +378,7 @@ class _ClaudeAgent:
 
     async def send(
         self,
-        said: UpstreamMessage,
+        outgoing: UpstreamMessage,
         *,
         key: str,  # noqa: ARG002 - the CLI skips a message whose id it has, also one that it never answered
         is_forced: bool = False,
@@ -391,14 +393,14 @@ class _ClaudeAgent:
         if self._is_sending:
             raise UpstreamBusyError(f"{self._name} is still answering the previous message")
         self._is_sending, is_ended_well = True, False
-        self._person = said.person
+        self._person = outgoing.person
         try:
             program = await self._start(is_forced=is_forced)
             self._last = ""
             # Each try has a new id: the CLI skips a message whose id is in its transcript, also an unanswered one.
             message_id = str(uuid.UUID(hex=_digits(self._world)))
             reader = ClaudeReader(self._name, self._source, message_id, is_branch=program.is_branch)
-            async for event in self._answer(program, reader, said.message):
+            async for event in self._answer(program, reader, outgoing.message):
                 yield event
             is_ended_well = reader.failure is None
             if reader.failure is not None:

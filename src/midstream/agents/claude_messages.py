@@ -210,11 +210,11 @@ class ClaudeReader:
 
     def _error(self, result: ResultMessage, *, now: float) -> ModelError:
         kind, words = self._trouble
-        said = [*(result.errors or []), result.result or "", words]
+        texts = [*(result.errors or []), result.result or "", words]
         wait_s = None if self._resets_at is None else max(0.0, self._resets_at - now)
         return upstream_error(
             self._name,
-            "\n".join(dict.fromkeys(filter(None, said))),
+            "\n".join(dict.fromkeys(filter(None, texts))),
             names=[kind or None, exact_reason(result.terminal_reason), result.subtype],
             status=result.api_error_status,
             retry_after_s=wait_s,

@@ -366,7 +366,7 @@ class CodexThread:
 
     async def send(
         self,
-        said: UpstreamMessage,
+        outgoing: UpstreamMessage,
         *,
         key: str,  # noqa: ARG002 - the app server takes none
         is_forced: bool = False,
@@ -378,13 +378,13 @@ class CodexThread:
         """
         await self._resume_if_lost()
         handle: sdk.AsyncTurnHandle | None = None
-        leave = self._leave(said.person)
+        leave = self._leave(outgoing.person)
         reading = CodexTurn(leave.refusals if leave is not None else {})
         try:
             async with self._upstream.errors(self._codex):
                 if is_forced:
                     await self._interrupt_all()
-                handle = await self._begin_turn(said)
+                handle = await self._begin_turn(outgoing)
                 resumed, self._resumed = self._resumed, self._thread.id
                 yield MessageTaken(self._thread.id, resumed)
                 async for notification in handle.stream():
@@ -441,10 +441,10 @@ class CodexThread:
         )
         return leave
 
-    async def _begin_turn(self, said: UpstreamMessage) -> sdk.AsyncTurnHandle:
+    async def _begin_turn(self, outgoing: UpstreamMessage) -> sdk.AsyncTurnHandle:
         """Start a turn. If the app server dies meanwhile, it may have stored the message."""
         starting = self._upstream.world.spawn(
-            self._thread.turn(_input(said.message)), name="codex: start of a turn"
+            self._thread.turn(_input(outgoing.message)), name="codex: start of a turn"
         )
         try:
             async with self._upstream.errors(self._codex):

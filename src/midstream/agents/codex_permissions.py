@@ -150,13 +150,17 @@ class CodexPermissions:
         reason = {"reason": params["reason"]} if params.get("reason") else {}
         if method == COMMAND:
             shown = {name: params[name] for name in ("command", "cwd") if params.get(name)}
-            asked = self._permission("shell", "execute", {**shown, **reason}, is_vague="command" not in shown)
+            permission = self._permission(
+                "shell", "execute", {**shown, **reason}, is_vague="command" not in shown
+            )
         else:
             changes = await self._changes_of(str(params.get("itemId")))
             shown = {"changes": [{"path": change.path, "diff": change.diff} for change in changes]}
             more = {"grantRoot": params["grantRoot"]} if params.get("grantRoot") else {}
-            asked = self._permission("apply_patch", "edit", {**shown, **more, **reason}, is_vague=not changes)
-        return await decide_permission(self._permissions, asked, self._person)
+            permission = self._permission(
+                "apply_patch", "edit", {**shown, **more, **reason}, is_vague=not changes
+            )
+        return await decide_permission(self._permissions, permission, self._person)
 
     def _permission(self, tool: str, kind: Any, shown: Json, *, is_vague: bool) -> Permission:  # noqa: ANN401 - a Literal
         return Permission(self._thread, tool, kind, json_text(shown), is_fixed=True, is_vague=is_vague)

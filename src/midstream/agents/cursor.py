@@ -254,7 +254,7 @@ class CursorAgent:
         self._is_closed = False
 
     async def send(
-        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+        self, outgoing: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """Send a message; see `midstream.agents.upstreams` for the order of the events and the errors.
 
@@ -272,8 +272,8 @@ class CursorAgent:
         is_opened = is_over = False
         try:
             async with self._bridge.errors():
-                asked = self._agent.send(_words(said.message), options, idempotency_key=key)
-                run = await self._bridge.openings.answer(asked, self._bridge.end)
+                opening = self._agent.send(_words(outgoing.message), options, idempotency_key=key)
+                run = await self._bridge.openings.answer(opening, self._bridge.end)
                 async for each in run.events():
                     events = reading.read(each)
                     if events and not is_opened:
@@ -329,7 +329,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self._is_live = False
-        self._has_said = False
+        self._has_text = False
         self._open: dict[str, str] = {}
         """The arguments of the shown calls, by call id."""
 
@@ -358,14 +358,14 @@ class _Reading:
         if kind is not None:
             reason = f": {result.error_message}" if result.error_message else ""
             raise kind(f"the run ended with status {result.status!r}{reason}")
-        words = [TextDelta(result.result)] if result.result and not self._has_said else []
+        words = [TextDelta(result.result)] if result.result and not self._has_text else []
         model = result.model.id if result.model else ""
         return [*words, Finished(Finish.STOP, model, _usage_of(result.usage))]
 
     def _live(self, update: object) -> list[ModelEvent]:
         match update:
             case sdk.TextDeltaUpdate():
-                self._is_live = self._has_said = True
+                self._is_live = self._has_text = True
                 return [TextDelta(update.text)]
             case sdk.ThinkingDeltaUpdate():
                 self._is_live = True
@@ -380,7 +380,7 @@ class _Reading:
                 return self._tool(message)
             case sdk.SDKAssistantMessage() if not self._is_live:
                 texts = [block.text for block in message.message.content if isinstance(block, sdk.TextBlock)]
-                self._has_said = self._has_said or any(texts)
+                self._has_text = self._has_text or any(texts)
                 return [TextDelta(text) for text in texts if text]
             case sdk.SDKThinkingMessage() if not self._is_live:
                 return [ThinkingDelta(message.text)]

@@ -297,12 +297,12 @@ class OpenAIAgent:
         """The id of the response to continue; "" for a new conversation."""
         self._names = names
         """The digest of that id, for `MessageTaken.resumed`."""
-        self._is_asked = False
+        self._is_requested = False
         """Whether a response was requested: a failure before that has no events."""
 
     async def send(
         self,
-        said: UpstreamMessage,
+        outgoing: UpstreamMessage,
         *,
         key: str,
         is_forced: bool = False,  # noqa: ARG002 - the server names no run that could be ended
@@ -313,7 +313,7 @@ class OpenAIAgent:
         """
         reader = ResponsesReader()
         try:
-            async with contextlib.aclosing(self._read(reader, said, key)) as events:
+            async with contextlib.aclosing(self._read(reader, outgoing, key)) as events:
                 async for event in events:
                     if isinstance(event, Finished):
                         if self._endpoint.memory == "responses":
@@ -332,7 +332,7 @@ class OpenAIAgent:
         """Do nothing: the agent has no resources."""
 
     async def _read(
-        self, reader: ResponsesReader, said: UpstreamMessage, key: str
+        self, reader: ResponsesReader, outgoing: UpstreamMessage, key: str
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """Read one response over one or several connections."""
         failures, is_opened = 0, False
@@ -340,7 +340,7 @@ class OpenAIAgent:
             known = reader.sequence
             trouble: ModelUnavailableError | ModelStalledError
             try:
-                async with contextlib.aclosing(self._connection(reader, said, key)) as pieces:
+                async with contextlib.aclosing(self._connection(reader, outgoing, key)) as pieces:
                     async for piece in pieces:
                         events = reader.read_json(piece)
                         if reader.response_id and not is_opened:
@@ -370,20 +370,20 @@ class OpenAIAgent:
         A failed message does not change a chain: the next response names the same previous one.
         """
         cause = trouble.__cause__
-        if self._endpoint.memory == "responses" or not self._is_asked:
+        if self._endpoint.memory == "responses" or not self._is_requested:
             return False
         if isinstance(cause, openai.APIStatusError):
             return cause.status_code not in _NOT_TAKEN
         return not is_never_sent(cause.__cause__ if cause is not None else None)
 
     async def _connection(
-        self, reader: ResponsesReader, said: UpstreamMessage, key: str
+        self, reader: ResponsesReader, outgoing: UpstreamMessage, key: str
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of one connection as JSON: of a new response, or of one whose id is known."""
-        asked = self._resume_response(reader) if reader.response_id else self._begin_response(said, key)
+        opening = self._resume_response(reader) if reader.response_id else self._begin_response(outgoing, key)
         try:
             async with await self._endpoint.openings.answer(
-                asked, functools.partial(self._leave, reader)
+                opening, functools.partial(self._leave, reader)
             ) as events:
                 async for event in events:
                     yield msgspec.json.encode(event)
@@ -416,21 +416,21 @@ class OpenAIAgent:
             path, options=_AS_OURSELVES | after, cast_to=object, stream=True, stream_cls=Events
         )
 
-    async def _begin_response(self, said: UpstreamMessage, key: str) -> Events:
-        self._is_asked = False
-        body = await self._body(said)
-        self._is_asked = True
-        key_told = {"headers": {"Idempotency-Key": _digest(key)}}
+    async def _begin_response(self, outgoing: UpstreamMessage, key: str) -> Events:
+        self._is_requested = False
+        body = await self._body(outgoing)
+        self._is_requested = True
+        key_header = {"headers": {"Idempotency-Key": _digest(key)}}
         return await self._endpoint.client.post(
             "/responses",
             body=body,
-            options=_AS_OURSELVES | key_told,
+            options=_AS_OURSELVES | key_header,
             cast_to=object,
             stream=True,
             stream_cls=Events,
         )
 
-    async def _body(self, said: UpstreamMessage) -> dict[str, Any]:
+    async def _body(self, outgoing: UpstreamMessage) -> dict[str, Any]:
         endpoint = self._endpoint
         if endpoint.memory == "conversation" and not self._came_from:
             made = await endpoint.client.post(
@@ -439,20 +439,20 @@ class OpenAIAgent:
             if not isinstance(made, dict) or not isinstance(name := made.get("id"), str) or not name:
                 raise UpstreamFailedError(f"{endpoint.name} made a conversation that has no name")
             self._came_from = name
-        before = said.before or History()
-        history = before.then(said.message) if said.message.parts else before
+        before = outgoing.before or History()
+        history = before.then(outgoing.message) if outgoing.message.parts else before
         words = render(history, "", "responses", form="openai-responses").messages
         body: dict[str, Any] = {
             "model": endpoint.model,
-            "input": [*(_output(result) for result in said.results), *words],
+            "input": [*(_output(result) for result in outgoing.results), *words],
             "instructions": self._setup.instructions or None,
             "tools": render_tools(self._setup.tools) or None,
             "stream": True,
-            "store": said.settings.only(endpoint.grants).store is not False,
+            "store": outgoing.settings.only(endpoint.grants).store is not False,
             "background": endpoint.is_background or None,
             endpoint.named_by: self._came_from or None,
         }
-        body |= responses_fields(said.settings.only(endpoint.grants))
+        body |= responses_fields(outgoing.settings.only(endpoint.grants))
         body |= endpoint.extra
         return {name: value for name, value in body.items() if value is not None}
 

@@ -135,11 +135,11 @@ class OwnCalls:
         return AnswerCalls(self._place, tuple(self._calls), text, is_whole)
 
 
-def place_of(heard: ConversationDigest) -> bytes:
+def place_of(conversation: ConversationDigest) -> bytes:
     """Return the place of the answer to a conversation, as a digest."""
-    results = "\0".join(() if heard.tail_users else heard.answered)
+    results = "\0".join(() if conversation.tail_users else conversation.answered)
     digest = hashlib.blake2b(results.encode("utf-8", "surrogatepass"), digest_size=LINK_BYTES)
-    return heard.users[-LINK_BYTES:] + digest.digest()
+    return conversation.users[-LINK_BYTES:] + digest.digest()
 
 
 def with_answer(kept: Sequence[AnswerCalls], answer: AnswerCalls) -> tuple[AnswerCalls, ...]:
@@ -161,15 +161,15 @@ def with_own_calls(history: History, kept: Sequence[AnswerCalls]) -> History:
         return history
     answers = {each.place: each for each in kept}
     entries: list[Entry] = []
-    heard = ConversationDigest()
+    conversation = ConversationDigest()
     for entry in history.entries:
         if isinstance(entry, Step):
-            answer = answers.get(place_of(heard))
+            answer = answers.get(place_of(conversation))
             entries.append(entry if answer is None else _merge(entry, answer))
         else:
             entries.append(entry)
-        heard = heard.then((entry,))
-    last = answers.get(place_of(heard))
+        conversation = conversation.then((entry,))
+    last = answers.get(place_of(conversation))
     if last is not None and not last.is_whole:
         entries.append(last.step)
     return History(tuple(entries))
@@ -222,8 +222,8 @@ def _parts(parts: Sequence[ResponsePart], answer: AnswerCalls) -> tuple[Response
 
 def _shorten(text: str, chars: int) -> str:
     """Return a text as a transcript quotes it: at most so many characters, with a mark of the omitted ones."""
-    told = without_base64(text)
-    if len(told) <= chars:
-        return told
+    plain = without_base64(text)
+    if len(plain) <= chars:
+        return plain
     kept = chars - _MARK_CHARS
-    return f"{told[:kept]}\n[+{len(told) - kept} characters]"
+    return f"{plain[:kept]}\n[+{len(plain) - kept} characters]"

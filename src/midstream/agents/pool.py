@@ -80,7 +80,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
-from midstream.observability.debug_output import show_where_asked
+from midstream.observability.debug_output import show_enabled_lines
 from midstream.store.contract import KeyValue, Store
 from midstream.store.memory import MemoryKeyValue
 from midstream.tools.forwarded_servers import ForwardedMcpServer
@@ -187,7 +187,7 @@ class Pooled(StoredModel):
         self._held = HeldRuns(world)
         self._chains: OrderedDict[str, Chain] = OrderedDict()
         self._reports: OrderedDict[str, TurnReport] = OrderedDict()
-        show_where_asked()
+        show_enabled_lines()
 
     def _entries_in(self, kv: KeyValue) -> PoolEntries:
         return PoolEntries(
@@ -247,7 +247,7 @@ class Pooled(StoredModel):
                 request, is_ephemeral=True
             )  # content that the provider must not store cannot be continued there
         chain = self._chains.get(request.session, Chain()).then(request.history)
-        setup, outline = self._read(request, chain.heard)
+        setup, outline = self._read(request, chain.digest)
         can_drop = bool(request.session) and not (request.is_resent or request.is_ephemeral)
         held = await self._held.take(request.session, outline) if can_drop else None
         events = held or self._stream(request, chain, setup, outline)
@@ -268,7 +268,7 @@ class Pooled(StoredModel):
     async def _stream(self, request: ModelRequest, chain: Chain, setup: Setup, outline: Outline) -> Events:
         is_ours = await self._may_enter(request, outline)
         try:
-            turn = await self._begin(request, outline, setup, chain.heard)
+            turn = await self._begin(request, outline, setup, chain.digest)
             if turn.claim is not None:  # a side call replaces no other turn
                 self._keep_links(request.session, chain)
             if is_ours and turn.claim is None:  # no turn needs to wait for a side call
@@ -290,13 +290,13 @@ class Pooled(StoredModel):
 
     # --- decisions --------------------------------------------------------------------------------------------
 
-    def _read(self, request: ModelRequest, heard: ConversationDigest) -> tuple[Setup, Outline]:
+    def _read(self, request: ModelRequest, conversation: ConversationDigest) -> tuple[Setup, Outline]:
         abilities = self._upstream.abilities
         tools = request.tools if abilities.takes_tools else ()
         servers = self._servers() if abilities.takes_servers and self._servers is not None else ()
         setup = Setup(request.instructions, tools, tuple(sorted(servers, key=lambda server: server.name)))
         identity = self._upstream.identity
-        return setup, heard.outline(setup.instructions, setup.tools, setup.servers, identity)
+        return setup, conversation.outline(setup.instructions, setup.tools, setup.servers, identity)
 
     def _keep_links(self, session: str, chain: Chain) -> None:
         """Store a conversation's links for its next turn."""
@@ -321,7 +321,7 @@ class Pooled(StoredModel):
         return await self._locks.enter(session)
 
     async def _begin(
-        self, request: ModelRequest, outline: Outline, setup: Setup, heard: ConversationDigest
+        self, request: ModelRequest, outline: Outline, setup: Setup, conversation: ConversationDigest
     ) -> PoolTurn:
         """Classify a request and claim its record, unless it must leave no trace."""
         turn: PoolTurn | None = None
@@ -338,7 +338,7 @@ class Pooled(StoredModel):
         is_resumed = isinstance(turn.action, ResumeAgent)
         nonce = "" if is_resumed else self._world.new_id("agent")
         if request.is_resent and request.session and not request.is_ephemeral:
-            turn.own_calls = OwnCalls(place_of(heard))
+            turn.own_calls = OwnCalls(place_of(conversation))
             await self._read_calls(turn)
         turn.begin(nonce, self._upstream.abilities, self._limits.budget)
         return turn
@@ -384,10 +384,10 @@ class Pooled(StoredModel):
                     continue
                 return PoolTurn(request, outline, judged, doing, setup, None)
             try:
-                asked = replace(
+                record = replace(
                     self._create_record(doing, found, outline, now), asides=asides_of(judged, found.record)
                 )
-                claim = await self._entries.claim(request.session, found, asked)
+                claim = await self._entries.claim(request.session, found, record)
             except EntryMovedError:
                 continue
             turn = PoolTurn(request, outline, judged, doing, setup, claim)
@@ -445,8 +445,8 @@ class Pooled(StoredModel):
                 return
 
     async def _deliver(self, turn: PoolTurn) -> Events:
-        for said in turn.delivery.sends:
-            async with contextlib.aclosing(self._send(turn, said)) as events:
+        for outgoing in turn.delivery.sends:
+            async with contextlib.aclosing(self._send(turn, outgoing)) as events:
                 async for event in events:
                     if isinstance(event, ResponseRestarted):
                         if turn.delivery.is_last and turn.has_spoken:
@@ -491,23 +491,23 @@ class Pooled(StoredModel):
             turn.action, ResumeAgent
         ):  # an id alone is no sign of life: some agents send it and then fail
             await self._note_retention(turn, is_alive=True)
-        if turn.claim is not None and turn.current.is_confirmed and (asked := turn.claim.record) is not None:
-            told = pool_records.with_answer(
-                asked,
+        if turn.claim is not None and turn.current.is_confirmed and (record := turn.claim.record) is not None:
+            answered = pool_records.with_answer(
+                record,
                 agent=turn.current.name,
                 mark=turn.current.mark,
                 open_calls=turn.calls,
                 now=self._world.now(),
             )
-            await turn.claim.release(told)
+            await turn.claim.release(answered)
         await self._keep_calls(turn, is_whole=True)
         turn.is_answered = True
         return replace(finished, usage=total)
 
-    async def _send(self, turn: PoolTurn, said: UpstreamMessage) -> Events:
+    async def _send(self, turn: PoolTurn, outgoing: UpstreamMessage) -> Events:
         """Send one message, again to the same agent if that is safe, and yield its answer."""
         if folder := self._upstream.identity.get("cwd"):  # the agent runs on this machine
-            said = replace(said, message=await with_readable_files(said.message, Path(folder)))
+            outgoing = replace(outgoing, message=await with_readable_files(outgoing.message, Path(folder)))
         turn.delivery.repeats, turn.delivery.is_forced = 0, False
         while True:
             turn.delivery.is_taken = False
@@ -516,8 +516,8 @@ class Pooled(StoredModel):
                 turn.totals.sends += 1
                 turn.begin_send()
                 leave = PermissionRequests(turn.request.person)
-                told = replace(said, person=leave.person)
-                answer = agent.send(told, key=turn.key(), is_forced=turn.delivery.is_forced)
+                message = replace(outgoing, person=leave.person)
+                answer = agent.send(message, key=turn.key(), is_forced=turn.delivery.is_forced)
                 stalls = turn.request.stalls
                 run = AgentRun(
                     answer,
@@ -572,20 +572,20 @@ class Pooled(StoredModel):
             turn.current.name = opened.agent or turn.current.name
             return
         turn.delivery.is_taken = True
-        asked = turn.current.name
+        expected = turn.current.name
         if (
             isinstance(turn.action, ResumeAgent)
             and not turn.current.was_used
-            and opened.resumed in {asked, ""}
+            and opened.resumed in {expected, ""}
         ):
             with contextlib.suppress(*STORE_FAILURES):
                 await self._entries.note_echo(has_echo=bool(opened.resumed))
         # An agent that this process opened and used before need not repeat the id of its conversation.
-        is_itself = turn.current.was_used and opened.agent == asked and not opened.resumed
-        is_same = opened.resumed == asked or is_itself
+        is_itself = turn.current.was_used and opened.agent == expected and not opened.resumed
+        is_same = opened.resumed == expected or is_itself
         if not is_same or not opened.agent:
             await self._note_mismatch(turn, opened)
-            raise UpstreamMismatchError(f"{self.name} opened {opened.resumed!r} instead of {asked!r}")
+            raise UpstreamMismatchError(f"{self.name} opened {opened.resumed!r} instead of {expected!r}")
         turn.current.name = opened.agent
         turn.current.taken += 1
         turn.current.was_used = True

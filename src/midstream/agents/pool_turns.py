@@ -341,8 +341,8 @@ class PoolTurn:
             place = 0
         else:
             return
-        said = sends[place]
-        sends[place] = replace(said, message=after_cut(last.step, said.message, budget))
+        outgoing = sends[place]
+        sends[place] = replace(outgoing, message=after_cut(last.step, outgoing.message, budget))
 
     def begin_send(self) -> None:
         """Record that the agent's state is uncertain from now on."""
@@ -370,10 +370,10 @@ class PoolTurn:
         """Return the idempotency key of the current message, which is the same for each try with this agent."""
         users = self.outline.fingerprint.users
         to_come = len(self.delivery.sends) - 1 - self.delivery.delivered
-        told = users[: len(users) - to_come * LINK_BYTES]
+        sent = users[: len(users) - to_come * LINK_BYTES]
         results = "\0".join(result.call_id for result in self.delivery.sends[self.delivery.delivered].results)
         body = f"{self.request.session}\0{self.current.nonce}\0{results}".encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(told[-LINK_BYTES:] + body, digest_size=LINK_BYTES).hexdigest()
+        return hashlib.blake2b(sent[-LINK_BYTES:] + body, digest_size=LINK_BYTES).hexdigest()
 
     def report(self) -> TurnReport:
         """Return the report of this turn."""
@@ -437,10 +437,10 @@ def _messages_behind_mark(history: History, users: int, budget: TranscriptBudget
 def _join(sends: list[UpstreamMessage]) -> list[UpstreamMessage]:
     """Join several messages: the answers to all but the last are not needed."""
     parts: list[Text | File] = []
-    for said in sends:
-        if parts and said.message.parts:
+    for outgoing in sends:
+        if parts and outgoing.message.parts:
             parts.append(Text("\n\n"))
-        parts += said.message.parts
+        parts += outgoing.message.parts
     return [replace(sends[0], message=UserMessage(tuple(parts)))]
 
 

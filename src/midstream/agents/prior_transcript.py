@@ -131,22 +131,22 @@ def prepend_transcript(
         takes_files: Whether the agent reads attachments outside the frame; else only their names are sent.
         budget: Limits for the history.
     """
-    asked = len(history.entries)
-    while asked and isinstance(history.entries[asked - 1], UserMessage):
-        asked -= 1
-    unanswered = [entry for entry in history.entries[asked:] if isinstance(entry, UserMessage)]
+    answered = len(history.entries)
+    while answered and isinstance(history.entries[answered - 1], UserMessage):
+        answered -= 1
+    unanswered = [entry for entry in history.entries[answered:] if isinstance(entry, UserMessage)]
     parts: list[Text | File] = []
-    if asked:
-        parts.append(Text(transcript(History(history.entries[:asked]), budget) + "\n\n"))
-        if is_cut(history.entries[asked - 1]):
-            is_asked = bool(unanswered or message.parts)
-            parts.append(Text(DONE + ("\n\n" if is_asked else " " + _CONTINUE_CUT_TEXT)))
+    if answered:
+        parts.append(Text(transcript(History(history.entries[:answered]), budget) + "\n\n"))
+        if is_cut(history.entries[answered - 1]):
+            has_message = bool(unanswered or message.parts)
+            parts.append(Text(DONE + ("\n\n" if has_message else " " + _CONTINUE_CUT_TEXT)))
         elif not (unanswered or message.parts):
             parts.append(Text(_CONTINUE_TEXT))
-    for number, said in enumerate((*unanswered, message)):
-        if number and said.parts:
+    for number, each in enumerate((*unanswered, message)):
+        if number and each.parts:
             parts.append(Text("\n\n"))  # some upstreams join the parts of a message
-        parts += said.parts if takes_files else [_name_part(part) for part in said.parts]
+        parts += each.parts if takes_files else [_name_part(part) for part in each.parts]
     return UserMessage(tuple(parts))
 
 
@@ -185,8 +185,10 @@ def without_cut_answers(history: History) -> History:
     at = len(history.entries)
     while at and _is_message_or_cut(history.entries[at - 1]):
         at -= 1
-    said = tuple(entry for entry in history.entries[at:] if isinstance(entry, UserMessage))
-    return history if at + len(said) == len(history.entries) else History((*history.entries[:at], *said))
+    messages = tuple(entry for entry in history.entries[at:] if isinstance(entry, UserMessage))
+    return (
+        history if at + len(messages) == len(history.entries) else History((*history.entries[:at], *messages))
+    )
 
 
 def join_cut_answers(
@@ -300,8 +302,8 @@ def _step(number: int, step: Step, budget: TranscriptBudget) -> Iterator[_Piece]
 
 
 def _cap(heading: str, text: str, chars: int) -> _Piece:
-    told = without_base64(text)
-    return _Piece(heading, told[:chars], 0, max(len(told) - chars, 0))
+    plain = without_base64(text)
+    return _Piece(heading, plain[:chars], 0, max(len(plain) - chars, 0))
 
 
 def _name(name: str) -> str:
@@ -353,10 +355,10 @@ def _cut(piece: _Piece, chars: int) -> str:
 
 def _fence(pieces: Sequence[_Piece]) -> str:
     """Return a fence that occurs in no piece; the same for equal pieces."""
-    told = "\n".join(f"{piece.heading}\n{piece.text}" for piece in pieces)
-    digest = hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    text = "\n".join(f"{piece.heading}\n{piece.text}" for piece in pieces)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
     fence = f"q{digest}"[:FENCE_CHARS]
-    while fence in told:
+    while fence in text:
         digest = hashlib.blake2b(digest.encode(), digest_size=32).hexdigest()
         fence = f"q{digest}"[: len(fence) + 1]
     return fence

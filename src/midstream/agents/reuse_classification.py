@@ -208,9 +208,9 @@ def _delivery(record: PoolRecord, outline: Outline, common: int) -> Delivery | N
     # Content before the tail answers another message if the tail begins with known messages.
     answered = Counter(outline.answered if outline.tail_users == new else ())
     if record.open_calls:
-        is_asked = sorted(outline.tail_results) == sorted(record.open_calls)
+        is_requested = sorted(outline.tail_results) == sorted(record.open_calls)
         is_all = answered == Counter((*record.answered, *record.open_calls))
-        return Delivery(new, outline.tail_results) if is_asked and is_all else None
+        return Delivery(new, outline.tail_results) if is_requested and is_all else None
     # Fewer results are permitted: many client applications omit results of earlier turns.
     return Delivery(new) if new and answered <= Counter(record.answered) else None
 

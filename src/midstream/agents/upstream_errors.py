@@ -243,14 +243,14 @@ def kind_of(
         names: Codes, types and subtypes that came with it, the most exact first.
         status: The HTTP status of the provider behind the upstream.
     """
-    said = " ".join(words.lower().split())
-    known = [str(name) for name in names if name is not None] + _CODE.findall(said)
-    if status is None and (stated := _STATUS.search(said)) is not None:
+    text = " ".join(words.lower().split())
+    known = [str(name) for name in names if name is not None] + _CODE.findall(text)
+    if status is None and (stated := _STATUS.search(text)) is not None:
         status = int(stated[1])
     for name in known:
         if name.lower() in NAMES:
             return NAMES[name.lower()]
-    found = next((kind for kind, signs in SIGNS if any(_has(said, sign) for sign in signs)), None)
+    found = next((kind for kind, signs in SIGNS if any(_has(text, sign) for sign in signs)), None)
     if found in {_GONE, _BUSY, _LONG, _FAILED}:
         return found
     by_code = next((PROVIDER_CODES[name] for name in known if name in PROVIDER_CODES), None)
@@ -279,14 +279,14 @@ def upstream_error(
         unknown: The class if no row matches.
     """
     kind = kind_of(words, names=names, status=status) or unknown
-    said = " ".join(words.split())[:REASON_CHARS_MAX] or "no reason was given"
-    return kind(f"{who} failed: {said}{_HINTS.get(kind, '')}", retry_after_s=retry_after_s)
+    reason = " ".join(words.split())[:REASON_CHARS_MAX] or "no reason was given"
+    return kind(f"{who} failed: {reason}{_HINTS.get(kind, '')}", retry_after_s=retry_after_s)
 
 
-def _has(said: str, sign: str) -> bool:
+def _has(text: str, sign: str) -> bool:
     at = 0
     for piece in sign.split("&"):
-        found = said.find(piece.strip(), at)
+        found = text.find(piece.strip(), at)
         if found < 0:
             return False
         at = found + len(piece.strip())

@@ -131,7 +131,7 @@ class UpstreamAgent(Protocol):
     """One conversation, open in this process. One `send` at a time."""
 
     def send(
-        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+        self, outgoing: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncIterator[UpstreamEvent]:
         """Send a message and yield the answer's events; see the module's docstring for their order and the errors.
 

@@ -200,15 +200,15 @@ class Threads:
         """Read a turn again up to a line, and the later results of its calls."""
         turn = self._turn_of[above]
         later: set[int] = set()
-        asked: set[str] = set()
+        call_ids: set[str] = set()
         own = set(self._nodes_of(thread, above, turn))
         for number in sorted(own):
             for found in self._read_again(number):
                 # A late result of an earlier turn is examined with that turn.
-                if not _is_result(found[1]) or found[1].ids & asked:
-                    asked |= found[1].ids
+                if not _is_result(found[1]) or found[1].ids & call_ids:
+                    call_ids |= found[1].ids
                     yield found
-        later.update(self._last.get(each) or 0 for each in asked)
+        later.update(self._last.get(each) or 0 for each in call_ids)
         family = {thread.number}
         while thread.origin is not None:
             thread = thread.origin[0]

@@ -181,8 +181,8 @@ class _Database(StorageFindings):
             value = None
         if isinstance(value, dict):
             return value
-        told = finding("broken-row", "left out of the copy", file=f"{table} {id_}", lost="a row")
-        self.findings.append(told)
+        problem = finding("broken-row", "left out of the copy", file=f"{table} {id_}", lost="a row")
+        self.findings.append(problem)
         self.changes.append(Change(table, id_, data, None))
         if table == "message":  # the parts of an unreadable message
             parts = self._db.execute(PARTS, (id_,))

@@ -170,11 +170,11 @@ class LineFile:
             mend(found, entries, done.messages, self._ledger, self.patch)
 
     def _report(self, edit: Edit, found: Gathered) -> None:
-        told = finding_of(edit, line=_line_of(edit, found))
-        key = (told.code, told.line, told.call_id)
+        problem = finding_of(edit, line=_line_of(edit, found))
+        key = (problem.code, problem.line, problem.call_id)
         if key not in self._seen:  # branches share lines
             self._seen.add(key)
-            self.findings.append(told)
+            self.findings.append(problem)
 
 
 def cut_note(line: int) -> str:

@@ -206,9 +206,9 @@ def _older(block: Json) -> Json:
     words = (
         [each.get("text") for each in content if isinstance(each, dict)] if isinstance(content, list) else []
     )
-    told = "\n".join(each for each in words if isinstance(each, str))
+    output = "\n".join(each for each in words if isinstance(each, str))
     error = state.get("error")
-    older = {"status": state.get("status"), "input": _input(state), "output": told}
+    older = {"status": state.get("status"), "input": _input(state), "output": output}
     if isinstance(error, dict):
         older["error"] = error.get("message")
     return {"type": "tool", "callID": block.get("id"), "tool": block.get("name"), "state": older}

@@ -121,8 +121,8 @@ class _Storage(opencode.StorageFindings):
             self.stamps[name] = stamp_of(place)
             return value_in(place.read_bytes()).value
         except (UnreadableHistoryError, OSError):
-            told = finding("broken-file", "left out of the copy", file=name.as_posix(), lost="a file")
-            self.findings.append(told)
+            problem = finding("broken-file", "left out of the copy", file=name.as_posix(), lost="a file")
+            self.findings.append(problem)
             self.changed[name] = None
             return None
 

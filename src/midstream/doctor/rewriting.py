@@ -129,8 +129,13 @@ def _is_state_of(old: object, new: object) -> bool:
         case "tool_use":
             return old.get("id") == new.get("id") and not old.get("input")
         case "text" | "thinking" as key:
-            said, says = old.get(key), new.get(key)
-            return isinstance(said, str) and isinstance(says, str) and bool(said) and says.startswith(said)
+            old_text, new_text = old.get(key), new.get(key)
+            return (
+                isinstance(old_text, str)
+                and isinstance(new_text, str)
+                and bool(old_text)
+                and new_text.startswith(old_text)
+            )
         case _:
             return False
 

@@ -148,11 +148,11 @@ def format_of(messages: Iterable[object], named: str | None = None, hints: Seque
     if {ALIKE.get(form, form) for form in votes} == {"chat"}:
         return max(votes, key=("openai-chat", "mistral").index)  # the format with more features
     if len(votes) > 1:
-        told = ", ".join(
+        summary = ", ".join(
             f"{form} (first: message {firsts[form]})" for form in sorted(firsts, key=firsts.__getitem__)
         )
         raise UnreadableHistoryError(
-            f"messages of several formats: {told}; --format names the one to read them as",
+            f"messages of several formats: {summary}; --format names the one to read them as",
             reason="mixed-formats",
         )
     return next(iter(votes), None) or _read_hints(hints)

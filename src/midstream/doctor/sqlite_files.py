@@ -111,4 +111,4 @@ def is_whole(path: Path) -> bool:
         UnreadableHistoryError: It is not a database, or another program keeps it locked.
     """
     with translate_read_errors(), reading(path) as db:
-        return [told for (told,) in db.execute("pragma quick_check(1)")] == ["ok"]
+        return [verdict for (verdict,) in db.execute("pragma quick_check(1)")] == ["ok"]

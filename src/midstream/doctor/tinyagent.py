@@ -51,16 +51,16 @@ class _Crossing:
             return message
         role, content = message.get("role"), message.get("content")
         blocks = [each for each in content if each is not None] if isinstance(content, list) else []
-        said: Any = [self._chunk(block) for block in blocks if _type(block) not in ("tool_call", "thinking")]
+        body: Any = [self._chunk(block) for block in blocks if _type(block) not in ("tool_call", "thinking")]
         if isinstance(content, str):
-            said = content
+            body = content
         if role == "tool_result":
-            result = {"role": "tool", "tool_call_id": message.get("tool_call_id"), "content": said}
+            result = {"role": "tool", "tool_call_id": message.get("tool_call_id"), "content": body}
             return self._mark(result, message)
         if role != "assistant":
-            return self._mark({"role": role, "content": said}, message)
+            return self._mark({"role": role, "content": body}, message)
         calls = [self._call(block) for block in blocks if _type(block) == "tool_call"]
-        response = {"role": role, "content": said or None, **({"tool_calls": calls} if calls else {})}
+        response = {"role": role, "content": body or None, **({"tool_calls": calls} if calls else {})}
         return self._mark(response, message)
 
     def _chunk(self, block: Any) -> Any:  # noqa: ANN401 - whatever the file holds
@@ -85,23 +85,23 @@ class _Crossing:
             return message
         source, plain = self._origin(message)
         content = plain.get("content")
-        said: Any = "" if content == "" else []  # empty content keeps its type
+        body: Any = "" if content == "" else []  # empty content keeps its type
         if isinstance(content, str) and content:
-            said = [{"type": "text", "text": content}]
+            body = [{"type": "text", "text": content}]
         elif isinstance(content, list):
-            said = [self._block(chunk) for chunk in content]
+            body = [self._block(chunk) for chunk in content]
         match plain.get("role"):
             case "tool":
                 new: Json = (
                     {} if source else {"tool_name": plain.get("name"), "details": {}, "is_error": True}
                 )
                 id_ = plain.get("tool_call_id")
-                return {**source, **new, "role": "tool_result", "tool_call_id": id_, "content": said}
+                return {**source, **new, "role": "tool_result", "tool_call_id": id_, "content": body}
             case "assistant":
                 calls = [self._call_back(call) for call in plain.get("tool_calls") or []]
-                return {**source, "role": "assistant", "content": [*_thoughts(source), *said, *calls]}
+                return {**source, "role": "assistant", "content": [*_thoughts(source), *body, *calls]}
             case role:
-                return {**source, "role": role, "content": said}
+                return {**source, "role": role, "content": body}
 
     def _block(self, chunk: Any) -> Any:  # noqa: ANN401 - whatever the file holds
         if not isinstance(chunk, dict):

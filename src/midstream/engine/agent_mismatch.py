@@ -49,8 +49,8 @@ def adopts(commands: Commands) -> bool:
 
 def only_cancels(commands: Commands) -> bool:
     """Whether all commands are cancellations, which the server of any agent may decide."""
-    said = [each.command if isinstance(each, Received) else each for each in commands]
-    return bool(said) and all(isinstance(each, Cancel) for each in said)
+    plain_commands = [each.command if isinstance(each, Received) else each for each in commands]
+    return bool(plain_commands) and all(isinstance(each, Cancel) for each in plain_commands)
 
 
 def refuse(commands: Commands, session_id: str, state: Session, agent: Agent) -> None:

@@ -207,7 +207,7 @@ class Executor:
     async def _attempt(
         self, pending_work: CallModel, session: Session, turn: AwaitingModel, kept: _ResponseToken
     ) -> None:
-        asked = turn.terms.request
+        application_request = turn.terms.request
         own = await self._read_tools(pending_work)
         theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
         tools = {**own, **theirs} if theirs else own
@@ -226,23 +226,23 @@ class Executor:
             f"{self._reports.session_id}/{pending_work.ref.turn}/{pending_work.ref.response_no}",
             kept.token,
             session=self._reports.session_id,
-            person=self._questions.person(pending_work, watch) if asked is None else None,
+            person=self._questions.person(pending_work, watch) if application_request is None else None,
             stalls=self._agent.stalls,
         )
-        if asked is not None:
-            request = _of_application(request, session, asked)
+        if application_request is not None:
+            request = _of_application(request, session, application_request)
         shown = text_so_far(turn) if kept.token else {}
-        builder = ResponseBuilder(pending_work.ref, shown, is_announcing=asked is not None)
+        builder = ResponseBuilder(pending_work.ref, shown, is_announcing=application_request is not None)
         try:
             response = await self._listen(pending_work, request, builder, kept, watch)
         except ModelError as error:
             self._reports.report(self._failure(pending_work, error, session))
         else:
-            if asked is not None:  # the application checks its own calls
+            if application_request is not None:  # the application checks its own calls
                 plans = tuple(_plan_forwarded_call(call) for call in response.calls)
             else:
                 plans = tuple(plan_call(call, tools, self._agent.approval) for call in response.calls)
-            if asked is None and response.finish is Finish.LENGTH:
+            if application_request is None and response.finish is Finish.LENGTH:
                 plans = _without_cut_calls(response, plans)
             responded = ModelResponded(
                 pending_work.ref,
@@ -254,9 +254,9 @@ class Executor:
 
     def _head_of(self, request: ModelRequest) -> PromptHead:
         """Return the digests of the beginning of a request; most requests begin like the previous one."""
-        asked = (request.instructions, request.tools)
-        if self._prompt is None or self._prompt[0] != asked:
-            self._prompt = (asked, head_of(*asked))
+        key = (request.instructions, request.tools)
+        if self._prompt is None or self._prompt[0] != key:
+            self._prompt = (key, head_of(*key))
         return self._prompt[1]
 
     async def _stop(self, token: str) -> None:
@@ -537,18 +537,20 @@ def _same(event: ModelEvent) -> ModelEvent:
     return event
 
 
-def _of_application(request: ModelRequest, session: Session, asked: ApplicationRequest) -> ModelRequest:
+def _of_application(
+    request: ModelRequest, session: Session, application_request: ApplicationRequest
+) -> ModelRequest:
     """Return a request with the instructions, tools and settings of the client application."""
     return replace(
         request,
         instructions=session.application.instructions,
         tools=session.application.tools,
-        session=asked.conversation,
-        is_ephemeral=asked.is_ephemeral,
-        settings=asked.settings,
+        session=application_request.conversation,
+        is_ephemeral=application_request.is_ephemeral,
+        settings=application_request.settings,
         stalls=None,
         is_resent=True,
-        model=asked.model,
+        model=application_request.model,
     )
 
 

@@ -173,10 +173,10 @@ def encode_command(command: Command | Received) -> bytes:
     """Encode a client's command."""
     if not isinstance(command, Received):
         return msgspec.json.encode(_ForwardedMessage(_pack_command(command)))
-    said = None if command.command is None else _pack_command(command.command)
+    packed = None if command.command is None else _pack_command(command.command)
     return msgspec.json.encode(
         _ForwardedMessage(
-            said,
+            packed,
             command.stream,
             command.secret_digest,
             command.seqno,
@@ -217,10 +217,10 @@ def decode_command(body: bytes) -> Command | Received:
 
 def name_approver(command: Command | Received, sender: str) -> Command | Received:
     """Return a command whose answer names the forwarding node as approver, if it has no principal."""
-    said = command.command if isinstance(command, Received) else command
-    if not isinstance(said, Answer) or said.by:
+    answer = command.command if isinstance(command, Received) else command
+    if not isinstance(answer, Answer) or answer.by:
         return command
-    named = replace(said, by=f"{BY_NODE}{sender}")
+    named = replace(answer, by=f"{BY_NODE}{sender}")
     return replace(command, command=named) if isinstance(command, Received) else named
 
 
@@ -259,5 +259,5 @@ def _pack_command(command: Command) -> _PackedCommand:
     return _PackedCommand(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
 
 
-def _command(said: _PackedCommand) -> Command:
-    return msgspec.json.decode(said.command, type=_KINDS[said.kind])
+def _command(packed: _PackedCommand) -> Command:
+    return msgspec.json.decode(packed.command, type=_KINDS[packed.kind])

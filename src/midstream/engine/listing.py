@@ -78,8 +78,8 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Sessi
 
 def _first(session: Session) -> UserMessage:
     """Return the first user message of a conversation that an application sent."""
-    said = (entry for entry in session.history.entries if isinstance(entry, UserMessage))
-    return next(said, UserMessage(()))
+    messages = (entry for entry in session.history.entries if isinstance(entry, UserMessage))
+    return next(messages, UserMessage(()))
 
 
 def _title_of(message: UserMessage) -> str:

@@ -299,8 +299,8 @@ def is_mere_result(batch: list[Envelope], written: int) -> bool:
 
     Then there is no new pending work. The work that ended was the wait for the client, whose timer finds this itself.
     """
-    said = batch[0].command
-    is_result = isinstance(said, Received) and isinstance(said.command, CallFinished)
+    command = batch[0].command
+    is_result = isinstance(command, Received) and isinstance(command.command, CallFinished)
     return is_result and len(batch) == 1 and written <= RESULT_RECORDS
 
 
@@ -313,12 +313,12 @@ def merge(batch: list[Envelope]) -> list[Envelope]:
         if attempt is None:
             joined.extend(group)
             continue
-        said = (each.command for each in group if isinstance(each.command, ModelStreamed))
-        deltas = merge_deltas([delta for command in said for delta in command.deltas])
+        streamed = (each.command for each in group if isinstance(each.command, ModelStreamed))
+        deltas = merge_deltas([delta for command in streamed for delta in command.deltas])
         joined.append(Envelope(ModelStreamed(attempt, deltas)))
     return joined
 
 
 def _attempt_of(envelope: Envelope) -> AttemptRef | None:
-    said = envelope.command
-    return said.ref if isinstance(said, ModelStreamed) else None
+    command = envelope.command
+    return command.ref if isinstance(command, ModelStreamed) else None

@@ -100,7 +100,7 @@ class AgentQuestions:
         if len(permission.arguments) > ARGUMENTS_CHARS_MAX:
             return TOO_LONG
         question_id = self._world.new_id("leave")
-        asked = PermissionRequested(
+        request = PermissionRequested(
             pending_work.ref,
             question_id,
             storable(permission.tool),
@@ -115,7 +115,7 @@ class AgentQuestions:
         self._waiting[pending_work, question_id] = decided
         try:
             with watch.pause():
-                await self._notes.show(asked)
+                await self._notes.show(request)
                 return await decided
         except MidstreamError:
             return NOT_ASKED
@@ -138,5 +138,5 @@ def _decision_of(question: AgentQuestion) -> Decision:
         case None:
             return NO_DECISION_CONTENT
         case _:
-            said = f" They said: {question.words}" if question.words else ""
-            return f"{DENIED_CONTENT}{said}"
+            remark = f" They said: {question.words}" if question.words else ""
+            return f"{DENIED_CONTENT}{remark}"

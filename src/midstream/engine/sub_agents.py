@@ -107,13 +107,13 @@ async def run_child(
         try:
             child = await children.child(_child_id(place, state, parent), place.path)
             if not child.state.turns:
-                said = SendMessage(
+                message = SendMessage(
                     UserMessage.of(task),
                     timeout_s=found.timeout_s,
                     responses_max=found.responses_max,
                     parent=place,
                 )
-                await child.submit(said)
+                await child.submit(message)
             shown = await _follow(child, shown_in, pending_work, _child_id(place, state, parent), shown)
             end = child.state.last_turn
             is_suspect = end is not None and end.code == SUSPECTED_CODE
@@ -212,10 +212,10 @@ async def _copy_records(
         page = await child.read(after=after, limit=RECORDS_PER_READ)
         if page:
             after = page[-1].position
-            told = tuple(
+            records = tuple(
                 (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_NODES)
             )
-            await shown_in.show(ChildStreamed(pending_work.ref, name, told))
+            await shown_in.show(ChildStreamed(pending_work.ref, name, records))
         elif not is_live:
             return after
         else:

@@ -155,8 +155,8 @@ def _thinking_in(request: Json) -> bool | None:
 
     This is so only with `enabled` thinking; with `adaptive` thinking, a response may have none.
     """
-    asked = request.get("thinking")
-    kind = asked.get("type") if isinstance(asked, dict) else None
+    thinking = request.get("thinking")
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
     return {"enabled": True, "disabled": False}.get(kind) if isinstance(kind, str) else None
 
 

@@ -224,16 +224,16 @@ def _session_of(thread: str) -> str:
 
 def _call_of(request: ToolCallRequest) -> ToolCall:
     """Return the call with an id that is unique in the thread: providers may reuse ids in later responses."""
-    asked = request.tool_call
-    call_id = str(asked["id"] or "")
+    call = request.tool_call
+    call_id = str(call["id"] or "")
     state = request.state
     messages = state.get("messages", []) if isinstance(state, Mapping) else getattr(state, "messages", state)
     for message in reversed(messages if isinstance(messages, list) else []):
-        if isinstance(message, AIMessage) and any(each["id"] == asked["id"] for each in message.tool_calls):
-            call_id = _call_id(message, asked)
+        if isinstance(message, AIMessage) and any(each["id"] == call["id"] for each in message.tool_calls):
+            call_id = _call_id(message, call)
             break
-    arguments = msgspec.json.encode(asked["args"], order="deterministic").decode()
-    return ToolCall(storable(call_id) or "call", storable(str(asked["name"])), arguments)
+    arguments = msgspec.json.encode(call["args"], order="deterministic").decode()
+    return ToolCall(storable(call_id) or "call", storable(str(call["name"])), arguments)
 
 
 def _call_id(message: AIMessage, call: Any) -> str:  # noqa: ANN401 - LangChain's

@@ -40,7 +40,7 @@ class GraphText:
         self.usage: Usage | None = None
         self.model = ""
         self._before = {*shown}
-        self._said: list[str] = []
+        self._emitted: list[str] = []
         self._whole: set[str] = set()
         self._has_text = False
         self._queues: dict[str, list[BaseMessage]] = {}
@@ -83,7 +83,7 @@ class GraphText:
 
     def signature(self) -> str:
         """Return the data for `TurnSoFar`, which the journal stores with the first call of this response."""
-        return msgspec.json.encode({"shown": self._said}).decode()
+        return msgspec.json.encode({"shown": self._emitted}).decode()
 
     def _emit_next(self) -> Iterator[ModelEvent]:
         for message in next(iter(self._queues.values()), []):
@@ -95,15 +95,15 @@ class GraphText:
             return
         if known and not isinstance(message, AIMessageChunk):
             self._whole.add(known)
-            if known in self._said:  # its chunks were emitted
+            if known in self._emitted:  # its chunks were emitted
                 return
         yield from self._text_of(message)
-        if known and known not in self._said:
-            self._said.append(known)
+        if known and known not in self._emitted:
+            self._emitted.append(known)
 
     def _text_of(self, message: Any) -> Iterator[ModelEvent]:  # noqa: ANN401 - LangChain's
         self._count(message)
-        is_new = not message.id or message.id not in self._said
+        is_new = not message.id or message.id not in self._emitted
         text = str(message.text)
         thinking = "".join(_thinking_in(message))
         if thinking:
@@ -219,9 +219,9 @@ def answer_of(interrupt: Any, results: Mapping[str, ToolResult]) -> InterruptAns
             if found is None or found.outcome is not Outcome.OK
             else InterruptAnswer(value_of(found.content))
         )
-    told = [results.get(f"{interrupt.id}.{number}") for number in range(len(actions))]
+    outcomes = [results.get(f"{interrupt.id}.{number}") for number in range(len(actions))]
     decided = [
-        _decision(action, each) for action, each in zip(actions, told, strict=True) if each is not None
+        _decision(action, each) for action, each in zip(actions, outcomes, strict=True) if each is not None
     ]
     return InterruptAnswer({"decisions": decided}) if len(decided) == len(actions) else None
 

@@ -143,8 +143,8 @@ class GraphPass:
         if result is not None:
             text, value = self._returned.get(call_id, ("", None))
             return value if value is not None and text == result.content else message_of(call, result)
-        if (asked := self._known_asking.get(call_id)) is not None:
-            self.asking[call_id] = asked
+        if (raised := self._known_asking.get(call_id)) is not None:
+            self.asking[call_id] = raised
         else:
             self.captured[call_id] = Captured(original, call, kind, runtime)
         raise GraphInterrupt(
@@ -231,8 +231,8 @@ def text_of(value: Any, call_id: str) -> tuple[str, Outcome, bool]:  # noqa: ANN
             value.artifact is not None or not isinstance(value.content, str) or bool(value.additional_kwargs)
         )
         return storable(str(value.text)), outcome, is_more
-    told = [each for each in _messages_in(value) if each.tool_call_id == call_id]
-    return "\n\n".join(storable(str(each.text)) for each in told) or "Done.", Outcome.OK, True
+    messages = [each for each in _messages_in(value) if each.tool_call_id == call_id]
+    return "\n\n".join(storable(str(each.text)) for each in messages) or "Done.", Outcome.OK, True
 
 
 def _messages_in(value: Any) -> list[ToolMessage]:  # noqa: ANN401 - what a tool returned

@@ -221,7 +221,7 @@ class _SessionState:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.captured: dict[str, Captured] = {}
-        self.asked: dict[str, InterruptRaised] = {}
+        self.interrupts: dict[str, InterruptRaised] = {}
 
 
 class _Place(Struct, frozen=True):
@@ -310,7 +310,7 @@ class GraphModel:
         except NestedInterruptError:
             return StatedOutcome(_NESTED, Outcome.ERROR)
         if isinstance(value, InterruptRaised):
-            live.asked[context.call_id] = value
+            live.interrupts[context.call_id] = value
             return StatedOutcome(ASKED)
         text, outcome, is_more = text_of(value, captured.call["id"])
         if is_more:
@@ -328,7 +328,7 @@ class GraphModel:
         load = self._saver.serde.loads_typed
         so_far = TurnSoFar.of(request.history, place.response)
         await self._saver.keep_answers(place.session, so_far.answers)
-        asking = {name: live.asked[name] for name in so_far.asking if name in live.asked}
+        asking = {name: live.interrupts[name] for name in so_far.asking if name in live.interrupts}
         returned = {name: (text, load(value)) for name, (text, value) in thread.returned.items()}
         run = GraphPass(so_far.results, returned, asking)
         config = self._config(place.session, place.turn, run)
@@ -348,29 +348,29 @@ class GraphModel:
             async for event in self._run(given, config, words):
                 yield event
             state = await self._graph.aget_state(config)
-        live.captured, live.asked = run.captured, {}
-        asked = [*self._calls(run, state, so_far)]
-        if state.tasks and not asked:
+        live.captured, live.interrupts = run.captured, {}
+        calls = [*self._calls(run, state, so_far)]
+        if state.tasks and not calls:
             raise ModelRejectedError(
                 f"{self.name} stopped before {', '.join(state.next)} without an interrupt"
             )
-        for number, each in enumerate(asked):
+        for number, each in enumerate(calls):
             yield msgspec.structs.replace(each, signature=words.signature()) if number == 0 else each
-        if not asked:
+        if not calls:
             self._live.pop(place.session, None)
             self._saver.release_thread(place.session)
             for event in words.emit_last_if_empty(state.values.get("messages", ())):
                 yield event
-        yield Finished(Finish.CALLS if asked else Finish.STOP, words.model, words.usage)
+        yield Finished(Finish.CALLS if calls else Finish.STOP, words.model, words.usage)
 
     @staticmethod
     def _calls(run: GraphPass, state: Any, so_far: TurnSoFar) -> Iterator[ToolCallRequested]:  # noqa: ANN401 - LangGraph's
         for call_id, each in run.captured.items():
             arguments = msgspec.json.encode(each.call["args"]).decode()
             yield ToolCallRequested(call_id, each.call["name"], arguments)
-        for call_id, asked in run.asking.items():
+        for call_id, raised in run.asking.items():
             number = len(so_far.answers.get(call_id, ()))
-            yield from calls_of(f"{call_id}?{number}", asked.value)
+            yield from calls_of(f"{call_id}?{number}", raised.value)
         for interrupt in state.interrupts:
             if interrupt.value != MARK:
                 yield from calls_of(interrupt.id, interrupt.value)

@@ -134,9 +134,9 @@ class DurableAgents:
         approvals, raises `UsageError`.
         """
         install_runner()
-        said = UserMessage.of(storable(message))
+        user_message = UserMessage.of(storable(message))
         turn = await self._driver.begin(
-            session, said, key=key, digest=digest_of("message", storable(message)), cancels=True
+            session, user_message, key=key, digest=digest_of("message", storable(message)), cancels=True
         )
         scope = TurnScope(turn, finished_items(turn.cancelled))
         try:
@@ -354,8 +354,13 @@ def _response_of(native: str) -> ModelResponse:
     if not native:
         raise UsageError("this response was interrupted and cannot be replayed")
     known = msgspec.json.decode(native)
-    used, said = known["tokens"]
-    usage = Usage(requests=1, input_tokens=used, output_tokens=said, total_tokens=used + said)
+    input_tokens, output_tokens = known["tokens"]
+    usage = Usage(
+        requests=1,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        total_tokens=input_tokens + output_tokens,
+    )
     return ModelResponse(_items.validate_python(known["output"]), usage, known["id"])
 
 

@@ -330,7 +330,7 @@ class _Run:
         A run whose history has calls without results (deferred tools) brings the results: it continues the turn of
         these calls, if it is open.
         """
-        scope, asked = self._scope, _unanswered_response(messages)
+        scope, unanswered = self._scope, _unanswered_response(messages)
         message = message_of(prompt, messages)
         digest = digest_of("message", msgspec.json.encode(message).decode())
         scope.turn = await scope.driver.begin(
@@ -338,7 +338,7 @@ class _Run:
             message,
             key=scope.key,
             digest=digest,
-            goes_on=asked is not None,
+            goes_on=unanswered is not None,
             cancels=True,
             owner=scope.owner,
         )
@@ -349,9 +349,9 @@ class _Run:
         Raises:
             UsageError: The history ends with calls of another turn.
         """
-        asked = _unanswered_response(messages)
-        if asked is not None and self.turn.recorded:
-            self.turn.skip(_number_of(asked, self.turn))
+        unanswered = _unanswered_response(messages)
+        if unanswered is not None and self.turn.recorded:
+            self.turn.skip(_number_of(unanswered, self.turn))
         self.is_prompted = any(
             isinstance(part, SystemPromptPart) for message in messages for part in message.parts
         )

@@ -78,16 +78,16 @@ def repair_history(
     rules = profile_for(form, profile)
 
     def repair_messages(messages: Messages, run_id: str | None) -> Messages:
-        told = messages[:-1] if _is_bare(messages) else messages
-        dumped = _dump(told)
-        own = {place for place, message in enumerate(told) if run_id and message.run_id == run_id}
+        history = messages[:-1] if _is_bare(messages) else messages
+        dumped = _dump(history)
+        own = {place for place, message in enumerate(history) if run_id and message.run_id == run_id}
         given = CallerKnowledge(
-            live_tail=_is_suspended(told), own=own, has_prompt=bool(run_id) and told is messages
+            live_tail=_is_suspended(history), own=own, has_prompt=bool(run_id) and history is messages
         )
         done = repair_in_mode(mode, dumped, form, rules, given)
         if done.messages is dumped:
             return messages
-        loaded = _Loading(told, dumped).load(done.messages)
+        loaded = _Loading(history, dumped).load(done.messages)
         if isinstance(messages[-1], ModelRequest) and not (loaded and isinstance(loaded[-1], ModelRequest)):
             # The run continues from it, and it has the instructions.
             loaded.append(replace(messages[-1], parts=[]))
@@ -153,7 +153,7 @@ class _Loading:
             self._parts.get(id(raw), part) for raw, part in zip(written["parts"], loaded.parts, strict=True)
         ]
         if isinstance(loaded, ModelRequest):
-            asked = original if isinstance(original, ModelRequest) else loaded
-            return replace(asked, parts=parts, run_id=loaded.run_id)
-        said = original if isinstance(original, ModelResponse) else loaded
-        return replace(said, parts=parts, run_id=loaded.run_id)
+            request = original if isinstance(original, ModelRequest) else loaded
+            return replace(request, parts=parts, run_id=loaded.run_id)
+        response = original if isinstance(original, ModelResponse) else loaded
+        return replace(response, parts=parts, run_id=loaded.run_id)

@@ -125,10 +125,10 @@ def message_of(
     if prompt is None:
         last = messages[-1] if messages else None
         parts = last.parts if isinstance(last, ModelRequest) else ()
-        said = [part.content for part in parts if isinstance(part, UserPromptPart)]
-        if not said:
+        contents = [part.content for part in parts if isinstance(part, UserPromptPart)]
+        if not contents:
             return None
-        prompt = said[-1]
+        prompt = contents[-1]
     if isinstance(prompt, str):
         return UserMessage.of(storable(prompt))
     return UserMessage(tuple(_part_of(each) for each in prompt))
@@ -242,8 +242,8 @@ def _recorded_response(record: ResponseCompleted) -> ModelResponse:
     """Return a complete response in its native form, or the text of an interrupted one."""
     if record.native:
         return response_of(record.native)
-    said: list[Any] = [TextPart(part.text) for part in record.body.parts if isinstance(part, Text)]
-    return ModelResponse(said, timestamp=datetime.fromtimestamp(record.at, UTC))
+    parts: list[Any] = [TextPart(part.text) for part in record.body.parts if isinstance(part, Text)]
+    return ModelResponse(parts, timestamp=datetime.fromtimestamp(record.at, UTC))
 
 
 def _return_of(call: ToolCall, ended: CallEnded) -> ToolReturnPart:

@@ -327,6 +327,6 @@ def _text_of(name: str, value: object, call_id: str) -> str | StatedOutcome:
     more = [returned.content] if isinstance(returned.content, str) else [*(returned.content or ())]
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         text = ToolReturnPart(name, returned.return_value, call_id).model_response_str()
-        said = (each if isinstance(each, str) else f"[{type(each).__name__}]" for each in more)
-        return "\n\n".join((text, *said))
+        extras = (each if isinstance(each, str) else f"[{type(each).__name__}]" for each in more)
+        return "\n\n".join((text, *extras))
     return StatedOutcome(_NO_JSON, Outcome.ERROR)

@@ -32,8 +32,8 @@ def cut_history(history: History, cut: int) -> History:
     if cut <= 0:
         return history
     opening = _opening(history, cut)
-    said = history.entries[opening] if opening is not None else None
-    parts = said.parts if isinstance(said, UserMessage) else ()
+    entry = history.entries[opening] if opening is not None else None
+    parts = entry.parts if isinstance(entry, UserMessage) else ()
     rest = history.entries[cut + 1 if opening == cut else cut :]
     return History((UserMessage((Text(LEFT_OUT), *parts)), *rest))
 

@@ -231,10 +231,10 @@ class Step(Struct, frozen=True, gc=False, tag="step", omit_defaults=True):
     results: tuple[ToolResult, ...] = ()
 
     def __post_init__(self) -> None:
-        asked = [call.id for call in self.response.calls]
+        requested = [call.id for call in self.response.calls]
         answered = [result.call_id for result in self.results]
-        if asked != answered:
-            raise InvalidHistoryError(f"calls {asked!r} do not match results {answered!r}")
+        if requested != answered:
+            raise InvalidHistoryError(f"calls {requested!r} do not match results {answered!r}")
         if any(isinstance(part, UpstreamCall) and part.outcome is None for part in self.response.parts):
             raise InvalidHistoryError(
                 "a call that ran upstream needs an outcome before its response is history"

@@ -114,10 +114,10 @@ def render(
         else:
             writer.step(entry)
     done = repair_messages(writer.messages, written, rules, thinking=thinking)
-    said = instructions if instructions.strip() else ""
-    if not said or written.spec.system != "list":
-        return Rendered(done.messages, said, done.advice)
-    top = written.build(MessageTurn(Role.SYSTEM, [written.text(said, Role.SYSTEM)]))
+    system = instructions if instructions.strip() else ""
+    if not system or written.spec.system != "list":
+        return Rendered(done.messages, system, done.advice)
+    top = written.build(MessageTurn(Role.SYSTEM, [written.text(system, Role.SYSTEM)]))
     return Rendered([top, *done.messages], "", done.advice)
 
 
@@ -204,8 +204,8 @@ class _Writer:
         form, profile = self._form, self._profile
         parts: list[Part] = []
         is_joined = form.layout is ResultPlacement.SEPARATE
-        if is_joined and (said := response.text) and not said.isspace():
-            parts.append(form.text(said, Role.ASSISTANT))
+        if is_joined and (text := response.text) and not text.isspace():
+            parts.append(form.text(text, Role.ASSISTANT))
         has_thought = False
         for part in response.parts:
             if isinstance(part, ToolCall):

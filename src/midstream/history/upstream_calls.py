@@ -47,8 +47,8 @@ def close_call(call: UpstreamCall) -> UpstreamCall:
 def words_of(call: UpstreamCall) -> str:
     """Describe a call as text, for formats without a part for it, and clients without tools."""
     name = " ".join(call.name.split()) or "a tool"
-    told = f"[ran elsewhere: {name} {call.arguments}; {_ENDED[call.outcome]}]"
-    return f"{told}\n{call.content}" if call.content else told
+    heading = f"[ran elsewhere: {name} {call.arguments}; {_ENDED[call.outcome]}]"
+    return f"{heading}\n{call.content}" if call.content else heading
 
 
 def _shorten(text: str) -> str:

@@ -97,10 +97,10 @@ class AnthropicMessages(ProvidedModel):
             ContextOverflowError: The conversation is longer than the model can read, or leaves no room for a response.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
-        asked = self._provider.events(
+        batches = self._provider.events(
             "POST", "/messages", self._body(request), headers=headers, stalls=request.stalls
         )
-        async with contextlib.aclosing(read_response(asked, MessageReader())) as events:
+        async with contextlib.aclosing(read_response(batches, MessageReader())) as events:
             async for event in events:
                 yield event
 

@@ -79,7 +79,7 @@ class MessageReader:
         self._is_over = False
         self._model = ""
         self._counts: dict[str, int] = {}
-        self._has_said = False
+        self._has_output = False
         self._has_called = False
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
@@ -109,7 +109,7 @@ class MessageReader:
         if not self._is_over and not self._stop_reason:
             raise ModelUnavailableError("the server's response broke off in the middle")
         left = self._note([event for index in sorted(self._open) for event in self._close_block(index)])
-        if not (self._has_said or self._has_called):
+        if not (self._has_output or self._has_called):
             if self._stop_reason == "refusal":
                 raise ModelFilteredError("the model refused to answer")
             if self._stop_reason == _WINDOW_FULL:
@@ -148,9 +148,9 @@ class MessageReader:
                 case ToolCallRequested():
                     self._has_called = True
                 case TextDelta(text=text) if text:
-                    self._has_said = True
+                    self._has_output = True
                 case UpstreamCallStarted() | UpstreamCallEnded():
-                    self._has_said = True
+                    self._has_output = True
                 case _:
                     pass
         return events

@@ -124,7 +124,7 @@ class Chain(Struct, frozen=True):
     """
 
     entries: tuple[Entry, ...] = ()
-    heard: ConversationDigest = ConversationDigest()
+    digest: ConversationDigest = ConversationDigest()
 
     def then(self, history: History) -> Chain:
         """Return the chain of `history`."""
@@ -132,7 +132,7 @@ class Chain(Struct, frozen=True):
         # Comparing tuples compares identities first: equal objects cost a pointer each.
         if entries is not self.entries and entries[:count] != self.entries:
             return Chain(entries, ConversationDigest().then(entries))
-        return Chain(entries, self.heard.then(entries[count:]))
+        return Chain(entries, self.digest.then(entries[count:]))
 
 
 def outline(
@@ -182,8 +182,8 @@ def servers_digest(servers: Iterable[ForwardedMcpServer]) -> bytes:
 
 def identity_digest(identity: Mapping[str, str]) -> bytes:
     """Return the digest of an identity. An empty value counts as missing."""
-    told = {key: value for key, value in identity.items() if value}
-    return _digest(canonical(told) if told else b"")
+    fields = {key: value for key, value in identity.items() if value}
+    return _digest(canonical(fields) if fields else b"")
 
 
 def canonical(value: Any) -> bytes:  # noqa: ANN401 - any JSON value

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Iterable
 
-from midstream.observability.debug_output import NETWORK_LOGGER, show_where_asked
+from midstream.observability.debug_output import NETWORK_LOGGER, show_enabled_lines
 
 SHOWN_BYTES_MAX = 500
 """Bytes of a body, or of a piece of an answer, in a line."""
@@ -47,7 +47,7 @@ class NetworkLog:
     def __init__(self, name: str, secrets: Iterable[str]) -> None:
         self._name = name
         self._secrets = sorted({each for each in secrets if len(each) >= SECRET_CHARS_MIN}, key=len)
-        show_where_asked()
+        show_enabled_lines()
 
     def log_request(self, method: str, path: str, body: bytes) -> None:
         """Log a request."""

@@ -88,10 +88,10 @@ class OpenAICompatible(OpenAIServerModel):
             ContextOverflowError: The conversation is longer than the model can read.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
-        asked = self._provider.events(
+        batches = self._provider.events(
             "POST", "/chat/completions", self._body(request), headers=headers, stalls=request.stalls
         )
-        async with contextlib.aclosing(read_response(asked, ChatStreamReader())) as events:
+        async with contextlib.aclosing(read_response(batches, ChatStreamReader())) as events:
             async for event in events:
                 yield event
 

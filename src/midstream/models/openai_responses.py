@@ -99,10 +99,10 @@ class OpenAIResponses(OpenAIServerModel):
         kept, failures = request.resume, 0
         while True:
             known = reader.sequence
-            asked = self._resume(kept, request, after=known) if kept else self._request(request)
+            batches = self._resume(kept, request, after=known) if kept else self._request(request)
             trouble: ModelUnavailableError | ModelStalledError
             try:
-                async with contextlib.aclosing(_read(reader, asked)) as events:
+                async with contextlib.aclosing(_read(reader, batches)) as events:
                     async for event in events:
                         if self._is_background and reader.response_id and not kept:
                             kept = reader.response_id
@@ -152,13 +152,13 @@ class OpenAIResponses(OpenAIServerModel):
             # A response without an id cannot be resumed: only the next attempt remains.
             raise ModelUnavailableError(trouble.message) if isinstance(trouble, ModelCutError) else trouble
         is_unnumbered = bool(reader.response_id) and reader.sequence < 0
-        asked_s = trouble.retry_after_s or 0.0
-        if failures > RESPONSE_RECONNECTS_MAX or is_unnumbered or asked_s > ATTEMPT_PAUSE_MAX_S:
+        retry_after_s = trouble.retry_after_s or 0.0
+        if failures > RESPONSE_RECONNECTS_MAX or is_unnumbered or retry_after_s > ATTEMPT_PAUSE_MAX_S:
             if isinstance(trouble, ModelStalledError):
                 raise trouble
             raise ModelCutError(trouble.message, retry_after_s=trouble.retry_after_s) from trouble
         wait_s = RESPONSE_BACKOFF.wait_s(failures - 1, chance=self._world.chance())
-        await self._world.sleep(max(wait_s, asked_s))
+        await self._world.sleep(max(wait_s, retry_after_s))
 
     def _body(self, request: ModelRequest) -> bytes:
         sent = render(request.history, request.instructions, "responses", form="openai-responses")
@@ -179,10 +179,10 @@ class OpenAIResponses(OpenAIServerModel):
 
 
 async def _read(
-    reader: ResponsesReader, asked: AsyncGenerator[Sequence[ServerSentEvent], None]
+    reader: ResponsesReader, batches: AsyncGenerator[Sequence[ServerSentEvent], None]
 ) -> AsyncGenerator[ModelEvent, None]:
     """Yield the events of one connection, until its end or that of the response."""
-    async with contextlib.aclosing(asked) as pieces:
+    async with contextlib.aclosing(batches) as pieces:
         async for received in pieces:
             for each in received:
                 for event in reader.read_json(each.data):

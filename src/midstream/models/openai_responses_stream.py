@@ -77,7 +77,7 @@ class ResponsesReader:
         self._calls: list[ToolCallRequested] = []
         self._upstream_calls: dict[str, str] = {}
         """Names of the provider's own calls, by id, until their arguments are complete."""
-        self._has_said = False
+        self._has_text = False
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
         """Process one event as JSON text; return the new model events.
@@ -104,7 +104,7 @@ class ResponsesReader:
         kind = event.type
         text = event.delta if isinstance(event.delta, str) else ""
         if kind in _WORDS:
-            self._has_said = self._has_said or bool(text)
+            self._has_text = self._has_text or bool(text)
             return [TextDelta(text)]
         if kind in _THOUGHTS:
             return [ThinkingDelta(text)]
@@ -154,10 +154,10 @@ class ResponsesReader:
             reason = details.get("reason") if isinstance(details, dict) else None
             finish = _INCOMPLETE.get(str(reason), Finish.STOP)
         words: list[ModelEvent] = []
-        if not self._has_said and (text := _text_in(output)):
+        if not self._has_text and (text := _text_in(output)):
             words = [TextDelta(text)]
         calls = calls or self._calls
-        if finish is Finish.FILTER and not (self._has_said or words or calls):
+        if finish is Finish.FILTER and not (self._has_text or words or calls):
             return self._fail(ModelFilteredError("the server's content filter withheld the whole response"))
         self.is_ended = True
         if calls and finish is Finish.STOP:

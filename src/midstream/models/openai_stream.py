@@ -107,7 +107,7 @@ class ChatStreamReader:
         self._stop_sequence = ""
         self._model = ""
         self._usage: Usage | None = None
-        self._has_said = False
+        self._has_output = False
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
         """Process one chunk as JSON text, or the marker `[DONE]`. Raises like `read`."""
@@ -137,7 +137,7 @@ class ChatStreamReader:
         for choice in chunk.choices or ():
             if choice.index == 0:
                 events.extend(self._read_choice(choice))
-        self._has_said = self._has_said or bool(events)
+        self._has_output = self._has_output or bool(events)
         return events
 
     def end(self) -> list[ModelEvent]:
@@ -149,7 +149,7 @@ class ChatStreamReader:
         """
         if self._finish is None:
             raise ModelUnavailableError("the server's response broke off in the middle")
-        if self._finish is Finish.FILTER and not self._has_said and not self._calls:
+        if self._finish is Finish.FILTER and not self._has_output and not self._calls:
             raise ModelFilteredError("the server's content filter withheld the whole response")
         finish = Finish.CALLS if self._calls and self._finish is Finish.STOP else self._finish
         requested = [

@@ -73,20 +73,20 @@ class EventTranslator(Protocol):
 
 
 async def read_response(
-    asked: AsyncGenerator[Sequence[ServerSentEvent], None], reader: EventTranslator
+    batches: AsyncGenerator[Sequence[ServerSentEvent], None], reader: EventTranslator
 ) -> AsyncGenerator[ModelEvent, None]:
     """Yield the events of one answer; bytes without an event are a `KeepAlive`.
 
-    Raises the errors of `asked` and the reader, and closes `asked`.
+    Raises the errors of `batches` and the reader, and closes `batches`.
     """
-    async with contextlib.aclosing(asked) as pieces:
+    async with contextlib.aclosing(batches) as pieces:
         async for received in pieces:
-            has_said = False
+            has_events = False
             for each in received:
                 for event in reader.read_json(each.data):
-                    has_said = True
+                    has_events = True
                     yield event
-            if not has_said:
+            if not has_events:
                 yield KeepAlive()
     for event in reader.end():
         yield event

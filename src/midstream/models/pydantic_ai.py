@@ -178,8 +178,8 @@ def _with_anchor(sent: list[messages.ModelMessage]) -> list[messages.ModelMessag
 
 def _is_thinking(settings: ModelSettings | None) -> bool | None:
     """Whether the settings switch Anthropic's thinking on."""
-    asked = (settings or {}).get("anthropic_thinking")
-    return asked.get("type") != "disabled" if isinstance(asked, dict) else None
+    thinking = (settings or {}).get("anthropic_thinking")
+    return thinking.get("type") != "disabled" if isinstance(thinking, dict) else None
 
 
 # --- requests -------------------------------------------------------------------------------------------------

@@ -374,8 +374,8 @@ class ResponseBuilder:
             raise _changed_text_error()
         if shown.outcome is None or call.outcome is not None:
             del self._shown[part]
-        is_told = shown.outcome is not None or call.outcome is None
-        return () if is_told else [Delta(*self._ids, part, "thinking", "", call)]
+        is_shown = shown.outcome is not None or call.outcome is None
+        return () if is_shown else [Delta(*self._ids, part, "thinking", "", call)]
 
     def _unshown(self, part: int, kind: Literal["text", "thinking"], text: str) -> str:
         """Return the part of `text` that readers do not have."""

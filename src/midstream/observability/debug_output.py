@@ -36,7 +36,7 @@ class _Shown(logging.StreamHandler):  # type: ignore[type-arg]  # its stream is 
         return bool(super().filter(record))
 
 
-def show_where_asked() -> None:
+def show_enabled_lines() -> None:
     """Show the lines whose variable is 1. A second call has no effect."""
     _show(VARIABLE, LOGGER)
     _show(NETWORK_VARIABLE, NETWORK_LOGGER)

@@ -161,8 +161,8 @@ class AnswerText:
             return _between(self._last(self._whole), text)
         if not self._is_after_call:
             return ""
-        said = self._last(len(self._pieces)) if self._repeated is None else self._void[self._repeated - 1]
-        return _between(said, text)
+        previous = self._last(len(self._pieces)) if self._repeated is None else self._void[self._repeated - 1]
+        return _between(previous, text)
 
     def _last(self, count: int) -> str:
         return self._pieces[count - 1] if count else ""

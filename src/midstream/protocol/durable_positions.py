@@ -37,10 +37,10 @@ def newest_epoch_after(
     """
     if began_at is None:
         return known
-    told = KnownEpoch(epoch, began_at)
+    announced_epoch = KnownEpoch(epoch, began_at)
     if known is None or promised is None or epoch > known.epoch:
-        return told
-    if epoch == known.epoch and told != known:
+        return announced_epoch
+    if epoch == known.epoch and announced_epoch != known:
         raise _loss_error(promised, f"began epoch {epoch} again since")
     return known
 

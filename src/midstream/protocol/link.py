@@ -146,11 +146,11 @@ class Link:
             return ConnectionLostError(f"no connection could be kept for {patience_s:g} s")
         wait_s = self._backoff.wait_s(self._failures - 1, chance=chance, outage_s=now - self._lost_at)
         wait_s = min(wait_s, self._lost_at + patience_s - now)
-        asked_s = max(self._retry_after_s, (error.retry_after_s or 0.0) if error else 0.0)
+        retry_after_s = max(self._retry_after_s, (error.retry_after_s or 0.0) if error else 0.0)
         self._retry_after_s = 0.0
         self.is_reconnecting = True
         self.state = LinkState.WAITING
-        self._retry_at = now + pause_s(asked_s)
+        self._retry_at = now + pause_s(retry_after_s)
         self.deadline = Deadline(max(now + wait_s, self._retry_at), _NEXT_TRY)
         return None
 

@@ -18,12 +18,12 @@ def merge_open_fields(headers: Open, frame: Open) -> Open:
     """
     nothing, filled = Open(), {}
     for name in _IN_HEADERS:
-        told, said, unsaid = (getattr(each, name) for each in (headers, frame, nothing))
-        if told in (unsaid, said):
+        in_headers, in_frame, default = (getattr(each, name) for each in (headers, frame, nothing))
+        if in_headers in (default, in_frame):
             continue
-        if said != unsaid:
+        if in_frame != default:
             raise MalformedFrameError(f"the headers and the `open` have different values of `{name}`")
-        filled[name] = told
+        filled[name] = in_headers
     return replace(frame, **filled) if filled else frame
 
 

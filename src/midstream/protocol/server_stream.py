@@ -716,8 +716,8 @@ def turn_status_of(session: Session, stream: str) -> str:
 
 def describe_stalls(stalls: StallBudgets | None) -> dict[str, float | None]:
     """Return stall budgets in the form of a welcome."""
-    told = {} if stalls is None else asdict(stalls)
-    return {name: seconds if math.isfinite(seconds) else None for name, seconds in told.items()}
+    budgets = {} if stalls is None else asdict(stalls)
+    return {name: seconds if math.isfinite(seconds) else None for name, seconds in budgets.items()}
 
 
 def waiting_on(session: Session, children: Collection[str] = ()) -> str:

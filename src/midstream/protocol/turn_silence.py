@@ -24,13 +24,13 @@ class TurnSilence:
         self._stall_after_s = stall_after_s
         self._is_known = False
         """Whether a heartbeat came since the last event."""
-        self._is_asked = False
+        self._is_requested = False
         """Whether a heartbeat was requested, and is overdue."""
 
     def begin(self, now: float) -> None:
         """Restart: an event came, or a connection began."""
         self.stop()
-        self._is_known = self._is_asked = False
+        self._is_known = self._is_requested = False
         self.due_at = now + self._stall_after_s
 
     def stop(self) -> None:
@@ -46,8 +46,8 @@ class TurnSilence:
     def heartbeat(self, waiting_on: str, now: float) -> None:
         """Process a heartbeat."""
         self.waiting_on, self._is_known = waiting_on, True
-        if self._is_asked:
-            self._is_asked = False
+        if self._is_requested:
+            self._is_requested = False
             self._decide(now)
 
     def judge(self, now: float) -> bool:
@@ -57,7 +57,7 @@ class TurnSilence:
         if self._is_known:
             self._decide(now)
             return False
-        self.due_at, self._is_asked = None, True
+        self.due_at, self._is_requested = None, True
         return True
 
     def _decide(self, now: float) -> None:

@@ -163,19 +163,19 @@ def accept(
 ) -> tuple[Application, History]:
     """Fold a transcript: return the application's state and the history after it."""
     after = History((*history.entries[: record.keep], *record.tail))
-    asked = record.request
+    request = record.request
     response = ApplicationResponse(
         application.count + 1,
-        asked.id,
-        asked.digest,
+        request.id,
+        request.digest,
         record.turn,
         record.response,
         position,
         len(after.entries),
         record.at,
-        asked.key,
-        is_background=asked.is_background,
-        usage_entry=asked.usage_entry,
+        request.key,
+        is_background=request.is_background,
+        usage_entry=request.usage_entry,
     )
     changed = Application(
         response.number,

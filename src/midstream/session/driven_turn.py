@@ -151,13 +151,13 @@ def decide(session: Session, command: DrivenCommand, *, epoch: int, at: float) -
 
 
 def _begin(session: Session, command: Begin, *, epoch: int, at: float) -> tuple[Record, ...]:
-    said = SendMessage(command.message)
+    message = SendMessage(command.message)
     opened = (
         sessions.decide(
-            session, Received(command.key, NO_CLIENT, 0, command.digest, said), epoch=epoch, at=at
+            session, Received(command.key, NO_CLIENT, 0, command.digest, message), epoch=epoch, at=at
         )
         if command.key
-        else sessions.decide(session, said, epoch=epoch, at=at)
+        else sessions.decide(session, message, epoch=epoch, at=at)
     )
     return tuple(
         replace(record, driver=command.driver) if isinstance(record, MessageAccepted) else record

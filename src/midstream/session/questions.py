@@ -70,25 +70,25 @@ def questions_of(session_id: str, session: Session) -> tuple[Question, ...]:
 
 
 def _of_agent(
-    session_id: str, turn: AwaitingModel, asked: AgentQuestion, agents: tuple[str, ...]
+    session_id: str, turn: AwaitingModel, question: AgentQuestion, agents: tuple[str, ...]
 ) -> Question:
     return Question(
         session_id,
         turn.turn,
         turn.response_no,
-        asked.id,
+        question.id,
         QuestionKind.APPROVAL,
-        asked.digest,
-        asked.name,
-        asked.arguments,
+        question.digest,
+        question.name,
+        question.arguments,
         CHOICES[QuestionKind.APPROVAL],
-        asked.asked_at,
-        asked.text,
-        asked.expires_at,
+        question.asked_at,
+        question.text,
+        question.expires_at,
         agents,
-        asked.is_fixed,
-        asked.approvers,
-        asked.approved_by,
+        question.is_fixed,
+        question.approvers,
+        question.approved_by,
     )
 
 

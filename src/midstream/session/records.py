@@ -247,8 +247,8 @@ class TranscriptAccepted(
     @property
     def message(self) -> UserMessage:
         """The newest user message of the new part; an empty one if there is none."""
-        said = (entry for entry in reversed(self.tail) if isinstance(entry, UserMessage))
-        return next(said, UserMessage(()))
+        messages = (entry for entry in reversed(self.tail) if isinstance(entry, UserMessage))
+        return next(messages, UserMessage(()))
 
 
 class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="type", omit_defaults=True):

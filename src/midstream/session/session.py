@@ -320,37 +320,45 @@ def decide(
     return did
 
 
-def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[Record, ...]:
-    if session.parent is not None and said.parent is None:
+def _decide_message(session: Session, command: SendMessage, *, at: float) -> tuple[Record, ...]:
+    if session.parent is not None and command.parent is None:
         message = f"this session runs a call of another session; send to {session.parent.session!r} instead"
         raise Refused(UsageError(message))
     if session.parent is not None:
         return ()  # TURN-50: a repetition by another node is the same task
     if isinstance(session.turn, Idle):
-        if said.turns is not None and said.turns != session.turns:
+        if command.turns is not None and command.turns != session.turns:
             raise Refused(JournalMovedError("another message of this conversation was first; compare again"))
-        return deciding.opening(session.turns + 1, said, at=at)
-    if said.when_busy is WhenBusy.REFUSE or session.driver or said.keep is not None:
+        return deciding.opening(session.turns + 1, command, at=at)
+    if command.when_busy is WhenBusy.REFUSE or session.driver or command.keep is not None:
         running = session.turns
         raise Refused(SessionBusyError(f"turn {running} is still running: wait for its end or cancel it"))
     if len(session.queue) >= QUEUE_MAX:
         raise Refused(SessionBusyError(f"{QUEUE_MAX} messages are already queued in this session"))
     number = session.queued + 1
     return (
-        MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s, said.responses_max),
+        MessageQueued(
+            number,
+            command.message,
+            at,
+            command.tools,
+            command.stream,
+            command.timeout_s,
+            command.responses_max,
+        ),
     )
 
 
 def _next_in_queue(session: Session, *, at: float) -> tuple[Record, ...]:
     queued = session.queue[0]
-    said = SendMessage(
+    command = SendMessage(
         queued.message,
         queued.tools,
         queued.stream,
         timeout_s=queued.timeout_s,
         responses_max=queued.responses_max,
     )
-    return deciding.opening(session.turns + 1, said, at=at, queued=queued.number)
+    return deciding.opening(session.turns + 1, command, at=at, queued=queued.number)
 
 
 def _withdrawn(session: Session, command: Withdraw, *, at: float) -> tuple[Record, ...]:
@@ -372,9 +380,9 @@ def _keep_late_result(session: Session, finished: CallFinished, *, at: float) ->
 
 def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
     """Record a change of the tools for readers, once (TURN-42)."""
-    asked = (command.turn, command.response_no, command.attempt)
+    attempt = (command.turn, command.response_no, command.attempt)
     turn = session.turn
-    if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.response_no, turn.attempt):
+    if not isinstance(turn, AwaitingModel) or attempt != (turn.turn, turn.response_no, turn.attempt):
         return ()  # TURN-9
     added = tuple(sorted(command.names - session.found))
     removed = tuple(sorted(session.found - command.names))

@@ -328,12 +328,12 @@ class _Calls:
     def runs_max(self, call: _Call) -> int:
         """Return the greatest permitted number of runs of a call."""
         plan = self.plans[call]
-        asked = self.count_decisions(call, Choice.RERUN)
+        reruns = self.count_decisions(call, Choice.RERUN)
         if plan.on_doubt is OnDoubt.UNKNOWN:
             return 1
         if plan.on_doubt is OnDoubt.HOLD:
-            return 1 + asked
-        return 1 + RERUNS_MAX + asked
+            return 1 + reruns
+        return 1 + RERUNS_MAX + reruns
 
 
 def _check_runs(session: str, records: Sequence[Record], ledger: Sequence[Execution]) -> Iterator[Violation]:

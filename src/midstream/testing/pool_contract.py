@@ -378,7 +378,7 @@ async def _arrive(host: _Host, situation: PoolSituation) -> None:
 
 
 def _break(host: _Host, case: Case) -> None:
-    agents = {told.agent for told in host.peer.messages()}
+    agents = {message.agent for message in host.peer.messages()}
     match case.fault:
         case UpstreamFault.NONE:
             pass
@@ -417,7 +417,7 @@ def _needs(peer: PoolPeer, fault: UpstreamFault) -> None:
 
 def _check(host: _Host, before: int, case: Case) -> None:
     """Check the messages since the fault."""
-    tokens = [token for told in host.peer.messages()[before:] for token in TOKEN.findall(told.text)]
+    tokens = [token for message in host.peer.messages()[before:] for token in TOKEN.findall(message.text)]
     replays = tokens.count("word-1")
     _check_messages(host)
     if case.situation is PoolSituation.FIRST:  # the message is the whole conversation

@@ -91,7 +91,7 @@ class Trouble(StrEnum):
 class ReceivedMessage(Struct, frozen=True):
     """One message that an agent took."""
 
-    said: UpstreamMessage
+    message: UpstreamMessage
     setup: Setup
     key: str
 
@@ -100,7 +100,7 @@ class AgentConversation(Struct):
     """A conversation: the messages for its agent, in order, and the responses."""
 
     name: str
-    heard: list[ReceivedMessage] = field(default_factory=list)
+    messages: list[ReceivedMessage] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
     run: int = 0
     """Number of the current run; 0 without one."""
@@ -112,7 +112,7 @@ class AgentConversation(Struct):
     @property
     def words(self) -> str:
         """All its messages, as text."""
-        return "\n".join(words_of(heard.said) for heard in self.heard)
+        return "\n".join(words_of(received.message) for received in self.messages)
 
 
 class UpstreamMemory:
@@ -155,9 +155,9 @@ def answers_by_number(talk: AgentConversation) -> Sequence[UpstreamEvent]:
 
     An agent with a cut answer of its own continues after the first piece.
     """
-    words = words_of(talk.heard[-1].said)
+    words = words_of(talk.messages[-1].message)
     begun = [] if DONE in words else [TextDelta("answer ")]
-    return [*begun, TextDelta(str(len(talk.heard))), Finished(usage=Usage(len(words), 2))]
+    return [*begun, TextDelta(str(len(talk.messages))), Finished(usage=Usage(len(words), 2))]
 
 
 class ScriptedUpstream:
@@ -216,7 +216,7 @@ class ScriptedUpstream:
         if origin is None:
             raise UpstreamGoneError(f"no agent {agent!r}")
         talk = self.memory.begin()
-        talk.heard += origin.heard[: int(mark)]
+        talk.messages += origin.messages[: int(mark)]
         talk.responses += origin.responses[: int(mark)]
         self.opened.append(f"{agent}@{mark}")
         return ScriptedAgent(self, setup, talk.name, came_from=agent)
@@ -263,12 +263,12 @@ class ScriptedAgent(UpstreamAgent):
 
     @override
     async def send(
-        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+        self, outgoing: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        heard = ReceivedMessage(said, self._setup, key)
-        self._upstream.sends.append(heard)
+        received = ReceivedMessage(outgoing, self._setup, key)
+        self._upstream.sends.append(received)
         memory, trouble = self._upstream.memory, self._upstream.next_trouble()
-        memory.check_key(key, self._came_from or f"fresh-{self._number}", words_of(said))
+        memory.check_key(key, self._came_from or f"fresh-{self._number}", words_of(outgoing))
         await self._upstream.world.sleep(0)
         resumed = self._came_from
         if self._name and self._name not in memory.talks:
@@ -280,8 +280,8 @@ class ScriptedAgent(UpstreamAgent):
             memory.wrongs.append(f"{talk.name} was spoken to while it spoke")
         await _refuse(trouble, talk, is_forced=is_forced)
         if key not in talk.unacked:
-            talk.heard.append(heard)
-            memory.arrived.append((talk.name, said))
+            talk.messages.append(received)
+            memory.arrived.append((talk.name, outgoing))
         talk.unacked.discard(key)
         if trouble is Trouble.ACK_LOST:
             talk.unacked.add(key)
@@ -299,7 +299,7 @@ class ScriptedAgent(UpstreamAgent):
             self._has_spoken = True
             if trouble is Trouble.OUTAGE_OPENED:
                 if self._upstream.drops:
-                    talk.heard.remove(heard)
+                    talk.messages.remove(received)
                     yield MessageDropped()
                 raise ModelUnavailableError("the provider is overloaded")
             async for event in self._answer(talk, trouble):
@@ -327,7 +327,7 @@ class ScriptedAgent(UpstreamAgent):
                     return
                 talk.responses.append("".join(words))
                 if self._upstream.abilities.can_fork:
-                    yield Marked(str(len(talk.heard)))
+                    yield Marked(str(len(talk.messages)))
             yield event
             if isinstance(event, TextDelta):
                 words.append(event.text)
@@ -370,10 +370,10 @@ _REFUSALS: dict[Trouble | None, Callable[[], ModelError]] = {
 }
 
 
-def words_of(said: UpstreamMessage) -> str:
+def words_of(outgoing: UpstreamMessage) -> str:
     """Return all text of a message, with its earlier history and its results."""
-    entries = [*(said.before.entries if said.before else ()), said.message]
-    lines: list[str] = [result.content for result in said.results]
+    entries = [*(outgoing.before.entries if outgoing.before else ()), outgoing.message]
+    lines: list[str] = [result.content for result in outgoing.results]
     for entry in entries:
         match entry:
             case UserMessage():

@@ -211,7 +211,7 @@ class UpstreamContract:
             await _send(agent, "one")
             assert _text(await _send(agent, "two")) == _join("one", "two")
             assert _text(await _send(agent, "three")) == _join("one", "two", "three")
-            assert [told.text for told in peer.messages()] == ["one", "two", "three"]
+            assert [message.text for message in peer.messages()] == ["one", "two", "three"]
 
     async def test_a_conversation_goes_on_in_another_process(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one", "two")
@@ -221,7 +221,7 @@ class UpstreamContract:
             assert isinstance(events[0], MessageTaken)
             if Trait.ECHO not in peer.lacks:
                 assert events[0].resumed == name
-        assert [told.text for told in peer.messages()] == ["one", "two", "three"]
+        assert [message.text for message in peer.messages()] == ["one", "two", "three"]
 
     async def test_conversations_go_on_when_the_process_of_an_idle_agent_has_ended(
         self, peer: UpstreamPeer
@@ -238,7 +238,7 @@ class UpstreamContract:
                 events = await _send(agent, "two")
                 assert _text(events) == _join("one", "two")
                 assert _opening_of(events) == MessageTaken(name, name)
-        assert [told.text for told in peer.messages()] == ["one", "one", "two", "two"]
+        assert [message.text for message in peer.messages()] == ["one", "one", "two", "two"]
 
     async def test_each_answer_has_a_name_to_resume_by(self, peer: UpstreamPeer) -> None:
         name = await _begin(peer, "one")
@@ -265,13 +265,13 @@ class UpstreamContract:
         text = '  "quoted" \\ naïve ☃ 😀\nline\ttab /slash @file $HOME {x} <b> '
         async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             await _send(agent, text)
-            assert [told.text for told in peer.messages()] == [text]
+            assert [message.text for message in peer.messages()] == [text]
 
     async def test_a_long_message_arrives_whole(self, peer: UpstreamPeer) -> None:
         text = "a line of a long paste\n" * 20_000
         async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             assert _text(await _send(agent, text)) == text
-            assert [told.text for told in peer.messages()] == [text]
+            assert [message.text for message in peer.messages()] == [text]
 
     async def test_tokens_are_counted_once_an_answer(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.USAGE)
@@ -289,7 +289,7 @@ class UpstreamContract:
             for key in ("first", "first", "second"):
                 async with _resume(upstream) as agent:
                     await _send(agent, "one", key=key)
-        first, again, second = (told.key for told in peer.messages())
+        first, again, second = (message.key for message in peer.messages())
         assert first == again != second
         assert "" not in {first, second}
 
@@ -300,9 +300,11 @@ class UpstreamContract:
         async with _closing(peer.upstream()) as upstream, _resume(upstream) as agent:
             events = await _send(agent, "one")
             assert not [event for event in events if isinstance(event, ToolCallRequested)]
-            told = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
-            assert [type(event) for event in told] == [UpstreamCallStarted, UpstreamCallEnded]
-            started, ended = told
+            call_events = [
+                event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)
+            ]
+            assert [type(event) for event in call_events] == [UpstreamCallStarted, UpstreamCallEnded]
+            started, ended = call_events
             assert isinstance(started, UpstreamCallStarted)
             assert isinstance(ended, UpstreamCallEnded)
             assert events.index(started) < events.index(ended) < len(events) - 1
@@ -353,11 +355,11 @@ class UpstreamContract:
             try:
                 events = await _answer_by(upstream, name, "two")
             except UpstreamGoneError:  # noticed before a message was sent
-                assert [told.text for told in peer.messages()] == ["one"]
+                assert [message.text for message in peer.messages()] == ["one"]
                 return
             assert _opening_of(events).resumed not in {name, ""}
             assert PeerMessage(name, "two") not in [
-                PeerMessage(told.agent, told.text) for told in peer.messages()
+                PeerMessage(message.agent, message.text) for message in peer.messages()
             ]
 
     async def test_a_busy_agent_is_recognized_and_takes_a_forced_message(self, peer: UpstreamPeer) -> None:
@@ -415,7 +417,7 @@ class UpstreamContract:
         upstream = peer.upstream()
         async with _host(upstream) as host:
             await run_turn(host, "s", "one")
-        first, *others = (told.text for told in peer.messages())
+        first, *others = (message.text for message in peer.messages())
         again = "\n".join(others)  # some upstreams report each part separately
         assert first == "one"
         assert DONE in again

@@ -390,17 +390,17 @@ def _approval_terms(
     try:
         if callable(needed):
             needed = needed(**keywords)
-        asked = approval(call, found) if approval is not None else False
+        decision = approval(call, found) if approval is not None else False
     except Exception:  # noqa: BLE001 - foreign code: a rule that fails must not let a call through
         return own._replace(text="The rule that decides about this call failed.")
-    match asked:
+    match decision:
         case Ask():
-            approvers = max(asked.approvers, own.approvers)
-            return _Terms(storable(asked.text), asked.answer_s or own.answer_s, approvers)
-        case str() if asked:
-            return own._replace(text=storable(asked))
+            approvers = max(decision.approvers, own.approvers)
+            return _Terms(storable(decision.text), decision.answer_s or own.answer_s, approvers)
+        case str() if decision:
+            return own._replace(text=storable(decision))
         case _:
-            return own if needed or asked else None
+            return own if needed or decision else None
 
 
 async def probe_call(found: Tool, call: ToolCall, context: CallContext) -> tuple[ToolResult | None, bool]:

@@ -23,9 +23,9 @@ async def test_frames_of_every_size_come_and_go_over_a_websocket(size: int) -> N
             line = await asyncio.wait_for(server.new_connections("s1").get(), WAIT_S)
             await socket.send('{"type":"x","text":"%s"}' % ("ü" * size))
             async with asyncio.timeout(WAIT_S):
-                while not line.said:
+                while not line.received:
                     await server.wait_for_frame()
-            assert line.said == [frame]
+            assert line.received == [frame]
             await asyncio.wait_for(await socket.ping(), WAIT_S)
             if size <= 126:
                 await line.send(frame)
@@ -46,7 +46,7 @@ async def test_a_poll_waits_for_words_and_a_cut_one_is_never_answered() -> None:
         answer = (await asking).json()
         assert answer == {"frames": [{"type": "welcome"}], "more": True}
         assert (await client.post(f"{PATH}/commands", json={"type": "command"})).status_code == 204
-        assert [frame["type"] for frame in line.said] == ["open", "command"]
+        assert [frame["type"] for frame in line.received] == ["open", "command"]
         line.cut()
         for path in ("poll?n=1", "commands"):
             with pytest.raises(httpx2.HTTPError):

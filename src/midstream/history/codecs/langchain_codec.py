@@ -153,9 +153,9 @@ class LangChain:
     def _with_unlisted_calls(self, turn: MessageTurn, calls: list[Part], mirrors: list[Part]) -> list[Part]:
         """Return the listed calls, and those that only the content has."""
         places = {call.id: place for place, call in enumerate(calls) if isinstance(call.id, str)}
-        asked: dict[str, list[tuple[Value, int]]] = {}
+        listed: dict[str, list[tuple[Value, int]]] = {}
         for place, call in enumerate(calls):
-            asked.setdefault(call.name, []).append((call.body, place))
+            listed.setdefault(call.name, []).append((call.body, place))
         unlisted: list[tuple[int, Part]] = []
         after = -1  # the place of the listed call that the content mirrored last
         for part in mirrors:
@@ -163,7 +163,7 @@ class LangChain:
                 after = places[call_id]
                 continue
             name, args = part.raw.get("name") or "", part.raw.get("input", part.raw.get("args"))
-            same = next((place for body, place in asked.get(as_words(name), ()) if body == args), None)
+            same = next((place for body, place in listed.get(as_words(name), ()) if body == args), None)
             if same is not None:  # the same call under an older id
                 after = same
                 continue
@@ -197,8 +197,8 @@ class LangChain:
         return {"type": _TYPES[role], "data": {"type": _TYPES[role], **fields}}
 
     def _fields(self, turn: MessageTurn, inner: Json) -> Json:
-        said = [part for part in turn.parts if part.kind not in (PartKind.CALL, PartKind.RESULT)]
-        fields: Json = {"content": _write_content(said, inner)}
+        parts = [part for part in turn.parts if part.kind not in (PartKind.CALL, PartKind.RESULT)]
+        fields: Json = {"content": _write_content(parts, inner)}
         if turn.role is not Role.ASSISTANT:
             return fields
         calls = [part for part in turn.parts if part.kind is PartKind.CALL]
@@ -373,11 +373,11 @@ def _mirror_blocks(before: Value, content: list[Value], calls: list[Part]) -> li
     return [*content, *mirrors]
 
 
-def _write_content(said: list[Part], inner: Json) -> Value:
-    if all(part.raw is None for part in said):
+def _write_content(parts: list[Part], inner: Json) -> Value:
+    if all(part.raw is None for part in parts):
         has_blocks = isinstance(inner.get("content"), list)
-        return [] if has_blocks and not said else "\n\n".join(part.body for part in said)
-    return [part.body if part.raw is None else part.raw for part in said]
+        return [] if has_blocks and not parts else "\n\n".join(part.body for part in parts)
+    return [part.body if part.raw is None else part.raw for part in parts]
 
 
 def _content(content: Value) -> list[Part]:

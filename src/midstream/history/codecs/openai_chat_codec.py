@@ -170,15 +170,15 @@ class OpenAIChat:
         return message
 
     def _content(self, turn: MessageTurn, source: Json) -> Value:
-        said = [
+        parts = [
             part for part in turn.parts if part.kind in (PartKind.TEXT, PartKind.MEDIA) or _is_chunk(part)
         ]
-        if not said:
+        if not parts:
             before = source.get("content")
             return before if before in (None, "") else None
-        if all(part.raw is None for part in said):
-            return "\n\n".join(part.body for part in said)
-        return [{"type": "text", "text": part.body} if part.raw is None else part.raw for part in said]
+        if all(part.raw is None for part in parts):
+            return "\n\n".join(part.body for part in parts)
+        return [{"type": "text", "text": part.body} if part.raw is None else part.raw for part in parts]
 
     def _write_response(self, turn: MessageTurn, message: Json) -> None:
         for key in ("reasoning_content", "tool_calls", "function_call"):

@@ -177,9 +177,9 @@ class LayoutWriter:
 
     def _outcome(self, call: Part) -> str:
         """Return the text of an outcome: from the caller, else derived from the call."""
-        told = self.task.outcomes.get(call.id or "")
-        if told is not None:
-            return OUTCOMES.get(told, told)
+        outcome = self.task.outcomes.get(call.id or "")
+        if outcome is not None:
+            return OUTCOMES.get(outcome, outcome)
         was_cut = call.failed or (isinstance(call.raw, dict) and call.raw.get("status") == "incomplete")
         return NOT_STARTED if was_cut else UNKNOWN
 

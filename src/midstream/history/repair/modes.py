@@ -214,8 +214,8 @@ class _Filter:
             if entry.is_foreign:
                 self.edits.append(Edit("foreign-message", entry.at, "rewritten in this format"))
         rest = settle(kept, is_whole=is_whole)
-        told = (replace(edit, at=places[edit.at]) if edit.at < len(places) else edit for edit in rest.edits)
-        edits = sorted((*self.edits, *told), key=lambda edit: edit.at)
+        moved = (replace(edit, at=places[edit.at]) if edit.at < len(places) else edit for edit in rest.edits)
+        edits = sorted((*self.edits, *moved), key=lambda edit: edit.at)
         return Repaired(rest.messages, rest.system, tuple(edits), rest.advice)
 
 
@@ -255,14 +255,14 @@ def _drop_incomplete(messages: list[Value], form: Format, settle: Settle, given:
         answers_from = here
         while here < end_of_list and _is_answer(entries[here]):
             here += 1
-        asked = [part for entry in responses for part in entry.of(PartKind.CALL)]
+        calls = [part for entry in responses for part in entry.of(PartKind.CALL)]
         is_live = given.live_tail and here == end_of_list
-        if asked and not is_live and not _are_answered(asked, entries[answers_from:here]):
+        if calls and not is_live and not _are_answered(calls, entries[answers_from:here]):
             for entry in responses:
                 if entry.of(PartKind.CALL) or (is_flat and entry.of(PartKind.THINKING)):
                     work.leave_out(entry, "a response whose calls are not all answered in the next message")
-            asked = []
-        known = {_key(part) for part in asked}
+            calls = []
+        known = {_key(part) for part in calls}
         for entry in entries[answers_from:here]:
             _leave_out_results(work, entry, known)
     return work.finish(settle, is_whole=True)
@@ -274,9 +274,9 @@ def _leave_out_results(work: _Filter, entry: _Entry, known: set[str]) -> None:
         work.leave_out(entry, "a result without its call", results)
 
 
-def _are_answered(asked: list[Part], answers: list[_Entry]) -> bool:
-    told = Counter(_key(part) for entry in answers for part in entry.of(PartKind.RESULT))
-    return Counter(map(_key, asked)) <= told
+def _are_answered(calls: list[Part], answers: list[_Entry]) -> bool:
+    results = Counter(_key(part) for entry in answers for part in entry.of(PartKind.RESULT))
+    return Counter(map(_key, calls)) <= results
 
 
 def _is_answer(entry: _Entry) -> bool:
@@ -297,8 +297,8 @@ def _sanitize_until_stable(
         again = _sanitize(done.messages, form, _settling(form, profile, later), later)
         if not again.edits:
             break
-        told = (replace(edit, at=places[edit.at] if edit.at < len(places) else 0) for edit in again.edits)
-        edits = sorted((*done.edits, *told), key=lambda edit: edit.at)
+        moved = (replace(edit, at=places[edit.at] if edit.at < len(places) else 0) for edit in again.edits)
+        edits = sorted((*done.edits, *moved), key=lambda edit: edit.at)
         done = Repaired(again.messages, again.system, tuple(edits), again.advice)
     return done
 
@@ -320,11 +320,11 @@ def _sanitize(messages: list[Value], form: Format, settle: Settle, given: Caller
     results belongs to a complete step, and stays.
     """
     work = _Filter(messages, form, "sanitized")
-    asked: set[str] = set()
+    requested: set[str] = set()
     answered: set[str] = set()
     for entry in work.entries:
-        asked.update(map(_key, entry.of(PartKind.CALL)))
-        _leave_out_results(work, entry, asked)
+        requested.update(map(_key, entry.of(PartKind.CALL)))
+        _leave_out_results(work, entry, requested)
         answered.update(map(_key, entry.of(PartKind.RESULT)))
     last = work.entries[-1] if work.entries else None
     for entry in work.entries:

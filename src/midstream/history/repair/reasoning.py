@@ -129,8 +129,8 @@ def _drop_item_id(turn: MessageTurn) -> None:
     elif turn.role is Role.ASSISTANT and turn.source.get("type") == "message":
         words = ""
         for part in turn.parts:
-            said = part.body if part.kind is PartKind.TEXT else part.raw.get("refusal", part.raw)
-            words = both_words(words, as_words(said))
+            text = part.body if part.kind is PartKind.TEXT else part.raw.get("refusal", part.raw)
+            words = both_words(words, as_words(text))
         turn.parts = [Part(PartKind.TEXT, None, body=words)]
         kept.pop("status", None)
     elif first is not None and first.raw is turn.source:

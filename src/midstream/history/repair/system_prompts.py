@@ -31,20 +31,20 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
         _drop_copies(turns, task)
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
-    said = {words_of_system(system)} if system is not None else set()
+    known = {words_of_system(system)} if system is not None else set()
     kept: list[MessageTurn] = []
     added: list[str] = []
-    is_top, has_first, heard = True, False, 0
+    is_top, has_first, notes_read = True, False, 0
     for turn in turns:
         if turn.role is not Role.SYSTEM:
             is_top = is_top and not turn.parts and is_refused_empty(turn, task)
             kept.append(turn)
             continue
         words = _words(turn.parts)
-        if words not in said:
-            said.update(note for before in kept[heard:] for note in _notes(before))
-            heard = len(kept)
-        if not words.strip() or (words in said and profile.system != "after-user"):
+        if words not in known:
+            known.update(note for before in kept[notes_read:] for note in _notes(before))
+            notes_read = len(kept)
+        if not words.strip() or (words in known and profile.system != "after-user"):
             task.report.note(
                 "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
             )
@@ -60,7 +60,7 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
             kept.append(turn)  # `settle_systems` decides later
         else:
             kept.append(_as_note(turn, words, task))
-        said.add(words)
+        known.add(words)
     if added:
         system = with_words(system, "\n\n".join(added), task.form.spec.write_system)
     return kept, system
@@ -77,10 +77,10 @@ def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn
         return turns
     if task.profile.system in ("after-user", "first"):
         before: Role | None = None
-        said: set[str] = set()
+        known: set[str] = set()
         for turn in turns:
             if turn.role is Role.USER:
-                before = _note_parts(turn, before, said, task)
+                before = _note_parts(turn, before, known, task)
             else:
                 before = Role.ASSISTANT
         turns = [turn for turn in turns if turn.parts]
@@ -92,7 +92,7 @@ def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn
     return turns
 
 
-def _note_parts(turn: MessageTurn, before: Role | None, said: set[str], task: Task) -> Role | None:
+def _note_parts(turn: MessageTurn, before: Role | None, known: set[str], task: Task) -> Role | None:
     """Mark the misplaced system prompts of a request; return the role of the last part."""
     is_first = task.profile.system == "first"
     parts: list[Part] = []
@@ -106,14 +106,14 @@ def _note_parts(turn: MessageTurn, before: Role | None, said: set[str], task: Ta
         if may_stand:
             parts.append(part)
             before = Role.SYSTEM
-        elif not words.strip() or (words in said and is_first):
+        elif not words.strip() or (words in known and is_first):
             code = "repeated-system" if words.strip() else "blank-text"
             task.report.note(code, turn.at, "dropped the copy" if words.strip() else "dropped", part=place)
         else:
             parts.append(task.form.text(f"{SYSTEM_NOTE} {words}", Role.USER))
             task.report.note("system-in-list", turn.at, "kept in its place as a user's words", part=place)
             before = Role.USER
-        said.add(words)
+        known.add(words)
     if not are_same(parts, turn.parts):
         turn.parts, turn.is_changed = parts, True
     if not parts:
@@ -134,16 +134,16 @@ def _notes(turn: MessageTurn) -> list[str]:
 
 def _drop_copies(turns: list[MessageTurn], task: Task) -> None:
     """Drop repeated system prompts inside user messages, which some agents insert again."""
-    said: set[str] = set()
+    known: set[str] = set()
     for turn in turns:
         systems = [part for part in turn.parts if part.kind is PartKind.SYSTEM]
         for part in systems:
             words = as_words(part.body)
-            if words in said:
+            if words in known:
                 task.drop(turn, {id(part)})
                 task.report.note("repeated-system", turn.at, "dropped the copy")
-            said.add(words)
-        said.update(_notes(turn))
+            known.add(words)
+        known.update(_notes(turn))
 
 
 def settle_systems(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:

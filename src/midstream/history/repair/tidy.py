@@ -403,8 +403,8 @@ def _close_hosted(turn: MessageTurn, task: Task) -> None:
     if not turn.has(PartKind.HOSTED_CALL) and not turn.has(PartKind.HOSTED_RESULT):
         return
     # Anything may be an id.
-    asked = {repr(part.id) for part in turn.parts if part.kind is PartKind.HOSTED_CALL}
-    called = set(asked)
+    upcoming = {repr(part.id) for part in turn.parts if part.kind is PartKind.HOSTED_CALL}
+    called = set(upcoming)
     answered: set[str] = set()
     early: dict[str, Part] = {}
     parts: list[Part] = []
@@ -413,10 +413,10 @@ def _close_hosted(turn: MessageTurn, task: Task) -> None:
         if part.kind is not PartKind.HOSTED_RESULT:
             parts.append(part)
             if part.kind is PartKind.HOSTED_CALL:
-                asked.discard(name)
+                upcoming.discard(name)
                 if name in early:
                     parts.append(early.pop(name))
-        elif name in asked and name not in answered:
+        elif name in upcoming and name not in answered:
             answered.add(name)
             early[name] = part
             task.report.note(

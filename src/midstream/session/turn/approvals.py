@@ -65,10 +65,10 @@ def decide(
             dropped = _find(state, command)
             return () if dropped is None else (_close_question(state, dropped, at=at),)
         case UseAnswer():
-            told = _find(state, command)
-            if told is None or told.is_open:
+            question = _find(state, command)
+            if question is None or question.is_open:
                 raise closed_error(command)
-            return (AnswerUsed(state.turn, state.response_no, state.attempt, told.id, at),)
+            return (AnswerUsed(state.turn, state.response_no, state.attempt, question.id, at),)
         case QuestionExpired():
             late = open_question(state, command.ref)
             if late is None or not late.expires_at or at < late.expires_at:
@@ -178,8 +178,8 @@ def evolve(
             kept = tuple(each for each in state.questions if each.id != record.repeats)
             before = next((each for each in state.questions if each.id == record.repeats), None)
             since = state.waits_since or record.at
-            asked = (*kept, _question(record, before))
-            return replace(state, questions=asked, waits_since=since, touched_at=record.at)
+            questions = (*kept, _question(record, before))
+            return replace(state, questions=questions, waits_since=since, touched_at=record.at)
         case QuestionAnswered():
             questions = tuple(
                 _answered(each, record) if each.id == record.call_id else each for each in state.questions
@@ -202,36 +202,36 @@ def evolve(
     return replace(after, waits_since=0.0, deadline_at=deadline_at)
 
 
-def _open_questions(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tuple[Record, ...]:
-    if asked.ref != state.ref:
-        raise too_late(asked)
+def _open_questions(state: AwaitingModel, request: PermissionRequested, *, at: float) -> tuple[Record, ...]:
+    if request.ref != state.ref:
+        raise too_late(request)
     if sum(each.is_open for each in state.questions) >= QUESTIONS_MAX:
         message = f"{QUESTIONS_MAX} questions already wait for a person"
         raise Refused(QuestionClosedError(message))
-    digest = digest_of(asked.name, asked.arguments)
-    given = None if asked.is_vague else _find_given_answer(state, digest, asked.approvers)
+    digest = digest_of(request.name, request.arguments)
+    given = None if request.is_vague else _find_given_answer(state, digest, request.approvers)
     question = QuestionAsked(
         state.turn,
         state.response_no,
-        asked.question_id,
+        request.question_id,
         _KIND,
         digest,
         at,
-        text_for_several(asked.text, asked.approvers),
-        at + asked.answer_s if asked.answer_s else 0.0,
+        text_for_several(request.text, request.approvers),
+        at + request.answer_s if request.answer_s else 0.0,
         state.attempt,
-        asked.name,
-        asked.arguments,
-        asked.is_fixed,
+        request.name,
+        request.arguments,
+        request.is_fixed,
         given.id if given else "",
-        asked.approvers,
+        request.approvers,
     )
     if given is None or given.choice is None:
         return (question,)
     answer = QuestionAnswered(
         state.turn,
         state.response_no,
-        asked.question_id,
+        request.question_id,
         _KIND,
         digest,
         given.choice,

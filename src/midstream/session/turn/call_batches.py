@@ -83,11 +83,11 @@ def and_then_settle(
     assert isinstance(after, RunningCalls)
     open_calls = [call for call in after.calls if call.result is None]
     if open_calls:
-        asked = (
+        questions = (
             _question_record(after, call, _kind_of(call), at=at) for call in open_calls if call.needs_person
         )
         started = (_start_record(after, call, at=at) for call in startable(after.calls))
-        return (*records, *asked, *started)
+        return (*records, *questions, *started)
     committed = StepCommitted(after.turn, after.response_no)
     if after.terms.has_grace and after.response_no >= after.terms.responses_max:
         return (*records, committed, AttemptStarted(after.turn, after.response_no + 1, 1, at, is_last=True))
@@ -212,8 +212,8 @@ def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float
         unknown = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         return end_call(state, unknown, epoch=epoch, at=at)
     if call.plan.needs_approval:  # a start uses its permission up
-        asked = _question_record(state, call, QuestionKind.APPROVAL, at=at)
-        return and_then_settle(state, (asked,), epoch=epoch, at=at)
+        question = _question_record(state, call, QuestionKind.APPROVAL, at=at)
+        return and_then_settle(state, (question,), epoch=epoch, at=at)
     return and_then_settle(state, (_start_record(state, call, at=at),), epoch=epoch, at=at)
 
 
@@ -259,8 +259,8 @@ def take_answer(
         assert isinstance(edited, RunningCalls)
         again = next(each for each in edited.calls if each.call.id == call.call.id)
         if answer.choice is Choice.ALLOW and not again.is_allowed:  # another person must allow it, too
-            asked = _question_record(edited, again, QuestionKind.APPROVAL, at=at)
-            return and_then_settle(state, (answered, asked), epoch=epoch, at=at)
+            question = _question_record(edited, again, QuestionKind.APPROVAL, at=at)
+            return and_then_settle(state, (answered, question), epoch=epoch, at=at)
         return and_then_settle(state, (answered, _start_record(edited, again, at=at)), epoch=epoch, at=at)
     return and_then_settle(state, (answered,), epoch=epoch, at=at)
 

@@ -116,7 +116,7 @@ def decide(state: TurnState, command: Command, *, epoch: int, at: float) -> tupl
 
 def opening(turn: int, command: SendMessage, *, at: float, queued: int = 0) -> tuple[Record, ...]:
     """Return the records that open turn number `turn`; the session counts its turns."""
-    said = MessageAccepted(
+    accepted = MessageAccepted(
         turn,
         command.message,
         at,
@@ -129,7 +129,7 @@ def opening(turn: int, command: SendMessage, *, at: float, queued: int = 0) -> t
         keep=command.keep,
         before=command.before,
     )
-    return (said, AttemptStarted(turn, response=1, attempt=1, at=at))
+    return (accepted, AttemptStarted(turn, response=1, attempt=1, at=at))
 
 
 def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, ...]:
@@ -288,8 +288,10 @@ def _busy(turn: int) -> Refused:
     return Refused(SessionBusyError(f"turn {turn} is still running: wait for its end or cancel it"))
 
 
-def _progress_record(said: CallProgress, *, at: float) -> Record:
-    return CallProgressed(said.ref.turn, said.ref.response_no, said.ref.call_id, said.run, said.text, at)
+def _progress_record(progress: CallProgress, *, at: float) -> Record:
+    return CallProgressed(
+        progress.ref.turn, progress.ref.response_no, progress.ref.call_id, progress.run, progress.text, at
+    )
 
 
 def _stall_record(seen: Stalled | StallFinished, *, at: float) -> Record:
@@ -447,13 +449,13 @@ def _end_without_response(
 def text_so_far(state: AwaitingModel) -> dict[int, Words]:
     """Return the text of the running attempt so far, by part."""
     deltas: list[Delta] = []
-    said = state.said
-    while said:
-        before, delta = said
+    rest = state.said
+    while rest:
+        before, delta = rest
         assert isinstance(delta, Delta)
         assert isinstance(before, tuple)
         deltas.append(delta)
-        said = before
+        rest = before
     texts: dict[int, list[str]] = {}
     kinds: dict[int, Literal["text", "thinking"]] = {}
     calls: dict[int, UpstreamCall] = {}
@@ -475,10 +477,12 @@ def response_so_far(state: AwaitingModel) -> Response | None:
 
 def partial_response(state: AwaitingModel) -> Response | None:
     """Return the interrupted response of the running attempt, or None if it is empty."""
-    said = response_so_far(state)
-    if said is None:
+    response = response_so_far(state)
+    if response is None:
         return None
-    return replace(said, parts=tuple(close_call(p) if isinstance(p, UpstreamCall) else p for p in said.parts))
+    return replace(
+        response, parts=tuple(close_call(p) if isinstance(p, UpstreamCall) else p for p in response.parts)
+    )
 
 
 def _part(words: Words) -> ResponsePart:

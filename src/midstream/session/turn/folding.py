@@ -146,7 +146,7 @@ def _evolve_opening(record: MessageAccepted | TranscriptAccepted) -> TurnState:
 def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> TurnState:
     if not isinstance(state, AwaitingModel):
         return state
-    asked = replace(
+    next_state = replace(
         state,
         response_no=record.response,
         attempt=record.attempt,
@@ -162,8 +162,10 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         is_upstream=False,
     )
     if not record.is_last:
-        return asked
-    return replace(asked, is_last=True, deadline_at=record.at + HAND_IN_S if state.terms.timeout_s else 0.0)
+        return next_state
+    return replace(
+        next_state, is_last=True, deadline_at=record.at + HAND_IN_S if state.terms.timeout_s else 0.0
+    )
 
 
 def _evolve_continued(state: TurnState, record: AttemptContinued, *, epoch: int) -> TurnState:

@@ -104,11 +104,11 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
         case AwaitingModel():
             if state.attempt == 0:
                 return ()  # the announcement is in the same append
-            asked = CallModel(state.ref, state.not_before, state.continued)
+            model_call = CallModel(state.ref, state.not_before, state.continued)
             if not state.questions:
-                return (asked, *_end_of(state))
+                return (model_call, *_end_of(state))
             end = () if state.is_waiting_for_person else _end_of(state)
-            return (asked, *_pending_questions(state), *end)
+            return (model_call, *_pending_questions(state), *end)
         case RunningCalls() if state.is_waiting_for_application:
             return ()
         case RunningCalls():

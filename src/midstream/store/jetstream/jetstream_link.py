@@ -385,8 +385,8 @@ class JetStreamLink:
         return found
 
     async def _call(self, operation: str, body: Mapping[str, Any] | None, kind: type[T]) -> T:
-        asked = b"" if body is None else msgspec.json.encode(body)
-        answer = await self._request(f"$JS.API.{operation}", asked, None, within_s=ANSWER_WITHIN_S)
+        payload = b"" if body is None else msgspec.json.encode(body)
+        answer = await self._request(f"$JS.API.{operation}", payload, None, within_s=ANSWER_WITHIN_S)
         found = msgspec.json.decode(answer.data, type=kind)
         error = found.get("error") if isinstance(found, dict) else getattr(found, "error", None)
         if error is not None:

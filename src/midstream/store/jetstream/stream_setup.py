@@ -64,9 +64,9 @@ async def prepare_streams(
     """
     _require_server(link)
     replicas = address.replicas or (REPLICAS_IN_CLUSTER if "cluster" in link.info else 1)
-    asked = StreamSubjects(address.name, address.streams)
-    await _make_stream(link, asked.kv_stream, asked.patterns()[asked.kv_stream], replicas)
-    meta = await _write_meta(link, asked, StoreMeta(FORMAT, address.streams, replicas))
+    requested = StreamSubjects(address.name, address.streams)
+    await _make_stream(link, requested.kv_stream, requested.patterns()[requested.kv_stream], replicas)
+    meta = await _write_meta(link, requested, StoreMeta(FORMAT, address.streams, replicas))
     if meta.format != FORMAT:
         raise UsageError(f"{link.where} has format {meta.format}, this version writes {FORMAT}")
     subjects = StreamSubjects(address.name, meta.streams)
@@ -87,13 +87,13 @@ async def find_streams(link: JetStreamLink, address: JetStreamAddress) -> Stream
         StoreBusyError: The servers cannot be reached.
     """
     _require_server(link)
-    asked = StreamSubjects(address.name, address.streams)
+    requested = StreamSubjects(address.name, address.streams)
     missing = NotFoundError(f"there is no store {link.where!r}")
     try:
-        await link.api(f"STREAM.INFO.{asked.kv_stream}")
+        await link.api(f"STREAM.INFO.{requested.kv_stream}")
     except NoStreamError:
         raise missing from None
-    found = await link.last(asked.kv_stream, asked.meta)
+    found = await link.last(requested.kv_stream, requested.meta)
     if found is None:
         raise missing
     return StreamSubjects(address.name, decode(found.data, StoreMeta).streams)
@@ -114,7 +114,7 @@ async def _make_stream(link: JetStreamLink, stream: str, pattern: str, replicas:
     try:
         found = (await link.api(f"STREAM.INFO.{stream}"))["config"]
     except NoStreamError:
-        asked = {
+        config = {
             "name": stream,
             "subjects": [pattern],
             "storage": "file",
@@ -130,7 +130,7 @@ async def _make_stream(link: JetStreamLink, stream: str, pattern: str, replicas:
             "allow_rollup_hdrs": True,
             "allow_atomic": True,
         }
-        found = (await link.api(f"STREAM.CREATE.{stream}", asked))["config"]
+        found = (await link.api(f"STREAM.CREATE.{stream}", config))["config"]
     lacking = [name for name in ("allow_direct", "allow_rollup_hdrs", "allow_atomic") if not found.get(name)]
     if lacking or found.get("storage") != "file":
         raise UsageError(

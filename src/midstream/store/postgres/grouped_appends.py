@@ -310,13 +310,13 @@ def links_of(batch: Batch) -> Iterable[bytes]:
 
 def outcomes_of(group: Sequence[QueuedAppend]) -> list[list[Any]]:
     """Return the arguments of `FIND_OUTCOMES`. An append without records is not found, and is harmless twice."""
-    asked = [(number, queued) for number, queued in enumerate(group) if queued.batch.bodies]
+    numbered_appends = [(number, queued) for number, queued in enumerate(group) if queued.batch.bodies]
     return [
-        [number for number, _ in asked],
-        [queued.session for _, queued in asked],
-        [queued.batch.epoch for _, queued in asked],
-        [queued.batch.end for _, queued in asked],
-        [queued.batch.bodies[-1] for _, queued in asked],
+        [number for number, _ in numbered_appends],
+        [queued.session for _, queued in numbered_appends],
+        [queued.batch.epoch for _, queued in numbered_appends],
+        [queued.batch.end for _, queued in numbered_appends],
+        [queued.batch.bodies[-1] for _, queued in numbered_appends],
     ]
 
 

@@ -156,7 +156,9 @@ class Commits:
         if len(self._waiting) == 1:
             batch, self._waiting = self._waiting, []
         else:
-            alone = (number for number, asked in enumerate(self._waiting[:BATCH_MAX]) if asked.is_alone)
+            alone = (
+                number for number, operation in enumerate(self._waiting[:BATCH_MAX]) if operation.is_alone
+            )
             count = next(alone, BATCH_MAX) or 1
             batch = self._waiting[:count]
             del self._waiting[:count]
@@ -173,13 +175,13 @@ class Commits:
         self, batch: Sequence[QueuedOperation], done: list[Any] | None, bug: BaseException | None
     ) -> None:
         answers = [bug] * len(batch) if done is None else done
-        for asked, answer in zip(batch, answers, strict=True):
-            if asked.answer.done():
+        for operation, answer in zip(batch, answers, strict=True):
+            if operation.answer.done():
                 continue  # the caller was cancelled
             if isinstance(answer, BaseException):
-                asked.answer.set_exception(answer)
+                operation.answer.set_exception(answer)
             else:
-                asked.answer.set_result(answer)
+                operation.answer.set_result(answer)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -213,8 +213,10 @@ class Watcher:
             (each.number, each.epoch) for each in forwarded_commands
         )
         known = self._reported.orphans.intersection(orphans) if is_all else self._reported.orphans
-        told_letters = still.union((each.number, each.epoch) for each in fresh)
-        return _Reported(news, told_letters, known.union(lost), changes if is_all else self._reported.changes)
+        reported_commands = still.union((each.number, each.epoch) for each in fresh)
+        return _Reported(
+            news, reported_commands, known.union(lost), changes if is_all else self._reported.changes
+        )
 
     def _orphans(self, view: WatcherView) -> list[tuple[str, int]]:
         living = {self._node, *self._peers.living}

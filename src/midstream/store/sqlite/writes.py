@@ -107,7 +107,7 @@ class WriteConnection:
         """See `group_commit.Committer`."""
         begin = partial(self._execute, BEGIN)
         try:
-            self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
+            self._sync_if(any(operation.sync is Sync.FULL for operation in batch))
             if is_patient:
                 self._file.retry_while_busy(begin)
             else:
@@ -116,14 +116,14 @@ class WriteConnection:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
             self._data_version = number_of(self._execute(FIND_DATA_VERSION))
-            answers = [_answer(asked.write) for asked in batch]
+            answers = [_answer(operation.write) for operation in batch]
             is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
             self._execute("rollback" if is_refused else "commit")
         except apsw.Error as error:
             refusal = self._file.refusal(error, self._db)
             self._undo()
             if len(batch) > 1:  # one operation must not fail the others
-                return [answer for asked in batch for answer in self.commit([asked])]
+                return [answer for operation in batch for answer in self.commit([operation])]
             return [refusal]
         except BaseException:
             self._undo()

@@ -36,7 +36,7 @@ from midstream.protocol.checkpoint import (
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Forget
 from midstream.protocol.frames import EventId, decode_payload
-from midstream.testing.conformance.matching import Names, difference, difference_of_told, fill
+from midstream.testing.conformance.matching import Names, difference, difference_of_event_ids, fill
 from midstream.testing.conformance.scripts import Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
 
@@ -68,22 +68,22 @@ class ClientTrial:
         self._lives = 0
         self._now = 0.0
         self._sent: list[Json] = []
-        self._told: list[str] = []
+        self._event_ids: list[str] = []
         self._begin()
 
     def run(self, script: Script) -> ScriptOutcome:
         """Run one script, and return the result."""
         for number, step in enumerate(script.steps, start=1):
             if (what := self._difference(step)) is not None:
-                heard = tuple(msgspec.json.encode(frame).decode() for frame in self._sent[-3:])
-                return ScriptOutcome(script.name, script.clauses, what, number, heard)
+                last_frames = tuple(msgspec.json.encode(frame).decode() for frame in self._sent[-3:])
+                return ScriptOutcome(script.name, script.clauses, what, number, last_frames)
         problem = self._find_left_over() or ""
         return ScriptOutcome(script.name, script.clauses, problem, len(script.steps) + 1 if problem else 0)
 
     def _find_left_over(self) -> str | None:
         """Return the difference of frames or events without a step, or None."""
         what = self._difference_of_sent([])
-        return what or (f"in the end the application received {self._told}" if self._told else None)
+        return what or (f"in the end the application received {self._event_ids}" if self._event_ids else None)
 
     def _begin(self) -> None:
         assert self._checkpoint is not None
@@ -96,7 +96,7 @@ class ClientTrial:
         for write in self._stream.writes():
             self._checkpoint = checkpoint_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
-        self._told += [
+        self._event_ids += [
             "forget" if isinstance(event, Forget) else str(event.event_id) for event in self._stream.events()
         ]
 
@@ -105,8 +105,8 @@ class ClientTrial:
             case {"sent": list(patterns)}:
                 return self._difference_of_sent(patterns)
             case {"told": list(wanted)}:
-                told, self._told = self._told, []
-                return difference_of_told(wanted, told)
+                event_ids, self._event_ids = self._event_ids, []
+                return difference_of_event_ids(wanted, event_ids)
             case {"waits": _}:
                 is_waiting = not (self._stream.is_connection_wanted or self._stream.is_ended)
                 return None if is_waiting else "the client does not wait"

@@ -18,7 +18,7 @@ from midstream.client.transport_selection import TransportKind
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.testing.conformance.client_side import STATES
-from midstream.testing.conformance.matching import Names, difference, difference_of_told, fill
+from midstream.testing.conformance.matching import Names, difference, difference_of_event_ids, fill
 from midstream.testing.conformance.scripted_server import ScriptedConnection, ScriptedServer
 from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
@@ -27,7 +27,7 @@ WAIT_S = 20.0
 """Seconds for each required action of a client."""
 LOOK_S = 0.02
 """Seconds between two checks of a client."""
-HEARD_CHARS_MAX = 300
+SHOWN_CHARS_MAX = 300
 """Characters of a client's frame in a report."""
 GRACE_S = 0.5
 """Seconds for the actions of a client that cannot report its received and sent frames."""
@@ -107,9 +107,9 @@ class WireTrial:
         self._session = ""
         self._lines: list[ScriptedConnection] = []
         """Connections of this script, the newest last."""
-        self._asked = 0
+        self._frames_checked = 0
         """Number of frames for which there was a step."""
-        self._told = 0
+        self._events_checked = 0
         self._names: Names = {}
 
     async def run(self, script: Script, way: TransportKind) -> ScriptOutcome:
@@ -117,7 +117,7 @@ class WireTrial:
         if "pipelining" in script.needs and way is not TransportKind.WEBSOCKET:
             return ScriptOutcome(script.name, script.clauses, transport=way)  # STREAM-38
         self._session = self._world.new_id(KEPT_ELSEWHERE)
-        self._lines, self._asked, self._told, self._names = [], 0, 0, {}
+        self._lines, self._frames_checked, self._events_checked, self._names = [], 0, 0, {}
         number = 0
         try:
             await self._subject.begin(self._session, way)
@@ -134,9 +134,9 @@ class WireTrial:
 
     def _failed(self, script: Script, way: TransportKind, step: int, what: str) -> ScriptOutcome:
         """Return the result for a difference, with the client's last frames."""
-        frames = [frame for line in self._lines for frame in line.said][-3:]
-        heard = tuple(msgspec.json.encode(frame).decode()[:HEARD_CHARS_MAX] for frame in frames)
-        return ScriptOutcome(script.name, script.clauses, what, step, heard, way)
+        frames = [frame for line in self._lines for frame in line.received][-3:]
+        last_frames = tuple(msgspec.json.encode(frame).decode()[:SHOWN_CHARS_MAX] for frame in frames)
+        return ScriptOutcome(script.name, script.clauses, what, step, last_frames, way)
 
     async def _difference(self, step: Json) -> str | None:
         async with asyncio.timeout(self._wait_s):
@@ -178,7 +178,7 @@ class WireTrial:
                 while not (arrived := self._server.new_connections(self._session)).empty():
                     arrived.get_nowait()
                 await self._subject.restart()
-                self._told = 0
+                self._events_checked = 0
             case {"receive": dict(frame)}:
                 await self._receive(fill(frame, self._names))
             case {"text": str(text)} if self._lines:
@@ -204,9 +204,9 @@ class WireTrial:
             await self._world.sleep(LOOK_S)
         line = arrived.get_nowait()
         self._lines.append(line)
-        while not line.said:
+        while not line.received:
             await self._server.wait_for_frame()
-        opening = line.said[0]
+        opening = line.received[0]
         self._names.setdefault("stream", opening.get("stream"))
         self._names.setdefault("secret", opening.get("secret"))
         return None
@@ -228,7 +228,7 @@ class WireTrial:
     def _has_all_sent(self, seen: ClientView) -> bool:
         """Whether all frames of the client on the newest connection have arrived."""
         is_another = not self._lines or not self._server.new_connections(self._session).empty()
-        return is_another or seen.said is None or len(self._lines[-1].said) >= seen.said
+        return is_another or seen.said is None or len(self._lines[-1].received) >= seen.said
 
     async def _until(self, is_so: Callable[[ClientView], bool]) -> ClientView:
         while not is_so(seen := await self._subject.snapshot()):
@@ -241,20 +241,20 @@ class WireTrial:
         if (await self._subject.snapshot()).said is None:
             await self._world.sleep(GRACE_S)
         await self._until(self._has_all_sent)
-        said = [frame for line in self._lines for frame in line.said][self._asked :]
-        self._asked += len(said)
-        if len(said) != len(patterns):
-            kinds = [frame["type"] for frame in said]
-            return f"{len(said)} frames were sent, not {len(patterns)}: {kinds}"
-        for number, (pattern, frame) in enumerate(zip(patterns, said, strict=True)):
+        frames = [frame for line in self._lines for frame in line.received][self._frames_checked :]
+        self._frames_checked += len(frames)
+        if len(frames) != len(patterns):
+            kinds = [frame["type"] for frame in frames]
+            return f"{len(frames)} frames were sent, not {len(patterns)}: {kinds}"
+        for number, (pattern, frame) in enumerate(zip(patterns, frames, strict=True)):
             if (what := difference(pattern, frame, self._names)) is not None:
                 return f"frame {number}: {what}"
         return None
 
     async def _difference_of_events(self, wanted: list[str]) -> str | None:
         seen = await self._subject.snapshot()
-        told, self._told = list(seen.told[self._told :]), len(seen.told)
-        return difference_of_told(wanted, told)
+        event_ids, self._events_checked = list(seen.told[self._events_checked :]), len(seen.told)
+        return difference_of_event_ids(wanted, event_ids)
 
     async def _difference_of_state(self, name: str, wanted: bool) -> str | None:  # noqa: FBT001 - a script's word
         seen = await self._subject.snapshot()

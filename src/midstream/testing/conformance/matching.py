@@ -76,12 +76,12 @@ def _difference_within(pattern: Names, found: Any, names: Names, place: str) -> 
     return None
 
 
-def difference_of_told(wanted: list[str], told: list[str]) -> str | None:
+def difference_of_event_ids(wanted: list[str], event_ids: list[str]) -> str | None:
     """Return the difference between the ids of received events and those of a script, or None.
 
     An id with a question mark after it may be missing: a client need not deliver the event of such a record.
     """
-    left = list(told)
+    left = list(event_ids)
     for each in wanted:
         name, is_optional = each.removesuffix("?"), each.endswith("?")
         if left[:1] == [name]:
@@ -91,7 +91,7 @@ def difference_of_told(wanted: list[str], told: list[str]) -> str | None:
     else:
         if not left:
             return None
-    return f"the application received {told}; expected {wanted}"
+    return f"the application received {event_ids}; expected {wanted}"
 
 
 def is_event_id(value: object) -> bool:

@@ -32,7 +32,7 @@ _TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
 class ScriptedConnection(Protocol):
     """One connection of a client, for a script."""
 
-    said: list[Json]
+    received: list[Json]
     """The received frames, the `open` first."""
 
     @property
@@ -100,11 +100,11 @@ class ScriptedServer:
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 head = await reader.readuntil(HEAD_END)
-                asked = head.split(b" ", 2)[1].decode("latin-1")
-                path = _PATH.fullmatch(asked)
+                target = head.split(b" ", 2)[1].decode("latin-1")
+                path = _PATH.fullmatch(target)
                 body = await reader.readexactly(int(_header(head, b"content-length") or 0))
-                if asked in self._files:
-                    await _answer(writer, 200, self._files[asked], kind=_kind_of(asked))
+                if target in self._files:
+                    await _answer(writer, 200, self._files[target], kind=_kind_of(target))
                 elif path is None:
                     await _answer(writer, 404, b"")
                 elif path[2] == "stream":
@@ -127,7 +127,7 @@ class ScriptedServer:
         self.new_connections(session).put_nowait(line)
         try:
             async for message in line.messages():
-                line.said.append(msgspec.json.decode(message))
+                line.received.append(msgspec.json.decode(message))
                 self.ring()
         finally:
             line.is_over = True
@@ -145,13 +145,13 @@ class ScriptedServer:
         kind, is_first = path[2], path[3] in (None, "0")
         if kind == "commands":
             if (line := self._named.get(name)) is not None and not line.is_cut:
-                line.said.append(frame)
+                line.received.append(frame)
                 self.ring()
                 await _answer(writer, 204, b"")
             return
         if is_first:
             line = self._named[name] = _Events(self._world) if kind == "events" else _Poll(self._world)
-            line.said.append(frame)
+            line.received.append(frame)
             self.new_connections(path[1]).put_nowait(line)
             self.ring()
         else:
@@ -163,7 +163,7 @@ class _Socket:
     """A WebSocket with the abilities that text frames need."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.said: list[Json] = []
+        self.received: list[Json] = []
         self.is_over = False
         self._reader = reader
         self._writer = writer
@@ -218,7 +218,7 @@ class _HttpLine:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.said: list[Json] = []
+        self.received: list[Json] = []
         self.is_over = self.is_cut = False
         self._outgoing: asyncio.Queue[str] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None

@@ -123,7 +123,7 @@ class _CheckedConnection:
         self.is_encrypted = False
         """Whether the session is encrypted, as the server reported."""
         self.heartbeat_s = HEARTBEAT_S
-        self.newest_said = -1
+        self.newest_seqno = -1
         """The highest number of a command that the server has, or that was sent here."""
         self._newest_acked = -1
         self._acked_ahead = -1
@@ -150,7 +150,7 @@ class _CheckedConnection:
             self.heartbeat_s = _seconds(frame.get("heartbeat_s"))
             if isinstance(acked := frame.get("acked"), int):
                 self._newest_acked = acked - 1
-                self.newest_said = max(self.newest_said, acked - 1)
+                self.newest_seqno = max(self.newest_seqno, acked - 1)
             self._turn = frame.get("turn", 0)
             self.is_turn_over = bool(self._stream) and frame.get("turn_status") in _ENDED
         if frame["type"] in _PLACED:
@@ -175,8 +175,8 @@ class _CheckedConnection:
             raise
         except MidstreamError as refusal:  # as an HTTP refusal
             self.is_over = True
-            asked_s = refusal.retry_after_s
-            return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=asked_s))
+            retry_after_s = refusal.retry_after_s
+            return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=retry_after_s))
 
     async def next_new_frame(self, wait_s: float) -> Json:
         """Return the next frame with new information: an ack may be repeated at any time (STREAM-13).
@@ -208,7 +208,7 @@ class _CheckedConnection:
         if (
             frame["type"] != "ack"
             or not isinstance(found, int)
-            or not seqno <= found <= max(seqno, self.newest_said)
+            or not seqno <= found <= max(seqno, self.newest_seqno)
         ):
             return frame
         if found > seqno and frame.get("is_single"):
@@ -307,8 +307,8 @@ class ServerTrial:
                 problem = await self._problem(step, connections, names)
                 if problem is not None:
                     last = connections.get(step.get("on", "a"))
-                    heard = tuple(_shorten(frame) for frame in (last.frames[-3:] if last else ()))
-                    return ScriptOutcome(script.name, script.clauses, problem, number, heard, self._way)
+                    last_frames = tuple(_shorten(frame) for frame in (last.frames[-3:] if last else ()))
+                    return ScriptOutcome(script.name, script.clauses, problem, number, last_frames, self._way)
         finally:
             for each in connections.values():
                 await each.wire.close()
@@ -341,122 +341,124 @@ class ServerTrial:
                 await connections[on].wire.close()
             wire = await self._connect(names["session"])
             connections[on] = _CheckedConnection(wire, opening.get("stream", ""))
-        heard = connections[on]
+        connection = connections[on]
         match step:
             case {"connect": _}:
                 pass
             case {"open": _}:
-                await heard.wire.send([msgspec.json.encode(opening)])
+                await connection.wire.send([msgspec.json.encode(opening)])
             case {"send": dict(frame)}:
                 if isinstance(seqno := frame.get("seqno"), int):
-                    heard.newest_said = max(heard.newest_said, seqno)
-                await heard.wire.send([msgspec.json.encode(fill(frame, names))])
+                    connection.newest_seqno = max(connection.newest_seqno, seqno)
+                await connection.wire.send([msgspec.json.encode(fill(frame, names))])
             case {"text": str(text)}:
-                await heard.wire.send([str(fill(text, names)).encode()])
+                await connection.wire.send([str(fill(text, names)).encode()])
             case {"expect": dict(pattern)}:
-                await self._expect(heard, pattern, names)
+                await self._expect(connection, pattern, names)
             case {"events": str(kind)}:
-                names[step.get("capture", "event")] = await self._events(heard, kind)
+                names[step.get("capture", "event")] = await self._events(connection, kind)
             case {"quiet": _}:
-                await _within(self._wait_s, self._quiet(heard))
+                await _within(self._wait_s, self._quiet(connection))
             case {"closed": _}:
-                await _within(self._wait_s, self._expect_close(heard))
+                await _within(self._wait_s, self._expect_close(connection))
             case {"refused": str(code)}:
-                await _within(self._wait_s, self._expect_refusal(heard, code, names))
+                await _within(self._wait_s, self._expect_refusal(connection, code, names))
             case {"heartbeat": _}:
-                await self._heartbeat(heard)
+                await self._heartbeat(connection)
             case {"drop": _}:
-                heard.is_over = True
-                await heard.wire.close()
+                connection.is_over = True
+                await connection.wire.close()
             case _:
                 raise _DifferenceError(f"the script has an unknown step: {sorted(step)}")
 
-    async def _over(self, heard: _CheckedConnection, name: str) -> None:
+    async def _over(self, connection: _CheckedConnection, name: str) -> None:
         """Check that no unexpected frame came."""
-        if heard.is_over:
+        if connection.is_over:
             return
         try:
-            await _within(self._wait_s, self._quiet(heard))
+            await _within(self._wait_s, self._quiet(connection))
         except _DifferenceError as found:
             raise _DifferenceError(f"in the end, on {name!r}: {found}") from None
 
-    async def _expect(self, heard: _CheckedConnection, pattern: Json, names: Names) -> None:
+    async def _expect(self, connection: _CheckedConnection, pattern: Json, names: Names) -> None:
         try:
-            frame = await _within(self._wait_s, self._answer(heard, pattern))
+            frame = await _within(self._wait_s, self._answer(connection, pattern))
         except ConnectionLostError as error:
             # The end of the turn may come before the answer to a command in it.
-            is_told = pattern.get("type") == "ack" and heard.has_accepted(fill(pattern, names))
-            if not (is_told and self._ends_with_turn(heard)):
+            is_accepted = pattern.get("type") == "ack" and connection.has_accepted(fill(pattern, names))
+            if not (is_accepted and self._ends_with_turn(connection)):
                 raise _DifferenceError("the server ended the connection") from error
             return
         if frame is not None and (what := difference(pattern, frame, names)) is not None:
             raise _DifferenceError(f"{frame['type']}: {what}")
 
-    async def _answer(self, heard: _CheckedConnection, pattern: Json) -> Json | None:
+    async def _answer(self, connection: _CheckedConnection, pattern: Json) -> Json | None:
         if pattern.get("type") == "ack":
-            return await heard.wait_for_ack(pattern["seqno"], self._wait_s)
-        while (frame := await heard.next_new_frame(self._wait_s))["type"] in {"events", "heartbeat"}:
+            return await connection.wait_for_ack(pattern["seqno"], self._wait_s)
+        while (frame := await connection.next_new_frame(self._wait_s))["type"] in {"events", "heartbeat"}:
             pass
         return frame
 
-    async def _events(self, heard: _CheckedConnection, kind: str) -> str:
+    async def _events(self, connection: _CheckedConnection, kind: str) -> str:
         seen = 0
         while True:
-            for event in heard.events[seen:]:
+            for event in connection.events[seen:]:
                 seen += 1
                 if event["record"]["type"] == kind:
                     return str(event["id"])
-            frame = await _within(self._wait_s, self._next_but_heartbeats(heard))
+            frame = await _within(self._wait_s, self._next_but_heartbeats(connection))
             if frame["type"] != "events":
                 raise _DifferenceError(f"{_shorten(frame)} came in the place of an event {kind!r}")
 
-    async def _quiet(self, heard: _CheckedConnection) -> None:
-        if self._ends_with_turn(heard):
-            await self._expect_close(heard)
+    async def _quiet(self, connection: _CheckedConnection) -> None:
+        if self._ends_with_turn(connection):
+            await self._expect_close(connection)
             return
-        await heard.wire.send([_PING])
-        while (frame := await self._next(heard))["type"] != "heartbeat":
+        await connection.wire.send([_PING])
+        while (frame := await self._next(connection))["type"] != "heartbeat":
             if frame["type"] != "events":
                 raise _DifferenceError(f"{_shorten(frame)} came where nothing was to come")
-            if self._ends_with_turn(heard):
-                await self._expect_close(heard)
+            if self._ends_with_turn(connection):
+                await self._expect_close(connection)
                 return
         _require_heartbeat(frame)
 
-    async def _heartbeat(self, heard: _CheckedConnection) -> None:
-        frame = await self._next(heard, max(HEARTBEATS_MISSED_MAX * heard.heartbeat_s, self._wait_s))
+    async def _heartbeat(self, connection: _CheckedConnection) -> None:
+        frame = await self._next(
+            connection, max(HEARTBEATS_MISSED_MAX * connection.heartbeat_s, self._wait_s)
+        )
         if frame["type"] != "heartbeat":
             raise _DifferenceError(f"{_shorten(frame)} came where nothing but a heartbeat was to come")
         _require_heartbeat(frame)
 
-    def _ends_with_turn(self, heard: _CheckedConnection) -> bool:
-        return self._way is not TransportKind.WEBSOCKET and heard.is_turn_over
+    def _ends_with_turn(self, connection: _CheckedConnection) -> bool:
+        return self._way is not TransportKind.WEBSOCKET and connection.is_turn_over
 
-    async def _expect_close(self, heard: _CheckedConnection) -> None:
+    async def _expect_close(self, connection: _CheckedConnection) -> None:
         while True:
             try:
-                frame = await heard.next_new_frame(self._wait_s)
+                frame = await connection.next_new_frame(self._wait_s)
             except ConnectionLostError:
                 return
             if frame["type"] not in {"events", "heartbeat"}:
                 raise _DifferenceError(f"{_shorten(frame)} came where the connection was to end")
 
-    async def _expect_refusal(self, heard: _CheckedConnection, code: str, names: Names) -> None:
-        while (frame := await self._next(heard))["type"] in {"welcome", "events", "heartbeat"}:
+    async def _expect_refusal(self, connection: _CheckedConnection, code: str, names: Names) -> None:
+        while (frame := await self._next(connection))["type"] in {"welcome", "events", "heartbeat"}:
             pass
         error = {"type": "error", "code": code, "seqno": {"$none": True}}
         if (what := difference(error, frame, names)) is not None:
             raise _DifferenceError(f"{frame['type']}: {what}")
-        await self._expect_close(heard)
+        await self._expect_close(connection)
 
-    async def _next_but_heartbeats(self, heard: _CheckedConnection) -> Json:
-        while (frame := await self._next(heard))["type"] == "heartbeat":
+    async def _next_but_heartbeats(self, connection: _CheckedConnection) -> Json:
+        while (frame := await self._next(connection))["type"] == "heartbeat":
             pass
         return frame
 
-    async def _next(self, heard: _CheckedConnection, wait_s: float | None = None) -> Json:
+    async def _next(self, connection: _CheckedConnection, wait_s: float | None = None) -> Json:
         try:
-            return await heard.next_new_frame(self._wait_s if wait_s is None else wait_s)
+            return await connection.next_new_frame(self._wait_s if wait_s is None else wait_s)
         except ConnectionLostError as error:
             raise _DifferenceError("the server ended the connection") from error
 
@@ -473,8 +475,8 @@ async def _within(wait_s: float, answer: Awaitable[T]) -> T:
 def _require_patience(frame: Json) -> None:
     """Raise if a server refused because of a limit."""
     if frame["type"] == "error" and frame.get("code") == LimitReachedError.code:
-        told = frame.get("retry_after_s")
-        wait_s = None if told is None else _seconds(told)
+        retry_after_s = frame.get("retry_after_s")
+        wait_s = None if retry_after_s is None else _seconds(retry_after_s)
         raise LimitReachedError(str(frame.get("message", "")), retry_after_s=wait_s)
 
 
@@ -495,8 +497,8 @@ def _opening(step: Json, names: Names) -> Json | None:
         case {"connect": _}:
             return {}
         case {"open": dict(fields)}:
-            said = {"type": "open", "stream": "$stream", "secret": "$secret", **fields}
-            return {key: value for key, value in fill(said, names).items() if value is not None}
+            frame = {"type": "open", "stream": "$stream", "secret": "$secret", **fields}
+            return {key: value for key, value in fill(frame, names).items() if value is not None}
         case _:
             return None
 
