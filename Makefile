@@ -28,7 +28,7 @@ $(1)/bin/python -m pip check
 @touch $@
 endef
 CODE := $(wildcard src tests tools bench examples)
-JOBS ?= 3
+JOBS ?= 4
 # Neighbours stay together: what they share is made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
 # Stages that take a minute and more run beside the tests. They are started by name: `make -n` would run what has `MAKE` in it.

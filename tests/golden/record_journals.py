@@ -29,7 +29,7 @@ from tests.search import tried
 
 SEEDS = 60
 """Seeds of the simulation, from 0 on."""
-LIVES = 3000
+LIVES = 6000
 """Number of drawn lives; those that take a new edge of the machine are kept."""
 
 
