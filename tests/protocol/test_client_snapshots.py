@@ -11,6 +11,7 @@ from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied, Forget, Replaced
 from midstream.protocol.frames import (
     Ack,
+    Error,
     EventFrame,
     EventId,
     Events,
@@ -29,6 +30,14 @@ from tests.spec import spec
 
 def _receive(stream: ClientStream, frame: ServerFrame) -> None:
     stream.receive(frames.encode(frame), now=0.0)
+
+
+def _receive_and_reconnect(stream: ClientStream, refusal: Error) -> None:
+    _receive(stream, refusal)
+    stream.end_connection(chance=0.0, now=0.0)
+    stream.handle_deadline(now=0.0)
+    stream.writes()
+    stream.begin_connection(now=0.0)
 
 
 def _event(position: int, record: Record, *, epoch: int = 1) -> EventFrame:
@@ -66,6 +75,26 @@ def test_a_snapshot_replaces_all_earlier_events_and_the_rest_follows() -> None:
     _receive(stream, Events((_event(8, late, epoch=1),)))
     assert stream.events() == [Applied(EventId(1, 8), late)]
     assert not stream.is_ended
+
+
+def test_a_temporary_trouble_of_the_server_ends_with_a_snapshot_and_with_the_stream() -> None:
+    stream = _stream_in_turn()
+    full = Error("store_full", "no space left", "later")
+    _receive_and_reconnect(stream, full)
+    _receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
+    troubles = [stream.trouble]
+    _receive(stream, SnapshotFrame("1-5", msgspec.Raw(b"{}"), turn=1))
+    troubles.append(stream.trouble)
+    _receive_and_reconnect(stream, full)
+    troubles.append(stream.trouble)
+    _receive(stream, Error("internal", "a defect", "never"))
+    assert stream.is_ended
+    assert [each and each.code for each in (*troubles, stream.trouble)] == [
+        "store_full",
+        None,
+        "store_full",
+        None,
+    ]
 
 
 @spec("STREAM-64")

@@ -638,14 +638,6 @@ def test_a_payload_too_large_for_a_frame_is_refused_before_anything_changes() ->
     assert len(frame) <= FRAME_BYTES_MAX
 
 
-def test_a_server_may_accept_smaller_frames_only() -> None:
-    stream = _opening()
-    receive(stream, Welcome("a", "0-0", "0-0", frame_bytes_max=2000))
-    with pytest.raises(FrameTooLargeError):
-        stream.submit(SendPayload((Text("x" * 2000),)))
-    assert stream.submit(HI) == 0
-
-
 @spec("STREAM-34")
 def test_an_undecodable_record_of_a_known_type_ends_the_stream_and_keeps_the_checkpoint() -> None:
     stream = stream_in_turn()

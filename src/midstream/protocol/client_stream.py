@@ -35,6 +35,7 @@ from midstream.protocol.command_outbox import Outbox
 from midstream.protocol.event_inbox import Applied, ClientEvent, Inbox, is_silence
 from midstream.protocol.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.protocol.frames import (
+    FRAME_BYTES_MAX,
     IN_FLIGHT_MAX,
     Ack,
     CancelPayload,
@@ -283,7 +284,7 @@ class ClientStream:
             UsageError: This is a reader, or the stream has used all its numbers. Nothing was changed.
         """
         body = encode(payload)
-        if len(body) > self._outbox.frame_bytes_max - COMMAND_OVERHEAD_BYTES:
+        if len(body) > FRAME_BYTES_MAX - COMMAND_OVERHEAD_BYTES:
             raise FrameTooLargeError(f"a payload of {len(body)} bytes does not fit a frame")
         if not self._stream:
             raise UsageError("a reader of a session cannot send commands")
@@ -468,7 +469,6 @@ class ClientStream:
         self._link.welcome(frame.heartbeat_s)
         self._shown = self._shown.with_acceptance()
         outbox.in_flight_max = max(1, min(frame.in_flight_max, IN_FLIGHT_MAX))
-        outbox.frame_bytes_max = frame.frame_bytes_max
         self.is_encrypted = frame.is_encrypted
         if frame.is_degraded:
             self._is_degraded = True

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from midstream.errors import ProtocolError, UsageError
 from midstream.protocol.checkpoint import FILLER, Checkpoint
-from midstream.protocol.frames import FRAME_BYTES_MAX, IN_FLIGHT_MAX, CancelPayload, decode_payload
+from midstream.protocol.frames import IN_FLIGHT_MAX, CancelPayload, decode_payload
 from midstream.session.session import COMMANDS_MAX
 
 
@@ -20,7 +20,6 @@ class Outbox:
         self.acked = self.sent = self.next_seqno = 0
         self.in_flight_max = IN_FLIGHT_MAX
         """Commands that may be sent and not acknowledged."""
-        self.frame_bytes_max = FRAME_BYTES_MAX
         self.cancel_seqno: int | None = None
         """The number of the command that cancels the turn, or None."""
         self.is_finishing = False
