@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,23 @@ from tests.spec import spec
 
 STRANGER = 12_345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
+
+
+@pytest.mark.parametrize("write", [replace_own, create_own_once])
+def test_an_interrupt_at_the_moment_a_draft_is_created_leaves_no_file(
+    write: Callable[[Path, bytes], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = os.open
+
+    def create_and_interrupt(*args: Any, **options: Any) -> int:  # noqa: ANN401 - as os.open has them
+        os.close(create(*args, **options))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", create_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / "settings", b"new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def _link(place: Path) -> None:

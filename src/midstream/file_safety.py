@@ -288,16 +288,20 @@ def _require_owner(found: os.stat_result, path: Path | str, called: str) -> None
 
 @contextlib.contextmanager
 def _draft(path: Path, body: bytes) -> Iterator[Path]:
-    """Write a new file beside a path, synced and readable by this user only; remove it at the end of the block."""
-    import tempfile  # noqa: PLC0415 - slow to import, and not needed to read
+    """Write a new file beside a path, synced and readable by this user only; remove it at the end of the block.
 
-    descriptor, name = tempfile.mkstemp(prefix=".draft-", dir=path.parent)
+    An interrupt (Ctrl-C) at any moment leaves no file: the name is known before the file exists.
+    """
+    from midstream.environment import World  # noqa: PLC0415 - slow to import, and not needed to read
+
+    draft = path.with_name(f".{World().new_id('draft')}")
     try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(body)
             file.flush()
             os.fsync(file.fileno())
-        yield Path(name)
+        yield draft
     finally:
         with contextlib.suppress(OSError):
-            Path(name).unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
