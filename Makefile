@@ -33,7 +33,7 @@ JOBS ?= 4
 AT_ONCE = -n $(JOBS) --dist worksteal
 # Stages that take a minute and more run beside the tests. They are started by name: `make -n` would run what has `MAKE` in it.
 BESIDE = $(BIN)/python tools/beside.py
-# What `make check` leaves to `make test`: real kills, a real browser, whole programs, long searches; and three of four
+# What `make check` leaves to `make test`: real kills, a real browser, whole programs, long searches; and half of the
 # examples of a property (tests/search.py).
 QUICK := not fault and not browser and not slow and not long
 
@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test long check attack agents hosts format-check lint types arrows fmt fault chaos scale dialects compliance soak search fuzz explore golden-record api-search sim sim-fleet pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test long judges check attack agents hosts format-check lint types arrows fmt fault chaos scale dialects compliance soak search fuzz explore golden-record api-search sim sim-fleet pool-search frameworks hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -185,16 +185,19 @@ demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the a
 
 # --- checking it ----------------------------------------------------------------------------
 
-test: format-check lint arrows $(VENV)/.upstreams  ## All tests but those of `make long` and most of `make fault`; ARGS for pytest choose tests
+test: format-check lint arrows judges  ## All tests but those of `make long` and most of `make fault`; ARGS for pytest choose tests
+	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks JOBS=1") -- \
+	  $(BIN)/python -m pytest $(AT_ONCE) $(or $(ARGS),-m "not long")
+
+long: judges  ## The tests that `make test` leaves out: most of the page in a browser, whole conformance suites, more real programs
+	$(BIN)/python -m pytest $(AT_ONCE) -m long $(ARGS)
+
+# Programs of others, which tests ask.
+judges: $(VENV)/.upstreams
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node chats graphs plain_streams mcp a2a tck starter templates clients schemathesis agents responses; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
-	$(BESIDE) "make --no-print-directory types" $(if $(ARGS),,"make --no-print-directory hooks JOBS=1") -- \
-	  $(BIN)/python -m pytest $(AT_ONCE) $(or $(ARGS),-m "not long")
-
-long: $(VENV)/.upstreams  ## The tests that `make test` leaves out: most of the page in a browser, whole conformance suites, more real programs
-	$(BIN)/python -m pytest $(AT_ONCE) -m long $(ARGS)
 
 check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in a minute
 	MIDSTREAM_QUICK=1 $(BESIDE) "make --no-print-directory types" -- \

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.search import with_long
 from tests.session.edges import RecordEffect, explored
 from tests.simulation.loop import SimulatedLoop, SimulatedProcess, Stuck, pass_time
 from tests.simulation.simulation_run import run
@@ -29,9 +30,7 @@ RUNS = 20
 
 @spec("TURN-12", "TURN-13", "TURN-21", "TURN-22", "TURN-23", "TURN-35", "TURN-46", "TURN-47")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in range(1, BLOCKS))]
-)
+@pytest.mark.parametrize("block", with_long(range(BLOCKS), 1))
 def test_every_promise_holds_whatever_goes_wrong(block: int) -> None:
     failed = {}
     figures: Counter[str] = Counter()
