@@ -334,7 +334,7 @@ async def test_recovery_does_not_keep_sessions_of_other_nodes_awake(places: Plac
     assert there.awake("s") is None
 
 
-async def test_a_followed_session_is_released_only_without_a_reader_and_says_that_it_can_be_opened_again(
+async def test_a_followed_session_sleeps_only_without_a_reader_and_its_error_advises_to_reconnect(
     places: Places,
 ) -> None:
     here = await places.host([[Stall()]])
@@ -342,11 +342,11 @@ async def test_a_followed_session_is_released_only_without_a_reader_and_says_tha
     there = await places.host()
     followed = await there.session("s")
     followed.attach()
-    await there.release_idle(followed)
+    assert not await there.put_to_sleep("s")
     assert there.awake("s") is followed
     followed.detach()
-    await there.release_idle(followed)
-    with pytest.raises(DrainingError, match=r"another server runs this session.*reconnect"):
+    assert await there.put_to_sleep("s")
+    with pytest.raises(DrainingError, match="went to sleep; reconnect"):
         await followed.wait(followed.newest.position)
     assert (await there.session("s")).newest == followed.newest
 

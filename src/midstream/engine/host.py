@@ -489,13 +489,6 @@ class Host:
             del self._awake[runner.session_id]
             await runner.stop(StopMode.CLOSE, error)
 
-    async def release_idle(self, runner: Runner) -> None:
-        """Release a session of another node that has no reader in this process."""
-        if runner.is_idle:
-            self._awake.pop(runner.session_id, None)
-            words = "another server runs this session, and it had no reader here; reconnect"
-            await runner.stop(StopMode.CLOSE, DrainingError(words, retry_after_s=0.0))
-
     def awake_with_children(self, session_id: str) -> list[Runner]:
         """Return the runners of a session and its sub-agents, of those that are awake."""
         mark = f"{session_id}{PART_MARK}"
@@ -622,9 +615,8 @@ class Host:
             del self._awake[session_id]
             try:
                 await runner.stop(StopMode.SLEEP)
-            except (
-                MidstreamError
-            ) as error:  # it sleeps, and stays claimed until it wakes or this process ends
+            except MidstreamError as error:
+                # It sleeps, and stays claimed until it wakes or this process ends.
                 _log.warning("not released: %s", error.code, extra={"session": runner.session_id})
 
     def _agent_of(self, session_id: str, state: Session) -> Agent:

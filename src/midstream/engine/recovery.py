@@ -55,8 +55,8 @@ class RecoveredSessions(Protocol):
     async def session(self, session_id: str) -> Runner:
         """Return a session, awake."""
 
-    async def release_idle(self, runner: Runner) -> None:
-        """Release a session of another node that has no reader here."""
+    async def put_to_sleep(self, session_id: str) -> bool:
+        """Put a session to sleep if it is idle."""
 
 
 class StartupRecovery:
@@ -142,7 +142,8 @@ class StartupRecovery:
             return
         if runner.is_following:
             self.progress.elsewhere += 1
-            await self._sessions.release_idle(runner)
+            with contextlib.suppress(MidstreamError):  # it sleeps; the store is too busy for a release
+                await self._sessions.put_to_sleep(session_id)
         elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:
             self.progress.interrupted += 1
         else:
