@@ -363,7 +363,7 @@ class StoringModel(ScriptedModel):
 def _resumed() -> Session:
     said = ((), Delta(3, 1, 1, 0, "text", "Half a "))
     history = History((UserMessage.of("hi"),))
-    turn = AwaitingModel(3, 1, attempt=1, token="resp_1", continued=1, said=said)
+    turn = AwaitingModel(3, 1, attempt=1, token="resp_1", continued=1, deltas=said)
     return Session(turn=turn, turns=3, history=history)
 
 

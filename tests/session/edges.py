@@ -260,7 +260,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     yield from (fails(retriable=True, **place), fails(retriable=False, **place))
     yield from (overflows(1, **place), overflows(None, **place))
     yield breaks(**place)
-    if is_plain and not state.said:  # Questions are examined where there is little else.
+    if is_plain and not state.deltas:  # Questions are examined where there is little else.
         asked = requests_permission(
             f"leave-{state.attempt}", turn=state.turn, response=state.response_no, attempt=state.attempt
         )
@@ -360,7 +360,7 @@ def _key(session: Session) -> tuple[object, ...]:
             return (*about, left and (left.terms.timeout_s, left.terms.responses_max))
         case AwaitingModel():
             count = min(state.response_no, 2) if state.response_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
-            flags = (state.is_compacted, state.is_last, bool(state.said), state.epoch == session.epoch)
+            flags = (state.is_compacted, state.is_last, bool(state.deltas), state.epoch == session.epoch)
             kept = (bool(state.token), state.is_mute)
             limits = (state.terms.timeout_s, state.terms.responses_max)
             asked = tuple(_question_key(each, state) for each in state.questions)

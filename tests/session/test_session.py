@@ -749,6 +749,31 @@ def test_a_pruned_journal_of_an_older_version_can_still_be_folded() -> None:
     assert state.last_turn == TurnEnded(1, TurnStatus.COMPLETED, 5.0)
 
 
+def test_a_pruned_journal_stores_a_pending_model_call_with_the_names_of_the_format() -> None:
+    stored = msgspec.json.decode(prune_session(Session(turn=AwaitingModel(1, 1)), at=AT).state)
+    assert stored["turn"] == {
+        "type": "awaiting_model",
+        "turn": 1,
+        "response_no": 1,
+        "terms": {"tools": [], "timeout_s": 0.0, "responses_max": 0, "request": None},
+        "attempt": 0,
+        "epoch": 0,
+        "failures": 0,
+        "is_compacted": False,
+        "not_before": 0.0,
+        "touched_at": 0.0,
+        "deadline_at": 0.0,
+        "is_last": False,
+        "said": [],
+        "token": "",
+        "continued": 0,
+        "is_mute": False,
+        "questions": [],
+        "waits_since": 0.0,
+        "is_upstream": False,
+    }
+
+
 @spec("STREAM-61")
 def test_a_journal_cannot_be_pruned_within_a_turn_of_a_foreign_loop() -> None:
     opened = MessageAccepted(1, UserMessage.of("hi"), AT, driver="pydantic-ai")

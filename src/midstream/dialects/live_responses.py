@@ -103,7 +103,7 @@ class LiveResponse:
         """Whether the upstream has sent something of it."""
         runner = self.sessions.host.awake(self.found.session)
         turn = None if runner is None else runner.state.turn
-        return self.response.has_begun or (isinstance(turn, AwaitingModel) and bool(turn.said))
+        return self.response.has_begun or (isinstance(turn, AwaitingModel) and bool(turn.deltas))
 
     def projection(self, form: Form, *, shows_upstream_calls: bool) -> Projection:
         """Return a new projection of its records for one reader."""

@@ -192,7 +192,7 @@ def note(application: Application, state: TurnState, record: ResponseCompleted |
     if newest is None or not newest.is_open:
         return application
     if isinstance(record, TurnEnded):
-        has_begun = newest.has_begun or (isinstance(state, AwaitingModel) and bool(state.said))
+        has_begun = newest.has_begun or (isinstance(state, AwaitingModel) and bool(state.deltas))
         newest = replace(newest, ended_at=record.at, status=record.status, has_begun=has_begun)
     else:
         usage = record.body.usage

@@ -178,7 +178,9 @@ def _request_response(
                 AttemptStarted(state.turn, command.response_no, attempt=1, at=at),
             )
         case AwaitingModel() if command.response_no == state.response_no:
-            is_unused = state.attempt == 1 and state.epoch == epoch and not state.failures and not state.said
+            is_unused = (
+                state.attempt == 1 and state.epoch == epoch and not state.failures and not state.deltas
+            )
             if is_unused:
                 return ()  # it was announced with the end of the previous step
             return (AttemptStarted(state.turn, state.response_no, state.attempt + 1, at),)

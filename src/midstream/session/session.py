@@ -722,7 +722,7 @@ def is_prunable(session: Session) -> bool:
     Never within a driven turn: its loop continues it from its records.
     """
     turn = session.turn
-    return isinstance(turn, Idle) or (isinstance(turn, AwaitingModel) and not (turn.said or session.driver))
+    return isinstance(turn, Idle) or (isinstance(turn, AwaitingModel) and not (turn.deltas or session.driver))
 
 
 def prune_session(session: Session, *, at: float) -> JournalPruned:

@@ -93,7 +93,7 @@ def test_a_response_that_the_provider_lost_is_requested_again_at_once(state: Tur
     assert records == (AttemptStarted(1, 1, 2, AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
     assert isinstance(state, AwaitingModel)
-    assert (state.said, state.token, state.continued) == ((), "", 0)
+    assert (state.deltas, state.token, state.continued) == ((), "", 0)
 
 
 @spec("TURN-62")

@@ -449,7 +449,7 @@ def _end_without_response(
 def text_so_far(state: AwaitingModel) -> dict[int, Words]:
     """Return the text of the running attempt so far, by part."""
     deltas: list[Delta] = []
-    rest = state.said
+    rest = state.deltas
     while rest:
         before, delta = rest
         assert isinstance(delta, Delta)

@@ -73,7 +73,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case Delta():
             if not isinstance(state, AwaitingModel):
                 return state
-            return replace(state, said=(state.said, record), is_mute=False)
+            return replace(state, deltas=(state.deltas, record), is_mute=False)
         case CommandAccepted() | StreamOpened() | StreamTaken():
             return state
         case AttemptStarted():
@@ -153,7 +153,7 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         epoch=epoch,
         not_before=record.not_before,
         touched_at=record.at,
-        said=(),
+        deltas=(),
         token="",
         continued=0,
         is_mute=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from midstream.history.messages import Response
 from midstream.session.application_request import ApplicationRequest
@@ -113,7 +113,7 @@ class AgentQuestion(Struct, frozen=True, gc=False):
 class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     """A model call is pending. Its response enters history as a whole or not at all.
 
-    `said` is a linked list of the attempt's deltas, newest first, so that the cost of a token does not grow with the
+    `deltas` is a linked list of the attempt's deltas, newest first, so that the cost of a token does not grow with the
     response.
     """
 
@@ -133,7 +133,7 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     """The latest end of the turn (seconds since 1970); 0 without a limit."""
     is_last: bool = False
     """Whether the model was requested to hand in its result; the turn ends with this response."""
-    said: tuple[object, ...] = ()
+    deltas: tuple[object, ...] = field(default=(), name="said")  # `said` is its name in stored sessions
     token: str = ""
     """The provider's token for resuming this attempt's response; "" if that is not possible."""
     continued: int = 0
