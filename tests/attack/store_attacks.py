@@ -95,8 +95,8 @@ def attack_a_row_in_the_inbox_approves_nothing_and_loses_only_itself(ground: Gro
         asked = open_question(target, "a")
         ref = CallRef(asked["turn"], asked["response"], asked["call_id"])
         approval = encode_command(Answer(ref, asked["digest"], Choice.ALLOW))
-        internal = b'{"said":{"kind":"%b","command":{}}}' % ModelStreamed.__name__.encode()
-        deep = b'{"said":{"kind":"Answer","command":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
+        internal = b'{"command":{"kind":"%b","command":{}}}' % ModelStreamed.__name__.encode()
+        deep = b'{"command":{"kind":"Answer","command":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"
         for body in (approval, internal, deep, b"", deep):
             store.insert_command("a", body)
         assert open_question(target, "a") == asked

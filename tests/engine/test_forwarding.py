@@ -51,8 +51,8 @@ def test_a_forwarded_command_decodes_unchanged(command: Command | Received) -> N
     [
         b"",
         b"[]",
-        b'{"said":{"kind":"Dance","command":{}}}',
-        b'{"said":{"kind":"Cancel","command":[]}}',
+        b'{"command":{"kind":"Dance","command":{}}}',
+        b'{"command":{"kind":"Cancel","command":[]}}',
         b"{}",
     ],
 )
@@ -125,9 +125,9 @@ def test_a_forwarded_command_has_a_number_or_the_turn() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"said":{"kind":"Recover","command":{}}}',
-        b'{"said":{"kind":"TurnExpired","command":{"turn":1}}}',
-        b'{"said":{"kind":"Cancel","command":{"turn":' + b"[" * 100_000 + b"]" * 100_000 + b"}}}",
+        b'{"command":{"kind":"Recover","command":{}}}',
+        b'{"command":{"kind":"TurnExpired","command":{"turn":1}}}',
+        b'{"command":{"kind":"Cancel","command":{"turn":' + b"[" * 100_000 + b"]" * 100_000 + b"}}}",
         b"\xff",
     ],
     ids=["internal", "also internal", "deep", "no text"],

@@ -40,7 +40,7 @@ class _PackedCommand(Struct, frozen=True):
 class _ForwardedMessage(Struct, frozen=True, omit_defaults=True):
     """A forwarded command, with its stream if it has one."""
 
-    said: _PackedCommand | None = None
+    command: _PackedCommand | None = None
     stream: str = ""
     secret_digest: str = ""
     seqno: int = 0
@@ -195,20 +195,20 @@ def decode_command(body: bytes) -> Command | Received:
         UnavailableError: The command is unknown to this version, or clients may not send it.
     """
     try:
-        handed = msgspec.json.decode(body, type=_ForwardedMessage)
-        command = None if handed.said is None else _command(handed.said)
+        forwarded = msgspec.json.decode(body, type=_ForwardedMessage)
+        command = None if forwarded.command is None else _command(forwarded.command)
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, RecursionError) as error:
         raise UnavailableError("another version of this server runs the session; retry later") from error
-    if handed.stream:
+    if forwarded.stream:
         return Received(
-            handed.stream,
-            handed.secret_digest,
-            handed.seqno,
-            handed.digest,
+            forwarded.stream,
+            forwarded.secret_digest,
+            forwarded.seqno,
+            forwarded.digest,
             command,
-            handed.cancel_after_s,
-            handed.connection,
-            handed.caller,
+            forwarded.cancel_after_s,
+            forwarded.connection,
+            forwarded.caller,
         )
     if command is None:
         raise UnavailableError("an empty command was forwarded")
