@@ -71,7 +71,7 @@ INNER = "  "
 """Further indentation of a sub-agent's work below its call."""
 
 
-class SpokenText(Struct, tag="said", tag_field="type"):
+class SpokenText(Struct, tag="text", tag_field="type"):
     """Text of a person or of the agent; `is_cut` if it is incomplete."""
 
     by: str
