@@ -27,7 +27,7 @@ function ofSession({ history, running }) {
   const isMessage = (entry) => entry.type === "user" && entry.parts[0]?.text !== GO_ON;
   const steps = history.slice(history.findLastIndex(isMessage) + 1).filter((entry) => entry.type === "step");
   const shown = { 0: steps.flatMap((step) => piecesOf(step.response)) };
-  return running?.said ? { ...shown, [running.response]: piecesOf(running.said) } : shown;
+  return running?.output ? { ...shown, [running.response]: piecesOf(running.output) } : shown;
 }
 
 function piecesOf({ parts }) {

@@ -39,7 +39,7 @@ Json = dict[str, Any]
 Journal = list[tuple[int, str]]
 """The epoch and the stored body of each record."""
 
-RENAMED: Mapping[str, str] = {}
+RENAMED: Mapping[str, str] = {"AwaitingModel.said": "deltas", "RunningTurn.said": "output"}
 """Names in the data and their new ones.
 
 A key is a tag (`turn_ended`), a field of a stored body by its path (`response_completed.body.parts`), a class
@@ -124,6 +124,10 @@ def _snapshot(session: Session) -> Json:
     event_id = str(EventId(session.epoch, session.position))
     shown: Json = _with_recorded_tags(_json(snapshot_of(NAME, session, event_id)))
     del shown["history"]  # It is beside the other one.
+    if shown["running"] is not None:
+        shown["running"] = {
+            _recorded_field("RunningTurn", field): value for field, value in shown["running"].items()
+        }
     return shown
 
 
@@ -184,7 +188,7 @@ def _recorded_field(of: str, name: str) -> str:
 # --- plain values --------------------------------------------------------------------------------------------------
 
 _SHOWN: Mapping[tuple[type, str], Callable[[Any], Any]] = {
-    (AwaitingModel, "said"): response_so_far,
+    (AwaitingModel, "deltas"): response_so_far,
     (StreamState, "digests"): lambda stream: [stream.digest_at(at) for at in range(stream.accepted)],
     (StreamState, "newest"): lambda _: (),
     (Session, "history"): lambda _: (),

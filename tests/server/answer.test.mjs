@@ -104,7 +104,7 @@ test("a snapshot whose newest turn is another one has no text of the answer", ()
 test("a snapshot has the answer so far, and the next turn starts empty", () => {
   const user = (text) => ({ type: "user", parts: [words(text)] });
   const step = { type: "step", response: { parts: [words("first")] } };
-  const session = { history: [user("hi"), step], running: { said: { parts: [words("sec")] } } };
+  const session = { history: [user("hi"), step], running: { output: { parts: [words("sec")] } } };
   const gone = { type: "gone", id: "1-1", hasSnapshot: true };
   const shown = { type: "snapshot", id: "1-9", session };
   assert.deepEqual(lastOf(begun, delta("x"), gone), ["", true, ""]);

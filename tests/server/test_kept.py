@@ -145,7 +145,7 @@ async def test_a_late_reader_gets_the_running_turn_so_far_and_then_the_rest() ->
         await late.send({"type": "open", "snapshots": "begin"})
         welcome, snapshot = await late.receive(), await late.receive()
         running = snapshot["session"]["running"]
-        assert running["said"]["parts"] == [{"type": "text", "text": "so far, "}]
+        assert running["output"]["parts"] == [{"type": "text", "text": "so far, "}]
         assert EventId.parse(snapshot["event_id"]) >= EventId.parse(welcome["event_id"])
         go.set()
         heard = await late.receive_until("turn_ended")

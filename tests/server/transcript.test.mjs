@@ -332,7 +332,7 @@ test("a snapshot in the middle of a response has the permission that its agent r
     turns: 1,
     last: "",
     history: [{ type: "user", parts: [] }],
-    running: { turn: 1, response: 1, attempt: 1, said: { parts: [{ type: "text", text: "so" }] }, questions: [wants()] },
+    running: { turn: 1, response: 1, attempt: 1, output: { parts: [{ type: "text", text: "so" }] }, questions: [wants()] },
   });
   assert.equal(leaveIn(transcript).question.call_id, "leave-1");
   assert.equal(responseOf(transcript).parts[0].text, "so");
@@ -347,7 +347,7 @@ test("a snapshot has its open questions and its queue", () => {
     running: {
       turn: 1,
       response: 1,
-      said: { parts: [call, { ...call, id: "c2" }] },
+      output: { parts: [call, { ...call, id: "c2" }] },
       calls: [
         { call, site: "server", status: "asking", question: { kind: "approval", digest: "d", choices: [] } },
         { call: { ...call, id: "c2" }, site: "server", status: "in doubt" },

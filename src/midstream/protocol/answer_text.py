@@ -110,8 +110,8 @@ class AnswerText:
                 self._complete(entry.response)
             elif entry != GO_ON:
                 self._begin()
-        if now.running is not None and now.running.said is not None:
-            text = text_of(now.running.said, self._last(self._whole))
+        if now.running is not None and now.running.output is not None:
+            text = text_of(now.running.output, self._last(self._whole))
             self._pieces += [text] if text else []
         return AnswerSoFar(self._pieces, len(self._pieces), "".join(self._pieces), replaces=True)
 
@@ -181,7 +181,7 @@ def text_of(response: Response, before: str = "") -> str:
 
 
 class _Running(Struct):
-    said: Response | None = None
+    output: Response | None = None
 
 
 class _SessionNow(Struct):

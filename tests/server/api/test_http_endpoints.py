@@ -398,7 +398,7 @@ async def test_a_transcript_of_a_running_turn_includes_the_partial_response() ->
         transcript = (await server.http.get("/v1/sessions/s1")).json()
     assert (transcript["status"], transcript["waiting_on"]) == ("running", "model")
     assert transcript["running"]["turn"] == transcript["running"]["attempt"] == 1
-    assert transcript["running"]["said"]["parts"][0]["text"].startswith("half")
+    assert transcript["running"]["output"]["parts"][0]["text"].startswith("half")
     assert transcript["event_id"] == event.id
 
 

@@ -64,7 +64,7 @@ def test_a_partial_response_is_shown_beside_the_history() -> None:
     snapshot = snapshot_after(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
     said = Response((Text("hello"),), Finish.INTERRUPTED)
     assert snapshot.history == (HI,)
-    assert snapshot.running == RunningTurn(1, 1, attempt=1, said=said)
+    assert snapshot.running == RunningTurn(1, 1, attempt=1, output=said)
 
 
 def test_the_text_of_an_abandoned_attempt_is_dropped() -> None:
@@ -81,7 +81,7 @@ def test_each_call_is_shown_with_its_status() -> None:
     assert snapshot.running == RunningTurn(
         1,
         1,
-        said=ASKS,
+        output=ASKS,
         calls=(
             CallSnapshot(ToolCall("a", "read"), "server", "ended", 3.5, result),
             CallSnapshot(ToolCall("b", "write"), "server", "running", 4.0),

@@ -70,7 +70,7 @@ class RunningTurn(Struct, frozen=True, omit_defaults=True):
     Args:
         turn, response: Their numbers.
         attempt: Number of the current attempt; 0 when the response is complete.
-        said: The response, or its part so far.
+        output: The response, or its part so far.
         calls: The calls of a complete response, in the model's order.
         questions: Permissions that the upstream agent requests during this response; see `question_asked`.
     """
@@ -78,7 +78,7 @@ class RunningTurn(Struct, frozen=True, omit_defaults=True):
     turn: int
     response: int
     attempt: int = 0
-    said: Response | None = None
+    output: Response | None = None
     calls: tuple[CallSnapshot, ...] = ()
     questions: tuple[QuestionAsked, ...] = ()
 
@@ -148,7 +148,7 @@ def _running_turn(state: Session) -> RunningTurn | None:
             )
         case RunningCalls() | Cancelling() as turn:
             calls = tuple(_call_snapshot(call) for call in turn.calls)
-            return RunningTurn(turn.turn, turn.response_no, said=turn.response, calls=calls)
+            return RunningTurn(turn.turn, turn.response_no, output=turn.response, calls=calls)
 
 
 def _question_record(turn: AwaitingModel, question: AgentQuestion) -> QuestionAsked:

@@ -240,7 +240,7 @@ export class Transcript {
     const response = responseOf(turn, running.response);
     for (const question of running.questions ?? []) openQuestion(callOf(turn, question), question);
     if (running.calls?.length) {
-      complete(turn, { response: running.response, attempt: 1, body: running.said, at: null });
+      complete(turn, { response: running.response, attempt: 1, body: running.output, at: null });
       for (const { call, status, started_at: startedAt = null, result, question } of running.calls) {
         const known = response.calls.get(call.id);
         if (status === "running") Object.assign(known, { state: "running", startedAt });
@@ -252,7 +252,7 @@ export class Transcript {
         if (result) endCall(turn, { response: running.response, result, at: null });
       }
     } else {
-      const parts = (running.said?.parts ?? []).map(shownPart);
+      const parts = (running.output?.parts ?? []).map(shownPart);
       Object.assign(response, { attempt: running.attempt ?? 0, parts });
     }
   }

@@ -95,7 +95,7 @@ export class AnswerText {
       if (isOpening(entry)) this.#begin();
       else if (entry.type !== "user") this.#complete(entry.response);
     }
-    if (running?.said) this.#begun = this.#textOf(running.said);
+    if (running?.output) this.#begun = this.#textOf(running.output);
     return this.#now(this.#settled + this.#begun, true);
   }
 
