@@ -34,15 +34,15 @@ const clock = {
 };
 
 /** The numbers of frames received in this process, and sent on the newest connection. */
-const frames = { heard: 0, said: 0 };
+const frames = { frames_received: 0, frames_sent: 0 };
 globalThis.WebSocket = class extends WebSocket {
   constructor(address) {
     super(address);
-    frames.said = 0;
-    this.addEventListener("message", () => (frames.heard += 1));
+    frames.frames_sent = 0;
+    this.addEventListener("message", () => (frames.frames_received += 1));
   }
   send(text) {
-    frames.said += 1;
+    frames.frames_sent += 1;
     super.send(text);
   }
 };
@@ -52,7 +52,7 @@ let stream;
 let setup;
 
 function run(kept) {
-  const onevents = (received) => events.push(...received.map(({ id, gone }) => (gone ? "forget" : id)));
+  const onevents = (received) => events.push(...received.map(({ id, gone }) => (gone ? "gone" : id)));
   stream = new Stream(setup.url, setup.checkpoint, kept, { onevents, clock, chance: () => 0.5 });
 }
 
@@ -69,19 +69,19 @@ const methods = {
     else run(setup.checkpoint.begin(setup.session, payload));
   },
   detach: () => stream.detach(),
-  handled: ({ event_id }) => stream.handled(event_id),
-  pass_time: () => clock.advance(),
-  async look() {
+  mark_handled: ({ event_id }) => stream.handled(event_id),
+  advance_clock: () => clock.advance(),
+  async read_state() {
     await new Promise(setImmediate);
     const { phase, code, failures, isDegraded, checkpoint, kept } = stream;
     return {
       phase: phase === "opening" ? "connecting" : phase,
       code,
-      told: events,
+      delivered: events,
       is_acknowledged: kept.acked === kept.next_seqno,
       is_reconnecting: failures > 0 && phase !== "live" && phase !== "ended",
       is_degraded: isDegraded,
-      is_kept: checkpoint.isThere,
+      has_checkpoint: checkpoint.isThere,
       ...frames,
     };
   },

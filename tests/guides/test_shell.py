@@ -314,7 +314,7 @@ def _client_conformance(shell: Shell, test: str) -> None:
     _copy_client(shell)
     lines = shell.run(test).splitlines()
     assert len(lines) > 5
-    assert all(line.startswith("kept") for line in lines)
+    assert all(line.startswith("passed") for line in lines)
 
 
 def _copy_client(shell: Shell) -> None:

@@ -9,7 +9,7 @@ from midstream.environment import World
 from midstream.protocol.checkpoint import Checkpoint
 from midstream.protocol.frames import EventId
 from midstream.testing import calls, text
-from midstream.testing.conformance.client_wire import ClientView
+from midstream.testing.conformance.client_wire import ClientState
 from tests.server.serving import Json, Socket, make_app, opening, served
 from tests.spec import spec
 from tests.testing.conformance.core_client import CoreSubject
@@ -26,11 +26,11 @@ class _Returning(CoreSubject):
         await self.restart()
 
 
-async def _ended(subject: CoreSubject) -> ClientView:
+async def _ended(subject: CoreSubject) -> ClientState:
     for _ in range(LOOKS_MAX):
-        if (seen := await subject.snapshot()).phase == "ended":
+        if (seen := await subject.read_state()).phase == "ended":
             return seen
-        await subject.pass_time() if seen.phase == "waiting" else None
+        await subject.advance_clock() if seen.phase == "waiting" else None
     raise TimeoutError
 
 
@@ -43,11 +43,11 @@ async def test_a_client_with_a_cursor_behind_the_end_of_its_turn_ends(way: Trans
         try:
             await subject.submit(SEND)
             first = await _ended(subject)
-            await subject.come_back(first.told[-1])
+            await subject.come_back(first.delivered[-1])
             again = await _ended(subject)
         finally:
             await subject.end()
-    assert (first.code, again.code, again.told, again.is_kept) == (None, None, (), False)
+    assert (first.code, again.code, again.delivered, again.has_checkpoint) == (None, None, (), False)
 
 
 @spec("TURN-15")

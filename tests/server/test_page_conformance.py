@@ -10,7 +10,7 @@ import pytest
 
 from midstream.client.transport_selection import TransportKind
 from midstream.server.pages import FOLDER
-from midstream.testing.conformance.client_wire import ClientView, WireTrial
+from midstream.testing.conformance.client_wire import ClientState, WireTrial
 from midstream.testing.conformance.scripted_server import ScriptedServer
 from midstream.testing.conformance.scripts import Json, scripts
 from midstream.testing.conformance.server_side import ScriptOutcome
@@ -43,9 +43,9 @@ class PageSubject:
         self._page = page
         self._begun: tuple[str, TransportKind] | None = None
 
-    async def begin(self, session: str, way: TransportKind) -> None:
-        self._begun = (session, way)
-        await self._page.call(BEGIN, session, way)
+    async def begin(self, session: str, transport: TransportKind) -> None:
+        self._begun = (session, transport)
+        await self._page.call(BEGIN, session, transport)
 
     async def submit(self, payload: Json) -> None:
         await self._page.call("(payload) => trial.submit(payload)", payload)
@@ -54,7 +54,7 @@ class PageSubject:
         await self._page.evaluate("trial.detach()")
 
     async def mark_handled(self, event_id: str) -> None:
-        await self._page.call("(id) => trial.handled(id)", event_id)
+        await self._page.call("(id) => trial.markHandled(id)", event_id)
 
     async def restart(self) -> None:
         assert self._begun is not None
@@ -63,11 +63,11 @@ class PageSubject:
         await self._page.call(BEGIN, *self._begun)
         await self._page.evaluate("trial.resume()")
 
-    async def pass_time(self) -> None:
-        await self._page.evaluate("trial.passTime()")
+    async def advance_clock(self) -> None:
+        await self._page.evaluate("trial.advanceClock()")
 
-    async def snapshot(self) -> ClientView:
-        return msgspec.convert(await self._page.evaluate("trial.seen()"), ClientView)
+    async def read_state(self) -> ClientState:
+        return msgspec.convert(await self._page.evaluate("trial.readState()"), ClientState)
 
     async def end(self) -> None:
         await self._page.evaluate("trial.end()")
@@ -76,14 +76,14 @@ class PageSubject:
 @pytest.mark.long
 async def test_the_browser_client_passes_every_script(chromium: DevTools) -> None:
     """Run each transport at once, in a page of its own."""
-    found = await asyncio.gather(*(_play_scripts(chromium, way) for way in TransportKind))
-    assert [outcome for outcomes in found for outcome in outcomes if not outcome.is_kept] == []
+    found = await asyncio.gather(*(_play_scripts(chromium, transport) for transport in TransportKind))
+    assert [outcome for outcomes in found for outcome in outcomes if not outcome.has_passed] == []
 
 
-async def _play_scripts(chromium: DevTools, way: TransportKind) -> list[ScriptOutcome]:
+async def _play_scripts(chromium: DevTools, transport: TransportKind) -> list[ScriptOutcome]:
     async with ScriptedServer(FILES).listening() as server:
         trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
-        return [await trial.run(script, way) for script in scripts("client")]
+        return [await trial.run(script, transport) for script in scripts("client")]
 
 
 async def test_a_browser_client_that_breaks_a_rule_is_detected(chromium: DevTools) -> None:

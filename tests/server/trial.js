@@ -34,7 +34,7 @@ class StandingClock {
 
 /** A connection that counts its frames. */
 class CountedConnection {
-  said = 0;
+  framesSent = 0;
 
   constructor(connection, counts) {
     this.connection = connection;
@@ -42,13 +42,13 @@ class CountedConnection {
     connection.onbytes = (event) => this.onbytes?.(event);
     connection.onclose = (event) => this.onclose?.(event);
     connection.onmessage = (event) => {
-      counts.heard += 1;
+      counts.framesReceived += 1;
       this.onmessage?.(event);
     };
   }
 
   send(frame) {
-    this.said += 1;
+    this.framesSent += 1;
     this.connection.send(frame);
   }
 
@@ -59,7 +59,7 @@ class CountedConnection {
 
 export class Trial {
   #clock = new StandingClock();
-  #counts = { heard: 0 };
+  #counts = { framesReceived: 0 };
   #connection = null;
   #given = [];
   #asking = null;
@@ -97,7 +97,7 @@ export class Trial {
     this.stream.detach();
   }
 
-  async handled(id) {
+  async markHandled(id) {
     while (this.#given.at(-1)?.id !== id) await this.#next();
     this.#next().catch(() => {}); // a request for the next event marks this one as handled
   }
@@ -110,11 +110,11 @@ export class Trial {
     return this.#asking;
   }
 
-  passTime() {
+  advanceClock() {
     this.#clock.advance();
   }
 
-  async seen() {
+  async readState() {
     for (let turns = 0; turns < 2; turns += 1) {
       await new Promise((resolve) => setTimeout(resolve));
       await this.stream.settled;
@@ -125,13 +125,13 @@ export class Trial {
     return {
       phase: connection.phase,
       code: isOver ? ((await this.stream.ended)?.code ?? null) : null,
-      told: [...this.#given, ...this.stream.unread].map((event) => (event.type === "gone" ? "forget" : event.id)),
+      delivered: [...this.#given, ...this.stream.unread].map((event) => (event.type === "gone" ? "gone" : event.id)),
       is_acknowledged: isAcknowledged,
       is_reconnecting: connection.isReconnecting,
       is_degraded: isDegraded,
-      is_kept: streams.some((kept) => kept.key === this.stream.key),
-      heard: this.#counts.heard,
-      said: this.#connection?.said ?? 0,
+      has_checkpoint: streams.some((kept) => kept.key === this.stream.key),
+      frames_received: this.#counts.framesReceived,
+      frames_sent: this.#connection?.framesSent ?? 0,
     };
   }
 

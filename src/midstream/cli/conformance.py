@@ -48,8 +48,8 @@ from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, Ser
 )
 @click.option(
     "--transport",
-    "ways",
-    type=click.Choice([way.value for way in TransportKind]),
+    "transports",
+    type=click.Choice([transport.value for transport in TransportKind]),
     multiple=True,
     help="The transport; may be repeated (default: each one in turn).",
 )
@@ -77,7 +77,7 @@ def conformance(
     url: str | None,
     command: str | None,
     words: str,
-    ways: tuple[str, ...],
+    transports: tuple[str, ...],
     named: tuple[str, ...],
     wait_s: float,
     is_kept: bool,  # noqa: FBT001 - click passes options so
@@ -96,20 +96,25 @@ def conformance(
     if command is not None:
         if url is not None or named or is_kept:
             raise UsageError("--client takes no URL, --header or --keep: its server is a scripted one")
-        asyncio.run(_try_client(report, _program(command), _chosen("client", ways, words), wait_s))
+        asyncio.run(_try_client(report, _program(command), _chosen("client", transports, words), wait_s))
     elif url is None:
         raise UsageError("give the URL of a server, or a client program with --client")
     else:
         headers = {**headers_for(url), **_headers(named)}
-        chosen = _chosen("server", ways, words)
+        chosen = _chosen("server", transports, words)
         asyncio.run(_try(report, base_url(url), headers, chosen, wait_s, is_kept=is_kept))
     return report.finish()
 
 
-def _chosen(side: Side, ways: Sequence[str], words: str) -> list[tuple[TransportKind, Script]]:
+def _chosen(side: Side, transports: Sequence[str], words: str) -> list[tuple[TransportKind, Script]]:
     matches = [each for each in scripts(side) if words in each.name or words in each.clauses]
-    kinds = [TransportKind(way) for way in ways or TransportKind]
-    chosen = [(way, each) for way in kinds for each in matches if side == "client" or each.fits(way)]
+    kinds = [TransportKind(transport) for transport in transports or TransportKind]
+    chosen = [
+        (transport, each)
+        for transport in kinds
+        for each in matches
+        if side == "client" or each.fits(transport)
+    ]
     if not chosen:
         raise UsageError(f"no script matches {words!r}")
     return chosen
@@ -144,10 +149,10 @@ class _Report:
         self._is_json = is_json
         self._count = self._different = 0
 
-    def announce(self, number: int, total: int, way: TransportKind, script: Script) -> None:
+    def announce(self, number: int, total: int, transport: TransportKind, script: Script) -> None:
         """Show on a terminal which script runs."""
         if self._is_terminal:
-            line = f"{number}/{total} {way}: {script.name}"
+            line = f"{number}/{total} {transport}: {script.name}"
             click.echo(f"\r\x1b[K{line[:100]}", err=True, nl=False)
 
     def show(self, outcome: ScriptOutcome) -> None:
@@ -155,7 +160,7 @@ class _Report:
         if self._is_terminal:
             click.echo("\r\x1b[K", err=True, nl=False)
         self._count += 1
-        self._different += not outcome.is_kept
+        self._different += not outcome.has_passed
         _show(outcome, self._ink, is_json=self._is_json)
 
     def finish(self) -> int:
@@ -175,22 +180,22 @@ async def _try(
 ) -> None:
     world = World()
     carriers = {
-        way: TransportSelection(
+        transport: TransportSelection(
             url,
-            transport=way,
+            transport=transport,
             headers=ConnectionHeaders(url, headers),
             remembered=RememberedTransports(None),
         )
-        for way, _ in chosen
+        for transport, _ in chosen
     }
     trials = {
-        way: ServerTrial(carrier.connect, way=way, world=world, wait_s=wait_s)
-        for way, carrier in carriers.items()
+        transport: ServerTrial(carrier.connect, transport=transport, world=world, wait_s=wait_s)
+        for transport, carrier in carriers.items()
     }
     try:
-        for number, (way, script) in enumerate(chosen, start=1):
-            report.announce(number, len(chosen), way, script)
-            report.show(await trials[way].run(script))
+        for number, (transport, script) in enumerate(chosen, start=1):
+            report.announce(number, len(chosen), transport, script)
+            report.show(await trials[transport].run(script))
     finally:
         for carrier in carriers.values():
             await carrier.close()
@@ -207,20 +212,20 @@ async def _try_client(
         with tempfile.TemporaryDirectory(prefix="midstream-conformance-") as folder:
             client = ClientProgram(program, server.url, Path(folder), wait_s=wait_s, world=world)
             trial = WireTrial(server, client, wait_s=wait_s, world=world)
-            for number, (way, script) in enumerate(chosen, start=1):
-                report.announce(number, len(chosen), way, script)
-                report.show(await trial.run(script, way))
+            for number, (transport, script) in enumerate(chosen, start=1):
+                report.announce(number, len(chosen), transport, script)
+                report.show(await trial.run(script, transport))
 
 
 def _show(outcome: ScriptOutcome, ink: Ink, *, is_json: bool) -> None:
     if is_json:
-        click.echo(json.dumps({**msgspec.to_builtins(outcome), "is_kept": outcome.is_kept}))
+        click.echo(json.dumps({**msgspec.to_builtins(outcome), "has_passed": outcome.has_passed}))
         return
-    verdict = ink.green("kept") if outcome.is_kept else ink.red("BROKEN")
+    verdict = ink.green("passed") if outcome.has_passed else ink.red("FAILED")
     click.echo(f"{verdict}  {outcome.transport}: {outcome.script} ({', '.join(outcome.clauses)})", color=True)
-    if not outcome.is_kept:
+    if not outcome.has_passed:
         click.echo(f"        step {outcome.step}: {clean(outcome.problem, is_one_line=True)}", color=True)
-        for frame in outcome.heard:
+        for frame in outcome.last_frames:
             click.echo(f"        received: {clean(frame, is_one_line=True)}", color=True)
 
 

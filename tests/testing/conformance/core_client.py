@@ -16,7 +16,7 @@ from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Forget
 from midstream.protocol.frames import EventId, decode_payload
 from midstream.testing.conformance.client_side import checkpoint_after
-from midstream.testing.conformance.client_wire import ClientView
+from midstream.testing.conformance.client_wire import ClientState
 from midstream.testing.conformance.scripts import Json
 
 QUIET_S = 0.002
@@ -32,9 +32,9 @@ class CoreSubject:
         self._transport: Transport | None = None
         self._receiving: asyncio.Task[bytes] | None = None
 
-    async def begin(self, session: str, way: TransportKind) -> None:
-        self._session, self._way = session, way
-        self._ways = TransportSelection(
+    async def begin(self, session: str, transport: TransportKind) -> None:
+        self._session, self._transport_kind = session, transport
+        self._selection = TransportSelection(
             self._url, headers=ConnectionHeaders(self._url, {}), remembered=RememberedTransports(None)
         )
         key, secret = self._world.new_id("stream"), self._world.new_secret()
@@ -46,16 +46,16 @@ class CoreSubject:
         assert self._checkpoint is not None
         self._stream = ClientStream.resume(self._checkpoint, life=self._lives, now=self._now)
         self._lives += 1
-        self._told: list[str] = []
-        self._heard = self._said = 0
+        self._delivered: list[str] = []
+        self._frames_received = self._frames_sent = 0
         self._stream.handle_deadline(now=self._now)
 
     async def submit(self, payload: Json) -> None:
-        said = decode_payload(msgspec.json.encode(payload))
+        command = decode_payload(msgspec.json.encode(payload))
         if payload["type"] == "cancel":
             self._stream.abort()
         else:
-            self._stream.submit(said)
+            self._stream.submit(command)
 
     async def detach(self) -> None:
         self._stream.detach()
@@ -68,32 +68,32 @@ class CoreSubject:
         await self._drop_connection()
         self._begin()
 
-    async def pass_time(self) -> None:
+    async def advance_clock(self) -> None:
         deadline = self._stream.next_deadline()
         if deadline is not None:
             self._now = max(self._now, deadline.at)
             self._stream.handle_deadline(now=self._now)
 
-    async def snapshot(self) -> ClientView:
+    async def read_state(self) -> ClientState:
         while await self._does_something():
             pass
         stream = self._stream
         is_wanted = stream.is_connection_wanted
-        return ClientView(
+        return ClientState(
             "ended" if stream.is_ended else "connecting" if is_wanted else "waiting",
             stream.error.code if stream.error else None,
-            tuple(self._told),
+            tuple(self._delivered),
             stream.is_acknowledged,
             stream.is_reconnecting,
             stream.is_degraded,
             self._checkpoint is not None,
-            self._heard,
-            self._said,
+            self._frames_received,
+            self._frames_sent,
         )
 
     async def end(self) -> None:
         await self._drop_connection()
-        await self._ways.close()
+        await self._selection.close()
 
     # --- work of an attachment
     # --------------------------------------------------------------------------------
@@ -116,18 +116,18 @@ class CoreSubject:
             self._checkpoint = checkpoint_after(self._checkpoint, write)
         frames = self._stream.frames_to_send()
         if self._transport is not None:
-            self._said += len(frames)
+            self._frames_sent += len(frames)
             await self._transport.send(frames)
         for event in self._stream.events():
-            self._told.append("forget" if isinstance(event, Forget) else str(event.event_id))
+            self._delivered.append("gone" if isinstance(event, Forget) else str(event.event_id))
 
     async def _connect(self) -> None:
         try:
-            self._transport = await self._ways.open(self._way, self._session)
+            self._transport = await self._selection.open(self._transport_kind, self._session)
         except MidstreamError as error:
             self._stream.end_connection(error, chance=0.0, now=self._now)
         else:
-            self._said = 0
+            self._frames_sent = 0
             self._stream.begin_connection(now=self._now)
 
     async def _receives(self) -> bool:
@@ -146,7 +146,7 @@ class CoreSubject:
             self._stream.end_connection(error, chance=0.0, now=self._now)
             self._stream.handle_deadline(now=self._now)
         else:
-            self._heard += 1
+            self._frames_received += 1
             self._stream.receive(body, now=self._now)
         return True
 

@@ -10,7 +10,7 @@ import pytest
 from midstream.client.transport_selection import TransportKind
 from midstream.errors import UsageError
 from midstream.testing.conformance.client_program import ClientProgram
-from midstream.testing.conformance.client_wire import ClientView
+from midstream.testing.conformance.client_wire import ClientState
 
 ECHO = """
 import json, sys
@@ -18,8 +18,8 @@ lines = []
 for line in sys.stdin:
     request = json.loads(line)
     lines.append(request["method"])
-    view = {"phase": "live", "code": None, "told": lines, "is_acknowledged": True, "is_reconnecting": False}
-    view |= {"is_degraded": False, "is_kept": True}
+    view = {"phase": "live", "code": None, "delivered": lines, "is_acknowledged": True, "is_reconnecting": False}
+    view |= {"is_degraded": False, "has_checkpoint": True}
     if request["method"] == "submit" and request["payload"] == {"type": "cancel"}:
         view = []
     print(json.dumps(view), flush=True)
@@ -38,21 +38,21 @@ async def test_each_method_is_one_line_and_a_restart_is_another_process(tmp_path
     try:
         await client.submit({"type": "send"})
         await client.mark_handled("1-2")
-        await client.pass_time()
+        await client.advance_clock()
         await client.detach()
-        methods = ("begin", "submit", "handled", "pass_time", "detach", "look")
-        view = await client.snapshot()
-        assert view == ClientView(
+        methods = ("begin", "submit", "mark_handled", "advance_clock", "detach", "read_state")
+        view = await client.read_state()
+        assert view == ClientState(
             "live",
             None,
             methods,
             is_acknowledged=True,
             is_reconnecting=False,
             is_degraded=False,
-            is_kept=True,
+            has_checkpoint=True,
         )
         await client.restart()
-        assert (await client.snapshot()).told == ("resume", "look")
+        assert (await client.read_state()).delivered == ("resume", "read_state")
     finally:
         await client.end()
     assert (tmp_path / "s" / "websocket").is_dir()
@@ -68,12 +68,12 @@ async def test_an_answer_that_is_no_object_is_an_error_that_names_its_request(tm
         await client.end()
 
 
-async def test_a_view_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+async def test_a_state_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     client = _client(tmp_path, "import sys\nfor _ in sys.stdin: print('{}', flush=True)")
     await client.begin("s", TransportKind.SSE)
     try:
-        with pytest.raises(UsageError, match="the client program's answer to `look` does not fit"):
-            await client.snapshot()
+        with pytest.raises(UsageError, match="the client program's answer to `read_state` does not fit"):
+            await client.read_state()
     finally:
         await client.end()
 

@@ -10,7 +10,7 @@ from midstream.testing.conformance.server_side import ScriptOutcome
 
 
 @pytest.mark.parametrize("script", scripts("client"), ids=lambda script: script.name)
-def test_our_client_keeps_every_script(script: Script) -> None:
+def test_our_client_passes_every_script(script: Script) -> None:
     assert ClientTrial().run(script) == ScriptOutcome(script.name, script.clauses)
 
 
@@ -19,19 +19,19 @@ def test_our_client_keeps_every_script(script: Script) -> None:
     [
         (({"sent": [{"type": "open"}]},), "0 frames were sent, not 1: []"),
         (({"connected": True}, {"sent": [{"type": "close"}]}), "frame 0: type is 'open', not 'close'"),
-        (({"told": ["1-1"]},), "the application received []; expected ['1-1']"),
-        (({"connected": True}, {"waits": True}), "the client does not wait"),
+        (({"delivered": ["1-1"]},), "the application received []; expected ['1-1']"),
+        (({"connected": True}, {"waiting": True}), "the client is not waiting"),
         (({"connected": True}, {"dropped": True}), "the connection was kept"),
         (({"detach": True}, {"connected": True}), "no connection is expected"),
         (({"ended": None},), "the stream has not ended"),
         (({"detach": True}, {"ended": "protocol"}), "the stream ended with None, not 'protocol'"),
-        (({"kept": False},), "kept is True"),
+        (({"has_checkpoint": False},), "has_checkpoint is True"),
         (({"sing": True},), "the script has an unknown step: ['sing']"),
     ],
 )
-def test_a_difference_is_told(steps: tuple[dict[str, object], ...], problem: str) -> None:
+def test_a_difference_is_reported(steps: tuple[dict[str, object], ...], problem: str) -> None:
     outcome = ClientTrial().run(Script("a script", (), steps))
-    assert (outcome.problem, outcome.step, outcome.is_kept) == (problem, len(steps), False)
+    assert (outcome.problem, outcome.step, outcome.has_passed) == (problem, len(steps), False)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_difference_is_told(steps: tuple[dict[str, object], ...], problem: str
                 },
                 {"sent": [{"type": "open"}]},
             ),
-            "in the end the application received ['1-1']",
+            "after the last step, the application had received ['1-1']",
         ),
     ],
 )
-def test_what_comes_in_the_end_and_nobody_asked_for_is_told(
+def test_frames_and_events_without_a_step_are_reported(
     steps: tuple[dict[str, object], ...], problem: str
 ) -> None:
     outcome = ClientTrial().run(Script("a script", (), steps))

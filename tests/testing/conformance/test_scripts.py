@@ -86,10 +86,12 @@ def test_every_cited_clause_exists() -> None:
     assert sorted((cited | NOT_SEEN_AT_A_SERVER.keys()) - clauses) == []
 
 
-def test_every_transport_has_a_story_for_every_clause_that_can_be_told_over_it() -> None:
+def test_each_transport_has_a_script_for_each_clause_that_it_can_show() -> None:
     cited = {
-        way: {clause for script in scripts("server") if script.fits(way) for clause in script.clauses}
-        for way in TransportKind
+        transport: {
+            clause for script in scripts("server") if script.fits(transport) for clause in script.clauses
+        }
+        for transport in TransportKind
     }
     # Needs frames after an error, or a connection that outlives the turn, or malformed frames.
     assert cited[TransportKind.WEBSOCKET] - cited[TransportKind.SSE] == {"STREAM-1", "STREAM-17"}

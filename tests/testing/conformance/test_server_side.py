@@ -39,27 +39,27 @@ AT_ONCE_S = 0.01
 @pytest.mark.parametrize(
     "script", [each for each in SERVER if each.fits(TransportKind.WEBSOCKET)], ids=lambda script: script.name
 )
-async def test_the_core_keeps_every_script(script: Script) -> None:
+async def test_the_core_passes_every_script(script: Script) -> None:
     trial = ServerTrial(CoreServer().connect, world=World(), wait_s=WAIT_S)
     assert await trial.run(script) == ScriptOutcome(script.name, script.clauses, transport="websocket")
 
 
 @pytest.mark.slow
 @spec("STREAM-49")
-@pytest.mark.parametrize("way", [*TransportKind])
-async def test_our_server_keeps_every_script_over_every_transport(way: TransportKind) -> None:
+@pytest.mark.parametrize("transport", [*TransportKind])
+async def test_our_server_passes_every_script_over_every_transport(transport: TransportKind) -> None:
     async with served(make_app([text("ready")] * (3 * len(SERVER)))) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
-        ways = TransportSelection(
+        selection = TransportSelection(
             server.url,
-            transport=way,
+            transport=transport,
             headers=ConnectionHeaders(server.url, {}),
             remembered=RememberedTransports(None),
         )
-        trial = ServerTrial(ways.connect, way=way, world=World(), wait_s=2 * WAIT_S)
-        outcomes = [await trial.run(script) for script in SERVER if script.fits(way)]
-        await ways.close()
-    assert [outcome for outcome in outcomes if not outcome.is_kept] == []
+        trial = ServerTrial(selection.connect, transport=transport, world=World(), wait_s=2 * WAIT_S)
+        outcomes = [await trial.run(script) for script in SERVER if script.fits(transport)]
+        await selection.close()
+    assert [outcome for outcome in outcomes if not outcome.has_passed] == []
     assert len(outcomes) > 30
 
 
@@ -103,7 +103,7 @@ def _with_a_hole(frame: dict[str, Any]) -> dict[str, Any]:
         (_with("welcome", oldest=0), "welcome: oldest is 0, not at least 1"),
         (_with("welcome", status="busy"), "welcome: status is 'busy', none of"),
         (_with_a_hole, "does not follow"),
-        (_with("heartbeat", type="beat"), "came where nothing was to come"),
+        (_with("heartbeat", type="beat"), "was not expected"),
     ],
 )
 async def test_a_server_that_breaks_a_rule_is_found(
@@ -126,7 +126,7 @@ class _Frugal(CoreWire):
     """A server that sends only the last of several acks, and repeats it twice."""
 
     saved = 0
-    said: tuple[bytes, ...] = ()
+    acks: tuple[bytes, ...] = ()
 
     async def receive(self) -> bytes:
         body = await super().receive()
@@ -135,9 +135,9 @@ class _Frugal(CoreWire):
         if any(map(_is_ack, self.frames)):
             _Frugal.saved += 1
             return await self.receive()
-        if body not in self.said:
+        if body not in self.acks:
             self.frames[:0] = [body, body]
-        self.said = (*self.said, body)
+        self.acks = (*self.acks, body)
         return body
 
 
@@ -156,23 +156,23 @@ async def test_a_server_may_acknowledge_many_commands_at_once_and_again() -> Non
 
     trial = ServerTrial(connect, world=World(), wait_s=AT_ONCE_S)
     outcomes = [await trial.run(script) for script in SERVER if script.fits(TransportKind.WEBSOCKET)]
-    assert [each for each in outcomes if not each.is_kept] == []
+    assert [each for each in outcomes if not each.has_passed] == []
     assert _Frugal.saved > 0
 
 
-@pytest.mark.parametrize("said", ["both, and the ack is of one", "one"])
-async def test_an_ack_of_one_command_or_of_what_nobody_said_is_none_of_another(said: str) -> None:
+@pytest.mark.parametrize("sent", ["both, and the ack is of one", "one"])
+async def test_an_ack_of_one_command_or_of_an_unsent_one_acknowledges_no_other(sent: str) -> None:
     server = CoreServer()
 
     async def connect(session: str) -> ProbedConnection:
         wire = _Altered(server, session)
-        wire.alter = _with("ack", seqno=1, is_single=said != "one")
+        wire.alter = _with("ack", seqno=1, is_single=sent != "one")
         server.wires.setdefault(session, []).append(wire)
         return wire
 
     pipelined = next(each for each in SERVER if "STREAM-15" in each.clauses and "websocket" in each.needs)
     second = [step for step in pipelined.steps if "send" in step][1]
-    steps = tuple(each for each in pipelined.steps if said != "one" or each is not second)
+    steps = tuple(each for each in pipelined.steps if sent != "one" or each is not second)
     outcome = await ServerTrial(connect, world=World(), wait_s=AT_ONCE_S).run(Script("a script", (), steps))
     assert outcome.problem == "ack: seqno is 1, not 0"
 
@@ -186,7 +186,7 @@ class _Talkative(CoreWire):
             self.frames.insert(0, b'{"type":"ack","seqno":0}')
 
 
-async def test_a_word_too_many_in_the_end_is_found_on_every_connection_that_is_open() -> None:
+async def test_an_unexpected_frame_after_the_last_step_is_reported_for_each_open_connection() -> None:
     server = CoreServer()
 
     async def connect(session: str) -> ProbedConnection:
@@ -196,14 +196,14 @@ async def test_a_word_too_many_in_the_end_is_found_on_every_connection_that_is_o
 
     steps: tuple[dict[str, Any], ...] = ({"on": "b", "open": {}}, {"on": "b", "expect": {"type": "welcome"}})
     outcome = await ServerTrial(connect, world=World(), wait_s=AT_ONCE_S).run(Script("a script", (), steps))
-    said = '{"type":"ack","seqno":0}'
+    ack = '{"type":"ack","seqno":0}'
     assert (outcome.problem, outcome.step) == (
-        f"in the end, on 'b': {said} came where nothing was to come",
+        f"after the last step, on 'b': {ack} was not expected",
         len(steps) + 1,
     )
 
 
-async def test_a_refusal_in_words_of_http_is_the_error_it_stands_for() -> None:
+async def test_an_http_refusal_counts_as_its_error() -> None:
     class Refusing(CoreWire):
         async def receive(self) -> bytes:
             raise AccessError("no")
@@ -261,7 +261,7 @@ def _busy(times: int, retry_after_s: float | None, code: str = "limit_reached") 
     return connect
 
 
-async def test_a_server_that_shows_signs_of_life_and_says_nothing_is_found() -> None:
+async def test_a_server_that_sends_only_heartbeats_is_reported() -> None:
     server = CoreServer()
 
     class Lively(_Altered):
@@ -279,7 +279,7 @@ async def test_a_server_that_shows_signs_of_life_and_says_nothing_is_found() -> 
         return wire
 
     trial = ServerTrial(connect, world=World(), wait_s=0.1)
-    for last in ({"expect": {"type": "ack", "seqno": 0}}, {"events": "turn_ended"}):
+    for last in ({"expect": {"type": "ack", "seqno": 0}}, {"read_until": "turn_ended"}):
         first = next(each for each in SERVER if "STREAM-25" in each.clauses)
         steps = (*first.steps[:3], last)
         outcome = await trial.run(Script("a script", (), steps))
@@ -287,22 +287,22 @@ async def test_a_server_that_shows_signs_of_life_and_says_nothing_is_found() -> 
 
 
 @spec("STREAM-74")
-async def test_a_server_that_has_had_enough_for_now_is_asked_again() -> None:
+async def test_a_script_runs_again_after_a_refusal_because_of_a_limit() -> None:
     world = _InNoTime()
     trial = ServerTrial(_busy(2, 5.0), world=world, wait_s=AT_ONCE_S)
-    assert (await trial.run(SERVER[0])).is_kept
+    assert (await trial.run(SERVER[0])).has_passed
     assert world.slept == [5.0, 5.0]
     assert len(trial.sessions) == 3
 
 
-async def test_a_server_that_has_always_had_enough_is_found() -> None:
+async def test_a_server_that_always_refuses_because_of_a_limit_is_reported() -> None:
     world = _InNoTime()
     outcome = await ServerTrial(_busy(1000, None), world=world, wait_s=AT_ONCE_S).run(SERVER[0])
     assert outcome.problem == "limit_reached: not now, for 120 s"
     assert sum(world.slept) == BUSY_S
     assert not (
         await ServerTrial(_busy(1, 1.0, "draining"), world=world, wait_s=AT_ONCE_S).run(SERVER[0])
-    ).is_kept
+    ).has_passed
 
 
 @pytest.mark.slow
@@ -310,16 +310,16 @@ async def test_a_server_that_has_always_had_enough_is_found() -> None:
 async def test_a_server_whose_sessions_are_encrypted_is_no_worse(tmp_path: Path) -> None:
     async with served(escrowed_app(tmp_path, [text("ready")] * len(SERVER))) as server:
         server.app.settings = StreamSettings(heartbeat_s=0.1)
-        ways = TransportSelection(
+        selection = TransportSelection(
             server.url,
             transport=TransportKind.WEBSOCKET,
             headers=ConnectionHeaders(server.url, {}),
             remembered=RememberedTransports(None),
         )
-        trial = ServerTrial(ways.connect, world=World(), wait_s=2 * WAIT_S)
+        trial = ServerTrial(selection.connect, world=World(), wait_s=2 * WAIT_S)
         outcomes = [await trial.run(script) for script in SERVER if script.fits(TransportKind.WEBSOCKET)]
-        await ways.close()
-    assert [outcome for outcome in outcomes if not outcome.is_kept] == []
+        await selection.close()
+    assert [outcome for outcome in outcomes if not outcome.has_passed] == []
 
 
 async def test_a_server_that_hangs_up_is_found() -> None:
@@ -330,7 +330,7 @@ async def test_a_server_that_hangs_up_is_found() -> None:
 
     outcome = await ServerTrial(connect, world=World(), wait_s=AT_ONCE_S).run(SERVER[0])
     assert (outcome.problem, outcome.step) == ("error: type is 'error', not 'welcome'", 2)
-    assert "draining" in outcome.heard[0]
+    assert "draining" in outcome.last_frames[0]
 
 
 async def test_a_server_that_cannot_be_reached_breaks_every_script() -> None:

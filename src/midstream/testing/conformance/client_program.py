@@ -1,15 +1,15 @@
 """A client program under test, in any language, controlled with JSON lines on its stdin and stdout.
 
 Each request is one line, `{"method": …}` with members of its own; the program answers each with one line, an object.
-The methods are those of `ProbedClient`:
+The methods are:
 
 - `begin`: use this `session` at this `url`, over this `transport`, and store persistent data in this `folder`.
 - `resume`: the same, with the data of an earlier process in the folder, which was killed.
 - `submit`: let the application submit this `payload`. A `send` opens the stream, a `cancel` follows on it.
 - `detach`: let the application leave, and keep the stored data.
-- `handled`: the application has handled all events up to `event_id`.
-- `pass_time`: advance the client's clock to its next deadline.
-- `look`: answer with the members of `ClientView`.
+- `mark_handled`: the application has handled all events up to `event_id`.
+- `advance_clock`: advance the client's clock to its next deadline.
+- `read_state`: answer with the members of `ClientState`.
 
 There is only one request at a time. The program's stderr is passed on.
 """
@@ -28,7 +28,7 @@ import msgspec
 from midstream.client.transport_selection import TransportKind
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.testing.conformance.client_wire import ClientView
+from midstream.testing.conformance.client_wire import ClientState
 from midstream.testing.conformance.scripts import Json
 
 LINE_BYTES_MAX = 2**20
@@ -58,11 +58,16 @@ class ClientProgram:
         self._program: asyncio.subprocess.Process | None = None
         self._setup: Json = {}
 
-    async def begin(self, session: str, way: TransportKind) -> None:
+    async def begin(self, session: str, transport: TransportKind) -> None:
         """Start the program with this session and transport."""
-        folder = self._folder / session / way.value
+        folder = self._folder / session / transport.value
         folder.mkdir(parents=True, exist_ok=True)
-        self._setup = {"url": self._url, "session": session, "transport": way.value, "folder": str(folder)}
+        self._setup = {
+            "url": self._url,
+            "session": session,
+            "transport": transport.value,
+            "folder": str(folder),
+        }
         await self._start()
         await self._call("begin", **self._setup)
 
@@ -76,7 +81,7 @@ class ClientProgram:
 
     async def mark_handled(self, event_id: str) -> None:
         """Mark an event as handled by the application."""
-        await self._call("handled", event_id=event_id)
+        await self._call("mark_handled", event_id=event_id)
 
     async def restart(self) -> None:
         """Kill the program, and resume with another process of it."""
@@ -84,17 +89,17 @@ class ClientProgram:
         await self._start()
         await self._call("resume", **self._setup)
 
-    async def pass_time(self) -> None:
+    async def advance_clock(self) -> None:
         """Advance the client's clock to its next deadline."""
-        await self._call("pass_time")
+        await self._call("advance_clock")
 
-    async def snapshot(self) -> ClientView:
+    async def read_state(self) -> ClientState:
         """Return the program's report of its client."""
-        answer = await self._call("look")
+        answer = await self._call("read_state")
         try:
-            return msgspec.convert(answer, ClientView)
+            return msgspec.convert(answer, ClientState)
         except msgspec.ValidationError as error:
-            raise UsageError(f"the client program's answer to `look` does not fit: {error}") from error
+            raise UsageError(f"the client program's answer to `read_state` does not fit: {error}") from error
 
     async def end(self) -> None:
         """Kill the program and its child processes."""

@@ -4,15 +4,15 @@ Steps:
 
 - `submit`: the application submits this payload. `cancel`: it cancels the turn. `detach`: it leaves.
 - `connected`: a connection that the client requires is opened. `lost`: it has ended.
-- `receive`: the client receives this frame. `text`: it receives this text, which may be no frame.
+- `receive`: the client receives this frame. `receive_text`: it receives this text, which may be no frame.
 - `sent`: since the last such step, exactly these frames were sent, each matching its pattern.
-- `told`: since the last such step, the application received exactly the events of these ids. `forget` means a lost part
-  of the line, and an id with a question mark after it may be missing.
-- `handled`: the application has handled the event of this id.
-- `waits`: the client requires no connection now, and requires one later. `dropped`: it ended its connection.
-- `silence`: it receives nothing until its patience ends.
+- `delivered`: since the last such step, exactly the events of these ids were delivered to the application. `gone` means
+  that the client received a `gone` frame. An id with a question mark after it may be missing.
+- `mark_handled`: the application has handled the event of this id.
+- `waiting`: the client requires no connection now, and requires one later. `dropped`: it ended its connection.
+- `silence`: it receives nothing until its next deadline.
 - `restart`: its process dies, and the next one continues with the checkpoint.
-- `acknowledged`, `reconnecting`, `degraded`, `kept`: the client's own properties, true or false.
+- `is_acknowledged`, `is_reconnecting`, `is_degraded`, `has_checkpoint`: the client's own properties, true or false.
 - `ended`: the stream has ended, with the error of this code, or without one (null).
 
 After the last step, no sent frame or delivered event may be left without a step.
@@ -83,7 +83,11 @@ class ClientTrial:
     def _find_left_over(self) -> str | None:
         """Return the difference of frames or events without a step, or None."""
         what = self._difference_of_sent([])
-        return what or (f"in the end the application received {self._event_ids}" if self._event_ids else None)
+        return what or (
+            f"after the last step, the application had received {self._event_ids}"
+            if self._event_ids
+            else None
+        )
 
     def _begin(self) -> None:
         assert self._checkpoint is not None
@@ -97,19 +101,19 @@ class ClientTrial:
             self._checkpoint = checkpoint_after(self._checkpoint, write)
         self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
         self._event_ids += [
-            "forget" if isinstance(event, Forget) else str(event.event_id) for event in self._stream.events()
+            "gone" if isinstance(event, Forget) else str(event.event_id) for event in self._stream.events()
         ]
 
     def _difference(self, step: Json) -> str | None:
         match step:
             case {"sent": list(patterns)}:
                 return self._difference_of_sent(patterns)
-            case {"told": list(wanted)}:
+            case {"delivered": list(wanted)}:
                 event_ids, self._event_ids = self._event_ids, []
                 return difference_of_event_ids(wanted, event_ids)
-            case {"waits": _}:
+            case {"waiting": _}:
                 is_waiting = not (self._stream.is_connection_wanted or self._stream.is_ended)
-                return None if is_waiting else "the client does not wait"
+                return None if is_waiting else "the client is not waiting"
             case {"dropped": _}:
                 return "the connection was kept" if self._stream.is_connection_wanted else None
             case {"ended": code}:
@@ -137,13 +141,13 @@ class ClientTrial:
                 stream.begin_connection(now=self._now)
             case {"receive": dict(frame)}:
                 stream.receive(msgspec.json.encode(fill(frame, self._names)), now=self._now)
-            case {"text": str(text)}:
+            case {"receive_text": str(text)}:
                 stream.receive(text.encode(), now=self._now)
             case {"lost": _}:
                 stream.end_connection(chance=0.0, now=self._now)
             case {"silence": _}:
                 self._wait()
-            case {"handled": str(event_id)}:
+            case {"mark_handled": str(event_id)}:
                 stream.mark_handled(EventId.parse(event_id))
             case {"restart": _}:
                 if self._checkpoint is None:
@@ -179,13 +183,13 @@ class ClientTrial:
     def _difference_of_state(self, step: Json) -> str | None:
         ((name, wanted),) = step.items()
         found = {
-            "acknowledged": self._stream.is_acknowledged,
-            "reconnecting": self._stream.is_reconnecting,
-            "degraded": self._stream.is_degraded,
-            "kept": self._checkpoint is not None,
+            "is_acknowledged": self._stream.is_acknowledged,
+            "is_reconnecting": self._stream.is_reconnecting,
+            "is_degraded": self._stream.is_degraded,
+            "has_checkpoint": self._checkpoint is not None,
         }[name]
         return None if found is wanted else f"{name} is {found}"
 
 
-STATES = frozenset({"acknowledged", "reconnecting", "degraded", "kept"})
+STATES = frozenset({"is_acknowledged", "is_reconnecting", "is_degraded", "has_checkpoint"})
 """Steps that check properties of the client."""

@@ -1,9 +1,12 @@
 """Patterns of frames.
 
 A member that is not in a pattern may have any value. A string `$name` is the value that was captured or given under
-that name. An object with one of these members is a rule: `$any` (any value), `$absent`, `$one_of` (values), `$least` (a
-number), `$none` (null, or missing), `$event_id` (an event id), `$capture` (any value, which gets this name), `$above`
-(a number above the one captured under this name; it may be captured, too).
+that name. An object with one of these members is a rule:
+
+- `$any` (any value), `$absent`, `$none` (null, or missing), `$one_of` (these values);
+- `$at_least` (this number, or a higher one), `$event_id` (an event id);
+- `$capture` (any value, which gets this name);
+- `$above` (a number above the one captured under this name; it may be captured, too).
 """
 
 from __future__ import annotations
@@ -38,16 +41,16 @@ def difference(pattern: Any, found: Any, names: Names, place: str = "") -> str |
     """Return the first difference of `found` from the pattern, with its place; None if it matches."""
     match pattern:
         case {"$absent": _}:
-            return None if found is _MISSING else f"{place} is {found!r} and should not be there"
+            return None if found is _MISSING else f"{place} is {found!r} and must be absent"
         case {"$none": _}:
-            return None if found in (None, _MISSING) else f"{place} is {found!r} and should be nothing"
+            return None if found in (None, _MISSING) else f"{place} is {found!r} and must be null or absent"
         case _ if found is _MISSING:
             return f"{place} is missing"
         case {"$any": _}:
             return None
         case {"$one_of": [*values]}:
             return None if found in fill(values, names) else f"{place} is {found!r}, none of {values!r}"
-        case {"$least": least}:
+        case {"$at_least": least}:
             is_enough = isinstance(found, int | float) and found >= least
             return None if is_enough else f"{place} is {found!r}, not at least {least!r}"
         case {"$event_id": _}:

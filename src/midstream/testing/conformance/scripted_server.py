@@ -1,6 +1,6 @@
 """A server that only sends the frames of a script: one address, each transport of the stream protocol.
 
-It uses only sockets, so that the test of a client does not depend on midstream's own server. It does not answer
+It uses only sockets, so that the test of a client does not depend on midstream's own server. It does not acknowledge
 commands, end answers or check frames itself.
 """
 
@@ -63,7 +63,7 @@ class ScriptedServer:
         self._world = world
         self._files = dict(files or {})
         self._arrived: dict[str, asyncio.Queue[ScriptedConnection]] = {}
-        self._named: dict[str, _HttpLine] = {}
+        self._named: dict[str, _HttpConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._bell = asyncio.Event()
 
@@ -123,14 +123,14 @@ class ScriptedServer:
             b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
             b"sec-websocket-accept: " + base64.b64encode(digest) + HEAD_END
         )
-        line = _Socket(reader, writer)
-        self.new_connections(session).put_nowait(line)
+        connection = _Socket(reader, writer)
+        self.new_connections(session).put_nowait(connection)
         try:
-            async for message in line.messages():
-                line.received.append(msgspec.json.decode(message))
+            async for message in connection.messages():
+                connection.received.append(msgspec.json.decode(message))
                 self.ring()
         finally:
-            line.is_over = True
+            connection.is_over = True
 
     async def _serve_request(
         self,
@@ -144,19 +144,19 @@ class ScriptedServer:
         frame: Json = msgspec.json.decode(body)
         kind, is_first = path[2], path[3] in (None, "0")
         if kind == "commands":
-            if (line := self._named.get(name)) is not None and not line.is_cut:
-                line.received.append(frame)
+            if (connection := self._named.get(name)) is not None and not connection.is_cut:
+                connection.received.append(frame)
                 self.ring()
                 await _answer(writer, 204, b"")
             return
         if is_first:
-            line = self._named[name] = _Events(self._world) if kind == "events" else _Poll(self._world)
-            line.received.append(frame)
-            self.new_connections(path[1]).put_nowait(line)
+            connection = self._named[name] = _Events(self._world) if kind == "events" else _Poll(self._world)
+            connection.received.append(frame)
+            self.new_connections(path[1]).put_nowait(connection)
             self.ring()
         else:
-            line = self._named[name]
-        await line.serve(reader, writer)
+            connection = self._named[name]
+        await connection.serve(reader, writer)
 
 
 class _Socket:
@@ -213,8 +213,8 @@ class _Socket:
             self._writer.write(bytes((0x80 | kind,)) + head + body)
 
 
-class _HttpLine:
-    """Frames for a client over plain HTTP, which wait until they can be sent."""
+class _HttpConnection:
+    """Frames for a client over plain HTTP, queued until they can be sent."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -252,7 +252,7 @@ class _HttpLine:
         raise NotImplementedError
 
 
-class _Events(_HttpLine):
+class _Events(_HttpConnection):
     """Server-sent events."""
 
     async def _carry(self, writer: asyncio.StreamWriter) -> None:
@@ -265,7 +265,7 @@ class _Events(_HttpLine):
             await writer.drain()
 
 
-class _Poll(_HttpLine):
+class _Poll(_HttpConnection):
     """Complete answers."""
 
     async def _carry(self, writer: asyncio.StreamWriter) -> None:

@@ -18,15 +18,15 @@ from midstream.client.transport_selection import TransportKind
 Json = dict[str, Any]
 Side = Literal["server", "client"]
 
-KEPT_ELSEWHERE = "conformance"
-"""Prefix of the sessions that scripts open."""
+SESSION_PREFIX = "conformance"
+"""Prefix of the ids of the sessions that scripts open."""
 
 
 class Script(Struct, frozen=True, forbid_unknown_fields=True):
     """One script.
 
     Args:
-        name: The promise, as a sentence.
+        name: The tested behaviour, as a sentence.
         clauses: Clauses of `docs/spec/stream.md`.
         steps: The steps in order; see the module that runs them.
         needs: For a server, the kind of transport: `websocket` (one connection both ways, which outlives the turn) or
@@ -39,9 +39,9 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     steps: tuple[Json, ...]
     needs: tuple[str, ...] = ()
 
-    def fits(self, way: TransportKind) -> bool:
+    def fits(self, transport: TransportKind) -> bool:
         """Whether it can run over a transport."""
-        kind = "websocket" if way is TransportKind.WEBSOCKET else "requests"
+        kind = "websocket" if transport is TransportKind.WEBSOCKET else "requests"
         return not self.needs or kind in self.needs
 
 

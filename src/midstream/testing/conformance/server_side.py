@@ -5,10 +5,10 @@ Steps, each on the connection in `on` ("a" by default):
 - `connect`: open a connection and send nothing.
 - `open`: open a connection and send an `open` with these fields; `stream` and `secret` are the script's own if they are
   missing, and omitted if they are null.
-- `send`: send a frame. `text`: send text that may be no frame.
+- `send`: send a frame. `send_text`: send text that may be no frame.
 - `expect`: the next frame that is neither `events` nor `heartbeat` matches this pattern. An ack of a later command
   matches, too, and a repeated ack may come anywhere (STREAM-13).
-- `events`: read events until one with a record of this type; `capture` names its id.
+- `read_until`: read events until one with a record of this type; `capture` names its id.
 - `quiet`: a heartbeat answers a `ping`, and only events come before it.
 - `closed`: the server ends the connection, and sends only events before that.
 - `refused`: an `error` of this code ends the connection, at once or after its welcome.
@@ -41,7 +41,7 @@ from midstream.errors import ConnectionLostError, LimitReachedError, MidstreamEr
 from midstream.protocol.frames import FRAME_BYTES_MAX, HEARTBEAT_S, Error, EventId, encode
 from midstream.retries import HEARTBEATS_MISSED_MAX, pause_s
 from midstream.testing.conformance.matching import Names, difference, fill, is_event_id
-from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
+from midstream.testing.conformance.scripts import SESSION_PREFIX, Json, Script
 
 WAIT_S = 30.0
 """Seconds for each answer of a server; an agent may take time for its turn."""
@@ -86,13 +86,13 @@ class ScriptOutcome(Struct, frozen=True):
     clauses: tuple[str, ...]
     problem: str = ""
     step: int = 0
-    heard: tuple[str, ...] = ()
+    last_frames: tuple[str, ...] = ()
     """The last frames before the difference."""
     transport: str = ""
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the server behaved as required."""
+    def has_passed(self) -> bool:
+        """Whether no difference was found."""
         return not self.problem
 
 
@@ -256,7 +256,7 @@ class ServerTrial:
     """Runs scripts against one server.
 
     Args:
-        way: The transport of these connections.
+        transport: The transport of these connections.
         world: Source of the scripts' names.
         wait_s: Seconds for each answer.
     """
@@ -265,12 +265,12 @@ class ServerTrial:
         self,
         connect: Connect,
         *,
-        way: TransportKind = TransportKind.WEBSOCKET,
+        transport: TransportKind = TransportKind.WEBSOCKET,
         world: World,
         wait_s: float = WAIT_S,
     ) -> None:
         self._connect = connect
-        self._way = way
+        self._transport = transport
         self._world = world
         self._wait_s = wait_s
         self.sessions: dict[str, str] = {}
@@ -287,12 +287,12 @@ class ServerTrial:
                 left_s -= wait_s
                 if left_s < 0:
                     problem = f"{error.code}: {error.message}, for {BUSY_S:g} s"
-                    return ScriptOutcome(script.name, script.clauses, problem, transport=self._way)
+                    return ScriptOutcome(script.name, script.clauses, problem, transport=self._transport)
             await self._world.sleep(wait_s)
 
     async def _run(self, script: Script) -> ScriptOutcome:
         names: Names = {
-            "session": self._world.new_id(KEPT_ELSEWHERE),
+            "session": self._world.new_id(SESSION_PREFIX),
             "stream": self._world.new_id("stream"),
             "other": self._world.new_id("stream"),
             "secret": self._world.new_secret(),
@@ -308,11 +308,13 @@ class ServerTrial:
                 if problem is not None:
                     last = connections.get(step.get("on", "a"))
                     last_frames = tuple(_shorten(frame) for frame in (last.frames[-3:] if last else ()))
-                    return ScriptOutcome(script.name, script.clauses, problem, number, last_frames, self._way)
+                    return ScriptOutcome(
+                        script.name, script.clauses, problem, number, last_frames, self._transport
+                    )
         finally:
             for each in connections.values():
                 await each.wire.close()
-        return ScriptOutcome(script.name, script.clauses, transport=self._way)
+        return ScriptOutcome(script.name, script.clauses, transport=self._transport)
 
     async def _problem(
         self, step: Json, connections: dict[str, _CheckedConnection], names: Names
@@ -351,11 +353,11 @@ class ServerTrial:
                 if isinstance(seqno := frame.get("seqno"), int):
                     connection.newest_seqno = max(connection.newest_seqno, seqno)
                 await connection.wire.send([msgspec.json.encode(fill(frame, names))])
-            case {"text": str(text)}:
+            case {"send_text": str(text)}:
                 await connection.wire.send([str(fill(text, names)).encode()])
             case {"expect": dict(pattern)}:
                 await self._expect(connection, pattern, names)
-            case {"events": str(kind)}:
+            case {"read_until": str(kind)}:
                 names[step.get("capture", "event")] = await self._events(connection, kind)
             case {"quiet": _}:
                 await _within(self._wait_s, self._quiet(connection))
@@ -378,7 +380,7 @@ class ServerTrial:
         try:
             await _within(self._wait_s, self._quiet(connection))
         except _DifferenceError as found:
-            raise _DifferenceError(f"in the end, on {name!r}: {found}") from None
+            raise _DifferenceError(f"after the last step, on {name!r}: {found}") from None
 
     async def _expect(self, connection: _CheckedConnection, pattern: Json, names: Names) -> None:
         try:
@@ -408,7 +410,7 @@ class ServerTrial:
                     return str(event["id"])
             frame = await _within(self._wait_s, self._next_but_heartbeats(connection))
             if frame["type"] != "events":
-                raise _DifferenceError(f"{_shorten(frame)} came in the place of an event {kind!r}")
+                raise _DifferenceError(f"{_shorten(frame)} came instead of an event {kind!r}")
 
     async def _quiet(self, connection: _CheckedConnection) -> None:
         if self._ends_with_turn(connection):
@@ -417,7 +419,7 @@ class ServerTrial:
         await connection.wire.send([_PING])
         while (frame := await self._next(connection))["type"] != "heartbeat":
             if frame["type"] != "events":
-                raise _DifferenceError(f"{_shorten(frame)} came where nothing was to come")
+                raise _DifferenceError(f"{_shorten(frame)} was not expected")
             if self._ends_with_turn(connection):
                 await self._expect_close(connection)
                 return
@@ -428,11 +430,11 @@ class ServerTrial:
             connection, max(HEARTBEATS_MISSED_MAX * connection.heartbeat_s, self._wait_s)
         )
         if frame["type"] != "heartbeat":
-            raise _DifferenceError(f"{_shorten(frame)} came where nothing but a heartbeat was to come")
+            raise _DifferenceError(f"{_shorten(frame)} came instead of a heartbeat")
         _require_heartbeat(frame)
 
     def _ends_with_turn(self, connection: _CheckedConnection) -> bool:
-        return self._way is not TransportKind.WEBSOCKET and connection.is_turn_over
+        return self._transport is not TransportKind.WEBSOCKET and connection.is_turn_over
 
     async def _expect_close(self, connection: _CheckedConnection) -> None:
         while True:
@@ -441,7 +443,7 @@ class ServerTrial:
             except ConnectionLostError:
                 return
             if frame["type"] not in {"events", "heartbeat"}:
-                raise _DifferenceError(f"{_shorten(frame)} came where the connection was to end")
+                raise _DifferenceError(f"{_shorten(frame)} came instead of the end of the connection")
 
     async def _expect_refusal(self, connection: _CheckedConnection, code: str, names: Names) -> None:
         while (frame := await self._next(connection))["type"] in {"welcome", "events", "heartbeat"}:
@@ -464,7 +466,7 @@ class ServerTrial:
 
 
 async def _within(wait_s: float, answer: Awaitable[T]) -> T:
-    """Wait for an answer within a total time, whatever other frames come meanwhile."""
+    """Wait for an answer within a total time, however many other frames come meanwhile."""
     try:
         async with asyncio.timeout(wait_s):
             return await answer
