@@ -165,7 +165,7 @@ def test_gone_events_drop_the_text_and_a_snapshot_has_the_rest() -> None:
         UserMessage.of("b"),
         Step(Response((Text("First."),), Finish.STOP)),
     ]
-    running = {"turn": 2, "said": Response((Text("Sec"),), Finish.INTERRUPTED)}
+    running = {"turn": 2, "output": Response((Text("Sec"),), Finish.INTERRUPTED)}
     session = msgspec.json.encode({"turns": 2, "history": history, "running": running})
     assert reader.take(SnapshotFrame("1-9", msgspec.Raw(session))) == "First.\n\nSec"
     of_another = [reader.take(SnapshotFrame("1-9", msgspec.Raw(session), turn=turn)) for turn in (0, 1)]
