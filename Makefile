@@ -8,16 +8,16 @@ PEERS_APART := .venv-peers-durable-apart
 NEWEST := .venv-newest
 HISTORY_PEERS := $(VENV)/peers
 ARGS ?=
-# Of `make search`: how many times the usual number of examples, and what they are drawn from.
+# For `make search`: the factor for the usual number of examples, and the seed of the examples.
 TIMES ?= 10
 SEED ?=
 # `local` is a small language model that runs in this process; `scripted` needs no model at all.
 MODEL ?= local
 
 INSTALL := -m pip install --quiet --disable-pip-version-check
-# A file of requirements lists all that is to be installed, so pip has nothing to resolve. Where it did, a new release of a
-# dependency that is asked for with an extra (`google-auth[requests]`) ended the installation: only the pinned one has a hash.
-# What pip does not resolve, `pip check` verifies (of the main environment in tests/house/test_dependencies.py).
+# A file of requirements lists all packages to install, so pip has nothing to resolve. When pip resolved, a new release of a
+# dependency with an extra (`google-auth[requests]`) ended the installation, because only the pinned release has a hash.
+# `pip check` verifies the result (for the main environment in tests/house/test_dependencies.py).
 PINNED := $(INSTALL) --require-hashes --no-deps
 PIP := $(BIN)/python $(INSTALL)
 PIP_PINNED := $(BIN)/python $(PINNED)
@@ -29,15 +29,15 @@ $(1)/bin/python -m pip check
 endef
 CODE := $(wildcard src tests tools bench examples)
 JOBS ?= 4
-# Neighbours stay together: what they share is made once.
+# Neighbouring tests stay in one process: their shared fixtures are made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
-# Stages that take a minute and more run beside the tests. They are started by name: `make -n` would run what has `MAKE` in it.
+# Stages that take a minute or more run beside the tests. They are started by name, because `make -n` runs lines that contain `MAKE`.
 BESIDE = $(BIN)/python tools/beside.py
-# What `make check` leaves to `make test`: real kills, a real browser, whole programs, long searches; and half of the
-# examples of a property (tests/search.py).
+# `make check` leaves out real kills, a real browser, whole programs, long searches, and half of the examples of a
+# property (tests/search.py). `make test` has all of them.
 QUICK := not fault and not browser and not slow and not long
 
-# Set in some containers; without byte code every command compiles all its imports again.
+# Some containers set it. Without byte code, every command compiles all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -71,7 +71,7 @@ $(VENV)/.local: requirements/local.txt | $(VENV)/.self
 	$(PIP_PINNED) --only-binary :all: -r requirements/local.txt
 	@touch $@
 
-# Frameworks beside us; none of it goes into the environment above.
+# Other frameworks, for comparison. They are not installed in the environment above.
 $(PEERS)/.made: requirements/peers-durable.txt
 	$(call environment_apart,$(PEERS))
 
@@ -83,15 +83,15 @@ $(NEWEST)/.made: pyproject.toml
 	$(NEWEST)/bin/python $(INSTALL) --upgrade "pip>=25.1"
 	$(NEWEST)/bin/python $(INSTALL) --upgrade --group peers-durable .
 	@touch $@
-# The software of agents that remember, without what it brings along: Claude's wheel holds 380 MB of a program that our
-# tests replace, so its sources are taken.
+# The SDKs of stateful agents, without their dependencies. Claude's wheel contains 380 MB of a program that our tests
+# replace, so its sources are installed.
 $(VENV)/.upstreams: requirements/upstreams.txt | $(VENV)/.dev
 	$(PIP_PINNED) --no-build-isolation --no-binary claude-agent-sdk -r requirements/upstreams.txt
 	@touch $@
 
 
-# Agent programs that people run, in a folder apart. Two come as wheels: Claude's is the one with its program. The others
-# are 1 GB of npm's, so only for `make agents`. The wheels are pinned for Linux.
+# Agent programs that people run, in a separate folder. Two are wheels; Claude's wheel contains its program. The others
+# are 1 GB of npm packages, so they are only for `make agents`. The wheels are pinned for Linux.
 $(VENV)/.agents: requirements/agents.txt | $(VENV)/.upstreams
 	$(PIP_PINNED) --upgrade --target $(VENV)/agents/site -r requirements/agents.txt
 	@touch $@
@@ -100,12 +100,12 @@ $(VENV)/.programs: tests/programs/node/package-lock.json tests/programs/node/.np
 	$(BIN)/python tools/judges.py programs $(VENV)/agents/node
 	@touch $@
 
-# LiteLLM asks the gateway as a client of its own making: in an environment apart, since it wants an older OpenAI SDK.
+# LiteLLM is a client of the gateway. It needs a separate environment, because it requires an older OpenAI SDK.
 $(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
 	$(call environment_apart,$(VENV)/clients)
 
-# The reference SDK of A2A, with pins of its own, so apart; and the compatibility kit (TCK), which is in no registry: by git
-# (A2A_TCK_GIT names a mirror).
+# The reference SDK of A2A, in a separate environment with its own pins. The compatibility kit (TCK) is in no registry, so
+# it is fetched with git (A2A_TCK_GIT names a mirror).
 $(VENV)/.a2a: requirements/a2a.txt | $(VENV)/.made
 	$(call environment_apart,$(VENV)/a2a)
 
@@ -113,20 +113,21 @@ $(VENV)/.tck: tools/judges.py | $(VENV)/.a2a
 	$(BIN)/python tools/judges.py tck $(VENV)/tck
 	@touch $@
 
-# Tries our HTTP interface by its description: with pins of its own, so apart.
+# Tests our HTTP interface against its description, in a separate environment with its own pins.
 $(VENV)/.schemathesis: requirements/schemathesis.txt | $(VENV)/.made
 	$(call environment_apart,$(VENV)/schemathesis)
 
-# Leads a search by coverage; its wheels are for Linux, so apart.
+# A fuzzer that is guided by coverage. Its wheels are for Linux, so it has a separate environment.
 $(VENV)/.fuzz: requirements/fuzz.txt | $(VENV)/.made
 	$(call environment_apart,$(VENV)/fuzz,--only-binary :all:)
 
-# Judges of repaired histories that are no Python packages: npm's and a source package's files.
+# Validators of repaired histories that are not Python packages: npm packages, and the files of a source package.
 $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
 	$(BIN)/python tools/judges.py node $(VENV)/node
 	@touch $@
 
-# The compliance suite of Open Responses, which is in no registry: by git (OPENRESPONSES_GIT names a mirror), with npm's files.
+# The compliance suite of Open Responses. It is in no registry, so it is fetched with git (OPENRESPONSES_GIT names a mirror)
+# and npm.
 $(VENV)/.responses: tests/compliance/node/package-lock.json tests/compliance/node/.npmrc tools/judges.py | $(VENV)/.dev
 	$(BIN)/python tools/judges.py responses $(VENV)/responses
 	@touch $@
@@ -159,14 +160,14 @@ $(VENV)/.templates: requirements/templates.txt tools/judges.py | $(VENV)/.self
 	$(BIN)/python tools/judges.py templates $(VENV)/templates
 	@touch $@
 
-# Heavy, with pins that contradict ours. Whoever does not install here is skipped by the bench, which says so.
+# Large packages, with pins that contradict ours. If one cannot be installed here, the bench skips it, and reports this.
 $(HISTORY_PEERS)/.peers: requirements/base.txt requirements/peers.txt | $(VENV)/.made
 	$(PYTHON) -m venv $(HISTORY_PEERS)
 	$(HISTORY_PEERS)/bin/python $(PINNED) -r requirements/peers.txt && touch $@ || { \
 	  echo "The peers do not all install here: those that are missing are skipped." >&2; \
 	  $(HISTORY_PEERS)/bin/python $(PINNED) -r requirements/base.txt; }
 
-# The reference server of Durable Streams, by npm; what is fetched belongs to others and is not committed.
+# The reference server of Durable Streams, from npm. It is software of another project, and is not committed.
 $(VENV)/.streams: bench/streams/package-lock.json bench/streams/.npmrc | $(VENV)/.made
 	mkdir -p $(VENV)/streams
 	cp bench/streams/package.json bench/streams/package-lock.json bench/streams/.npmrc $(VENV)/streams
@@ -178,7 +179,7 @@ $(VENV)/.streams: bench/streams/package-lock.json bench/streams/.npmrc | $(VENV)
 demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the answer continue (MODEL=, ARGS=)
 	@model="$(MODEL)"; \
 	if [ "$$model" = local ] && ! $(MAKE) --silent --no-print-directory $(VENV)/.local; then \
-	  echo "The local model's wheels do not install here; going on with MODEL=scripted." >&2; \
+	  	  echo "The local model's wheels do not install here; continuing with MODEL=scripted." >&2; \
 	  model=scripted; \
 	fi; \
 	exec $(BIN)/midstream demo --model "$$model" $(ARGS)
@@ -192,11 +193,11 @@ test: format-check lint arrows judges  ## All tests but those of `make long` and
 long: judges  ## The tests that `make test` leaves out: most of the page in a browser, whole conformance suites, more real programs
 	$(BIN)/python -m pytest $(AT_ONCE) -m long $(ARGS)
 
-# Programs of others, which tests ask.
+# Programs of other projects, which tests use.
 judges: $(VENV)/.upstreams
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node chats graphs plain_streams mcp a2a tck starter templates clients schemathesis agents responses; do \
-	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
+	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that use it are skipped." >&2; \
 	done
 
 check: format-check lint arrows $(VENV)/.upstreams  ## The quick part of the tests, for every commit, in a minute
@@ -282,7 +283,7 @@ sim-fleet: $(VENV)/.dev  ## Simulate 100 nodes and a million sessions with failu
 pool-search: $(VENV)/.dev  ## Test the pool with 100,000 generated client applications; ARGS=SEED repeats one and prints its trace
 	$(BIN)/python -m tests.reuse $(ARGS)
 
-# What the main environment cannot run: the OpenAI SDK for agents, and LangGraph's checkpoints in SQLite.
+# Packages that cannot be in the main environment: the OpenAI SDK for agents, and LangGraph's checkpoints in SQLite.
 HOOKS := tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py tests/frameworks/test_openai_agents_runs.py \
   tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py tests/frameworks/test_kills.py
 CONTRACTS := $(HOOKS) tests/frameworks/test_pydantic_ai_durable.py tests/frameworks/test_langgraph.py \
@@ -293,7 +294,7 @@ contract: $(PEERS)/.made  ## Test our hooks with the pinned versions of their fr
 frameworks: $(PEERS)/.made  ## Kill programs of the guides of pydantic-ai, OpenAI Agents and LangGraph at random; ARGS="--kills 500 --jobs 2 --seed 1"
 	PYTHONPATH=src:. $(PEERS)/bin/python -m tests.frameworks.guide_kills $(ARGS)
 
-# Part of `make test`, in an environment of its own, which not every machine can have. `make test` itself runs the tests with
+# Part of `make test`, in a separate environment that cannot be made on every machine. `make test` itself runs the tests with
 # pydantic-ai, and those of test_langgraph.py: tests/house/test_dependencies.py requires the same versions in both environments.
 hooks:
 	@if $(MAKE) --silent --no-print-directory $(PEERS)/.made; then \
@@ -323,17 +324,17 @@ bench-peers: $(HISTORY_PEERS)/.peers  ## Compare `repair` with LiteLLM, openai-a
 bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Compare durable commands with the reference server of Durable Streams (needs node)
 	DURABLE_STREAMS=$(VENV)/streams $(BIN)/python -m bench commands
 
-docs: $(VENV)/.dev  ## Write the generated parts of the documentation and of the JavaScript client anew and check every link
+docs: $(VENV)/.dev  ## Write the generated parts of the documentation and of the JavaScript client, and check every link
 	$(BIN)/python tools/retries_js.py
 	$(BIN)/python tools/invisible_js.py
 	$(BIN)/python tools/docs.py
 
 # --- keeping it -----------------------------------------------------------------------------
 
-# The pins hold names, versions, markers and hashes, and no address: any index serves them.
+# The pins have names, versions, markers and hashes, and no address, so any package index can serve them.
 # dev is resolved with base and build as constraints, so that all three fit one environment.
 LOCK := uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header
-lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes newer versions)
+lock:  ## Resolve requirements/*.txt again (needs uv; UPGRADE=--upgrade takes newer versions)
 	$(LOCK) $(UPGRADE) pyproject.toml -o requirements/base.txt
 	$(LOCK) $(UPGRADE) --group build -o requirements/build.txt
 	$(LOCK) $(UPGRADE) --group dev pyproject.toml \

@@ -331,7 +331,7 @@ class SeqnoGapError(ConflictError):
 
 
 class SeqnoReusedError(ConflictError):
-    """This number was accepted before with another payload. The first one stands."""
+    """This number was accepted before with another payload. The first payload remains valid."""
 
     code = "seqno_reused"
 

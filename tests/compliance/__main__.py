@@ -37,8 +37,8 @@ _PAGE = """\
 # The compliance suite of Open Responses
 
 `make compliance` runs the public [compliance suite of Open Responses](https://github.com/{repository}) against
-`midstream gateway`, in front of a scripted model server on this machine, and writes this page from the suite's own
-output.
+`midstream gateway`, in front of a scripted model server on this machine. The command writes this page from the
+suite's own output.
 
 | | |
 | --- | --- |

@@ -50,7 +50,7 @@ def record_kinds() -> str:
         f"| `{_name(kind)}` | {_first_paragraph(kind)} | {', '.join(_with_mark(field) for field in _fields(kind))} |\n"
         for kind in typing.get_args(records.Record)
     )
-    return f"| type | says | members |\n| --- | --- | --- |\n{rows}"
+    return f"| type | meaning | members |\n| --- | --- | --- |\n{rows}"
 
 
 def _head(kind: type[Struct]) -> str:
