@@ -87,7 +87,7 @@ class Chat(Struct):
 
     @property
     def words(self) -> Locator:
-        return self.page.locator(".turn").last.locator(".parts > .words")
+        return self.page.locator(".turn").last.locator(".parts > .text")
 
     @property
     def turn(self) -> Locator:
@@ -113,7 +113,7 @@ class Chat(Struct):
     async def sees_kept(self, words: str) -> None:
         """Wait until a message that has not reached the server is stored: a reload before that loses it."""
         pending = self.page.locator(".turn.pending")
-        await expect(pending.locator(".said")).to_have_text(words, timeout=WAIT_MS)
+        await expect(pending.locator(".message")).to_have_text(words, timeout=WAIT_MS)
         await expect(pending.locator(".foot")).to_have_text(
             "Kept here until the server has it", timeout=WAIT_MS
         )
@@ -252,7 +252,7 @@ async def test_text_appears_as_it_streams_and_equals_the_journal(browser: Browse
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
         assert words_of(await records_of(server, chat.session)) == WHOLE
-        await expect(chat.turn.locator(".said")).to_have_text("go on")
+        await expect(chat.turn.locator(".message")).to_have_text("go on")
         await expect(chat.page.locator("#sessions a[aria-current] .name")).to_have_text(
             "go on", timeout=WAIT_MS
         )
@@ -272,7 +272,7 @@ async def test_a_page_reconnects_after_a_cut_with_every_word_once(browser: Brows
         await chat.sees_light("live")
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".how")).to_contain_text("1 cut survived")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("1 cut survived")
         assert await chat.page.locator(".turn").count() == 1
 
 
@@ -339,9 +339,9 @@ async def test_tool_calls_are_rows_that_change_from_running_to_their_outcome(bro
         await expect(first.locator("pre").nth(1)).to_be_hidden()
         await first.locator("summary").click()
         await expect(first.locator("pre").nth(1)).to_have_text("midstream: found")
-        await expect(chat.page.locator(".thinking .words")).to_be_hidden()
+        await expect(chat.page.locator(".thinking .text")).to_be_hidden()
         await chat.page.click(".thinking summary")
-        await expect(chat.page.locator(".thinking .words")).to_have_text("hm, tools")
+        await expect(chat.page.locator(".thinking .text")).to_have_text("hm, tools")
 
 
 @pytest.mark.long
@@ -421,7 +421,7 @@ async def test_a_failed_attempt_is_announced_and_its_text_removed(browser: Brows
         await chat.say("speak")
         await chat.sees("The whole sentence.")
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".again")).to_contain_text("this is try 2")
+        await expect(chat.turn.locator(".again")).to_contain_text("this is attempt 2")
         await expect(chat.turn).not_to_contain_text("half of a sen")
 
 
@@ -443,8 +443,8 @@ async def test_a_turn_continues_after_a_restart_of_the_server(
         await chat.sees_light("live")
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".again")).to_contain_text("this is try 2")
-        await expect(chat.turn.locator(".how")).to_contain_text("1 server restart survived")
+        await expect(chat.turn.locator(".again")).to_contain_text("this is attempt 2")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("1 server restart survived")
 
 
 @pytest.mark.long
@@ -470,7 +470,7 @@ async def test_after_an_older_copy_was_restored_the_page_shows_the_state_of_the_
         await expect(chat.page.locator(".turn")).to_have_count(1, timeout=WAIT_MS)
         await chat.sees_light("live")
         await chat.say("three")
-        await expect(chat.turn.locator(".said")).to_have_text("three")
+        await expect(chat.turn.locator(".message")).to_have_text("three")
         await chat.sees_end("completed")
 
 
@@ -558,7 +558,7 @@ async def test_an_unsent_message_is_shown_after_a_reload_without_socket_and_serv
     await no_line_until(context, is_up)
     await context.route("**/v1/sessions/*", held_until(gate))
     chat = Chat(await context.new_page(), [])
-    pending = chat.page.locator(".turn.pending .said")
+    pending = chat.page.locator(".turn.pending .message")
     async with served(make_app([text("heard")])) as server:
         await chat.page.goto(server.url)
         await chat.say("are you there?")
@@ -611,13 +611,13 @@ async def test_a_message_sent_while_the_session_is_loading_stays_visible(browser
         await context.route("**/v1/sessions/*", held_until(gate))
         await chat.page.reload()
         await chat.say("two")
-        await expect(chat.page.locator(".turn.pending .said")).to_have_text("two")
+        await expect(chat.page.locator(".turn.pending .message")).to_have_text("two")
         gate.set()
-        await expect(chat.page.locator(".turn .said")).to_have_text(["one", "two"])
+        await expect(chat.page.locator(".turn .message")).to_have_text(["one", "two"])
         is_up.set()
         await chat.sees_end("completed")
         await chat.sees("heard")
-        await expect(chat.page.locator(".turn .said")).to_have_text(["one", "two"])
+        await expect(chat.page.locator(".turn .message")).to_have_text(["one", "two"])
 
 
 async def told_of(which: str, trial: Awaitable[None]) -> None:
@@ -714,7 +714,7 @@ async def test_a_long_session_is_loaded_from_its_snapshot_in_the_middle_of_a_tur
         gate.set()
         await chat.sees("".join(long) + "and the end")
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".said")).to_have_text("go on")
+        await expect(chat.turn.locator(".message")).to_have_text("go on")
 
 
 async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> None:
@@ -733,7 +733,7 @@ async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> Non
         await chat.say(HOSTILE)
         await chat.sees_end("completed")
         await chat.sees(f"{HOSTILE} {BIDI}")
-        await expect(chat.turn.locator(".said")).to_have_text(HOSTILE)
+        await expect(chat.turn.locator(".message")).to_have_text(HOSTILE)
         await expect(chat.turn.locator(".call pre").nth(1)).to_contain_text(HOSTILE)
         # In the arguments and results that a reader judges, characters that reverse the text are named, not
         # applied.
@@ -777,6 +777,6 @@ async def test_each_session_has_its_address_and_a_link_in_the_list(browser: Brow
         await chat.sees_end("completed")
         assert chat.session != first
         await chat.page.locator("#sessions a", has_text="one").click()
-        await expect(chat.turn.locator(".said")).to_have_text("one", timeout=WAIT_MS)
+        await expect(chat.turn.locator(".message")).to_have_text("one", timeout=WAIT_MS)
         assert chat.session == first
         await expect(chat.page.locator(".turn")).to_have_count(1)

@@ -59,7 +59,7 @@ async def test_an_exception_in_a_turn_is_shown_as_its_end_without_promise_of_a_r
         chat = await open_chat(browser, server.url)
         await chat.say("are you there?")
         await chat.sees_end("failed")
-        await expect(chat.turn.locator(".how")).to_contain_text("a bug of the model")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("a bug of the model")
         await expect(chat.turn.locator(".again")).to_have_text("The model did not answer (model).")
         await chat.sees_light("live")
 

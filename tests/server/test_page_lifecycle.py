@@ -81,7 +81,7 @@ WRITE = """(words) => {
   document.querySelector("#text").value = words;
   document.querySelector("#composer").requestSubmit();
 }"""
-TEXTS = "[...document.querySelectorAll('.turn .parts > .words')].map((words) => words.textContent).join('|')"
+TEXTS = "[...document.querySelectorAll('.turn .parts > .text')].map((element) => element.textContent).join('|')"
 CONNECT_AND_TAKE_UP = """async () => {
   const { connect } = await import("/static/client/midstream.js");
   globalThis.heard = {};

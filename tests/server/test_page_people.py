@@ -62,7 +62,7 @@ async def test_a_call_runs_only_after_it_is_allowed(browser: Browser) -> None:
         await chat.say("pay 3")
         card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text('"sum": 3')
-        await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("Waiting for you")
         await expect(chat.page.locator("#sessions .asking .when")).to_have_text(
             "waiting for you", timeout=WAIT_MS
         )
@@ -172,7 +172,7 @@ async def test_a_person_decides_a_call_in_doubt(browser: Browser, port: int) -> 
         await card.locator("input").fill("it flies")
         await card.locator('[data-choice="happened"]').click()
         await chat.sees("Good.")
-        await expect(chat.turn.locator(".decided")).to_have_text("Said to have happened: it flies")
+        await expect(chat.turn.locator(".decided")).to_have_text("Confirmed to have happened: it flies")
 
 
 def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedStep]]:
@@ -203,7 +203,7 @@ async def test_queued_messages_are_listed_and_can_be_taken_back(browser: Browser
         await chat.sees("next done")
         await chat.sees_end("completed")
         await expect(chat.page.locator("#queue")).to_be_hidden()
-        await expect(chat.page.locator(".turn .said")).to_have_text(["first", "second"])
+        await expect(chat.page.locator(".turn .message")).to_have_text(["first", "second"])
 
 
 @pytest.mark.long
@@ -243,11 +243,11 @@ async def test_a_failed_turn_can_be_resumed(browser: Browser) -> None:
         chat = await open_chat(browser, server.url)
         await chat.say("go")
         await chat.sees_end("failed")
-        await expect(chat.turn.locator(".how")).to_contain_text("the key has expired")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("the key has expired")
         await chat.turn.locator(".resume").click()
         await chat.sees("the other half")
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".how")).to_contain_text("resumed")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("resumed")
         await expect(chat.turn.locator(".resume")).to_be_hidden()
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
@@ -277,12 +277,12 @@ async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: B
         chat = await open_chat(browser, server.url)
         await chat.say("let the clerk pay")
         work = chat.page.locator(".work")
-        await expect(work.locator(".words").first).to_have_text("I look.", timeout=WAIT_MS)
+        await expect(work.locator(".text").first).to_have_text("I look.", timeout=WAIT_MS)
         await expect(work.locator(".progress").first).to_have_text("half way", timeout=WAIT_MS)
         gate.set()
         await (await question_card(chat, "approval")).locator('[data-choice="allow"]').click()
-        await expect(work.locator(".words").last).to_have_text("It is paid.", timeout=WAIT_MS)
-        await expect(chat.page.locator(".turn > .responses > .response > .parts > .words").last).to_have_text(
+        await expect(work.locator(".text").last).to_have_text("It is paid.", timeout=WAIT_MS)
+        await expect(chat.page.locator(".turn > .responses > .response > .parts > .text").last).to_have_text(
             "Done.", timeout=WAIT_MS
         )
         assert paid == [3]
@@ -427,7 +427,7 @@ async def test_a_permission_request_of_a_coding_agent_is_shown_within_its_answer
         card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text("git push")
         await expect(card.locator('[data-choice="edit"]')).to_have_count(0)
-        await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("Waiting for you")
         await chat.page.reload()
         card = await question_card(chat, "approval")
         await card.locator('[data-choice="allow"]').click()

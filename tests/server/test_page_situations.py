@@ -70,7 +70,7 @@ async def test_a_session_begun_by_another_tab_appears(browser: Browser) -> None:
         await second.say("and then")
         for chat in (first, second):
             await chat.sees("Answer 2.")
-            await expect(chat.page.locator(".turn .said")).to_have_text(["begin", "and then"])
+            await expect(chat.page.locator(".turn .message")).to_have_text(["begin", "and then"])
 
 
 @pytest.mark.long
@@ -89,7 +89,7 @@ async def test_a_message_from_an_outdated_tab_loads_the_earlier_turns(browser: B
         await first.sees_end("completed")
         await second.say("and then")
         await second.sees("Answer 2.")
-        await expect(second.page.locator(".turn .said")).to_have_text(["begin", "and then"])
+        await expect(second.page.locator(".turn .message")).to_have_text(["begin", "and then"])
 
 
 @pytest.mark.long
@@ -161,7 +161,7 @@ async def test_a_malformed_address_disables_nothing(browser: Browser) -> None:
         await page.click("#new")
         await page.fill("#text", "hi")
         await page.press("#text", "Enter")
-        await expect(page.locator(".parts > .words")).to_have_text("Hello.", timeout=WAIT_MS)
+        await expect(page.locator(".parts > .text")).to_have_text("Hello.", timeout=WAIT_MS)
         assert problems == []
 
 
@@ -268,7 +268,7 @@ async def test_a_click_on_retry_loads_a_page_that_was_opened_without_its_server(
         await until(lambda: len(tries) == 3)  # After them it waits for two seconds.
         away.clear()
         await page.click("#retry")
-        await expect(page.locator(".parts > .words")).to_have_text("Answer 1.", timeout=WAIT_MS)
+        await expect(page.locator(".parts > .text")).to_have_text("Answer 1.", timeout=WAIT_MS)
 
 
 async def test_a_lost_session_is_not_shown_as_running(browser: Browser) -> None:
@@ -290,7 +290,7 @@ async def test_a_lost_session_is_not_shown_as_running(browser: Browser) -> None:
             "no longer has this session", timeout=WAIT_MS
         )
         await chat.sees_end("lost")
-        await expect(chat.turn.locator(".how").last).to_have_text("Lost with its session")
+        await expect(chat.turn.locator(".turn-status").last).to_have_text("Lost with its session")
         await expect(chat.page.locator("#stop")).to_be_hidden()
         gate.set()
 
@@ -320,7 +320,7 @@ async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(
         await expect(chat.page.locator("#to-end")).to_have_text("To the end", timeout=WAIT_MS)
         gate.set()
         await chat.sees_end("completed")
-        await expect(chat.page.locator("#to-end")).to_have_text("New words below", timeout=WAIT_MS)
+        await expect(chat.page.locator("#to-end")).to_have_text("New text below", timeout=WAIT_MS)
         assert await chat.page.evaluate("() => document.getElementById('scroller').scrollTop") == place
         await chat.page.click("#to-end")
         await expect(chat.page.locator("#to-end")).to_be_hidden(timeout=WAIT_MS)

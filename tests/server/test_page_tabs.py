@@ -235,7 +235,7 @@ async def test_a_session_is_shown_without_the_lock_of_a_hanging_tab_after_a_wait
         await said_elsewhere(app, chat.session, "go on")
         await other.sees("Meanwhile.")
         await other.say("and now?")
-        await expect(other.page.locator(".turn.pending .said")).to_have_text("and now?")
+        await expect(other.page.locator(".turn.pending .message")).to_have_text("and now?")
         await chat.page.evaluate("isHeld = false")
         await see([chat, other], "After all.")
         await expect(other.page.locator(".turn")).to_have_count(3)
