@@ -22,10 +22,10 @@ const streamMode = ["values", "messages-tuple"];
 const asked = [];
 const WAIT_MS = 120_000;
 
-const until = async (isDone, told) => {
+const until = async (isDone, state) => {
   const end = Date.now() + WAIT_MS;
   while (!isDone()) {
-    if (Date.now() > end) throw new Error(`it did not come: ${JSON.stringify(told())}`);
+    if (Date.now() > end) throw new Error(`nothing came in time: ${JSON.stringify(state())}`);
     await new Promise((done) => setTimeout(done, 10));
   }
 };
