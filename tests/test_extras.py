@@ -1,4 +1,4 @@
-"""Where the packages of an extra are missing, the error names the extra."""
+"""Errors about missing packages of an extra name the extra."""
 
 from __future__ import annotations
 

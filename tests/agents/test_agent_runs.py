@@ -91,12 +91,12 @@ async def test_a_slow_reader_is_not_a_silence() -> None:
 async def test_an_agent_waits_for_a_slow_reader() -> None:
     world, said = FakeWorld(), list[int]()
 
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         for number in range(10 * EVENTS_MAX):
             said.append(number)
             yield TextDelta(str(number))
 
-    async with AgentRun(talk(), SilenceLimits(close_s=0.1), world, name="scripted"):
+    async with AgentRun(stream_events(), SilenceLimits(close_s=0.1), world, name="scripted"):
         await world.settle()
         await world.settle()
         assert len(said) == EVENTS_MAX + 1
@@ -121,11 +121,11 @@ async def test_an_answer_that_ends_without_a_finish_is_a_failed_run() -> None:
 
 
 async def test_an_upstream_that_cancels_itself_is_a_failed_run() -> None:
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         yield TextDelta("x")
         raise asyncio.CancelledError
 
-    async with AgentRun(talk(), LIMITS, FakeWorld(), name="scripted") as run:
+    async with AgentRun(stream_events(), LIMITS, FakeWorld(), name="scripted") as run:
         await run.next()
         with pytest.raises(UpstreamFailedError):
             await run.next()
@@ -134,7 +134,7 @@ async def test_an_upstream_that_cancels_itself_is_a_failed_run() -> None:
 async def test_the_answer_is_closed_in_the_task_that_read_it() -> None:
     world, tasks = FakeWorld(), list[object]()
 
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         tasks.append(asyncio.current_task())
         try:
             yield TextDelta("x")
@@ -142,14 +142,14 @@ async def test_the_answer_is_closed_in_the_task_that_read_it() -> None:
         finally:
             tasks.append(asyncio.current_task())
 
-    run = AgentRun(talk(), LIMITS, world, name="scripted")
+    run = AgentRun(stream_events(), LIMITS, world, name="scripted")
     await run.next()
     await run.__aexit__(RuntimeError, RuntimeError(), None)
     assert tasks[0] is tasks[1]
 
 
 async def test_a_run_that_does_not_stop_is_abandoned_and_its_events_are_dropped() -> None:
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         yield TextDelta("x")
         try:
             await asyncio.Event().wait()
@@ -158,7 +158,7 @@ async def test_a_run_that_does_not_stop_is_abandoned_and_its_events_are_dropped(
             yield TextDelta("late")
 
     release, world = asyncio.Event(), FakeWorld()
-    run = AgentRun(talk(), SilenceLimits(close_s=0.01), world, name="scripted")
+    run = AgentRun(stream_events(), SilenceLimits(close_s=0.01), world, name="scripted")
     await run.next()
     await run.__aexit__(RuntimeError, RuntimeError(), None)
     assert run.is_abandoned
@@ -193,11 +193,11 @@ async def test_a_slow_first_token_is_cut_by_the_agents_own_budget(
     stalls = StallBudgets(first_token_max_s=first_token_max_s)
     host = SessionHost(Agent(pool, stalls=stalls), store, world=world)
 
-    async def talk() -> Record:
+    async def stream_events() -> Record:
         await host.start()
         return (await run_turn(host, "s", "one"))[-1]
 
-    ended = await world.live_through(talk())
+    ended = await world.live_through(stream_events())
     assert isinstance(ended, TurnEnded)
     assert ended.status.value == status
     assert (len(upstream.sends) == 1) is (status == "completed")

@@ -77,7 +77,7 @@ class Target:
         finally:
             connection.close()
 
-    def say(self, session: str, words: str = "hi", *, key: str = "k1", **shown: str) -> HttpAnswer:
+    def send_message(self, session: str, words: str = "hi", *, key: str = "k1", **shown: str) -> HttpAnswer:
         """Send a message to a session."""
         frame = {
             "type": "command",

@@ -29,7 +29,7 @@ WITHIN_S = 240.0
 @spec("STREAM-12", "STREAM-14", "STREAM-21", "STREAM-28", "STREAM-49", "STREAM-50")
 async def test_nothing_is_lost_duplicated_or_run_again_whatever_the_network_does(tmp_path: Path) -> None:
     plan = ChaosPlan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
-    report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, tell=print)
+    report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, print_progress=print)
     print(f"seed {SEED}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
     verdict = report.verdict
     assert verdict.problems == []

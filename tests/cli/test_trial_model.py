@@ -58,7 +58,7 @@ def _text(events: list[ModelEvent]) -> str:
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Any:  # noqa: ANN401 - what `ready` says
+def gateway(tmp_path: Path) -> Any:  # noqa: ANN401 - decoded from the output of the program
     process, ready = start(tmp_path)
     yield ready
     stop(process)

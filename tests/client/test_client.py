@@ -266,7 +266,7 @@ async def test_an_unacknowledged_cancel_is_sent_again(dial: Dial, tmp_path: Path
             assert _status(await _all(turn)) is TurnStatus.CANCELLED
 
 
-async def _leave_and_damage(dial: Dial, url: str, state: Path) -> None:
+async def _detach_and_damage(dial: Dial, url: str, state: Path) -> None:
     """Leave a turn, and damage the stored numbers of its commands."""
     async with dial(url, state=state) as client:
         turn = client.send("s1", "hi")
@@ -286,7 +286,7 @@ async def test_an_unplayable_command_is_replaced_by_a_snapshot_and_the_rest_foll
 ) -> None:
     state, gate = tmp_path / "state.db", asyncio.Event()
     async with served(make_app([[TextDelta("half a"), Gate(gate), *text(" sentence")]])) as server:
-        await _leave_and_damage(dial, server.url, state)
+        await _detach_and_damage(dial, server.url, state)
         async with dial(server.url, state=state) as client:
             (turn,) = await client.resume_interrupted()
             events = aiter(turn)
@@ -308,7 +308,7 @@ async def test_a_lost_playback_is_reported_until_it_was_received_and_an_idle_ses
 ) -> None:
     state, gate = tmp_path / "state.db", asyncio.Event()
     async with served(make_app([[Gate(gate), *text(WORDS)]])) as server:
-        await _leave_and_damage(connect, server.url, state)
+        await _detach_and_damage(connect, server.url, state)
         gate.set()
         async with connect(server.url) as other:
             async for event in other.follow("s1", "0-0"):

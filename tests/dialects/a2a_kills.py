@@ -138,7 +138,7 @@ class TaskStory:
             self.counts["kills"] += 1
 
 
-class AskingServer(KillableServer):
+class QuestionServer(KillableServer):
     """Serves an agent with questions."""
 
     agent = "tests.dialects.a2a_agent:agent"
@@ -147,7 +147,7 @@ class AskingServer(KillableServer):
 async def answer_questions(folder: Path, kills: int, seed: int, *options: str) -> Json:
     """Answer the questions of tasks while the server is killed, each until its answer arrives; return the counts."""
     chance, counts = random.Random(seed), dict.fromkeys(("tasks", "kills", "sent"), 0)
-    async with run_servers(folder, 0, *options, kind=AskingServer) as [server]:
+    async with run_servers(folder, 0, *options, kind=QuestionServer) as [server]:
         async with httpx2.AsyncClient(base_url=server.url, timeout=SENT_S) as http:
             while counts["kills"] < kills:
                 await _answer_one(server, http, chance, counts)

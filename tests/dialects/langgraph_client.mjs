@@ -130,7 +130,7 @@ const stories = {
     close();
     return messages;
   },
-  // The hook of @langchain/react, whose person decides about an interrupt.
+  // The hook of @langchain/react, in which a person decides about an interrupt.
   async decide() {
     const { held, close } = mounted(useThread, { apiUrl, assistantId: agent, threadId: thread });
     await until(() => held.now && !held.now.isThreadLoading, () => held);

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.dialects import a2a_kills, a2a_suite
-from tests.dialects.a2a_kills import AskingServer, answer_questions, play, run_client, texts, whole
+from tests.dialects.a2a_kills import QuestionServer, answer_questions, play, run_client, texts, whole
 from tests.dialects.ui_stream import read_on_elsewhere, run_servers
 
 Json = dict[str, Any]
@@ -56,7 +56,7 @@ async def test_any_server_of_a_store_answers_follows_lists_and_cancels_a_task(tm
     def sent(name: str, **more: str) -> Json:
         return {"message": {"messageId": name, "role": "ROLE_USER", "parts": [{"text": name}], **more}}
 
-    async with run_servers(tmp_path, 0, count=2, kind=AskingServer) as servers:
+    async with run_servers(tmp_path, 0, count=2, kind=QuestionServer) as servers:
         here, there = (f"{each.url}/v1/a2a" for each in servers)
         async with httpx2.AsyncClient(timeout=60, headers={"a2a-version": "1.0"}) as http:
 

@@ -24,7 +24,7 @@ from midstream.models.routed_models import Route, RoutedModels
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.agents.scripted_peer import Orders
 from tests.cli.test_gateway import key_of, start_with, stop
-from tests.dialects.gateway_serving import WAIT_S, ServedGateway, make_gateway, say, serving
+from tests.dialects.gateway_serving import WAIT_S, ServedGateway, chat_request, make_gateway, serving
 from tests.dialects.test_passthrough_requests import VECTORS, whole
 from tests.forked import Forked
 from tests.house.source import ROOT
@@ -93,7 +93,7 @@ async def test_a_model_supports_the_options_of_its_own_upstream() -> None:
     async with serve_models(model=ScriptedModel([text("hi")]), agent=agent) as gateway:
         for name, ignored in (("model", None), ("agent", "temperature")):
             answer = await gateway.http.post(
-                "/v1/chat/completions", json={**say("hi"), "model": name, "temperature": 0.5}
+                "/v1/chat/completions", json={**chat_request("hi"), "model": name, "temperature": 0.5}
             )
             assert (answer.status_code, answer.headers.get("x-midstream-ignored")) == (200, ignored)
 
@@ -101,7 +101,9 @@ async def test_a_model_supports_the_options_of_its_own_upstream() -> None:
 async def test_an_unavailable_upstream_does_not_affect_the_others() -> None:
     down = OpenAICompatible("http://127.0.0.1:9/v1", "m", "k")
     async with serve_models(down=down, up=ScriptedModel(lambda _: text("I am up"))) as gateway:
-        bodies = [{**say(f"hi {number}"), "model": name} for number in range(3) for name in ("down", "up")]
+        bodies = [
+            {**chat_request(f"hi {number}"), "model": name} for number in range(3) for name in ("down", "up")
+        ]
         answers = await asyncio.gather(
             *(gateway.http.post("/v1/chat/completions", json=body) for body in bodies)
         )

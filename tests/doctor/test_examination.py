@@ -98,7 +98,7 @@ def test_a_separate_system_prompt_is_judged_with_the_messages(tmp_path: Path) ->
     assert written["messages"][-1] == messages[1]
 
 
-def test_another_profile_finds_what_its_provider_refuses(tmp_path: Path) -> None:
+def test_another_profile_finds_the_faults_that_its_provider_refuses(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     path.write_text(json.dumps([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]))
     assert examine(path).report.status is Status.CLEAN

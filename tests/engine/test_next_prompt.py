@@ -145,7 +145,7 @@ class GeneratedLife:
             point, count = plan.death
             self.world.crash_at(point, count=self.world.reached[point] + count)
         try:
-            await self.world.live_through(self._say())
+            await self.world.live_through(self._send_message())
             if plan.cancel_after_s is not None:
                 await self.world.advance(plan.cancel_after_s)
                 await self.world.live_through(self._cancel())
@@ -158,7 +158,7 @@ class GeneratedLife:
             await self._await_end()
         self.world.crash_at(DEATHS[0], count=10**9)
 
-    async def _say(self) -> None:
+    async def _send_message(self) -> None:
         await self.host.start()
         await self.host.wait_for_recovery()
         await (await self._runner()).submit(SendMessage(UserMessage(self.plan.said)))

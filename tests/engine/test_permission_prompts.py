@@ -422,7 +422,7 @@ async def test_an_unused_permission_of_a_dead_process_is_not_asked_about_again()
 
 @spec("TURN-79", "TURN-53")
 async def test_a_frozen_process_gives_its_agent_no_permission() -> None:
-    """A new node asks again about a permission that it found used; the frozen process must not use it too."""
+    """A new node requests a used permission again; the frozen process must not use it too."""
 
     class Taken:
         """A session that another process has taken over."""

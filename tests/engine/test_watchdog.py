@@ -182,7 +182,7 @@ async def test_pings_are_not_progress_and_time_spent_in_our_own_code_does_not_co
 async def test_the_log_has_the_last_events_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
     scene = WatchScene()
 
-    async def speaking() -> None:
+    async def note_much_progress() -> None:
         async with scene.watch:
             for number in range(2 * RECENT_MAX):
                 scene.watch.note_progress(f"kind {number}")
@@ -194,7 +194,7 @@ async def test_the_log_has_the_last_events_and_no_text(caplog: pytest.LogCapture
             scene.watch.note_progress("TextDelta")
 
     with caplog.at_level(logging.INFO):
-        await scene.world.live_through(speaking())
+        await scene.world.live_through(note_much_progress())
     noticed, resumed = [record.__dict__ for record in caplog.records]
     assert (noticed["session"], noticed["turn"], noticed["response"]) == ("s", 1, 2)
     assert (noticed["waiting_for"], noticed["silent_s"], noticed["heartbeat_s_ago"]) == (

@@ -388,7 +388,7 @@ def test_every_mode_keeps_the_prompt_and_the_instructions_of_the_request() -> No
     assert _sent("sanitize", [*history, top, BROKEN_CHAT[2]]) == [top, BROKEN_CHAT[2]]
 
 
-def test_strict_refuses_to_send_what_would_be_refused(provider: StrictProvider) -> None:
+def test_strict_sends_no_request_that_the_provider_would_refuse(provider: StrictProvider) -> None:
     with httpx2.Client() as http:
         client = openai.OpenAI(
             base_url=f"{provider.url}/v1",
@@ -401,4 +401,4 @@ def test_strict_refuses_to_send_what_would_be_refused(provider: StrictProvider) 
     errors = [refused.value, refused.value.__cause__]
     assert any(isinstance(error, HistoryRefusedError) for error in errors)
     with pytest.raises(UsageError):
-        repairing(httpx2.Client(), mode="clean")  # type: ignore[arg-type]  # what somebody may write
+        repairing(httpx2.Client(), mode="clean")  # type: ignore[arg-type]  # an application may pass it

@@ -170,7 +170,7 @@ async def test_the_texts_of_parallel_nodes_are_shown_one_after_the_other() -> No
     first_said, second_done = asyncio.Event(), asyncio.Event()
 
     async def first(_: MessagesState) -> dict[str, Any]:
-        async def say(model: ScriptedChat) -> AIMessage:
+        async def stream_answer(model: ScriptedChat) -> AIMessage:
             whole: Any = None
             async for piece in model.astream("x"):
                 whole = piece if whole is None else whole + piece
@@ -178,7 +178,7 @@ async def test_the_texts_of_parallel_nodes_are_shown_one_after_the_other() -> No
                 await second_done.wait()
             return AIMessage(whole.content, id=whole.id)
 
-        return {"messages": [await say(text_model("one two three"))]}
+        return {"messages": [await stream_answer(text_model("one two three"))]}
 
     async def second(_: MessagesState) -> dict[str, Any]:
         await first_said.wait()

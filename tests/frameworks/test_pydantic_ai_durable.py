@@ -403,13 +403,13 @@ async def test_text_is_yielded_and_journaled_while_the_model_still_streams() -> 
     lab = Lab()
     goes_on = asyncio.Event()
 
-    async def speak(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_text(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
         yield "one "
         await goes_on.wait()
         yield "two"
 
     agent: Agent[None, str] = Agent(
-        FunctionModel(stream_function=speak), deps_type=type(None), capabilities=[lab.durable]
+        FunctionModel(stream_function=stream_text), deps_type=type(None), capabilities=[lab.durable]
     )
     async with asyncio.timeout(60), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
         words = streamed.stream_text(delta=True, debounce_by=None)
@@ -428,14 +428,14 @@ async def test_a_stream_that_broke_off_is_requested_again_as_the_next_attempt() 
     lab = Lab()
     faults = [ModelHTTPError(500, "model")]
 
-    async def speak(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_text(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
         yield "one "
         if faults:
             raise faults.pop()
         yield "two"
 
     agent: Agent[None, str] = Agent(
-        FunctionModel(stream_function=speak), deps_type=type(None), capabilities=[lab.durable]
+        FunctionModel(stream_function=stream_text), deps_type=type(None), capabilities=[lab.durable]
     )
 
     async def listen() -> str:

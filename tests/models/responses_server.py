@@ -86,7 +86,7 @@ class ResponsesServer:
         self._links = list(links)
         self._pace_s = pace_s
 
-    def forget(self) -> None:
+    def delete_responses(self) -> None:
         """Delete all responses."""
         self.kept.clear()
 

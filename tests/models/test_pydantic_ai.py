@@ -114,7 +114,7 @@ async def test_a_test_model_calls_and_then_answers() -> None:
 
 
 async def test_thinking_text_and_calls_are_converted() -> None:
-    async def say(
+    async def stream_response(
         sent: list[messages.ModelMessage], info: AgentInfo
     ) -> AsyncIterator[str | dict[int, DeltaThinkingPart] | dict[int, DeltaToolCall]]:
         yield {0: DeltaThinkingPart(content="let me ")}
@@ -125,7 +125,7 @@ async def test_thinking_text_and_calls_are_converted() -> None:
         yield {2: DeltaToolCall(name="read", json_args='{"path": "y"}', tool_call_id="b")}
         yield {1: DeltaToolCall(json_args=': "x"}')}
 
-    *said, finished = await events_of_model(PydanticAIModel(FunctionModel(stream_function=say)))
+    *said, finished = await events_of_model(PydanticAIModel(FunctionModel(stream_function=stream_response)))
     assert said == [
         ThinkingDelta("let me "),
         ThinkingDelta("see", "sig"),
@@ -141,13 +141,13 @@ async def test_thinking_text_and_calls_are_converted() -> None:
 async def test_the_provider_receives_the_tools_and_the_instructions() -> None:
     seen: list[tuple[AgentInfo, str | None]] = []
 
-    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_response(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         last = sent[-1]
         assert isinstance(last, messages.ModelRequest)
         seen.append((info, last.instructions))
         yield "ok"
 
-    await events_of_model(PydanticAIModel(FunctionModel(stream_function=say)))
+    await events_of_model(PydanticAIModel(FunctionModel(stream_function=stream_response)))
     (info, instructions) = seen[0]
     assert instructions == "Be brief."
     told = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
@@ -341,13 +341,13 @@ def test_the_provider_decides_the_profile(system: str, name: str, profile: str) 
 async def test_a_tool_loop_that_lost_its_thinking_continues_without_it() -> None:
     seen: list[object] = []
 
-    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_response(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         seen.append((info.model_settings or {}).get("anthropic_thinking"))
         yield "ok"
 
     thinking = {"type": "enabled", "budget_tokens": 2000}
     model = PydanticAIModel(
-        FunctionModel(stream_function=say),
+        FunctionModel(stream_function=stream_response),
         settings=cast("ModelSettings", {"anthropic_thinking": thinking}),
         profile="anthropic",
     )

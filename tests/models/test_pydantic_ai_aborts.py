@@ -87,20 +87,20 @@ async def test_text_of_a_cut_response_is_in_the_next_run() -> None:
     agent = lab.agent()
     spoken = asyncio.Event()
 
-    async def speak(_messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_text(_messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
         yield "one "
         yield "two "
         spoken.set()
         await asyncio.Event().wait()
 
-    async def hear() -> None:
+    async def read_stream() -> None:
         async with lab.durable.turn(SESSION):
-            with agent.override(model=FunctionModel(stream_function=speak)):
+            with agent.override(model=FunctionModel(stream_function=stream_text)):
                 async with agent.run_stream("go") as streamed:
                     async for _ in streamed.stream_text(delta=True, debounce_by=None):
                         pass
 
-    task = asyncio.create_task(hear())
+    task = asyncio.create_task(read_stream())
     async with asyncio.timeout(60):
         await spoken.wait()
         async for stored in lab.durable.follow(SESSION):

@@ -119,7 +119,7 @@ def _word(kind: types.Type) -> str:
 
 def _meanings(kind: type[Struct]) -> dict[str, str]:
     """Return the description of each member, from the docstring or below the member itself."""
-    found = dict(_said_below(kind))
+    found = dict(_docs_of_fields(kind))
     told = inspect.getdoc(kind) or ""
     for each in _ARGUMENT.finditer(told.partition("Args:\n")[2]):
         for name in each["names"].split(", "):
@@ -127,7 +127,7 @@ def _meanings(kind: type[Struct]) -> dict[str, str]:
     return found
 
 
-def _said_below(kind: type[Struct]) -> Iterator[tuple[str, str]]:
+def _docs_of_fields(kind: type[Struct]) -> Iterator[tuple[str, str]]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     for before, after in zip(body.body, body.body[1:], strict=False):

@@ -92,8 +92,8 @@ PLANTED: dict[type[SmallWorld], tuple[WorldScenario, str]] = {
         "not the end",
     ),
     plants.at_client(plants.NoPlayback): (WorldScenario(losses=1, words=0), "not the end"),
-    plants.at_client(plants.TellsTwice): (WorldScenario(losses=1, words=0), "was told"),
-    plants.at_client(plants.ForgetsTooEarly): (
+    plants.at_client(plants.DeliversTwice): (WorldScenario(losses=1, words=0), "was told"),
+    plants.at_client(plants.DeletesTooEarly): (
         WorldScenario(losses=0, client_deaths=1, words=0),
         "not the end",
     ),

@@ -147,7 +147,7 @@ class Tab:
             "Storage.clearDataForOrigin", session=self._session, origin=origin, storageTypes="all"
         )
 
-    async def leave_for(self, url: str) -> None:
+    async def follow_link(self, url: str) -> None:
         """Follow a link to another page: the one before may be kept for the back button."""
         at, _ = await self._history()
         await self._browser.send("Page.navigate", session=self._session, url=url)

@@ -99,7 +99,7 @@ async def test_the_example_client_sends_its_token(tmp_path: Path) -> None:
     client = ROOT / "examples" / "minimal_client" / "ask.mjs"
     async with served(guarded_app()) as server:
 
-        async def asked(credential: str, folder: str) -> tuple[int | None, str]:
+        async def run_client(credential: str, folder: str) -> tuple[int | None, str]:
             process = await asyncio.create_subprocess_exec(
                 *("node", "--experimental-websocket", "--no-warnings", str(client)),
                 *(server.url, "s1", "Hello", folder),
@@ -116,8 +116,8 @@ async def test_the_example_client_sends_its_token(tmp_path: Path) -> None:
             return process.returncode, said.decode()
 
         ended = (1, "The stream ended with unauthorized.\n")
-        assert await asked(f"{server.url} the-token-of-nobody", "wrong") == ended
-        assert await asked(f"{server.url} the-token-of-ada", "right") == (0, "Hello.\n")
+        assert await run_client(f"{server.url} the-token-of-nobody", "wrong") == ended
+        assert await run_client(f"{server.url} the-token-of-ada", "right") == (0, "Hello.\n")
 
 
 @pytest.mark.long

@@ -77,7 +77,7 @@ async def test_readers_over_each_transport_receive_the_deletion() -> None:
                 server.http.get(f"/v1/sessions/s1/poll?n=1&after={newest}", headers=name)
             )
             async with asyncio.timeout(WAIT_S):
-                while len(server.app.connections) < 3:  # noqa: ASYNC110 - nothing tells that one has come
+                while len(server.app.connections) < 3:  # noqa: ASYNC110 - no event reports a new connection
                     await asyncio.sleep(0)
             assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
             last = await socket.receive()
@@ -194,7 +194,7 @@ async def test_one_of_two_concurrent_deletions_is_refused_and_no_turn_begins_mea
 
 @spec("STREAM-68")
 async def test_readers_at_the_running_node_receive_the_deletion_by_another_process(tmp_path: Path) -> None:
-    store = RefusingWhatIsFree(SQLiteStore(tmp_path / "m.db"))
+    store = BusyAfterRelease(SQLiteStore(tmp_path / "m.db"))
     async with (
         served(make_app([text("hello")] * 2, store=SQLiteStore(tmp_path / "m.db"))) as owner,
         served(make_app([text("hello")] * 2, store=store)) as other,
@@ -220,7 +220,7 @@ async def test_readers_at_the_running_node_receive_the_deletion_by_another_proce
 async def test_a_deletion_proceeds_when_the_running_node_is_slow_to_confirm_its_release() -> None:
     memory = Memory()
     slow = NeverAnswering(MemoryStore(memory))
-    store = RefusingWhatIsFree(MemoryStore(memory))
+    store = BusyAfterRelease(MemoryStore(memory))
     async with (
         served(make_app([text("hello")] * 2, store=slow)) as owner,
         served(make_app([text("hello")] * 2, store=store)) as other,
@@ -264,7 +264,7 @@ class DeletionRefusingStore(StoreInFront):
             raise StoreBusyError("somebody else has the disk")
 
 
-class RefusingWhatIsFree(StoreInFront):
+class BusyAfterRelease(StoreInFront):
     """A store that is busy when its node has released the session to delete, until that is over."""
 
     is_over = False

@@ -100,7 +100,7 @@ TAKEN_UP = """(async () => {
 })()"""
 
 
-class Heard:
+class BrowserOutput:
     """Output of a browser: requested addresses and console lines."""
 
     def __init__(self, context: BrowserContext) -> None:
@@ -121,14 +121,14 @@ async def test_the_page_continues_a_session_that_only_its_browser_can_open(
     FileKeys.make(tmp_path / "keys")
     options = ["--encrypt", "client", "--key-file", str(tmp_path / "keys")]
     context = await browser.new_context()
-    heard = Heard(context)
+    heard = BrowserOutput(context)
     server = await asyncio.to_thread(Serving, tmp_path, port=port, options=options)
     try:
         chat = Chat(await context.new_page(), [])
         link = await asyncio.to_thread(run, "login", server.url)
         await chat.page.goto(link.stdout.strip())
         for words in ("one", "two"):
-            await chat.say(words)
+            await chat.send_message(words)
             await chat.sees(f"You said: {words}.")
             await chat.sees_end("completed")
         await chat.page.reload()
@@ -136,7 +136,7 @@ async def test_the_page_continues_a_session_that_only_its_browser_can_open(
         await expect(chat.page.locator("#sessions li")).to_have_count(1, timeout=WAIT_MS)
         server.kill()
         server = await asyncio.to_thread(Serving, tmp_path, port=port, options=options)
-        await chat.say("three")
+        await chat.send_message("three")
         await chat.sees("You said: three.")
         await expect(chat.page.locator(".turn")).to_have_count(3)
         secret = await chat.page.evaluate(SECRET, chat.session)

@@ -68,12 +68,12 @@ async def test_the_page_and_the_api_agree_on_the_status_of_a_session(browser: Br
 
         chat = await open_chat(browser, server.url)
         listed = chat.page.locator("#sessions a[aria-current] .when")
-        await chat.say("fail")
+        await chat.send_message("fail")
         await chat.sees_end("failed")
         await expect(listed).to_have_text("failed", timeout=WAIT_MS)
         await expect(chat.turn.locator(".turn-status")).to_have_text(re.compile("^Failed "))
         assert await word() == "failed"
-        await chat.say("wait")
+        await chat.send_message("wait")
         await chat.sees_end("running")
         await expect(listed).to_have_text("running", timeout=WAIT_MS)
         await expect(chat.turn.locator(".turn-status")).to_have_text(re.compile("^Running "))

@@ -40,7 +40,7 @@ async def test_a_link_logs_in_one_browser_and_disappears_from_its_address(browse
     async with served(local_app(login)) as server:
         chat = await open_chat(browser, f"{server.url}/#login={login}&open=my-session")
         assert chat.session == "my-session"
-        await chat.say("hi")
+        await chat.send_message("hi")
         await chat.sees("Hello.")
         [kept] = await chat.page.context.cookies()
         assert (kept["httpOnly"], kept["sameSite"]) == (True, "Strict")

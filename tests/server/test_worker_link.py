@@ -24,7 +24,7 @@ def _link(theirs: socket.socket, listener: socket.socket) -> WorkerLink:
 ours_of: dict[socket.socket, socket.socket] = {}
 
 
-async def test_a_worker_obeys_its_supervisor_and_ends_with_it() -> None:
+async def test_a_worker_follows_its_supervisor_and_ends_with_it() -> None:
     ours, theirs = socket.socketpair()
     ours_of[theirs] = ours
     accepted: asyncio.Queue[set[int]] = asyncio.Queue()

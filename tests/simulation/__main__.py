@@ -106,7 +106,7 @@ def _summary(figures: Counter[str]) -> str:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - a command talks to a terminal
+    print(line, flush=True)  # noqa: T201 - a command writes to a terminal
 
 
 _HEAD = Counter({"seeds": sys.maxsize, "failed": sys.maxsize})

@@ -176,7 +176,7 @@ async def answer_everything(lab: Lab, chance: random.Random) -> None:
     await _answer_all(lab, chance, lambda _: True)
 
 
-async def answer_what_stays(lab: Lab, chance: random.Random) -> None:
+async def answer_unexpiring(lab: Lab, chance: random.Random) -> None:
     """Answer the questions that never expire, and leave all others to their sessions."""
     await _answer_all(lab, chance, lambda question: not question.expires_at)
 

@@ -28,7 +28,7 @@ from midstream.retries import HEARTBEATS_MISSED_MAX, RECONNECT_BACKOFF
 from midstream.session import session as sessions
 from midstream.session.records import decode
 from midstream.session.session import Received
-from tests.session.turn_stories import say
+from tests.session.turn_stories import sends
 from tests.simulation.crowd import GREEDY_MOST, FleetNode, SimulatedFleet
 from tests.simulation.crowd_store import LATENCY_S, STORE_CORES, Rules
 
@@ -190,7 +190,7 @@ class Crowd:
                 node, "read", lambda: client.is_over, partial(self._look_again, client, tries)
             )
             return
-        received = Received(client.stream, client.stream, 0, client.stream, say(stream=client.stream))
+        received = Received(client.stream, client.stream, 0, client.stream, sends(stream=client.stream))
         node.submit(client.session, received, partial(self._on_answer, client, tries))
 
     def _look_again(self, client: Client, tries: int, is_over: object) -> None:

@@ -35,7 +35,7 @@ from tests.simulation.actors import (
     SimulatedClient,
     SimulatedReader,
     answer_everything,
-    answer_what_stays,
+    answer_unexpiring,
 )
 from tests.simulation.lab import Lab, SimulatedServer
 from tests.simulation.loop import SimulatedLoop, Stuck, current_process, pass_time
@@ -354,7 +354,7 @@ class Nemesis:
 
 async def _come_to_rest(lab: Lab, plan: RunPlan) -> None:
     """Wait until no turn is open and every client has received everything."""
-    answer = answer_what_stays if plan.is_deserted else answer_everything
+    answer = answer_unexpiring if plan.is_deserted else answer_everything
     chance = lab.chance("rest")
     until = lab.loop.time() + REST_S
     while lab.loop.time() < until:

@@ -94,12 +94,12 @@ def _items_of(value: Any, kind: str) -> Iterator[ContentItem]:
         is_message = "role" in value or "tool_calls" in value
         for key, item in value.items():
             if key in _ANSWERS and isinstance(item, dict):
-                yield from _leaves(item.get("content", item.get("response")), "result")
+                yield from _texts_below(item.get("content", item.get("response")), "result")
             elif key in ("content", "output", "json") and answer == "result":
                 yield from (
                     _items_of(item, answer)
                     if is_message and isinstance(item, list)
-                    else _leaves(item, answer)
+                    else _texts_below(item, answer)
                 )
             elif key == "content" and listed and isinstance(item, list):
                 yield from _unlisted(item, kind, listed)
@@ -122,19 +122,19 @@ def _unlisted(content: Any, kind: str, listed: list[ContentItem]) -> Iterator[Co
     yield from (Counter(listed) - Counter(there)).elements()
 
 
-def _leaves(value: Any, kind: str) -> Iterator[ContentItem]:
+def _texts_below(value: Any, kind: str) -> Iterator[ContentItem]:
     """Return the texts of a result of any shape, without those of its images."""
     if isinstance(value, str):
         yield ContentItem(kind, value)
     elif isinstance(value, list):
         for item in value:
-            yield from _leaves(item, kind)
+            yield from _texts_below(item, kind)
     elif isinstance(value, dict):
         if value.get("type") in ("image", "image_url", "input_image", "document") or "image" in value:
             return
         for key, item in value.items():
             if key != "type":
-                yield from _leaves(item, kind)
+                yield from _texts_below(item, kind)
 
 
 def _is_result(value: Json) -> bool:

@@ -158,7 +158,7 @@ def junk_is_no_reason_to_raise(pair: Pair, data: st.DataObject) -> None:
 
 
 @spec("HISTORY-2")
-def what_is_fine_is_the_same_object(pair: Pair, data: st.DataObject) -> None:
+def a_valid_message_is_the_same_object(pair: Pair, data: st.DataObject) -> None:
     form, profile = pair
     seed = data.draw(seeds)
     messages = valid(form, Random(seed), turns=3) if profile is None else fine(pair, seed)
@@ -168,7 +168,7 @@ def what_is_fine_is_the_same_object(pair: Pair, data: st.DataObject) -> None:
 
 
 @spec("HISTORY-8")
-def repairing_commutes_with_going_on(pair: Pair, data: st.DataObject) -> None:
+def repairing_commutes_with_continuing(pair: Pair, data: st.DataObject) -> None:
     messages, more = data.draw(broken(pair)).messages, data.draw(following(pair))
     assume(is_past(pair, messages) and is_past(pair, repair_pair(pair, messages).messages))
     commutes(pair, messages, more)
@@ -223,7 +223,7 @@ def _is_joined(stand_in: Any, whole: Any) -> bool:
 
 
 @spec("HISTORY-7")
-def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> None:
+def a_repair_of_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> None:
     """Two turns before and two turns after a changed turn, messages are the same objects in the same places."""
     form, seed = pair[0], data.draw(seeds)
     turns = [
@@ -243,11 +243,11 @@ def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> Non
 SEARCHES = (
     laws_hold_after_accidents,
     junk_is_no_reason_to_raise,
-    what_is_fine_is_the_same_object,
-    repairing_commutes_with_going_on,
+    a_valid_message_is_the_same_object,
+    repairing_commutes_with_continuing,
     repairing_commutes_with_late_results,
     a_repaired_beginning_begins_the_repaired_whole,
-    what_happens_to_a_turn_stays_near_it,
+    a_repair_of_a_turn_stays_near_it,
 )
 NAMED = attrgetter("__name__")
 Search = Callable[[Pair, st.DataObject], None]

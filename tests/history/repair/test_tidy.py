@@ -97,7 +97,7 @@ def test_thinking_after_other_thinking_or_text_belongs_to_another_response() -> 
     assert told == ["spliced-thinking", "thinking-last"]
 
 
-def test_a_response_that_thinks_around_its_hosted_tools_is_one() -> None:
+def test_a_response_with_thinking_around_its_hosted_tools_is_one() -> None:
     messages = [
         user("q"),
         response(thought("1", "s1"), SEARCH, FOUND, text("a"), thought("2", "s2"), text("b")),

@@ -172,7 +172,7 @@ async def test_the_same_message_sent_twice_is_one_run() -> None:
         assert [each["id"] for each in done["messages"]] == ["m1", "ai-1"]
 
 
-async def test_the_multitask_strategy_decides_what_a_message_does_to_the_running_run() -> None:
+async def test_the_multitask_strategy_decides_the_effect_of_a_message_on_the_running_run() -> None:
     gate = asyncio.Event()
     async with graph(slow(gate)) as client:
         first = await client.runs.create("t", "agent", input=user_input("slow"), if_not_exists="create")

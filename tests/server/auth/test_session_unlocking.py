@@ -206,11 +206,11 @@ async def test_lists_contain_no_content_of_encrypted_sessions(tmp_path: Path) ->
     async with asgi_client(app) as http:
         await send_message(http, words="a canary")
 
-        async def is_asked() -> bool:
+        async def has_question() -> bool:
             page = await http.get("/v1/questions?session=s1", headers=SHOWN)
             return bool(page.json()["questions"])
 
-        await until(is_asked)
+        await until(has_question)
         for headers in ({}, WRONG):
             page = await http.get("/v1/questions", headers=headers)
             assert page.json() == {"questions": [], "is_complete": True}
@@ -344,10 +344,10 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
         await second.host.wait_for_recovery()
         assert (second.host.recovery.total, second.host.recovery.locked) == (1, 1)
 
-        async def is_known() -> bool:
+        async def is_locked() -> bool:
             return [second.host.is_locked(info) async for info in second.host.store.list()] == [True]
 
-        await until(is_known)
+        await until(is_locked)
         bearer = {"authorization": f"Bearer {word}"}
         shown = await http.get("/v1/sessions/s1", headers=bearer)
         assert (shown.status_code, shown.json()["status"]) == (200, "running")
@@ -361,10 +361,10 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
         await until(is_followed)
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
-        async def has_gone_on() -> bool:
+        async def has_continued() -> bool:
             return bool((await http.get("/v1/sessions/s1", headers=SHOWN)).json()["status"] != "running")
 
-        await until(has_gone_on)
+        await until(has_continued)
 
 
 @spec("STREAM-87")
