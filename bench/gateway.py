@@ -151,13 +151,13 @@ async def _ask_on(port: int, model: str, name: str, opened: float, until: float,
         )
         began = time.perf_counter()
         writer.write(head.encode() + body)
-        heard = b""
-        while b"token" not in heard:
-            heard += await _some(reader)
+        received = b""
+        while b"token" not in received:
+            received += await _some(reader)
         if asked >= opened:
             times.append(time.perf_counter() - began)
-        while not heard.endswith(b"0\r\n\r\n"):
-            heard = heard[-8:] + await _some(reader)
+        while not received.endswith(b"0\r\n\r\n"):
+            received = received[-8:] + await _some(reader)
         await asyncio.sleep(chance.random() * 0.2)
     writer.close()
 

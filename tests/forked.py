@@ -132,10 +132,10 @@ class Forked:
         self.args = [*map(str, arguments)]
         binary = "" if text else "b"
         given, to = open_stream(stdin, is_input=True)
-        out, said = open_stream(stdout)
+        out, output = open_stream(stdout)
         err, logged = open_stream(stderr)
         self.stdin = None if to is None else os.fdopen(to, f"w{binary}")
-        self.stdout = None if said is None else os.fdopen(said, f"r{binary}")
+        self.stdout = None if output is None else os.fdopen(output, f"r{binary}")
         self.stderr = None if logged is None else os.fdopen(logged, f"r{binary}")
         module, *words = self.args
         self._process = fork(

@@ -238,8 +238,8 @@ class ClaudeProgram:
         self.assistant(message_id, {"type": "text", "text": answer})
         self.event({"type": "message_delta", "usage": {"output_tokens": 7}})
         self.event({"type": "message_stop"})
-        for told in self.orders.take("other") or []:  # a turn that the CLI starts by itself
-            self.result(**told)
+        for reported in self.orders.take("other") or []:  # a turn that the CLI starts by itself
+            self.result(**reported)
         self.result(
             subtype="success",
             is_error=False,

@@ -146,7 +146,7 @@ class PoolBench:
 
     def sent_texts(self) -> Sequence[str]:
         """Return the text of every message that was sent, including attempts."""
-        return [words_of(heard.message) for heard in self.upstream.sends]
+        return [words_of(received.message) for received in self.upstream.sends]
 
 
 def is_complete(events: Sequence[ModelEvent]) -> bool:

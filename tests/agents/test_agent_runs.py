@@ -36,8 +36,8 @@ def test_budgets_are_positive_and_finite() -> None:
 
 
 async def test_events_arrive_as_they_are_sent() -> None:
-    said = [MessageTaken("a"), TextDelta("x"), Finished()]
-    assert await _run_script(said) == said
+    events = [MessageTaken("a"), TextDelta("x"), Finished()]
+    assert await _run_script(events) == events
 
 
 async def test_silence_before_the_first_event_is_a_stall() -> None:
@@ -46,14 +46,14 @@ async def test_silence_before_the_first_event_is_a_stall() -> None:
 
 
 async def test_every_event_ends_a_silence_even_without_output() -> None:
-    said = [119.0, KeepAlive(), 119.0, Working(), 119.0, MessageTaken("a"), 119.0, Finished()]
-    assert (await _run_script(said))[-1] == Finished()
+    events = [119.0, KeepAlive(), 119.0, Working(), 119.0, MessageTaken("a"), 119.0, Finished()]
+    assert (await _run_script(events))[-1] == Finished()
 
 
 async def test_a_tool_of_the_upstream_may_take_ten_minutes_with_keep_alives() -> None:
     call = UpstreamCallStarted("1", "build", "{}")
-    heard = await _run_script([call, 599.0, UpstreamCallEnded("1", "ok"), Finished()])
-    signs = [event for event in heard if isinstance(event, Working)]
+    received = await _run_script([call, 599.0, UpstreamCallEnded("1", "ok"), Finished()])
+    signs = [event for event in received if isinstance(event, Working)]
     assert len(signs) in range(28, 31)
     assert {*signs} == {Working("build")}
 
@@ -89,24 +89,24 @@ async def test_a_slow_reader_is_not_a_silence() -> None:
 
 
 async def test_an_agent_waits_for_a_slow_reader() -> None:
-    world, said = FakeWorld(), list[int]()
+    world, content = FakeWorld(), list[int]()
 
     async def stream_events() -> AsyncIterator[UpstreamEvent]:
         for number in range(10 * EVENTS_MAX):
-            said.append(number)
+            content.append(number)
             yield TextDelta(str(number))
 
     async with AgentRun(stream_events(), SilenceLimits(close_s=0.1), world, name="scripted"):
         await world.settle()
         await world.settle()
-        assert len(said) == EVENTS_MAX + 1
+        assert len(content) == EVENTS_MAX + 1
 
 
 async def test_an_error_is_raised_after_the_events_before_it() -> None:
-    heard: list[UpstreamEvent] = []
+    received: list[UpstreamEvent] = []
     with pytest.raises(UpstreamGoneError):
-        await _run_script([MessageTaken("a"), UpstreamGoneError("gone")], heard)
-    assert heard == [MessageTaken("a")]
+        await _run_script([MessageTaken("a"), UpstreamGoneError("gone")], received)
+    assert received == [MessageTaken("a")]
 
 
 async def test_an_error_of_an_unknown_class_is_a_failed_run_without_its_message() -> None:
@@ -205,15 +205,15 @@ async def test_a_slow_first_token_is_cut_by_the_agents_own_budget(
 
 
 async def _run_script(
-    steps: Sequence[object], heard: list[UpstreamEvent] | None = None, *, first_token_s: float = 0.0
+    steps: Sequence[object], received: list[UpstreamEvent] | None = None, *, first_token_s: float = 0.0
 ) -> list[UpstreamEvent]:
     """Let an agent send these steps (events, seconds of silence, errors), and collect the received events."""
     world = FakeWorld()
-    events: list[UpstreamEvent] = [] if heard is None else heard
+    events: list[UpstreamEvent] = [] if received is None else received
 
     async def collect() -> None:
-        said = _script_answer(world, steps)
-        async with AgentRun(said, LIMITS, world, name="scripted", first_token_s=first_token_s) as run:
+        content = _script_answer(world, steps)
+        async with AgentRun(content, LIMITS, world, name="scripted", first_token_s=first_token_s) as run:
             while not isinstance(event := await run.next(), Finished):
                 events.append(event)
             events.append(event)

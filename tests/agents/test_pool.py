@@ -303,13 +303,13 @@ async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entr
 
 
 @spec("REUSE-38")
-@pytest.mark.parametrize("heard", [0, 1])
-async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
+@pytest.mark.parametrize("received", [0, 1])
+async def test_a_cancelled_turn_leaves_a_true_record(received: int) -> None:
     bench = PoolBench()
     host = await bench.host()
     await host.send_messages("alpha")
     host.history = host.history.then(UserMessage.of("bravo"))
-    if heard:
+    if received:
         stream = _stream(host.pool, ModelRequest("", host.history, session="s"))
         await anext(stream)
         await stream.aclose()
@@ -323,7 +323,7 @@ async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
         await asyncio.wait({listening})
     assert host.report.end is End.STOPPED
     record = await bench.record()
-    if heard:  # the agent has the message: the following one is sent alone
+    if received:  # the agent has the message: the following one is sent alone
         assert record is not None
         assert record.is_resumable
         assert (await host.send_messages("charlie")).way is AgentOrigin.RESUMED
@@ -538,7 +538,7 @@ async def test_a_rebuilt_conversation_is_noted_once_and_no_agent_receives_the_no
     assert [event for event in host.events if isinstance(event, ThinkingDelta)] == []
     bench.trouble(Trouble.GONE)
     await host.send_messages("four")
-    assert not any(REBUILT_NOTE.strip() in told for told in bench.sent_texts())
+    assert not any(REBUILT_NOTE.strip() in received for received in bench.sent_texts())
 
 
 @spec("REUSE-43")
@@ -571,7 +571,7 @@ async def test_attempts_at_one_message_have_one_key_and_another_agent_or_message
     bench.trouble(Trouble.GONE)
     await host.send_messages("three")
     await host.send_messages("three")
-    keys = [heard.key for heard in bench.upstream.sends]
+    keys = [received.key for received in bench.upstream.sends]
     assert keys[1] == keys[2] == keys[3]
     assert len({*keys}) == len(keys) - 2
 
@@ -767,7 +767,7 @@ async def test_an_agent_with_a_pooled_upstream_works(tmp_path: Path) -> None:
     await host.start()
     for text in ("one", "two", "three"):
         await run_turn(host, "s", text)
-    assert [words_of(heard.message) for heard in upstream.sends] == ["one", "two", "three"]
+    assert [words_of(received.message) for received in upstream.sends] == ["one", "two", "three"]
     report = pool.last("s")
     assert report is not None
     assert report.way is AgentOrigin.RESUMED

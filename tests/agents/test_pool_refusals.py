@@ -30,11 +30,11 @@ async def test_after_an_interrupted_answer_a_fork_continues_without_the_transcri
     cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
     host.history = host.history.then(UserMessage.of("second")).then(cut)
     report = await host.send_messages(*[behind] if behind else [])
-    told = bench.sent_texts()[-1]
+    received = bench.sent_texts()[-1]
     assert (report.way, report.sends) == (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH, 1)
-    assert ("first" in told) is not can_fork
-    assert told.index("second") < told.index("I began") < told.index(DONE)
-    assert told.endswith(behind)
+    assert ("first" in received) is not can_fork
+    assert received.index("second") < received.index("I began") < received.index(DONE)
+    assert received.endswith(behind)
     assert_sent_once(bench, host)
     assert (await host.send_messages("fourth")).way is AgentOrigin.RESUMED
 
@@ -119,9 +119,9 @@ async def test_a_message_of_a_dead_run_is_sent_with_a_notice_that_a_tool_may_hav
     host.history = History(history.entries[:-1])  # the client has no answer
     report = await host.send_messages(*[next_words] if next_words else [])
     assert report.way is (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH)
-    told = bench.sent_texts()[-1]
-    assert told.count(UNRECORDED) == 1
-    assert told.index(UNRECORDED) < told.rindex(next_words or "second")
+    received = bench.sent_texts()[-1]
+    assert received.count(UNRECORDED) == 1
+    assert received.index(UNRECORDED) < received.rindex(next_words or "second")
     await host.send_messages("fourth")
     assert UNRECORDED not in bench.sent_texts()[-1]
 

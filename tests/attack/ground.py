@@ -91,8 +91,8 @@ class Target:
         """End the process; return its output on stderr."""
         if self.process.poll() is None:
             self.process.terminate()
-        _, said = self.process.communicate(timeout=WAIT_S)
-        return str(said)
+        _, output = self.process.communicate(timeout=WAIT_S)
+        return str(output)
 
 
 class Ground:

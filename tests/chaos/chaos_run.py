@@ -197,7 +197,7 @@ async def _until_enough(
 ) -> None:
     """Kill by the plan until there were enough reconnects, some of each client: one may be slow to start."""
     by_side = {each.side: each for each in programs}
-    number, told = 0, 0
+    number, reported = 0, 0
     after, side = plan.kill(number, [*by_side])
     kill_at = after
     while (made := sum((by_way := _reconnects(folder)).values())) < reconnects or not all(by_way.values()):
@@ -210,8 +210,8 @@ async def _until_enough(
             number += 1
             after, side = plan.kill(number, [*by_side])
             kill_at = proxy.accepted + after
-        if made >= told + reconnects / 20:
-            told = made
+        if made >= reported + reconnects / 20:
+            reported = made
             print_progress(f"{made} of {reconnects} reconnects, {proxy.accepted} connections, {number} kills")
         await World().sleep(LOOK_S)
 

@@ -44,8 +44,8 @@ async def test_our_own_server_passes_all_scripts_and_is_left_clean() -> None:
     result, left = await run_conformance("--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line for line in lines if not line["is_kept"]] == []
-    told = {way: sum(script.fits(way) for script in scripts("server")) for way in TransportKind}
-    assert Counter(line["transport"] for line in lines) == told
+    found = {way: sum(script.fits(way) for script in scripts("server")) for way in TransportKind}
+    assert Counter(line["transport"] for line in lines) == found
     assert (result.exit_code, left) == (0, 0)
     assert f"{len(lines)} of {len(lines)} scripts passed." in result.stderr
 

@@ -141,10 +141,10 @@ def test_a_waiting_message_is_withdrawn_and_the_turn_cancelled(run: Run, server:
     send_message(server, "a", "pay", until="question_asked")
     send_message(server, "a", "look", until="message_queued", key="k2")
     back = run("sessions", "withdraw", "a", "--number", "1", "--json", "--url", server.url)
-    (told,) = lines(back.stdout)
-    assert (told["session"], told["is_running"]) == ("a", True)
+    (result,) = lines(back.stdout)
+    assert (result["session"], result["is_running"]) == ("a", True)
     stopped = run("sessions", "cancel", "a", "--turn", "1", "--json", "--url", server.url)
-    assert [told["is_running"] for told in lines(stopped.stdout)] == [False]
+    assert [result["is_running"] for result in lines(stopped.stdout)] == [False]
     shown = run("sessions", "show", "a", "--store", server.store).stdout
     assert "~ message 1 was withdrawn" in shown
     assert "You said" not in shown

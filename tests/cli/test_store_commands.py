@@ -38,9 +38,9 @@ def _send_message(server: Serving, session: str, words: str) -> None:
 
 def _check(run: Run, words: tuple[str, ...], code: int, expected: str) -> None:
     done = run(*words)
-    said = done.stdout + done.stderr
-    assert (done.exit_code, expected in said) == (code, True), (words, said)
-    assert PASSWORD not in said, words
+    output = done.stdout + done.stderr
+    assert (done.exit_code, expected in output) == (code, True), (words, output)
+    assert PASSWORD not in output, words
 
 
 def test_every_command_works_with_the_url_of_a_database(engine: Engine, tmp_path: Path, run: Run) -> None:

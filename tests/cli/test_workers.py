@@ -275,9 +275,9 @@ async def test_clients_lose_and_duplicate_nothing_while_workers_are_killed(
         async with asyncio.timeout(3 * WAIT_S):
             answers = await asyncio.gather(*map(send_questions, range(CLIENTS)))
         await killing
-        for number, said in enumerate(answers):
-            assert said[::2] == [f"{WORDS}end of {number}.{turn}" for turn in (0, 2)]
-            assert said[1::2] == ["I book.\n\ndone"] * 2
+        for number, answer in enumerate(answers):
+            assert answer[::2] == [f"{WORDS}end of {number}.{turn}" for turn in (0, 2)]
+            assert answer[1::2] == ["I book.\n\ndone"] * 2
         booked = (tmp_path / "ledger").read_text().splitlines()
         assert len(booked) == len(set(booked))
         assert len(booked) <= CLIENTS * 2 * 3

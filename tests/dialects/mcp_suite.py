@@ -230,10 +230,10 @@ async def judge(
     found: list[SuiteScenario] = []
     async with served(make_suite_app(store or folder / "suite.db")) as server:
         for number, (version, arguments) in enumerate(runs):
-            told = folder / f"run-{number}"
+            path = folder / f"run-{number}"
             program = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
             process = await asyncio.create_subprocess_exec(
-                *(node(), program, "server", "--url", f"{server.url}/v1/mcp", "-o", str(told), *arguments),
+                *(node(), program, "server", "--url", f"{server.url}/v1/mcp", "-o", str(path), *arguments),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=HOME,
@@ -244,7 +244,7 @@ async def judge(
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-            found += [_scenario(version, each) for each in sorted(told.iterdir())]
+            found += [_scenario(version, each) for each in sorted(path.iterdir())]
     return found
 
 

@@ -60,15 +60,15 @@ async def read(gateway: ServedGateway, body: Json, **headers: str) -> list[Json]
 
 async def cut_after_two_words(gateway: ServedGateway, body: Json, **headers: str) -> None:
     """Send a request through the relay, read two words, and lose the connection."""
-    heard = ""
+    received = ""
     async with gateway.openai(url=gateway.cutter.url, max_retries=0, default_headers=headers) as client:
         stream = await client.chat.completions.create(**{**body, "stream": True})
         with contextlib.suppress(openai.APIConnectionError):
             async for chunk in stream:
-                heard += (chunk.choices and chunk.choices[0].delta.content) or ""
-                if len(heard.split()) >= 2:
+                received += (chunk.choices and chunk.choices[0].delta.content) or ""
+                if len(received.split()) >= 2:
                     gateway.cutter.cut()
-    assert len(heard.split()) >= 2
+    assert len(received.split()) >= 2
     await until(lambda: not any(live.readers for live in gateway.gateway.responses.all()))
 
 
@@ -114,9 +114,9 @@ async def test_a_retry_joins_while_the_first_connection_still_seems_open() -> No
         second = asyncio.create_task(read(gateway, chat_request("hi"), **RETRY))
         await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
         go_on.set()
-        heard = await asyncio.gather(first, second)
-        assert [words_of(chunks) for chunks in heard] == [WORDS, WORDS]
-        assert heard[0] == heard[1]
+        received = await asyncio.gather(first, second)
+        assert [words_of(chunks) for chunks in received] == [WORDS, WORDS]
+        assert received[0] == received[1]
         assert len(gateway.model.requests) == 1
 
 

@@ -25,12 +25,12 @@ async def test_a_silent_stream_gets_a_keep_alive(
         async with gateway.http.stream("POST", f"/v1/{path}", json=body) as answer:
             lines = answer.aiter_lines()
             assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-            heard: list[str] = []
+            received: list[str] = []
             async for line in lines:
-                heard.append(line)
-                if heard.count(sign) == 2 + (path == "messages"):  # it opens with one
+                received.append(line)
+                if received.count(sign) == 2 + (path == "messages"):  # it opens with one
                     go_on.set()
-        assert heard.count(sign) >= 2
+        assert received.count(sign) >= 2
 
 
 async def test_a_stream_without_any_output_opens_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,14 +190,14 @@ async def await_response(client: openai.AsyncOpenAI, name: str) -> Response:
 async def test_a_gateway_killed_in_mid_answer_continues_with_the_same_upstream(tmp_path: Path) -> None:
     """The default is another one by then."""
     async with run_killable(tmp_path) as gateway:
-        said = ""
+        text = ""
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             stream = await client.responses.create(model=BLUE, input=SLOW, background=True, stream=True)
             name = ""
             async for event in stream:
                 name = event.response.id if event.type == "response.created" else name
-                said += event.delta if event.type == "response.output_text.delta" else ""
-                if "two" in said:
+                text += event.delta if event.type == "response.output_text.delta" else ""
+                if "two" in text:
                     break
             await asyncio.to_thread(gateway.kill)
         first, _, second = TWO.partition('\n\n[models."')
@@ -212,11 +212,11 @@ async def test_a_gateway_killed_in_mid_answer_continues_with_the_same_upstream(t
 
 async def test_a_chat_repeated_after_a_kill_has_each_word_once(tmp_path: Path) -> None:
     async with run_killable(tmp_path) as gateway:
-        said = ""
+        text = ""
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             async for chunk in await client.chat.completions.create(model=BLUE, messages=ASK, stream=True):
-                said += chunk.choices[0].delta.content or ""
-                if "two" in said:
+                text += chunk.choices[0].delta.content or ""
+                if "two" in text:
                     break
             await asyncio.to_thread(gateway.kill)
         await asyncio.to_thread(gateway.start)
@@ -320,9 +320,9 @@ upstream = "acp:env PYTHONPATH={ROOT} {sys.executable} -m tests.agents.acp_agent
                 assert "An earlier agent received this request and was cut off" in ended.output_text
                 assert f"one {name}" in ended.output_text
     for name, other in (("amber", "blue"), ("blue", "amber")):
-        told = [each["text"] for each in orders[name].recorded("told")]
-        assert len(told) == 3
-        assert not any(other in text for text in told)
+        received = [each["text"] for each in orders[name].recorded("told")]
+        assert len(received) == 3
+        assert not any(other in text for text in received)
 
 
 async def _until_runs(orders: Orders) -> None:

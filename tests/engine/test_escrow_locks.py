@@ -222,10 +222,12 @@ async def test_unfinished_work_waits_for_its_client_without_an_error(
     await _until(is_one_locked)
     assert second.recovery.failed == 0
     assert second.sessions_awake == 0
-    said = [record.getMessage() for record in caplog.records if "waits for its client" in record.getMessage()]
+    logged = [
+        record.getMessage() for record in caplog.records if "waits for its client" in record.getMessage()
+    ]
     for _ in range(100):
         await asyncio.sleep(0)
-    assert len(said) <= 1, "it is asked once for each epoch"
+    assert len(logged) <= 1, "it is asked once for each epoch"
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
     with pytest.raises(SessionLockedError):
         await second.session("s")

@@ -85,7 +85,7 @@ DEATHS = [
 class TurnPlan(Struct):
     """The course of one turn: its message, the model's behaviour, its cancel, the death of the process."""
 
-    said: tuple[Text | File, ...]
+    parts: tuple[Text | File, ...]
     responses: list[str]
     cancel_after_s: float | None
     death: tuple[Fault, int] | None
@@ -161,7 +161,7 @@ class GeneratedLife:
     async def _send_message(self) -> None:
         await self.host.start()
         await self.host.wait_for_recovery()
-        await (await self._runner()).submit(SendMessage(UserMessage(self.plan.said)))
+        await (await self._runner()).submit(SendMessage(UserMessage(self.plan.parts)))
 
     async def _cancel(self) -> None:
         await (await self._runner()).submit(Cancel())

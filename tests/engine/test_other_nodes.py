@@ -198,8 +198,8 @@ async def test_the_agents_turn_limit_applies_wherever_the_message_arrived(places
     there = await places.host(turn_s=90.0)
     await run_turn_of(here, "first")
     await (await there.session("s")).submit(_command("second"))
-    said = [each for each in places.records() if isinstance(each, MessageAccepted)]
-    assert [each.timeout_s for each in said] == [90.0, 90.0]
+    messages = [each for each in places.records() if isinstance(each, MessageAccepted)]
+    assert [each.timeout_s for each in messages] == [90.0, 90.0]
 
 
 @spec("TURN-74")
@@ -396,7 +396,7 @@ async def test_readers_of_a_releasing_node_are_informed_once_another_process_has
     with pytest.raises(StoreBusyError):
         await deleting
     assert _is_free(places, "s"), "the node has let go of it"
-    assert not reading.done(), "nothing was deleted, and nobody has heard of anything"
+    assert not reading.done(), "nothing was deleted, and no reader received an event"
     reading.cancel()
     await run_turn(here, "s", "and on")
     assert (await here.session("s")) is reader

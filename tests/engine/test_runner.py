@@ -584,9 +584,9 @@ async def _read_to_end(host: Host, model: WordByWordModel, runner: Runner) -> li
     async with asyncio.timeout(60):
         while runner.state.is_live:
             await runner.wait(runner.newest.position)
-    said = [each.text for each in await _records(runner) if isinstance(each, Delta)]
+    texts = [each.text for each in await _records(runner) if isinstance(each, Delta)]
     await host.stop()
-    return said
+    return texts
 
 
 @pytest.mark.parametrize("may", [True, False])
@@ -648,8 +648,8 @@ async def test_a_bug_during_an_append_of_deltas_ends_the_session_and_repeats_not
             await runner.wait(runner.newest.position)
     assert runner.has_failed
     assert "a session ended on a defect" in caplog.text
-    said = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
-    assert [each.text for each in said if isinstance(each, Delta)] == ["a"]
+    found = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
+    assert [each.text for each in found if isinstance(each, Delta)] == ["a"]
     await host.stop()
 
 

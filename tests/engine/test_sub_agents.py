@@ -405,10 +405,10 @@ class _Family:
         page = child.stored()[after : after + limit]
         if page:
             follower.shown[call_id] = page[-1].position
-            told = tuple(
+            found = tuple(
                 (each.position, each.body) for each in page if not isinstance(decode(each.body), OF_NODES)
             )
-            self._append_command(follower, ChildStreamed(CallRef(1, 1, call_id), child.name, told))
+            self._append_command(follower, ChildStreamed(CallRef(1, 1, call_id), child.name, found))
         elif not child.session.is_live:
             self._append_command(follower, CallFinished(1, 1, result_of(call_id, child.session)))
 

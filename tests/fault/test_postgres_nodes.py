@@ -73,10 +73,10 @@ async def test_no_terminated_connection_costs_a_turn(folder: Path, engine: Engin
         await until_there(folder, "tool", TurnEnded)
         await until_there(folder, "model", TurnEnded)
         found = records(folder, "tool")
-        said = records(folder, "model")
+        reported = records(folder, "model")
     assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.OK]
-    assert [each.attempt for each in said if isinstance(each, AttemptStarted)] == [1]
-    assert [each.body.text for each in said if isinstance(each, ResponseCompleted)] == ["half and half"]
+    assert [each.attempt for each in reported if isinstance(each, AttemptStarted)] == [1]
+    assert [each.body.text for each in reported if isinstance(each, ResponseCompleted)] == ["half and half"]
     assert len([each for each in executions(folder) if each.tool == "work"]) == 1
     assert problems(folder, ["tool", "model"]) == []
 

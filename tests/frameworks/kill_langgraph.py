@@ -72,8 +72,8 @@ async def conversation(play: GuidePlay) -> FinalState:
     """Two messages on one thread."""
     names = _names(play, 1)
     for message in ("m1", "m2"):
-        said = await until_free(functools.partial(names["answer"], SESSION, message, message), play)
-        assert said == f"done {message}", said
+        answer = await until_free(functools.partial(names["answer"], SESSION, message, message), play)
+        assert answer == f"done {message}", answer
     return await _report(names)
 
 
@@ -82,8 +82,8 @@ async def cancelled(play: GuidePlay) -> FinalState:
     names = _names(play, 1)
     for message in ("m1", "m2"):
         answer = functools.partial(names["answer"], SESSION, message, message)
-        said = await cancel_and_repeat(answer, play)
-        assert said == f"done {message}", said
+        response = await cancel_and_repeat(answer, play)
+        assert response == f"done {message}", response
     return await _report(names)
 
 

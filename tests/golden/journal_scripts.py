@@ -173,12 +173,12 @@ def client_tool(name: str = "at_client", *, needs_approval: bool = False) -> Cli
 
 
 def _streamed() -> JournalScript:
-    said = SendMessage(
+    message = SendMessage(
         UserMessage.of("use my tool"), (client_tool(), client_tool("other", needs_approval=True))
     )
     late = CallFinished(1, 1, ToolResult("b", "after all"))
     story = JournalScript().take(
-        command(said, connection=1), streams("I ", "ask"), asks(at_client("a"), at_client("b"))
+        command(message, connection=1), streams("I ", "ask"), asks(at_client("a"), at_client("b"))
     )
     story.take(command(ended("a", "from the client"), 1, connection=2))
     story.take(sessions.notice_of(story.session, "st", 3) or Withdraw())
@@ -548,8 +548,8 @@ def _application() -> JournalScript:
     seen = Step(Response((Text("I look."), look)), (ToolResult("a", "a tree"),))
     story.take(_resend(story, hi, seen, results=seen.results))
     story.take(ModelResponded(AttemptRef(1, 2, 1), Response((Text("A tree."),))))
-    said = (hi, seen, Step(Response((Text("A tree."),))))
-    story.take(_resend(story, *said, UserMessage.of("more")))
+    text = (hi, seen, Step(Response((Text("A tree."),))))
+    story.take(_resend(story, *text, UserMessage.of("more")))
     story.take(ModelStreamed(AttemptRef(2, 1, 1), (Delta(2, 1, 1, 0, "text", "half"),))).node(after_s=1.0)
     story.take(
         ModelFailed(

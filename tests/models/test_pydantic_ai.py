@@ -109,8 +109,10 @@ async def test_a_test_model_calls_and_then_answers() -> None:
     asked = response_of(await events_of_model(model))
     assert [made.name for made in asked.calls] == ["read"]
     step = Step(asked, (ToolResult(asked.calls[0].id, "X"),))
-    told = response_of(await events_of_model(model, ModelRequest("", REQUEST.history.then(step), (READ,))))
-    assert (told.text, told.finish) == ("all done", Finish.STOP)
+    response = response_of(
+        await events_of_model(model, ModelRequest("", REQUEST.history.then(step), (READ,)))
+    )
+    assert (response.text, response.finish) == ("all done", Finish.STOP)
 
 
 async def test_thinking_text_and_calls_are_converted() -> None:
@@ -125,8 +127,8 @@ async def test_thinking_text_and_calls_are_converted() -> None:
         yield {2: DeltaToolCall(name="read", json_args='{"path": "y"}', tool_call_id="b")}
         yield {1: DeltaToolCall(json_args=': "x"}')}
 
-    *said, finished = await events_of_model(PydanticAIModel(FunctionModel(stream_function=stream_response)))
-    assert said == [
+    *events, finished = await events_of_model(PydanticAIModel(FunctionModel(stream_function=stream_response)))
+    assert events == [
         ThinkingDelta("let me "),
         ThinkingDelta("see", "sig"),
         TextDelta("I will "),
@@ -150,8 +152,8 @@ async def test_the_provider_receives_the_tools_and_the_instructions() -> None:
     await events_of_model(PydanticAIModel(FunctionModel(stream_function=stream_response)))
     (info, instructions) = seen[0]
     assert instructions == "Be brief."
-    told = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
-    assert told == [("read", "Read a file.", READ.parameters)]
+    found = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
+    assert found == [("read", "Read a file.", READ.parameters)]
 
 
 class RecordingTransport(httpx2.AsyncBaseTransport):
@@ -186,8 +188,8 @@ async def test_redacted_thinking_is_received_and_sent_back_unchanged() -> None:
 
     history = REQUEST.history.then(Step(responded, (ToolResult("toolu_1", "X"),)))
     await events_of_model(model, ModelRequest("", history, (READ,)))
-    (_, said, _) = unmarked(seen.bodies[1]["messages"])
-    assert said["content"][:2] == [
+    (_, content, _) = unmarked(seen.bodies[1]["messages"])
+    assert content["content"][:2] == [
         {"type": "thinking", "thinking": "hm", "signature": "c2ln"},
         {"type": "redacted_thinking", "data": "c2VhbGVk"},
     ]

@@ -52,7 +52,7 @@ def test_templates_render_repaired_histories_without_loss(form: str, profile: st
         chat = with_due_prompt(as_chat(form, done.messages))
         names = [name for name in TEMPLATES[profile] if can_render(name, chat)]
         asked.update({name: asked[name] + 1 for name in names})
-        refused += [(number, how, said) for name in names if (said := refusal(name, chat))]
+        refused += [(number, how, verdict) for name in names if (verdict := refusal(name, chat))]
         refused += [(number, how, word) for word in lost_words(messages, [done.messages, done.system])]
     assert refused == []
     assert sum(asked.values()) >= QUESTIONS * len(asked) / 2

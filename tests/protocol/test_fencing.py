@@ -41,9 +41,9 @@ def state_after(session: Session, *commands: Received) -> Session:
     return session
 
 
-def decided(session: Session, said: Received) -> tuple[Record, ...] | type[MidstreamError]:
+def decided(session: Session, command: Received) -> tuple[Record, ...] | type[MidstreamError]:
     try:
-        return decide(session, said, epoch=1, at=AT)
+        return decide(session, command, epoch=1, at=AT)
     except Refused as refused:
         return type(refused.error)
 
@@ -87,7 +87,7 @@ def test_a_command_of_a_newer_connection_takes_the_stream_once_in_its_append() -
 
 @spec("STREAM-57", "STREAM-101")
 @pytest.mark.parametrize(
-    "said",
+    "accepted_command",
     [
         command(0, sends("hi"), 4),
         command(0, sends("other words"), 4),
@@ -96,10 +96,10 @@ def test_a_command_of_a_newer_connection_takes_the_stream_once_in_its_append() -
     ],
     ids=["a repetition", "a conflict", "an abort", "a gap"],
 )
-def test_every_command_of_an_older_connection_is_refused(said: Received) -> None:
+def test_every_command_of_an_older_connection_is_refused(accepted_command: Received) -> None:
     session = state_after(RUNNING, command(0, sends("hi"), 5))
-    assert decided(session, said) is StreamFencedError
-    assert decided(session, replace(said, secret_digest="another")) is WrongSecretError, (
+    assert decided(session, accepted_command) is StreamFencedError
+    assert decided(session, replace(accepted_command, secret_digest="another")) is WrongSecretError, (
         "that is judged before"
     )
 
@@ -121,7 +121,7 @@ def test_a_repetition_changes_only_the_connection_of_a_running_turn() -> None:
     assert decided(RUNNING, command(0, sends("hi"), 4)) == (StreamTaken("a", 4),)
     over = fold([(1, each) for each in decide(RUNNING, answers("ready"), epoch=1, at=AT)], RUNNING)
     assert not over.is_live
-    assert decided(over, command(0, sends("hi"), 4)) == (), "there is nothing left to be told twice"
+    assert decided(over, command(0, sends("hi"), 4)) == (), "nothing is left to apply twice"
 
 
 @spec("STREAM-50", "STREAM-101")
@@ -176,8 +176,8 @@ def test_a_connection_recognises_from_the_journal_that_it_is_the_older_one() -> 
 
 def test_a_command_carries_the_number_of_its_connection() -> None:
     stream = admitted(7, RUNNING)
-    said = frames.encode(SendPayload((Text("hi"),)))
-    stream.receive(frames.encode(CommandFrame(0, msgspec.Raw(said))), now=0.0)
+    sent = frames.encode(SendPayload((Text("hi"),)))
+    stream.receive(frames.encode(CommandFrame(0, msgspec.Raw(sent))), now=0.0)
     (request,) = stream.requests()
     assert isinstance(request, Submit)
     assert request.received.connection == 7
@@ -192,10 +192,8 @@ def test_a_notice_repeats_the_last_accepted_command() -> None:
     assert notice == Received("a", DIGEST, 1, "digest of None", None, connection=4)
     assert decided(session, notice) == (StreamTaken("a", 4),)
     taken = state_after(session, notice)
-    assert decided(taken, notice) == (), "said twice it is said once"
-    assert decided(state_after(taken, command(2, None, 4)), notice) == (), (
-        "also where more was said meanwhile"
-    )
+    assert decided(taken, notice) == (), "a repeated command has one effect"
+    assert decided(state_after(taken, command(2, None, 4)), notice) == (), "also after other commands"
 
 
 @spec("STREAM-102")

@@ -88,8 +88,8 @@ def advance_model(host: MemoryHost, *, calls: bool, ends: bool) -> None:
     if not isinstance(turn, AwaitingModel):
         return
     if not ends:
-        said = Delta(turn.turn, turn.response_no, turn.attempt, 0, "text", "word ")
-        host.do(ModelStreamed(turn.ref, (said,)), at=1.0)
+        delta = Delta(turn.turn, turn.response_no, turn.attempt, 0, "text", "word ")
+        host.do(ModelStreamed(turn.ref, (delta,)), at=1.0)
     elif calls:
         response = Response((ToolCall("c", "look"),), Finish.CALLS)
         plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)

@@ -488,8 +488,10 @@ class SmallWorld:
     def stream_word(self) -> None:
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
-        said: ModelStreamed = streams("word", turn=turn.turn, response=turn.response_no, attempt=turn.attempt)
-        self.do(said)
+        command: ModelStreamed = streams(
+            "word", turn=turn.turn, response=turn.response_no, attempt=turn.attempt
+        )
+        self.do(command)
 
     def response(self) -> None:
         """Let the model call the client's tool in its first response, and answer in the next."""

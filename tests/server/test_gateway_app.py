@@ -305,9 +305,9 @@ async def test_an_error_after_the_first_token_is_in_the_stream() -> None:
             assert last.type == "response.failed"
             assert last.response.error is not None
         async with gateway.anthropic(max_retries=0) as other:
-            told = await other.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=True)
+            answer = await other.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=True)
             with pytest.raises(anthropic.APIStatusError, match="gone"):
-                _ = [event async for event in told]
+                _ = [event async for event in answer]
 
 
 async def test_a_bug_of_an_upstream_is_reported_without_detail(caplog: pytest.LogCaptureFixture) -> None:
@@ -413,7 +413,7 @@ async def test_a_pooled_upstream_receives_the_settings_it_supports() -> None:
     async with serving(make_gateway(Pooled(upstream, store), store=store), model) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi", top_p=0.5, seed=3))
         assert answer.headers["x-midstream-ignored"] == "seed"
-        assert [said.settings for _, said in upstream.memory.arrived] == [ModelSettings(top_p=0.5)]
+        assert [sent.settings for _, sent in upstream.memory.arrived] == [ModelSettings(top_p=0.5)]
 
 
 async def test_a_draining_gateway_refuses_new_work() -> None:
@@ -440,15 +440,15 @@ async def test_answers_stopped_by_the_shutdown_end_with_an_error_of_their_api(
             asked = chat_request("streamed", stream=True)
             async with client.stream("POST", "/v1/chat/completions", json=asked) as stream:
                 pieces = stream.aiter_text()
-                heard = await anext(pieces)
+                received = await anext(pieces)
                 while sum(run.has_begun for run in app.responses.all()) < 2:  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0)
                 stop.set()
                 async for piece in pieces:
-                    heard += piece
+                    received += piece
             refused = await whole
         await serving
-    assert heard.rstrip().endswith('"type":"server_error","param":null,"code":"draining"}}')
+    assert received.rstrip().endswith('"type":"server_error","param":null,"code":"draining"}}')
     assert (refused.status_code, refused.headers["x-should-retry"]) == (502, "false")
     assert refused.json()["error"]["code"] == "draining"
 
@@ -466,17 +466,17 @@ async def test_a_late_request_does_not_start_a_stopped_gateway() -> None:
 
 async def test_the_gateway_starts_and_stops_with_the_server_it_is_mounted_in() -> None:
     app = make_gateway(ScriptedModel([]))
-    heard: list[str] = []
-    said = iter(("lifespan.startup", "lifespan.shutdown"))
+    received: list[str] = []
+    content = iter(("lifespan.startup", "lifespan.shutdown"))
 
     async def receive() -> dict[str, Any]:
-        return {"type": next(said)}
+        return {"type": next(content)}
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        heard.append(message["type"])
+        received.append(message["type"])
 
     await app({"type": "lifespan"}, receive, send)
-    assert heard == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert received == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 async def test_a_model_is_closed_with_the_gateway() -> None:

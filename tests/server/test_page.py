@@ -128,7 +128,7 @@ async def open_chat(browser: Browser, url: str) -> Chat:
     page = await context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda said: problems.append(said.text) if "Security Policy" in said.text else None)
+    page.on("console", lambda line: problems.append(line.text) if "Security Policy" in line.text else None)
     await page.goto(url)
     await expect(page.locator("#empty")).to_be_visible(timeout=WAIT_MS)
     return Chat(page, problems)
@@ -288,8 +288,8 @@ async def test_an_answer_continues_after_a_reload(browser: Browser) -> None:
         gate.set()
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert said.count("message_accepted") == 1
+        kinds = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert kinds.count("message_accepted") == 1
 
 
 @pytest.mark.long
@@ -388,8 +388,8 @@ async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str)
         await chat.sees_end("cancelled")
         await chat.sees("".join(WORDS[:HALF]))
         await expect(chat.page.locator("#send")).to_be_visible()
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert said.count("cancel_requested") == 1
+        kinds = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert kinds.count("cancel_requested") == 1
 
 
 @pytest.mark.long
@@ -678,8 +678,8 @@ async def _six_turns(browser: Browser, random: Random) -> None:
             await chat.sees("".join(words_of_turn(turn)))
             await expect(chat.turn.locator(".call[data-state=ok]")).to_have_count(1)
         assert runs == [1, 2, 3, 4, 5, 6]
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert said.count("message_accepted") == 6
+        kinds = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert kinds.count("message_accepted") == 6
         # The transcript shows the end at once; the stream is removed when its own connection has delivered
         # it.
         async with asyncio.timeout(WAIT_MS / 1000):

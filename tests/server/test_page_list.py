@@ -54,8 +54,8 @@ async def test_the_page_and_the_api_agree_on_the_status_of_a_session(browser: Br
     gate = asyncio.Event()
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
-        said = request.history.entries[-1]
-        if said == UserMessage.of("fail"):
+        message = request.history.entries[-1]
+        if message == UserMessage.of("fail"):
             return [TextDelta("I try. "), ModelRejectedError("no such model")]
         return [TextDelta("I wait. "), Gate(gate), Finished()]
 

@@ -177,8 +177,10 @@ async def test_a_person_decides_a_call_in_doubt(browser: Browser, port: int) -> 
 
 def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedStep]]:
     def response(request: ModelRequest) -> list[ScriptedStep]:
-        said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
-        return [TextDelta("thinking"), Gate(gate), *text(" done")] if len(said) == 1 else text("next done")
+        messages = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
+        return (
+            [TextDelta("thinking"), Gate(gate), *text(" done")] if len(messages) == 1 else text("next done")
+        )
 
     return response
 

@@ -44,8 +44,8 @@ NO_WAIT_ENDS = """(most) => {
 
 def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
     """Answer each message with its number."""
-    said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
-    return text(f"Answer {len(said)}.")
+    messages = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
+    return text(f"Answer {len(messages)}.")
 
 
 async def another(browser: Browser, url: str, chat: Chat) -> Chat:

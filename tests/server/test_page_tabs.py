@@ -76,8 +76,8 @@ def turns(*responses: Sequence[ScriptedStep] | Callable[[ModelRequest], Sequence
     """Make an app with a model that answers one turn after the other."""
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
-        said = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
-        steps = responses[said - 1]
+        content = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
+        steps = responses[content - 1]
         return steps(request) if callable(steps) else steps
 
     return make_app(response)

@@ -83,8 +83,8 @@ async def connect_at(page: Page, url: str, *, is_fast: bool = False, **options: 
 
 async def send(page: Page, session: str, words: str) -> str:
     await page.evaluate(SEND, [session, words])
-    heard: str = await value_of(page, "speaking")
-    return heard
+    received: str = await value_of(page, "speaking")
+    return received
 
 
 async def value_of(page: Page, expression: str) -> Any:  # noqa: ANN401 - JSON

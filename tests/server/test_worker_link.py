@@ -44,8 +44,8 @@ async def test_a_worker_follows_its_supervisor_and_ends_with_it() -> None:
         reader, writer = await asyncio.open_connection(sock=theirs)
         async with asyncio.timeout(WAIT_S):
             await link.follow(accept, lambda: cuts.append(True))
-            said: list[Any] = [msgspec.json.decode(await reader.readline()) for _ in range(2)]
-            assert said == [
+            content: list[Any] = [msgspec.json.decode(await reader.readline()) for _ in range(2)]
+            assert content == [
                 {"type": "ready", "report": {"url": "u"}},
                 msgspec.to_builtins(Page(9, "page")),
             ]

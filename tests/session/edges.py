@@ -126,11 +126,11 @@ def edge_of(
 ) -> MachineEdge:
     """Return the edge of a command."""
     if isinstance(records, Refused):
-        said: tuple[str, ...] = (f"[{records.error.code}]",)
+        content: tuple[str, ...] = (f"[{records.error.code}]",)
     else:
         kinds = [_kind(record) for record in records]
-        said = tuple(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
-    return MachineEdge(_kind(before.turn), _kind(command), said, _kind(after.turn))
+        content = tuple(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
+    return MachineEdge(_kind(before.turn), _kind(command), content, _kind(after.turn))
 
 
 def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> Iterator[RecordEffect]:

@@ -200,10 +200,10 @@ def _stray(draw: st.DrawFn) -> Command:
 
 
 def _queued(draw: st.DrawFn) -> SendMessage:
-    said = sends(draw(words))
+    newest = sends(draw(words))
     responses_max = draw(st.sampled_from([0, 0, 0, 1, 2]))
     return SendMessage(
-        said.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits), responses_max=responses_max
+        newest.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits), responses_max=responses_max
     )
 
 

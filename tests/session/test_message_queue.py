@@ -108,9 +108,9 @@ def test_a_late_result_is_recorded_once() -> None:
 
 @spec("TURN-31", "TURN-15")
 def test_a_client_can_send_late_results_of_its_own_calls_only() -> None:
-    said = Received("s", "secret", 0, "d0", sends())
-    ours = _live(said, asks(writes("a")), Cancel(), CancelExpired(1))
-    theirs = _live(said, asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
+    message = Received("s", "secret", 0, "d0", sends())
+    ours = _live(message, asks(writes("a")), Cancel(), CancelExpired(1))
+    theirs = _live(message, asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
     received = Received("s", "secret", 1, "d1", ended("a", "late"))
     assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
     assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))
@@ -121,9 +121,9 @@ def test_a_message_can_carry_the_conversation_that_its_client_has_changed() -> N
     session = _live(sends("one"), answers("1"), sends("two"), answers("2", turn=2))
     old = session.history.entries
     others = (UserMessage.of("dos"),)
-    said = SendMessage(UserMessage.of("three"), keep=2, before=others, turns=2)
-    session = _fold(session, said)
-    assert session.history.entries == (*old[:2], *others, said.message)
+    newest = SendMessage(UserMessage.of("three"), keep=2, before=others, turns=2)
+    session = _fold(session, newest)
+    assert session.history.entries == (*old[:2], *others, newest.message)
     assert (session.turns, session.is_live) == (3, True)
 
 
@@ -143,7 +143,7 @@ def test_a_change_before_the_cut_shows_the_model_the_older_part_again() -> None:
     ],
 )
 def test_a_change_of_an_outdated_conversation_is_refused(session: Session, code: str) -> None:
-    said = SendMessage(UserMessage.of("x"), when_busy=WhenBusy.QUEUE, keep=0, turns=1)
+    message = SendMessage(UserMessage.of("x"), when_busy=WhenBusy.QUEUE, keep=0, turns=1)
     with pytest.raises(Refused) as refused:
-        decide(session, said, epoch=1, at=AT)
+        decide(session, message, epoch=1, at=AT)
     assert refused.value.error.code == code

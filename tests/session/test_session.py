@@ -187,10 +187,10 @@ def test_queued_messages_are_taken_once_and_in_order(life: SessionLife) -> None:
         record.queued for _, record in life.journal if isinstance(record, MessageAccepted) and record.queued
     ]
     back = {record.number for _, record in life.journal if isinstance(record, MessageWithdrawn)}
-    said = [record.number for _, record in life.journal if isinstance(record, MessageQueued)]
+    content = [record.number for _, record in life.journal if isinstance(record, MessageQueued)]
     waiting = [each.number for each in life.session.queue]
-    assert said == list(range(1, len(said) + 1))
-    assert taken + waiting == [number for number in said if number not in back]
+    assert content == list(range(1, len(content) + 1))
+    assert taken + waiting == [number for number in content if number not in back]
     assert life.session.is_live or not waiting
 
 
@@ -760,12 +760,12 @@ def test_a_journal_cannot_be_pruned_within_a_turn_of_a_foreign_loop() -> None:
 
 
 def test_a_message_without_a_time_limit_gets_that_of_the_agent() -> None:
-    said = SendMessage(UserMessage.of("hi"))
+    message = SendMessage(UserMessage.of("hi"))
     short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
-    received = Received("stream", "secret", 0, "digest", said)
+    received = Received("stream", "secret", 0, "digest", message)
     timed = SendMessage(UserMessage.of("hi"), timeout_s=60.0)
-    assert with_turn_limit(said, 0.0) is said
-    assert with_turn_limit(said, 60.0) == timed
+    assert with_turn_limit(message, 0.0) is message
+    assert with_turn_limit(message, 60.0) == timed
     assert with_turn_limit(short, 60.0) is short
     assert with_turn_limit(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
     assert with_turn_limit(Cancel(), 60.0) == Cancel()

@@ -26,7 +26,7 @@ class Memory:
         self.kind = broken or Remembering
         self.lacks: frozenset[Trait] = frozenset({Trait.PROCESS})
         self.talks: dict[str, list[str]] = {}
-        self.heard: list[PeerMessage] = []
+        self.received: list[PeerMessage] = []
         self.running = 0
         self.made = 0
         self.is_refusing = False
@@ -38,7 +38,7 @@ class Memory:
         return self.kind(self)
 
     def messages(self) -> list[PeerMessage]:
-        return [*self.heard]
+        return [*self.received]
 
     def runs(self) -> int:
         return self.running
@@ -133,7 +133,7 @@ class Agent:
         try:
             text = "".join(part.text for part in outgoing.message.parts if isinstance(part, Text))
             memory.talks[self.talk].append(text)
-            memory.heard.append(PeerMessage(self.talk, text, key))
+            memory.received.append(PeerMessage(self.talk, text, key))
             is_hanging = memory.takes("hang")
             yield MessageTaken(self.talk, self.source)
             self.source = self.talk

@@ -70,8 +70,8 @@ LONG = (
 
 def request(text: str, *results: str, earlier: tuple[tuple[str, str], ...] = ()) -> ModelRequest:
     history = History()
-    for said, answered in earlier:
-        history = history.then(UserMessage.of(said)).then(Step(Response((Text(answered),))))
+    for content, answered in earlier:
+        history = history.then(UserMessage.of(content)).then(Step(Response((Text(answered),))))
     history = history.then(UserMessage.of(text))
     for number, result in enumerate(results):
         call = ToolCall(f"c{number}", "read_file")

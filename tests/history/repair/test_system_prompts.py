@@ -142,9 +142,9 @@ def test_a_system_prompt_kept_as_text_counts_as_a_copy_in_a_later_repair(profile
         return {"kind": "request", "parts": [{"part_kind": kind, "content": words} for kind, words in parts]}
 
     answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
-    told = ("system-prompt", "Be brief.")
-    start = [request_with(("user-prompt", "q")), answer, request_with(told, ("user-prompt", "r")), answer]
-    more = [request_with(("user-prompt", "s")), answer, request_with(told, ("user-prompt", "t")), answer]
+    reported = ("system-prompt", "Be brief.")
+    start = [request_with(("user-prompt", "q")), answer, request_with(reported, ("user-prompt", "r")), answer]
+    more = [request_with(("user-prompt", "s")), answer, request_with(reported, ("user-prompt", "t")), answer]
     stored = repair(start, format="pydantic-ai", profile=profile)
     later = repair([*stored.messages, *more], format="pydantic-ai", profile=profile)
     assert later.messages == repair([*start, *more], format="pydantic-ai", profile=profile).messages

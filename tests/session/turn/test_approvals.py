@@ -263,8 +263,8 @@ def test_an_expired_question_is_asked_again() -> None:
 
 @spec("TURN-78")
 def test_the_time_limit_of_a_turn_is_paused_while_people_decide() -> None:
-    said = SendMessage(sends().message, timeout_s=100.0)
-    _, state = apply_command(state_after(said), requests_permission(), at=AT + 10.0)
+    newest = SendMessage(sends().message, timeout_s=100.0)
+    _, state = apply_command(state_after(newest), requests_permission(), at=AT + 10.0)
     _, state = apply_command(state, requests_permission("leave-2"), at=AT + 20.0)
     assert pending_work(state) == (MODEL,)
     _, state = apply_command(state, allows(), at=AT + 30.0)

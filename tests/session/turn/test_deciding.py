@@ -529,7 +529,7 @@ def _upstream_call_ended(outcome: Outcome | None, *, response: int = 1) -> Model
 
 @spec("TURN-83")
 @pytest.mark.parametrize(
-    ("said", "part"),
+    ("command", "part"),
     [
         (streams("I pay."), Text("I pay.")),
         (_upstream_call_ended(Outcome.OK), UpstreamCall("u", "shell", "{}", "done", Outcome.OK)),
@@ -538,13 +538,13 @@ def _upstream_call_ended(outcome: Outcome | None, *, response: int = 1) -> Model
     ids=["words", "a call that ended", "a call in doubt"],
 )
 def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_request(
-    said: ModelStreamed, part: ResponsePart
+    command: ModelStreamed, part: ResponsePart
 ) -> None:
     cut = (
         ResponseCompleted(1, 1, 1, Response((part,), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
     )
-    state = state_after(sends(), _reuse_decided(), said)
+    state = state_after(sends(), _reuse_decided(), command)
     records, _ = apply_command(_taken_over(state), Recover(), epoch=2)
     assert records == (*cut, AttemptStarted(1, 2, attempt=1, at=AT))
 
