@@ -1,17 +1,17 @@
-"""What the gateway adds to the time to the first word, at 100 streams at once.
+"""Cost of the gateway in time to the first word, at 100 concurrent streams.
 
 A scripted peer speaks OpenAI's chat completions. The same load goes to it directly and through the gateway, in turns,
-in one run: each of 100 connections asks, notes when the first word came, reads to the end, pauses, and asks again.
-What the gateway adds is the difference of the two distributions at their medians and at their 99th percentiles.
+in one run: each of 100 connections sends a request, notes the time of the first word, reads to the end, pauses, and
+repeats. The cost is the difference of the two distributions at their medians and at their 99th percentiles.
 
 How the bar is read. "100 concurrent streams" is a closed loop: a hundred are open all the time (but for the pauses, a
-twentieth of it), each says 20 tokens a second, and new requests come among them as answers end, some 47 a second. Not a
-hundred POSTs in the same millisecond: that would measure how long a hundred requests stand in line for one core, with
-the peer's own line in front of it. What is asked before all hundred are open is not counted. No two requests are equal:
-none is answered by the run of another. The gateway is the command that people start, with its key and its database on
-disk, at the priority they start it with; peer, gateway and load are three processes on whatever cores there are, and
-share them on both sides. The upstream is one that keeps no conversations: what a pool and an agent's own SDK take comes
-on top, and an agent's first word comes after seconds.
+twentieth of it), each receives 20 tokens a second, and new requests come among them as answers end, some 47 a second.
+Not a hundred POSTs in the same millisecond: that would measure how long a hundred requests stand in line for one core,
+with the peer's own queue in front of it. Requests before all hundred are open are not counted. No two requests are
+equal: none is answered by the run of another. The gateway is the command that people start, with its key and its
+database on disk, at the priority they start it with; peer, gateway and load are three processes on whatever cores
+there are, and share them on both sides. The upstream is one that keeps no conversations: what a pool and an agent's
+own SDK take comes on top, and an agent's first word comes after seconds.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def _load(port: int, model: str, name: str, seconds: float) -> list[float]
 async def _ask_on(port: int, model: str, name: str, opened: float, until: float, times: list[float]) -> None:
     chance = random.Random(name)  # noqa: S311 - a load
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    await asyncio.sleep(chance.random() * OPENING_S)  # nobody begins together
+    await asyncio.sleep(chance.random() * OPENING_S)  # the connections start at different times
     turn = 0
     while (asked := time.monotonic()) < until:
         turn += 1
@@ -151,13 +151,13 @@ async def _ask_on(port: int, model: str, name: str, opened: float, until: float,
         )
         began = time.perf_counter()
         writer.write(head.encode() + body)
-        heard = b""
-        while b"token" not in heard:
-            heard += await _some(reader)
+        received = b""
+        while b"token" not in received:
+            received += await _some(reader)
         if asked >= opened:
             times.append(time.perf_counter() - began)
-        while not heard.endswith(b"0\r\n\r\n"):
-            heard = heard[-8:] + await _some(reader)
+        while not received.endswith(b"0\r\n\r\n"):
+            received = received[-8:] + await _some(reader)
         await asyncio.sleep(chance.random() * 0.2)
     writer.close()
 

@@ -1,6 +1,6 @@
 """The peer of `bench/gateway.py`: it sends tokens by a script, the first one at once.
 
-A request that ends with midstream's wish to go on gets the tokens that its cut answer lacks.
+A request that ends with midstream's request to continue gets the tokens that its cut answer lacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from midstream.session.session import CONTINUE
 
-TOKEN = "the-key-of-the-bench"  # noqa: S105 - of no value to anybody
+TOKEN = "the-key-of-the-bench"  # noqa: S105 - has no value
 _HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-store\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -38,7 +38,7 @@ _END = _framed(
 )
 
 
-async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer_requests(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer requests of one connection: `tokens` and the seconds between them stand in the model's name."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
@@ -68,7 +68,7 @@ def _sent_before(messages: list[dict[str, Any]]) -> int:
 
 
 async def _serve() -> None:
-    server = await asyncio.start_server(_talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(_answer_requests, "127.0.0.1", 0)
     print(f'{{"url":"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}}', flush=True)
     await server.serve_forever()
 

@@ -32,7 +32,7 @@ from midstream.store.contract import Batch, Store
 from midstream.store.store_registry import open_store
 from tests.nats_engine import running_cluster
 from tests.postgres_engine import running_engine
-from tests.session.turn_stories import answers, asks, ended, say, writes
+from tests.session.turn_stories import answers, asks, ended, sends, writes
 
 SIZES = (1_000, 10_000, 100_000)
 IDLE_SIZE = 10_000
@@ -147,7 +147,7 @@ def turn() -> list[tuple[list[Record], Session, Session]]:
     state = Session()
     done = []
     for command in (
-        say("Which of the tests in this folder fail, and why? Run them and look at the first one."),
+        sends("Which of the tests in this folder fail, and why? Run them and look at the first one."),
         asks(writes("a")),
         ended("a", "collected 311 items; 310 passed, 1 failed in 4.2 s. " * 6),
         answers("One of 311 tests fails. " * 20, response=2),

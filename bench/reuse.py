@@ -305,7 +305,7 @@ def _answer(number: int) -> Step:
     return Step(Response((Text(f"answer {number} ".ljust(ANSWER_CHARS, "y")),)))
 
 
-def _talk(turns: int = TURNS) -> list[Request]:
+def _conversation(turns: int = TURNS) -> list[Request]:
     entries: list[Entry] = []
     requests = []
     for number in range(turns):
@@ -318,34 +318,34 @@ def _talk(turns: int = TURNS) -> list[Request]:
 def _new_day() -> list[Request]:
     return [
         msgspec.structs.replace(request, system=f"Be brief. Day {number // HALFWAY}")
-        for number, request in enumerate(_talk())
+        for number, request in enumerate(_conversation())
     ]
 
 
 def _title_first() -> list[Request]:
-    return [Request("Make a title.", (UserMessage.of("Of: question 0"),)), *_talk()]
+    return [Request("Make a title.", (UserMessage.of("Of: question 0"),)), *_conversation()]
 
 
 def _repeated_request() -> list[Request]:
-    requests = _talk()
+    requests = _conversation()
     return [*requests[:HALFWAY], requests[HALFWAY - 1], *requests[HALFWAY:]]
 
 
 def _failing() -> list[Request]:
-    requests = _talk()
+    requests = _conversation()
     requests[HALFWAY] = msgspec.structs.replace(requests[HALFWAY], is_failing=True)
     return requests
 
 
 def _edited(message: UserMessage) -> list[Request]:
     """Return a conversation whose last message before halfway is edited from there on."""
-    requests = _talk()
+    requests = _conversation()
     place = 2 * (HALFWAY - 1)
     for number in range(HALFWAY - 1, TURNS):
         entries = list(requests[number].entries)
         entries[place] = message
         requests[number] = msgspec.structs.replace(requests[number], entries=tuple(entries))
-    return [*_talk(HALFWAY), *requests[HALFWAY - 1 :]]
+    return [*_conversation(HALFWAY), *requests[HALFWAY - 1 :]]
 
 
 def _swapped_image() -> list[Request]:
@@ -354,11 +354,11 @@ def _swapped_image() -> list[Request]:
         return msgspec.structs.replace(request, entries=(first, *request.entries[1:]))
 
     images = ("AAAA" * 100, "BBBB" * 100)
-    return [with_image(request, images[number >= HALFWAY]) for number, request in enumerate(_talk())]
+    return [with_image(request, images[number >= HALFWAY]) for number, request in enumerate(_conversation())]
 
 
 SCENARIOS: dict[str, Callable[[], list[Request]]] = {
-    "clean": _talk,
+    "clean": _conversation,
     "a new day in the prompt": _new_day,
     "a title call comes first": _title_first,
     "one answer asked for again": _repeated_request,

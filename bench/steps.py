@@ -84,10 +84,10 @@ Contestant = Callable[[Path, "str | None"], AbstractAsyncContextManager[Step]]
 def payload() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Return the bodies of a step's two appends: 1.1 KB in five records of 48 to 501 bytes."""
     call = ToolCall("call_0123456789abcdef01234567", "run_command", '{"command": "make test", "cwd": "."}')
-    said = Text("I will run the tests now and look at the first failure that they show me. " * 2)
+    text = Text("I will run the tests now and look at the first failure that they show me. " * 2)
     at = 1_790_000_000.123
     first = (
-        ResponseCompleted(3, 7, 1, Response((said, call)), at, (CallPlan(call.id, "d" * 32),)),
+        ResponseCompleted(3, 7, 1, Response((text, call)), at, (CallPlan(call.id, "d" * 32),)),
         CallStarted(3, 7, call.id, 1, at),
     )
     second = (

@@ -116,7 +116,7 @@ async def _rounds(url: str, ends: _Ends, number: int, *, is_kept: bool) -> float
     headers = await asyncio.to_thread(headers_for, url)
     clients = {session: _Client(url, session, headers, is_kept=is_kept) for session in ends.of}
 
-    async def speak(session: str, prefix: str) -> None:
+    async def run_turns(session: str, prefix: str) -> None:
         for turn in range(TURNS):
             ends.of[session].clear()
             await clients[session].send(f"{prefix}.{turn}.{session}")
@@ -126,7 +126,7 @@ async def _rounds(url: str, ends: _Ends, number: int, *, is_kept: bool) -> float
     for prefix in (f"a{number}", f"b{number}"):  # all sessions are awake after the first time
         began_at = time.perf_counter()
         async with asyncio.timeout(120):
-            await asyncio.gather(*(speak(session, prefix) for session in ends.of))
+            await asyncio.gather(*(run_turns(session, prefix) for session in ends.of))
     took_s = time.perf_counter() - began_at
     for client in clients.values():
         client.close()

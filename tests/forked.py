@@ -132,10 +132,10 @@ class Forked:
         self.args = [*map(str, arguments)]
         binary = "" if text else "b"
         given, to = open_stream(stdin, is_input=True)
-        out, said = open_stream(stdout)
+        out, output = open_stream(stdout)
         err, logged = open_stream(stderr)
         self.stdin = None if to is None else os.fdopen(to, f"w{binary}")
-        self.stdout = None if said is None else os.fdopen(said, f"r{binary}")
+        self.stdout = None if output is None else os.fdopen(output, f"r{binary}")
         self.stderr = None if logged is None else os.fdopen(logged, f"r{binary}")
         module, *words = self.args
         self._process = fork(
@@ -184,15 +184,15 @@ class Forked:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return code
 
-    def communicate(self, said: Any = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: ANN401 - as subprocess has it
-        """Send `said`, read the output of the program, and wait for its end; a second read returns nothing."""
+    def communicate(self, data: Any = None, timeout: float | None = None) -> tuple[Any, Any]:  # noqa: ANN401 - as subprocess has it
+        """Send `data`, read the output of the program, and wait for its end; a second read returns nothing."""
         with ThreadPoolExecutor(2) as readers:
             files = [None if each is None or each.closed else each for each in (self.stdout, self.stderr)]
             reads = [None if each is None else readers.submit(each.read) for each in files]
             try:
                 if self.stdin is not None:
                     with contextlib.suppress(BrokenPipeError), self.stdin:
-                        self.stdin.write(said)
+                        self.stdin.write(data)
                 self.wait(timeout)
             except subprocess.TimeoutExpired:
                 self.kill()  # This ends the readers, too.
@@ -239,7 +239,7 @@ class AsyncForked:
     ) -> None:
         self.stdout = asyncio.StreamReader(limit)
         given, self._to = open_stream(stdin, is_input=True)
-        out, self._said = open_stream(subprocess.PIPE)
+        out, self._output = open_stream(subprocess.PIPE)
         err, _ = open_stream(stderr)
         module, *words = map(str, arguments)
         self._process = fork(Start(module, words, {**env}, cwd, (given, out, err)))
@@ -267,8 +267,8 @@ class AsyncForked:
         )
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReaderProtocol(made.stdout)
-        assert made._said is not None
-        made._transport, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(made._said, "rb", 0))
+        assert made._output is not None
+        made._transport, _ = await loop.connect_read_pipe(lambda: reader, os.fdopen(made._output, "rb", 0))
         if made._to is not None:
             unread = asyncio.StreamReaderProtocol(asyncio.StreamReader())
             to, _ = await loop.connect_write_pipe(lambda: unread, os.fdopen(made._to, "wb", 0))

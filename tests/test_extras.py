@@ -1,4 +1,4 @@
-"""Where the packages of an extra are missing, the error names the extra."""
+"""Errors about missing packages of an extra name the extra."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_each_integration_names_its_extra() -> None:
         [sys.executable, "-c", program, *MODULES], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     named = {
-        name: re.findall(r"pip install 'midstream\[([\w-]+)\]'", message) for name, message in told.items()
+        name: re.findall(r"pip install 'midstream\[([\w-]+)\]'", message) for name, message in found.items()
     }
     assert {name for name, extras in named.items() if len(extras) != 1 or extras[0] not in EXTRAS} == set()
     assert named["midstream.agents.claude"] == ["claude"]

@@ -60,7 +60,7 @@ class ScriptedAgent:
 
     # --- conversations
 
-    def talk(self, session: str) -> Path:
+    def conversation_path(self, session: str) -> Path:
         return self.orders.folder / "always" / f"talk-{session}"
 
     def create_session(self) -> str:
@@ -128,7 +128,7 @@ class ScriptedAgent:
     async def replay(self, session_id: str, texts: list[str]) -> None:
         for text in texts:
             await self.client.session_update(session_id, helpers.update_user_message_text(text))
-            await self.say(session_id, "an old answer")
+            await self.send_text(session_id, "an old answer")
 
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Anything = None, **meta: Anything
@@ -202,12 +202,12 @@ class ScriptedAgent:
             await self.client.session_update(session, plan)
         answer = SEPARATOR.join(texts)
         half = len(answer) // 2 or 1
-        await self.say(session, answer[:half])
+        await self.send_text(session, answer[:half])
         if self.orders.take("die"):
             await asyncio.sleep(0)
             sys.stdout.flush()
             os._exit(137)
-        await self.say(session, answer[half:])
+        await self.send_text(session, answer[half:])
         counted = Usage(
             total_tokens=107, input_tokens=30, output_tokens=7, cached_read_tokens=60, cached_write_tokens=10
         )
@@ -246,7 +246,7 @@ class ScriptedAgent:
         )
         self.orders.record("detached", pid=tool.pid)
 
-    async def say(self, session: str, text: str) -> None:
+    async def send_text(self, session: str, text: str) -> None:
         chunk: AgentMessageChunk = helpers.update_agent_message_text(text)
         await self.client.session_update(session, chunk)
 

@@ -34,7 +34,7 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-def say(kind: str, **fields: object) -> None:
+def print_event(kind: str, **fields: object) -> None:
     sys.stdout.write(json.dumps({"type": kind, **fields}) + "\n")
     sys.stdout.flush()
 
@@ -88,7 +88,7 @@ class Session:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         if self._is_mirrored:
-            say("transcript_mirror", filePath=str(self.path), entries=[entry])
+            print_event("transcript_mirror", filePath=str(self.path), entries=[entry])
 
     @property
     def texts(self) -> list[str]:
@@ -156,7 +156,7 @@ class ClaudeProgram:
                 return
             self.orders.record("interrupted")
         answer = {"subtype": "success", "request_id": line["request_id"], "response": response}
-        say("control_response", response=answer)
+        print_event("control_response", response=answer)
         if request["subtype"] == "interrupt" and self.hanging is not None:
             self.hanging.close()
             self.hanging = None
@@ -191,7 +191,7 @@ class ClaudeProgram:
         return None
 
     def init(self) -> None:
-        say(
+        print_event(
             "system",
             subtype="init",
             session_id=self.session.id,
@@ -208,7 +208,7 @@ class ClaudeProgram:
         words = "Invalid API key · Please run /login"
         message: Json = {"id": new_id(), "role": "assistant", "model": "<synthetic>"}
         message["content"] = [{"type": "text", "text": words}]
-        say(
+        print_event(
             "assistant",
             message=message,
             session_id=self.session.id,
@@ -238,8 +238,8 @@ class ClaudeProgram:
         self.assistant(message_id, {"type": "text", "text": answer})
         self.event({"type": "message_delta", "usage": {"output_tokens": 7}})
         self.event({"type": "message_stop"})
-        for told in self.orders.take("other") or []:  # a turn that the CLI starts by itself
-            self.result(**told)
+        for reported in self.orders.take("other") or []:  # a turn that the CLI starts by itself
+            self.result(**reported)
         self.result(
             subtype="success",
             is_error=False,
@@ -254,7 +254,7 @@ class ClaudeProgram:
         self.event({"type": "message_start", "message": {"id": new_id(), "usage": USAGE}})
         self.delta(type="text_delta", text="a cut text")
         self.event({"type": "message_stop"})
-        say(
+        print_event(
             "system",
             subtype="api_retry",
             attempt=1,
@@ -281,13 +281,15 @@ class ClaudeProgram:
         }
         message = {"role": "user", "content": [block]}
         self.session.add(type="user", message=message)
-        say("user", message=message, session_id=self.session.id, uuid=new_id(), parent_tool_use_id=None)
+        print_event(
+            "user", message=message, session_id=self.session.id, uuid=new_id(), parent_tool_use_id=None
+        )
 
     def ask(self, name: str, given: Json, content: str) -> tuple[bool, str]:
         if self.options.permission_prompt_tool != "stdio":
             return True, "nobody to ask"
         request = {"subtype": "can_use_tool", "tool_name": name, "input": given}
-        say("control_request", request_id="ask", request=request)
+        print_event("control_request", request_id="ask", request=request)
         answer = next(line for line in self.lines() if line["type"] == "control_response")
         decided = answer["response"]["response"]
         if decided["behavior"] == "allow":
@@ -295,7 +297,7 @@ class ClaudeProgram:
         return (False, content) if decided["behavior"] == "allow" else (True, decided["message"])
 
     def event(self, event: Json) -> None:
-        say("stream_event", event=event, session_id=self.session.id, uuid=new_id())
+        print_event("stream_event", event=event, session_id=self.session.id, uuid=new_id())
 
     def delta(self, **delta: object) -> None:
         self.event({"type": "content_block_delta", "index": 0, "delta": delta})
@@ -304,11 +306,13 @@ class ClaudeProgram:
         message = {"id": message_id, "role": "assistant", "model": "claude-test", "content": [block]}
         entry_id = new_id()
         self.session.add(type="assistant", uuid=entry_id, message=message)
-        say("assistant", message=message, session_id=self.session.id, uuid=entry_id, parent_tool_use_id=None)
+        print_event(
+            "assistant", message=message, session_id=self.session.id, uuid=entry_id, parent_tool_use_id=None
+        )
 
     def result(self, **fields: object) -> None:
         about = {"duration_ms": 1, "duration_api_ms": 1, "num_turns": 1}
-        say("result", **{**about, "session_id": self.session.id, "uuid": new_id(), **fields})
+        print_event("result", **{**about, "session_id": self.session.id, "uuid": new_id(), **fields})
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ class AppServer:
         texts = self._texts(name)
         text = "".join(item.get("text", "") for item in params["input"])
         self._keep(name, [*texts, text], [*self._turns(name), turn])
-        with (self._folder / "told.jsonl").open("a") as told:
-            told.write(json.dumps([name, text]) + "\n")
+        with (self._folder / "told.jsonl").open("a") as path:
+            path.write(json.dumps([name, text]) + "\n")
         if self._once("lose"):
             os._exit(1)
         if self._once("mute"):
@@ -222,11 +222,11 @@ class AppServer:
 
     def _tools(self) -> list[list[str]]:
         try:
-            told: list[list[str]] = json.loads((self._folder / "tools").read_text())
+            path: list[list[str]] = json.loads((self._folder / "tools").read_text())
         except FileNotFoundError:
             return []
         (self._folder / "tools").unlink()
-        return told
+        return path
 
     def _once(self, what: str) -> bool:
         with contextlib.suppress(FileNotFoundError):

@@ -146,21 +146,21 @@ class CursorBridge(StatefulServer):
             del self._stopped[run]
 
     async def _run(self, agent: str, run: str, receive: Receive, send: Send) -> None:
-        async def say(kind: str, **fields: object) -> None:
+        async def send_event(kind: str, **fields: object) -> None:
             await _envelope(
                 send, {"sdkMessage": {"type": kind, "message": {"type": kind, "runId": run, **fields}}}
             )
 
-        await say("system", agentId=agent, subtype="init")
-        await say("status", status="RUNNING")
+        await send_event("system", agentId=agent, subtype="init")
+        await send_event("status", status="RUNNING")
         ended, self.end = self.end, None
         if ended is not None:
             await self._finish(send, agent, run, ended)
             return
         for name, arguments, content in self._tools:
             call: Json = {"callId": "call-1", "name": name, "args": json.loads(arguments)}
-            await say("tool_call", **call, status="running")
-            await say("tool_call", **call, status="completed", result=content)
+            await send_event("tool_call", **call, status="running")
+            await send_event("tool_call", **call, status="completed", result=content)
         self._tools = []
         answer = SEPARATOR.join(self._agents[agent])
         half = len(answer) // 2 + 1
@@ -176,7 +176,9 @@ class CursorBridge(StatefulServer):
             return
         if self.is_live:
             await _delta(send, answer[half:])
-        await say("assistant", message={"role": "assistant", "content": [{"type": "text", "text": answer}]})
+        await send_event(
+            "assistant", message={"role": "assistant", "content": [{"type": "text", "text": answer}]}
+        )
         await self._finish(send, agent, run, {"status": "RUN_LIFECYCLE_STATUS_FINISHED", "result": answer})
 
     async def _finish(self, send: Send, agent: str, run: str, result: Json) -> None:

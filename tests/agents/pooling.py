@@ -53,7 +53,7 @@ class PoolApplication:
         self.judged: list[ReuseDecision] = []
         """The pool's reuse decisions."""
 
-    async def say(self, *texts: str) -> TurnReport:
+    async def send_messages(self, *texts: str) -> TurnReport:
         """Send a message, get its answer and append both to the history."""
         for text in texts:
             self.history = self.history.then(UserMessage.of(text))
@@ -86,7 +86,7 @@ class PoolApplication:
     async def fail(self, *texts: str) -> ModelError:
         """Send a message that fails; the message stays in the history."""
         try:
-            await self.say(*texts)
+            await self.send_messages(*texts)
         except ModelError as error:
             return error
         raise AssertionError("it did not fail")
@@ -146,7 +146,7 @@ class PoolBench:
 
     def sent_texts(self) -> Sequence[str]:
         """Return the text of every message that was sent, including attempts."""
-        return [words_of(heard.message) for heard in self.upstream.sends]
+        return [words_of(received.message) for received in self.upstream.sends]
 
 
 def is_complete(events: Sequence[ModelEvent]) -> bool:

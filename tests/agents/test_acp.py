@@ -233,11 +233,11 @@ async def test_an_agent_receives_few_environment_variables_and_none_of_ours(
     command = [sys.executable, "-m", "tests.agents.acp_agent", str(program.orders.folder)]
     upstream = AcpAgent(command, cwd=program.cwd, env={"PYTHONPATH": str(ROOT), "ITS_KEY": "s3cr3t"})
     assert text_of(await open_and_send(upstream, "one")) == "one"
-    (told,) = program.orders.recorded("initialized")
-    assert told["env"]["ITS_KEY"] == "s3cr3t"
-    assert "SOME_SECRET" not in told["env"]
-    assert told["client_info"]["name"] == "midstream"
-    offered = told["client_capabilities"]
+    (received,) = program.orders.recorded("initialized")
+    assert received["env"]["ITS_KEY"] == "s3cr3t"
+    assert "SOME_SECRET" not in received["env"]
+    assert received["client_info"]["name"] == "midstream"
+    offered = received["client_capabilities"]
     assert (offered["fs"]["read_text_file"], offered["fs"]["write_text_file"], offered["terminal"]) == (
         False,
         False,
@@ -262,8 +262,8 @@ async def test_rules_decide_about_each_single_action(
 ) -> None:
     program.orders.order("tool", {"name": kind, "arguments": '{"a":1}', "content": "done", "is_asked": True})
     events = await open_and_send(program.agent(permissions=permissions), "one")
-    (told,) = program.orders.recorded("permission")
-    assert (told["outcome"], told["option_id"]) == ("selected", "yes" if is_allowed else "no")
+    (received,) = program.orders.recorded("permission")
+    assert (received["outcome"], received["option_id"]) == ("selected", "yes" if is_allowed else "no")
     (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
     if is_allowed:
         assert (ended.outcome, ended.content) == (Outcome.OK, "done")
@@ -333,7 +333,7 @@ async def test_a_cancel_does_not_wait_for_a_pending_permission_callback(program:
     reader.cancel()
     async with asyncio.timeout(CLOSE_S):
         await asyncio.gather(reader, return_exceptions=True)
-    assert [told["outcome"] for told in program.orders.recorded("permission")] == ["cancelled"]
+    assert [received["outcome"] for received in program.orders.recorded("permission")] == ["cancelled"]
     assert program.runs() == 0
 
 
@@ -344,7 +344,7 @@ async def test_an_agent_that_cannot_load_sessions_receives_no_message_on_resume(
     name = name_in(await open_and_send(forgetful.agent(), "one"))
     with pytest.raises(UpstreamGoneError, match="cannot resume earlier"):
         await resume_and_send(forgetful.agent(), name, "two")
-    assert [told.text for told in forgetful.messages()] == ["one"]
+    assert [received.text for received in forgetful.messages()] == ["one"]
 
 
 @pytest.mark.parametrize("code", [-32001, -32002, -32601, -32602])
@@ -465,7 +465,7 @@ async def test_an_agent_that_ignores_a_cancel_is_ended(
     assert program.runs() == 0
     assert isinstance(opened, MessageTaken)
     assert text_of(await answer_of(agent, "two")) == "one | two"
-    assert [told["how"] for told in program.orders.recorded("opened")] == ["new", "resume"]
+    assert [received["how"] for received in program.orders.recorded("opened")] == ["new", "resume"]
     await upstream.aclose()
 
 
@@ -486,8 +486,8 @@ async def test_a_second_message_during_a_turn_is_refused(program: AcpProgram) ->
 async def test_the_mode_and_the_sign_in_are_set_before_the_first_message(program: AcpProgram) -> None:
     program.refuse_key()
     await open_and_send(program.agent(mode="plan", sign_in="browser"), "one")
-    assert [told["method"] for told in program.orders.recorded("signed in")] == ["browser"]
-    assert [told["mode"] for told in program.orders.recorded("mode")] == ["plan"]
+    assert [received["method"] for received in program.orders.recorded("signed in")] == ["browser"]
+    assert [received["mode"] for received in program.orders.recorded("mode")] == ["plan"]
 
 
 @pytest.mark.parametrize("where", ["message", "meta", "none"])
@@ -500,11 +500,11 @@ async def test_instructions_are_sent_once_in_the_place_that_the_agent_supports(
     await answer_of(agent, "two")
     await upstream.aclose()
     await resume_and_send_in(program, name, where)
-    (opened,) = [told for told in program.orders.recorded("opened") if told["how"] == "new"]
-    said = [[block["text"] for block in told["blocks"]] for told in program.orders.recorded("told")]
-    assert said[1:] == [["two"], ["three"]]
-    assert said[0][-1] == "one"
-    assert [("be brief" in text) for text in said[0]] == ([True, False] if where == "message" else [False])
+    (opened,) = [received for received in program.orders.recorded("opened") if received["how"] == "new"]
+    texts = [[block["text"] for block in received["blocks"]] for received in program.orders.recorded("told")]
+    assert texts[1:] == [["two"], ["three"]]
+    assert texts[0][-1] == "one"
+    assert [("be brief" in text) for text in texts[0]] == ([True, False] if where == "message" else [False])
     assert opened["meta"] == ({"systemPrompt": {"append": "be brief"}} if where == "meta" else {})
 
 
@@ -524,15 +524,15 @@ FILES = (
 async def test_attachments_are_sent_in_the_form_that_the_agent_supports(tmp_path: Path, address: str) -> None:
     seeing = AcpProgram(tmp_path, address, "image")
     await open_and_send(seeing.agent(), "look", *FILES)
-    (told,) = seeing.orders.recorded("told")
-    assert [block["type"] for block in told["blocks"]] == ["text", "image", "resource", "resource_link"]
+    (received,) = seeing.orders.recorded("told")
+    assert [block["type"] for block in received["blocks"]] == ["text", "image", "resource", "resource_link"]
 
 
 async def test_unsupported_attachments_are_replaced_by_a_text_with_their_names(program: AcpProgram) -> None:
     await open_and_send(program.agent(), "look", *FILES)
-    (told,) = program.orders.recorded("told")
-    assert [block["type"] for block in told["blocks"]] == ["text", "text", "text", "resource_link"]
-    assert told["blocks"][2]["text"] == "[An attachment that cannot be shown here: a.txt, text/plain]"
+    (received,) = program.orders.recorded("told")
+    assert [block["type"] for block in received["blocks"]] == ["text", "text", "text", "resource_link"]
+    assert received["blocks"][2]["text"] == "[An attachment that cannot be shown here: a.txt, text/plain]"
 
 
 async def test_the_agent_receives_the_client_applications_servers_and_omitted_ones_are_logged_once(

@@ -142,8 +142,8 @@ def test_a_refused_tool_call_is_denied_unless_it_ran_nevertheless() -> None:
         asked = reader.describe_request(ToolCallUpdate(**given, raw_input={"a": 1}))
         assert asked == ("Edit a.txt", "edit", '{"a":1}', False)
         reader.note_refusal("1", "no")
-        told: Any = status
-        assert events_of(reader, helpers.update_tool_call("1", status=told)) == [
+        reported: Any = status
+        assert events_of(reader, helpers.update_tool_call("1", status=reported)) == [
             UpstreamCallStarted("1", "edit", '{"a":1}'),
             UpstreamCallEnded("1", "no" if outcome is Outcome.DENIED else "", outcome),
         ]

@@ -36,8 +36,8 @@ def test_budgets_are_positive_and_finite() -> None:
 
 
 async def test_events_arrive_as_they_are_sent() -> None:
-    said = [MessageTaken("a"), TextDelta("x"), Finished()]
-    assert await _run_script(said) == said
+    events = [MessageTaken("a"), TextDelta("x"), Finished()]
+    assert await _run_script(events) == events
 
 
 async def test_silence_before_the_first_event_is_a_stall() -> None:
@@ -46,14 +46,14 @@ async def test_silence_before_the_first_event_is_a_stall() -> None:
 
 
 async def test_every_event_ends_a_silence_even_without_output() -> None:
-    said = [119.0, KeepAlive(), 119.0, Working(), 119.0, MessageTaken("a"), 119.0, Finished()]
-    assert (await _run_script(said))[-1] == Finished()
+    events = [119.0, KeepAlive(), 119.0, Working(), 119.0, MessageTaken("a"), 119.0, Finished()]
+    assert (await _run_script(events))[-1] == Finished()
 
 
 async def test_a_tool_of_the_upstream_may_take_ten_minutes_with_keep_alives() -> None:
     call = UpstreamCallStarted("1", "build", "{}")
-    heard = await _run_script([call, 599.0, UpstreamCallEnded("1", "ok"), Finished()])
-    signs = [event for event in heard if isinstance(event, Working)]
+    received = await _run_script([call, 599.0, UpstreamCallEnded("1", "ok"), Finished()])
+    signs = [event for event in received if isinstance(event, Working)]
     assert len(signs) in range(28, 31)
     assert {*signs} == {Working("build")}
 
@@ -89,24 +89,24 @@ async def test_a_slow_reader_is_not_a_silence() -> None:
 
 
 async def test_an_agent_waits_for_a_slow_reader() -> None:
-    world, said = FakeWorld(), list[int]()
+    world, content = FakeWorld(), list[int]()
 
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         for number in range(10 * EVENTS_MAX):
-            said.append(number)
+            content.append(number)
             yield TextDelta(str(number))
 
-    async with AgentRun(talk(), SilenceLimits(close_s=0.1), world, name="scripted"):
+    async with AgentRun(stream_events(), SilenceLimits(close_s=0.1), world, name="scripted"):
         await world.settle()
         await world.settle()
-        assert len(said) == EVENTS_MAX + 1
+        assert len(content) == EVENTS_MAX + 1
 
 
 async def test_an_error_is_raised_after_the_events_before_it() -> None:
-    heard: list[UpstreamEvent] = []
+    received: list[UpstreamEvent] = []
     with pytest.raises(UpstreamGoneError):
-        await _run_script([MessageTaken("a"), UpstreamGoneError("gone")], heard)
-    assert heard == [MessageTaken("a")]
+        await _run_script([MessageTaken("a"), UpstreamGoneError("gone")], received)
+    assert received == [MessageTaken("a")]
 
 
 async def test_an_error_of_an_unknown_class_is_a_failed_run_without_its_message() -> None:
@@ -121,11 +121,11 @@ async def test_an_answer_that_ends_without_a_finish_is_a_failed_run() -> None:
 
 
 async def test_an_upstream_that_cancels_itself_is_a_failed_run() -> None:
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         yield TextDelta("x")
         raise asyncio.CancelledError
 
-    async with AgentRun(talk(), LIMITS, FakeWorld(), name="scripted") as run:
+    async with AgentRun(stream_events(), LIMITS, FakeWorld(), name="scripted") as run:
         await run.next()
         with pytest.raises(UpstreamFailedError):
             await run.next()
@@ -134,7 +134,7 @@ async def test_an_upstream_that_cancels_itself_is_a_failed_run() -> None:
 async def test_the_answer_is_closed_in_the_task_that_read_it() -> None:
     world, tasks = FakeWorld(), list[object]()
 
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         tasks.append(asyncio.current_task())
         try:
             yield TextDelta("x")
@@ -142,14 +142,14 @@ async def test_the_answer_is_closed_in_the_task_that_read_it() -> None:
         finally:
             tasks.append(asyncio.current_task())
 
-    run = AgentRun(talk(), LIMITS, world, name="scripted")
+    run = AgentRun(stream_events(), LIMITS, world, name="scripted")
     await run.next()
     await run.__aexit__(RuntimeError, RuntimeError(), None)
     assert tasks[0] is tasks[1]
 
 
 async def test_a_run_that_does_not_stop_is_abandoned_and_its_events_are_dropped() -> None:
-    async def talk() -> AsyncIterator[UpstreamEvent]:
+    async def stream_events() -> AsyncIterator[UpstreamEvent]:
         yield TextDelta("x")
         try:
             await asyncio.Event().wait()
@@ -158,7 +158,7 @@ async def test_a_run_that_does_not_stop_is_abandoned_and_its_events_are_dropped(
             yield TextDelta("late")
 
     release, world = asyncio.Event(), FakeWorld()
-    run = AgentRun(talk(), SilenceLimits(close_s=0.01), world, name="scripted")
+    run = AgentRun(stream_events(), SilenceLimits(close_s=0.01), world, name="scripted")
     await run.next()
     await run.__aexit__(RuntimeError, RuntimeError(), None)
     assert run.is_abandoned
@@ -193,11 +193,11 @@ async def test_a_slow_first_token_is_cut_by_the_agents_own_budget(
     stalls = StallBudgets(first_token_max_s=first_token_max_s)
     host = SessionHost(Agent(pool, stalls=stalls), store, world=world)
 
-    async def talk() -> Record:
+    async def stream_events() -> Record:
         await host.start()
         return (await run_turn(host, "s", "one"))[-1]
 
-    ended = await world.live_through(talk())
+    ended = await world.live_through(stream_events())
     assert isinstance(ended, TurnEnded)
     assert ended.status.value == status
     assert (len(upstream.sends) == 1) is (status == "completed")
@@ -205,15 +205,15 @@ async def test_a_slow_first_token_is_cut_by_the_agents_own_budget(
 
 
 async def _run_script(
-    steps: Sequence[object], heard: list[UpstreamEvent] | None = None, *, first_token_s: float = 0.0
+    steps: Sequence[object], received: list[UpstreamEvent] | None = None, *, first_token_s: float = 0.0
 ) -> list[UpstreamEvent]:
     """Let an agent send these steps (events, seconds of silence, errors), and collect the received events."""
     world = FakeWorld()
-    events: list[UpstreamEvent] = [] if heard is None else heard
+    events: list[UpstreamEvent] = [] if received is None else received
 
     async def collect() -> None:
-        said = _script_answer(world, steps)
-        async with AgentRun(said, LIMITS, world, name="scripted", first_token_s=first_token_s) as run:
+        content = _script_answer(world, steps)
+        async with AgentRun(content, LIMITS, world, name="scripted", first_token_s=first_token_s) as run:
             while not isinstance(event := await run.next(), Finished):
                 events.append(event)
             events.append(event)

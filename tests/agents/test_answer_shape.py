@@ -86,19 +86,19 @@ def test_a_turn_without_tools_reports_calls_as_thoughts() -> None:
     shape = Folded()
     events = pass_through(shape, TextDelta("I look"), START, END, TextDelta("done"), Finished(Finish.CALLS))
 
-    told = ThinkingDelta('[ran elsewhere: read {"path":"x"}; it ended well]\nwords of x\n', signature="")
-    assert events == [TextDelta("I look"), told, TextDelta("done"), Finished(Finish.STOP)]
+    reported = ThinkingDelta('[ran elsewhere: read {"path":"x"}; it ended well]\nwords of x\n', signature="")
+    assert events == [TextDelta("I look"), reported, TextDelta("done"), Finished(Finish.STOP)]
 
 
 def test_a_folded_call_is_summarized_with_its_outcome() -> None:
     shape = Folded()
     long = "y" * (FOLDED_CHARS_MAX + 5)
-    (told,) = pass_through(shape, START, UpstreamCallEnded("a", long, Outcome.ERROR))
+    (reported,) = pass_through(shape, START, UpstreamCallEnded("a", long, Outcome.ERROR))
     pass_through(shape, UpstreamCallStarted("b", "run", "{}"))
 
-    assert isinstance(told, ThinkingDelta)
-    assert told.text.endswith("y\n[+5 characters]\n")
-    assert "it failed" in told.text
+    assert isinstance(reported, ThinkingDelta)
+    assert reported.text.endswith("y\n[+5 characters]\n")
+    assert "it failed" in reported.text
     assert shape.cut() == [
         ThinkingDelta(f"[ran elsewhere: run {{}}; nobody knows how it ended]\n{UPSTREAM_CUT}\n", "")
     ]

@@ -159,6 +159,6 @@ async def test_an_agent_of_a_pool_receives_no_address_that_is_not_public(tmp_pat
     host = await bench.host()
     host.history = History((message_with("http://169.254.169.254/latest/"),))
     await host.ask()
-    (heard,) = bench.upstream.sends
-    assert not any(isinstance(part, File) for part in heard.message.message.parts)
+    (received,) = bench.upstream.sends
+    assert not any(isinstance(part, File) for part in received.message.message.parts)
     assert "left out" in bench.sent_texts()[0]

@@ -249,7 +249,7 @@ async def test_a_transcript_without_its_beginning_is_not_continued(cli: ClaudeCl
     for resumed in (agent, await upstream.open(Setup(), resume=name)):
         with pytest.raises(UpstreamGoneError, match="lost a part"):
             await answer_of(resumed, "three")
-    assert [told.text for told in cli.messages()] == ["one", "two"]
+    assert [received.text for received in cli.messages()] == ["one", "two"]
     await upstream.aclose()
 
 
@@ -375,13 +375,13 @@ async def test_supported_attachments_are_sent_and_others_are_replaced_by_their_n
         File("application/pdf", url="https://a.example/b.pdf"),
         File("application/zip", data="aGk=", name="all.zip"),
     )
-    (told,) = cli.orders.recorded("told")
-    assert told["text"] == "look[An attachment that cannot be shown here: all.zip, application/zip]"
-    assert told["files"] == [
+    (received,) = cli.orders.recorded("told")
+    assert received["text"] == "look[An attachment that cannot be shown here: all.zip, application/zip]"
+    assert received["files"] == [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
         {"type": "document", "source": {"type": "url", "url": "https://a.example/b.pdf"}},
     ]
-    assert told["line"]["client_composed"] is True
+    assert received["line"]["client_composed"] is True
 
 
 async def test_the_client_applications_servers_are_added_to_the_options_and_omitted_ones_are_logged(

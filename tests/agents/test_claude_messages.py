@@ -170,10 +170,10 @@ def test_the_mark_is_the_last_message_of_the_turn() -> None:
 
 def test_a_message_of_a_sub_agent_is_a_keep_alive() -> None:
     below = {"parent_tool_use_id": "1"}
-    said = assistant_message(text_block("a"), **below)
+    message = assistant_message(text_block("a"), **below)
     asked = {"type": "user", "message": {"content": "x"}, **below}
     assert (
-        events_of(reader_of(), said, asked, {**stream_event(type="ping"), **below})
+        events_of(reader_of(), message, asked, {**stream_event(type="ping"), **below})
         == [Working("a sub-agent")] * 3
     )
 
@@ -207,8 +207,8 @@ def test_a_rate_limit_reports_when_it_ends() -> None:
     reader = reader_of()
     limit = {"status": "rejected", "resetsAt": 160}
     words = "Claude AI usage limit reached"
-    said = assistant_message(text_block(words), error="rate_limit")
-    assert events_of(reader, {"type": "rate_limit_event", "rate_limit_info": limit}, said) == [KeepAlive()]
+    message = assistant_message(text_block(words), error="rate_limit")
+    assert events_of(reader, {"type": "rate_limit_event", "rate_limit_info": limit}, message) == [KeepAlive()]
     error = failure(reader, result=words, api_error_status=429)
     assert type(error) is ModelRateLimitedError
     assert (error.retry_after_s, str(error).count(words)) == (60.0, 1)

@@ -325,8 +325,8 @@ def test_items_that_codex_runs_itself_are_reported_with_their_end() -> None:
 def test_a_message_that_arrived_whole_is_sent_once() -> None:
     item = {"type": "agentMessage", "id": "m", "text": "hello"}
     whole = ("item/completed", {"completedAtMs": 2, "item": item})
-    said: dict[str, object] = {"itemId": "m", "delta": "hello"}
-    delta = ("item/agentMessage/delta", said)
+    content: dict[str, object] = {"itemId": "m", "delta": "hello"}
+    delta = ("item/agentMessage/delta", content)
     assert _read(whole, _completed("completed"))[0] == [TextDelta("hello")]
     assert _read(delta, whole, _completed("completed"))[0] == [TextDelta("hello")]
 

@@ -63,8 +63,8 @@ def test_the_tokens_of_all_model_calls_of_a_turn_are_counted() -> None:
     turn = CodexTurn()
     for last, total in (((10, 1), (110, 11)), ((20, 2), (130, 13)), ((20, 2), (130, 13))):
         usage = {"last": tokens(*last), "total": tokens(*total)}
-        told = wire.ThreadTokenUsageUpdatedNotification.model_validate({**IDS, "tokenUsage": usage})
-        turn.read(told, "thread/tokenUsage/updated")
+        reported = wire.ThreadTokenUsageUpdatedNotification.model_validate({**IDS, "tokenUsage": usage})
+        turn.read(reported, "thread/tokenUsage/updated")
     assert turn.finish().usage == Usage(30, 3)
 
 

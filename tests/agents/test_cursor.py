@@ -106,7 +106,7 @@ async def test_only_a_message_that_was_never_sent_is_sent_again(tmp_path: Path) 
             await _send(agent, "two")
         assert type(raised.value) is ModelRateLimitedError
         assert (raised.value.retry_after_s or 0.0) > RETRY_AFTER_MAX_S
-        assert [told.text for told in bridge.messages()] == ["one"]
+        assert [received.text for received in bridge.messages()] == ["one"]
 
 
 async def test_a_message_without_a_reachable_bridge_was_never_sent(tmp_path: Path) -> None:

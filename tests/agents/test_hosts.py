@@ -42,20 +42,20 @@ TURNS = 60
 class AgentMemory(Struct):
     """The view of what an agent received, under which model; and the response whose results it waits for."""
 
-    told: list[str]
+    received: list[str]
     model: str
     waits: Step | None = None
 
 
 def view(entries: list[Entry]) -> list[str]:
     """Return the part of a conversation that an agent must have: user texts, and the steps of others between them."""
-    told: list[str] = []
+    received: list[str] = []
     for entry in entries:
         if isinstance(entry, UserMessage):
-            told += [part.text for part in entry.parts if isinstance(part, Text)]
+            received += [part.text for part in entry.parts if isinstance(part, Text)]
         elif entry.response.text.startswith("foreign"):
-            told.append(entry.response.text)
-    return told
+            received.append(entry.response.text)
+    return received
 
 
 class RandomApplication:
@@ -159,8 +159,8 @@ class RandomApplication:
         if self.chance.random() < 0.05:  # died before the message was sent
             return None
         mind.waits = None
-        mind.told += new
-        assert mind.told == view(entries)
+        mind.received += new
+        assert mind.received == view(entries)
         assert mind.model == self.model
         if self.chance.random() < 0.05:  # died before the first event
             return None
@@ -170,28 +170,28 @@ class RandomApplication:
         return self._response(agent, mind)
 
     def _open(
-        self, chosen: Action, record: PoolRecord | None, outline: Outline, told: list[str]
+        self, chosen: Action, record: PoolRecord | None, outline: Outline, received: list[str]
     ) -> tuple[str, AgentMemory, list[str], PoolRecord]:
         """Return the agent, its memory, the new messages, and the record before them."""
         fresh = f"agent-{len(self.minds)}"
         match chosen:
             case ResumeAgent(delivery):
                 assert record is not None
-                new = told[len(told) - delivery.users :]
+                new = received[len(received) - delivery.users :]
                 return record.agent, self.minds[record.agent], new, create_resumed(record, outline, now=1.0)
             case Fork(mark, users):
                 assert record is not None
                 origin = self.marks[mark.mark]
-                mind = self.minds[fresh] = AgentMemory(list(origin.told), origin.model)
+                mind = self.minds[fresh] = AgentMemory(list(origin.received), origin.model)
                 return (
                     fresh,
                     mind,
-                    told[len(told) - users :],
+                    received[len(received) - users :],
                     create_fork(record, outline, mark.users, now=1.0),
                 )
             case Fresh():
                 mind = self.minds[fresh] = AgentMemory([], self.model)
-                return fresh, mind, told, create_fresh(outline, upstream="scripted", now=1.0)
+                return fresh, mind, received, create_fresh(outline, upstream="scripted", now=1.0)
 
     def _response(self, agent: str, mind: AgentMemory) -> Step:
         count = self.chance.choice([0, 0, 1, 2]) if self.abilities.takes_tools else 0
@@ -201,7 +201,7 @@ class RandomApplication:
         response = step_of(calls=calls)
         mind.waits = response if calls else None
         mark = f"mark-{len(self.marks)}"
-        self.marks[mark] = AgentMemory(list(mind.told), mind.model)
+        self.marks[mark] = AgentMemory(list(mind.received), mind.model)
         assert self.record is not None
         self.record = with_answer(self.record, agent=agent, mark=mark, open_calls=calls, now=3.0)
         return response

@@ -21,8 +21,8 @@ def test_each_omitted_server_is_logged_once_for_each_reason(caplog: pytest.LogCa
     for _ in range(2):
         assert forwarding.select((WEB, SHOP, FILES)) == (FILES, WEB)
     assert forwarding.select((WEB, SHOP, FILES), LOCAL) == (FILES,)
-    told = [record.message.split(" is left out")[0] for record in caplog.records]
-    assert told == [f"some-agent: the MCP server {name!r}" for name in ("shop", "shop", "web")]
+    logged = [record.message.split(" is left out")[0] for record in caplog.records]
+    assert logged == [f"some-agent: the MCP server {name!r}" for name in ("shop", "shop", "web")]
 
 
 def test_the_abilities_of_the_upstream_decide() -> None:

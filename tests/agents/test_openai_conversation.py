@@ -81,8 +81,8 @@ class TestBackgroundPooled(PartOfPoolContract):
             yield server
 
 
-async def _send(agent: UpstreamAgent, said: UpstreamMessage) -> list[UpstreamEvent]:
-    return [event async for event in agent.send(said, key="k")]
+async def _send(agent: UpstreamAgent, message: UpstreamMessage) -> list[UpstreamEvent]:
+    return [event async for event in agent.send(message, key="k")]
 
 
 async def _failure(upstream: OpenAIChain | OpenAIConversation) -> type[ModelError]:
@@ -144,10 +144,10 @@ async def test_a_request_has_the_settings_that_its_model_supports() -> None:
                     await upstream.open(Setup()), UpstreamMessage(UserMessage.of("one"), settings=settings)
                 )
             body = server.requests[-1][2]
-        told = {
+        found = {
             name: body[name] for name in ("temperature", "max_output_tokens", "text", "stop") if name in body
         }
-        assert told == {"max_output_tokens": 9, "text": {"format": {"type": "json_object"}}, **expected}
+        assert found == {"max_output_tokens": 9, "text": {"format": {"type": "json_object"}}, **expected}
 
 
 async def test_a_background_response_continues_over_new_connections() -> None:
@@ -198,7 +198,7 @@ async def test_a_conversation_with_another_running_response_is_busy() -> None:
             await _send(agent, UpstreamMessage(UserMessage.of("one")))
         await _send(agent, UpstreamMessage(UserMessage.of("one")))
         await upstream.aclose()
-    assert [told.text for told in server.messages()] == ["one"]
+    assert [received.text for received in server.messages()] == ["one"]
 
 
 async def _send_first(agent: UpstreamAgent, word: str) -> tuple[MessageTaken, str]:

@@ -50,8 +50,10 @@ def test_a_call_is_inserted_where_it_was_made() -> None:
     restored = with_own_calls(history, decode_calls(encode_calls((answer,))))
     parts = (Text("I pay. "), CALL, Text("Paid."))
     assert restored == History((ASKED, Step(Response(parts)), MORE))
-    told = transcript(restored)
-    assert told.index("I pay.") < told.index("pay 3") < told.index("\npaid\n") < told.index("Paid.")
+    entries = transcript(restored)
+    assert (
+        entries.index("I pay.") < entries.index("pay 3") < entries.index("\npaid\n") < entries.index("Paid.")
+    )
 
 
 @spec("REUSE-80")

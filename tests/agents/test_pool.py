@@ -67,7 +67,7 @@ async def test_each_message_is_sent_once_and_nothing_else() -> None:
     bench = PoolBench()
     host = await bench.host()
     for text in ("one", "two", "three"):
-        await host.say(text)
+        await host.send_messages(text)
     assert bench.sent_texts() == ["one", "two", "three"]
     assert bench.upstream.opened == [""]
 
@@ -76,10 +76,10 @@ async def test_each_message_is_sent_once_and_nothing_else() -> None:
 async def test_another_process_continues_from_the_record() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     await host.pool.aclose()
     host.pool = await bench.pool()
-    report = await host.say("two")
+    report = await host.send_messages("two")
     assert (report.way, report.kind) == (AgentOrigin.RESUMED, RequestRelation.CONTINUATION)
     assert bench.upstream.opened == ["", "agent-1"]
     assert bench.sent_texts() == ["one", "two"]
@@ -89,8 +89,8 @@ async def test_another_process_continues_from_the_record() -> None:
 async def test_several_messages_are_sent_one_by_one_and_only_the_last_answer_is_shown() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
-    report = await host.say("two", "three")
+    await host.send_messages("one")
+    report = await host.send_messages("two", "three")
     assert bench.sent_texts() == ["one", "two", "three"]
     assert host.text == "answer 3"
     assert report.usage == Usage(len("two") + len("three"), 4)
@@ -105,9 +105,9 @@ async def test_several_messages_are_sent_one_by_one_and_only_the_last_answer_is_
 async def test_if_one_of_several_messages_fails_a_fresh_agent_receives_all(trouble: Trouble) -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("alpha")
+    await host.send_messages("alpha")
     bench.trouble(trouble)
-    report = await host.say("bravo", "charlie")
+    report = await host.send_messages("bravo", "charlie")
     assert (report.way, report.replays) == (AgentOrigin.FRESH, 1)
     assert host.text == "answer 1"
     assert (
@@ -121,7 +121,7 @@ async def test_if_one_of_several_messages_fails_a_fresh_agent_receives_all(troub
 async def test_a_cancel_between_two_messages_sends_no_more_and_leaves_no_record() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     host.history = History((*host.history.entries, *map(UserMessage.of, ("two", "three"))))
     stream = _stream(host.pool, ModelRequest("", host.history, session="s"))
     await anext(stream)
@@ -139,8 +139,8 @@ async def test_an_agent_that_calls_tools_between_two_messages_is_replaced() -> N
 
     bench = PoolBench(ScriptedUpstream(answer=answer))
     host = await bench.host()
-    await host.say("one")
-    assert (await host.say("two", "three")).way is AgentOrigin.FRESH
+    await host.send_messages("one")
+    assert (await host.send_messages("two", "three")).way is AgentOrigin.FRESH
 
 
 @spec("REUSE-33")
@@ -152,7 +152,7 @@ async def test_results_go_to_the_agent_that_made_the_calls() -> None:
 
     bench = PoolBench(ScriptedUpstream(answer=answer, abilities=Abilities(takes_tools=True)))
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     record = await bench.record()
     assert record is not None
     assert record.open_calls == ("c1",)
@@ -165,15 +165,15 @@ async def test_results_go_to_the_agent_that_made_the_calls() -> None:
 async def test_an_edit_starts_a_fresh_agent_and_the_old_one_is_deleted() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
-    await host.say("two")
+    await host.send_messages("one")
+    await host.send_messages("two")
     host.history = History(host.history.entries[:-2])
-    report = await host.say("other")
+    report = await host.send_messages("other")
     await bench.world.settle()
     assert (report.kind, report.way, report.rebuilt) == (RequestRelation.DIVERGENCE, AgentOrigin.FRESH, "")
     assert bench.upstream.memory.forgotten == ["agent-1"]
     assert not any(isinstance(event, ThinkingDelta) for event in host.events)
-    assert (await host.say("next")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("next")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-34")
@@ -181,13 +181,13 @@ async def test_with_forks_an_edit_continues_from_the_common_prefix() -> None:
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_fork=True)))
     host = await bench.host()
     for text in ("one", "two", "three"):
-        await host.say(text)
+        await host.send_messages(text)
     host.history = History(host.history.entries[:-2])
-    report = await host.say("other")
+    report = await host.send_messages("other")
     assert (report.way, report.replays, host.text) == (AgentOrigin.FORKED, 0, "answer 3")
     assert bench.sent_texts()[-1] == "other"
     assert bench.upstream.memory.forgotten == []
-    assert (await host.say("next")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("next")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")
@@ -195,7 +195,7 @@ async def test_with_forks_an_edit_continues_from_the_common_prefix() -> None:
 async def test_a_side_call_has_its_own_agent_that_is_deleted(session: str) -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     before = await bench.store.kv_list(POOL_NAMESPACE)
     request = ModelRequest("make a title", host.history, session=session, is_ephemeral=bool(session))
     events = [event async for event in host.pool.stream(request)]
@@ -203,14 +203,14 @@ async def test_a_side_call_has_its_own_agent_that_is_deleted(session: str) -> No
     assert is_complete(events)
     assert await bench.store.kv_list(POOL_NAMESPACE) == before
     assert bench.upstream.memory.forgotten == ["agent-2"]
-    assert (await host.say("two")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("two")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-35")
 async def test_a_side_call_does_not_wait_for_the_running_turn() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     host.history = host.history.then(UserMessage.of("two"))
     running = _stream(host.pool, ModelRequest("", host.history, session="s"))
     await anext(running)
@@ -247,7 +247,7 @@ async def test_the_record_is_pending_before_anything_is_sent_and_confirmed_by_th
 
     bench.upstream = Upstream()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     assert seen[0] == ("asked: pending", True)
     assert ("TextDelta: confirmed", True) in seen
     record = await bench.record()
@@ -270,7 +270,7 @@ async def test_the_record_is_released_before_the_caller_receives_the_end() -> No
 async def test_an_agent_of_a_dead_run_is_not_resumed_and_readers_are_informed() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     key = key_of(bench.upstream.name, "s")
     kept = await bench.store.kv_get(POOL_NAMESPACE, key)
     record = await bench.record()
@@ -279,7 +279,7 @@ async def test_an_agent_of_a_dead_run_is_not_resumed_and_readers_are_informed() 
     await bench.store.kv_put(
         POOL_NAMESPACE, key, encode(replace(record, run="run-dead")), expected=kept.version, at=1e6
     )
-    report = await host.say("two")
+    report = await host.send_messages("two")
     assert (report.way, report.rebuilt, report.replays) == (AgentOrigin.FRESH, "phase", 1)
     assert host.events[0] == ThinkingDelta(REBUILT_NOTE)
 
@@ -291,7 +291,7 @@ async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entr
     request = ModelRequest("", History((UserMessage.of("one"),)), session="s")
     running = _stream(slow.pool, request)
     await anext(running)
-    await quick.say("one")
+    await quick.send_messages("one")
     taken = await bench.record()
     assert is_complete([event async for event in running])
     await bench.world.settle()
@@ -299,17 +299,17 @@ async def test_a_process_whose_entry_was_taken_over_finishes_and_leaves_the_entr
     assert taken is not None
     assert taken.agent not in bench.upstream.memory.forgotten
     assert len(bench.upstream.memory.forgotten) == 1
-    assert (await quick.say("two")).way is AgentOrigin.RESUMED
+    assert (await quick.send_messages("two")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-38")
-@pytest.mark.parametrize("heard", [0, 1])
-async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
+@pytest.mark.parametrize("received", [0, 1])
+async def test_a_cancelled_turn_leaves_a_true_record(received: int) -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("alpha")
+    await host.send_messages("alpha")
     host.history = host.history.then(UserMessage.of("bravo"))
-    if heard:
+    if received:
         stream = _stream(host.pool, ModelRequest("", host.history, session="s"))
         await anext(stream)
         await stream.aclose()
@@ -323,13 +323,13 @@ async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
         await asyncio.wait({listening})
     assert host.report.end is End.STOPPED
     record = await bench.record()
-    if heard:  # the agent has the message: the following one is sent alone
+    if received:  # the agent has the message: the following one is sent alone
         assert record is not None
         assert record.is_resumable
-        assert (await host.say("charlie")).way is AgentOrigin.RESUMED
+        assert (await host.send_messages("charlie")).way is AgentOrigin.RESUMED
     else:  # whether the agent received it is unknown
         assert record is None
-        assert (await host.say("charlie")).replays == 1
+        assert (await host.send_messages("charlie")).replays == 1
     talk = bench.upstream.memory.talks[host.report.agent]
     assert [talk.words.count(text) for text in ("alpha", "bravo", "charlie")] == [1, 1, 1]
 
@@ -338,7 +338,7 @@ async def test_a_cancelled_turn_leaves_a_true_record(heard: int) -> None:
 async def test_with_the_client_applications_tools_a_cancelled_turn_leaves_no_record() -> None:
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     host.history = host.history.then(UserMessage.of("two"))
     stream = _stream(host.pool, ModelRequest("", host.history, session="s"))
     await anext(stream)
@@ -351,16 +351,16 @@ async def test_records_too_old_or_too_many_are_removed_and_their_agents_deleted(
     bench = PoolBench()
     pool = await bench.pool()
     for number in range(202):
-        await PoolApplication(pool, bench.world, session=f"s{number}").say("one")
+        await PoolApplication(pool, bench.world, session=f"s{number}").send_messages("one")
         await bench.world.advance(1.0)
     assert len(await bench.store.kv_list(POOL_NAMESPACE)) == 200
     assert (
         bench.upstream.memory.forgotten == ["agent-1", "agent-3"] or len(bench.upstream.memory.forgotten) == 2
     )
     await bench.world.advance(8 * DAY_S)
-    report = await PoolApplication(pool, bench.world, session="s201").say("one")
+    report = await PoolApplication(pool, bench.world, session="s201").send_messages("one")
     assert report.kind is RequestRelation.NEW
-    report = await PoolApplication(pool, bench.world, session="another").say("one")
+    report = await PoolApplication(pool, bench.world, session="another").send_messages("one")
     assert len(await bench.store.kv_list(POOL_NAMESPACE)) == 2
 
 
@@ -369,13 +369,16 @@ async def test_a_damaged_record_costs_one_full_transcript_and_affects_no_other()
     bench = PoolBench()
     one, two = await bench.host(session="one"), await bench.host(session="two")
     for host in (one, two):
-        await host.say("hello")
+        await host.send_messages("hello")
     key = key_of(bench.upstream.name, "one")
     kept = await bench.store.kv_get(POOL_NAMESPACE, key)
     assert kept is not None
     await bench.store.kv_put(POOL_NAMESPACE, key, kept.body[:20], expected=kept.version, at=kept.at)
-    assert [(await host.say("more")).way for host in (one, two)] == [AgentOrigin.FRESH, AgentOrigin.RESUMED]
-    assert (await one.say("again")).way is AgentOrigin.RESUMED
+    assert [(await host.send_messages("more")).way for host in (one, two)] == [
+        AgentOrigin.FRESH,
+        AgentOrigin.RESUMED,
+    ]
+    assert (await one.send_messages("again")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-39")
@@ -387,21 +390,21 @@ async def test_without_a_working_store_a_fresh_agent_answers_the_turn() -> None:
     bench = PoolBench()
     bench.store = Full(bench.place)
     host = await bench.host()
-    await host.say("one")
-    report = await host.say("two")
+    await host.send_messages("one")
+    report = await host.send_messages("two")
     assert (report.way, report.end) == (AgentOrigin.ASIDE, End.WHOLE)
 
 
 @spec("REUSE-40")
-async def test_ages_at_which_agents_were_gone_are_learned_and_not_tried_again() -> None:
+async def test_ages_at_which_agents_were_gone_are_stored_and_not_tried_again() -> None:
     bench = PoolBench()
     for number in range(4):
         host = await bench.host(session=f"s{number}")
-        await host.say("one")
+        await host.send_messages("one")
         bench.upstream.memory.expire(host.report.agent)
         await bench.world.advance(3600.0)
         opened = len(bench.upstream.opened)
-        report = await host.say("two")
+        report = await host.send_messages("two")
         assert report.rebuilt == ("stale" if number == 3 else "upstream_gone")
         assert len(bench.upstream.opened) == opened + 1
     assert len(await bench.store.kv_list(RETENTION_NAMESPACE)) == 1
@@ -481,15 +484,15 @@ async def test_the_consequence_of_a_fault(trouble: Trouble, situation: str) -> N
     if error:
         await host.ask()
     assert_sent_once(bench, host)
-    assert (await host.say("next")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("next")).way is AgentOrigin.RESUMED
     assert_sent_once(bench, host)
 
 
 async def _arrive(bench: PoolBench, host: PoolApplication, situation: str) -> bool:
     """Bring a client application to the situation; return whether an agent is resumed then."""
     if situation != "fresh":
-        await host.say("first")
-        await host.say("second")
+        await host.send_messages("first")
+        await host.send_messages("second")
     match situation:
         case "restarted":
             await host.pool.aclose()
@@ -509,7 +512,7 @@ async def _arrive(bench: PoolBench, host: PoolApplication, situation: str) -> bo
 async def test_the_retry_happens_once_and_its_error_has_the_first_as_cause() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.GONE, Trouble.FAILED)
     error = await host.fail("two")
     assert isinstance(error, UpstreamFailedError)
@@ -521,9 +524,9 @@ async def test_the_retry_happens_once_and_its_error_has_the_first_as_cause() -> 
 async def test_a_rebuilt_conversation_is_noted_once_and_no_agent_receives_the_note() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.GONE)
-    await host.say("two")
+    await host.send_messages("two")
     assert host.events[0] == ThinkingDelta(REBUILT_NOTE)
     noted = host.history.entries[-1]
     assert isinstance(noted, Step)
@@ -531,11 +534,11 @@ async def test_a_rebuilt_conversation_is_noted_once_and_no_agent_receives_the_no
         noted, response=replace(noted.response, parts=(Thinking(REBUILT_NOTE), *noted.response.parts))
     )
     host.history = History((*host.history.entries[:-1], thought))
-    await host.say("three")
+    await host.send_messages("three")
     assert [event for event in host.events if isinstance(event, ThinkingDelta)] == []
     bench.trouble(Trouble.GONE)
-    await host.say("four")
-    assert not any(REBUILT_NOTE.strip() in told for told in bench.sent_texts())
+    await host.send_messages("four")
+    assert not any(REBUILT_NOTE.strip() in received for received in bench.sent_texts())
 
 
 @spec("REUSE-43")
@@ -546,12 +549,12 @@ async def test_an_idle_agent_with_an_access_error_is_replaced_if_the_key_is_vali
 ) -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     await bench.world.advance(301.0)
     bench.trouble(Trouble.UNAUTHENTICATED)
     bench.upstream.is_key_good = is_good
     if is_good:
-        assert (await host.say("two")).way is way
+        assert (await host.send_messages("two")).way is way
         return
     assert isinstance(await host.fail("two"), ModelAccessError)
     bench.upstream.is_key_good = True
@@ -562,13 +565,13 @@ async def test_an_idle_agent_with_an_access_error_is_replaced_if_the_key_is_vali
 async def test_attempts_at_one_message_have_one_key_and_another_agent_or_message_has_another() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.UNAVAILABLE, Trouble.UNAVAILABLE, None)
-    await host.say("two")
+    await host.send_messages("two")
     bench.trouble(Trouble.GONE)
-    await host.say("three")
-    await host.say("three")
-    keys = [heard.key for heard in bench.upstream.sends]
+    await host.send_messages("three")
+    await host.send_messages("three")
+    keys = [received.key for received in bench.upstream.sends]
     assert keys[1] == keys[2] == keys[3]
     assert len({*keys}) == len(keys) - 2
 
@@ -577,13 +580,13 @@ async def test_attempts_at_one_message_have_one_key_and_another_agent_or_message
 async def test_a_network_failure_is_retried_after_half_a_second_and_one_and_a_half() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     began_at = bench.world.monotonic()
     bench.trouble(Trouble.UNAVAILABLE, Trouble.UNAVAILABLE)
-    await host.say("two")
+    await host.send_messages("two")
     assert bench.world.monotonic() - began_at == pytest.approx(2.0)
     bench.trouble(Trouble.RATE_LIMIT)
-    await host.say("three")
+    await host.send_messages("three")
     assert bench.world.monotonic() - began_at == pytest.approx(4.0)
 
 
@@ -591,7 +594,7 @@ async def test_a_network_failure_is_retried_after_half_a_second_and_one_and_a_ha
 async def test_a_second_stall_ends_the_turn() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.HANGS, Trouble.HANGS)
     assert isinstance(await host.fail("two"), ModelStalledError)
     assert len(bench.sent_texts()) == 3
@@ -605,7 +608,7 @@ async def test_open_agents_are_limited_and_all_closed_at_the_end() -> None:
     bench = PoolBench()
     pool = await bench.pool(limits=PoolLimits(live_max=3))
     for number in range(10):
-        await PoolApplication(pool, bench.world, session=f"s{number}").say("one")
+        await PoolApplication(pool, bench.world, session=f"s{number}").send_messages("one")
         await bench.world.settle()
     assert bench.upstream.live == 3
     assert bench.upstream.live_max <= 4
@@ -625,9 +628,9 @@ async def test_an_idle_agent_is_closed_after_the_time_of_its_upstream_or_of_the_
 ) -> None:
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(rest_s=60.0)))
     host = PoolApplication(await bench.pool(limits=limits), bench.world)
-    await host.say("one")
+    await host.send_messages("one")
     await bench.world.live_through(bench.world.sleep(61.0))
-    await PoolApplication(host.pool, bench.world, session="other").say("two")
+    await PoolApplication(host.pool, bench.world, session="other").send_messages("two")
     await bench.world.settle()
     assert bench.upstream.live == 1 + is_open
 
@@ -637,11 +640,11 @@ async def test_a_changed_set_of_servers_needs_a_fresh_agent() -> None:
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(takes_servers=True)))
     servers = [ForwardedMcpServer("b"), ForwardedMcpServer("a")]
     host = PoolApplication(await bench.pool(servers=lambda: servers), bench.world)
-    await host.say("one")
+    await host.send_messages("one")
     servers.reverse()
-    assert (await host.say("two")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("two")).way is AgentOrigin.RESUMED
     servers.append(ForwardedMcpServer("c"))
-    report = await host.say("three")
+    report = await host.send_messages("three")
     assert (report.kind, report.way) == (RequestRelation.TOOLS_CHANGED, AgentOrigin.FRESH)
     assert [server.name for server in bench.upstream.sends[-1].setup.servers] == ["a", "b", "c"]
 
@@ -651,9 +654,9 @@ async def test_an_upstream_without_servers_receives_none_and_a_change_costs_noth
     bench = PoolBench()
     servers = [ForwardedMcpServer("a")]
     host = PoolApplication(await bench.pool(servers=lambda: servers), bench.world)
-    await host.say("one")
+    await host.send_messages("one")
     servers.clear()
-    assert (await host.say("two")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("two")).way is AgentOrigin.RESUMED
     assert bench.upstream.sends[0].setup.servers == ()
 
 
@@ -686,7 +689,7 @@ async def test_turns_of_one_session_wait_for_each_other_and_others_do_not() -> N
     await bench.world.settle()
     assert not waiting.done()
     other = PoolApplication(pool, bench.world, session="t")
-    await other.say("one")
+    await other.send_messages("one")
     assert is_complete([event async for event in running])
     await bench.world.settle()
     assert is_complete(waiting.result())
@@ -700,7 +703,7 @@ async def test_a_request_that_waited_too_long_takes_the_session_over() -> None:
     running = _stream(pool, one)
     await anext(running)
     host = PoolApplication(pool, bench.world)
-    await host.say("one")
+    await host.send_messages("one")
     record = await bench.record()
     assert record is not None
     assert record.agent == host.report.agent
@@ -726,8 +729,8 @@ async def test_every_turn_is_reported_and_logged_without_its_text(caplog: pytest
     caplog.set_level(logging.DEBUG, "midstream.agents.pool")
     bench = PoolBench()
     host = await bench.host()
-    await host.say("a secret")
-    await host.say("two")
+    await host.send_messages("a secret")
+    await host.send_messages("two")
     assert [report.kind for report in bench.reports] == [RequestRelation.NEW, RequestRelation.CONTINUATION]
     assert "kind=continuation (1 new at the end) way=resumed end=whole agent=agent-1" in caplog.text
     assert "tokens=3 in (0 cached), 2 out" in caplog.text
@@ -742,7 +745,7 @@ async def test_a_failing_counter_does_not_fail_the_turn(caplog: pytest.LogCaptur
     bench = PoolBench()
     await bench.store.open()
     host = PoolApplication(Pooled(bench.upstream, bench.store, on_turn=count, world=bench.world), bench.world)
-    await host.say("one")
+    await host.send_messages("one")
     assert "could not be counted" in caplog.text
 
 
@@ -764,7 +767,7 @@ async def test_an_agent_with_a_pooled_upstream_works(tmp_path: Path) -> None:
     await host.start()
     for text in ("one", "two", "three"):
         await run_turn(host, "s", text)
-    assert [words_of(heard.message) for heard in upstream.sends] == ["one", "two", "three"]
+    assert [words_of(received.message) for received in upstream.sends] == ["one", "two", "three"]
     report = pool.last("s")
     assert report is not None
     assert report.way is AgentOrigin.RESUMED

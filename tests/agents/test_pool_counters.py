@@ -45,10 +45,10 @@ def test_each_turn_is_counted_once_in_each_counter() -> None:
 async def test_a_pool_counts_the_results_of_its_turns() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
-    await host.say("two")
+    await host.send_messages("one")
+    await host.send_messages("two")
     bench.trouble(Trouble.GONE)
-    await host.say("three")
+    await host.send_messages("three")
     counters = host.pool.counters
     assert counters.turns == {
         (RequestRelation.NEW, AgentOrigin.FRESH, End.WHOLE): 1,
@@ -63,8 +63,8 @@ async def test_a_pool_counts_the_results_of_its_turns() -> None:
 async def test_tokens_that_an_upstream_does_not_report_are_unknown_and_not_zero() -> None:
     bench = PoolBench(ScriptedUpstream(answer=lambda _: [TextDelta("yes"), Finished()]))
     host = await bench.host()
-    await host.say("one")
-    await host.say("two", "three")
+    await host.send_messages("one")
+    await host.send_messages("two", "three")
     assert host.events[-1] == Finished()
     assert [report.usage for report in bench.reports] == [None, None]
     assert "tokens=unknown" in host.report.line

@@ -56,7 +56,7 @@ async def unmarked_aside(pool: Pooled) -> None:
 
 @spec("REUSE-6")
 @pytest.mark.parametrize("between", [nothing, marked_aside, unmarked_aside])
-async def test_the_work_of_an_append_depends_only_on_what_is_new(
+async def test_the_work_of_an_append_depends_only_on_the_new_records(
     between: Callable[[Pooled], object],
 ) -> None:
     work = []

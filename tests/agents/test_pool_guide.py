@@ -36,7 +36,7 @@ async def test_the_example_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         f"{LIMITS.live_max} agents stay open in a process, each for {Abilities().rest_s:.0f} s",
         f"a turn waits {LIMITS.wait_s:.0f} s",
@@ -49,5 +49,5 @@ async def test_the_example_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         REBUILT_NOTE.strip(),
     ],
 )
-def test_the_guide_has_the_limits(said: str) -> None:
-    assert said in " ".join(GUIDE.split())
+def test_the_guide_has_the_limits(text: str) -> None:
+    assert text in " ".join(GUIDE.split())

@@ -33,8 +33,8 @@ TOKEN = re.compile(r"\bword\d+\b")
 
 def repeat_texts(talk: AgentConversation) -> list[UpstreamEvent]:
     """Answer with all the client application's texts that the agent has."""
-    told = [token for heard in talk.messages for token in TOKEN.findall(words_of(heard.message))]
-    return [TextDelta(" ".join(told).replace("word", "#")), Finished()]
+    text = [token for received in talk.messages for token in TOKEN.findall(words_of(received.message))]
+    return [TextDelta(" ".join(text).replace("word", "#")), Finished()]
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def test_no_message_is_lost_or_duplicated(tmp_path: Path, seed: int) -> No
                 _upstream_of(chance.choice(pools)).troubles.append(trouble)
             asked = pools if chance.random() < 0.5 else [chance.choice(pools)]
             answers = await asyncio.gather(*(_ask(pool, history) for pool in asked))
-            wanted = " ".join(f"#{told}" for told in range(number + 1))
+            wanted = " ".join(f"#{reported}" for reported in range(number + 1))
             assert {answer for answer in answers if answer} <= {wanted}
             history = history.then(Step(Response((Text("noted"),))))
         for pool in pools:

@@ -26,30 +26,30 @@ async def test_after_an_interrupted_answer_a_fork_continues_without_the_transcri
 ) -> None:
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
     host = await bench.host()
-    await host.say("first")
+    await host.send_messages("first")
     cut = Step(Response((Text("I began"),), Finish.INTERRUPTED))
     host.history = host.history.then(UserMessage.of("second")).then(cut)
-    report = await host.say(*[behind] if behind else [])
-    told = bench.sent_texts()[-1]
+    report = await host.send_messages(*[behind] if behind else [])
+    received = bench.sent_texts()[-1]
     assert (report.way, report.sends) == (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH, 1)
-    assert ("first" in told) is not can_fork
-    assert told.index("second") < told.index("I began") < told.index(DONE)
-    assert told.endswith(behind)
+    assert ("first" in received) is not can_fork
+    assert received.index("second") < received.index("I began") < received.index(DONE)
+    assert received.endswith(behind)
     assert_sent_once(bench, host)
-    assert (await host.say("fourth")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("fourth")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-82")
 async def test_a_message_refused_after_a_whole_answer_costs_no_transcript_and_the_next_refusal_does() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.REJECTED)
     assert isinstance(await host.fail("two"), ModelRejectedError)
     assert len(bench.sent_texts()) == 2
     host.history = History(host.history.entries[:-1])
     bench.trouble(Trouble.REJECTED)
-    report = await host.say("three")
+    report = await host.send_messages("three")
     assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
     assert_sent_once(bench, host)
 
@@ -58,11 +58,11 @@ async def test_a_message_refused_after_a_whole_answer_costs_no_transcript_and_th
 async def test_after_an_interrupted_answer_a_refusal_may_concern_the_conversation() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("first")
+    await host.send_messages("first")
     bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_OPENED)
     await host.fail("second")
     bench.trouble(Trouble.REJECTED)
-    report = await host.say("third")
+    report = await host.send_messages("third")
     assert (report.rebuilt, report.way) == ("model_rejected", AgentOrigin.FRESH)
     assert_sent_once(bench, host)
 
@@ -71,11 +71,11 @@ async def test_after_an_interrupted_answer_a_refusal_may_concern_the_conversatio
 async def test_a_message_that_the_agent_dropped_is_sent_with_the_next_one() -> None:
     bench = PoolBench(ScriptedUpstream(drops=True))
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.OUTAGE_OPENED)
     assert isinstance(await host.fail("two"), ModelUnavailableError)
     assert bench.upstream.live == 1
-    report = await host.say("three")
+    report = await host.send_messages("three")
     assert (report.way, report.rebuilt, report.sends) == (AgentOrigin.RESUMED, "", 1)
     assert bench.sent_texts()[-1] == "two\n\n\n\nthree"
     assert (len(bench.upstream.memory.talks), len(bench.upstream.opened)) == (1, 1)
@@ -86,7 +86,7 @@ async def test_a_message_that_the_agent_dropped_is_sent_with_the_next_one() -> N
 async def test_a_cancelled_turn_of_an_agent_that_may_drop_its_message_leaves_no_record() -> None:
     bench = PoolBench(ScriptedUpstream(drops=True))
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.DIES_OPENED, Trouble.DIES_SPEAKING)
     await host.fail("two")
     assert await bench.record() is None
@@ -112,17 +112,17 @@ async def test_a_message_of_a_dead_run_is_sent_with_a_notice_that_a_tool_may_hav
 ) -> None:
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_fork=can_fork)))
     host = await bench.host()
-    await host.say("first")
-    await host.say("second")
+    await host.send_messages("first")
+    await host.send_messages("second")
     history = host.history
     await kill_run(bench)
     host.history = History(history.entries[:-1])  # the client has no answer
-    report = await host.say(*[next_words] if next_words else [])
+    report = await host.send_messages(*[next_words] if next_words else [])
     assert report.way is (AgentOrigin.FORKED if can_fork else AgentOrigin.FRESH)
-    told = bench.sent_texts()[-1]
-    assert told.count(UNRECORDED) == 1
-    assert told.index(UNRECORDED) < told.rindex(next_words or "second")
-    await host.say("fourth")
+    received = bench.sent_texts()[-1]
+    assert received.count(UNRECORDED) == 1
+    assert received.index(UNRECORDED) < received.rindex(next_words or "second")
+    await host.send_messages("fourth")
     assert UNRECORDED not in bench.sent_texts()[-1]
 
 
@@ -130,14 +130,14 @@ async def test_a_message_of_a_dead_run_is_sent_with_a_notice_that_a_tool_may_hav
 async def test_another_answer_or_an_edited_message_has_no_such_notice() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("first")
-    await host.say("second")
+    await host.send_messages("first")
+    await host.send_messages("second")
     host.history = History(host.history.entries[:-1])
     await host.ask()
     assert UNRECORDED not in bench.sent_texts()[-1]
     await kill_run(bench)
     host.history = History(host.history.entries[:2])
-    await host.say("something else")
+    await host.send_messages("something else")
     assert UNRECORDED not in bench.sent_texts()[-1]
 
 
@@ -152,9 +152,9 @@ async def test_a_fresh_agent_is_informed_if_the_previous_one_may_have_started(
 ) -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("first")
+    await host.send_messages("first")
     bench.trouble(trouble)
-    assert (await host.say("second")).way is AgentOrigin.FRESH
+    assert (await host.send_messages("second")).way is AgentOrigin.FRESH
     assert (UNRECORDED in bench.sent_texts()[-1]) is is_sent
 
 
@@ -162,7 +162,7 @@ async def test_a_fresh_agent_is_informed_if_the_previous_one_may_have_started(
 async def test_an_upstream_without_own_tools_is_not_informed() -> None:
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(takes_tools=True)))
     host = await bench.host()
-    await host.say("first")
+    await host.send_messages("first")
     await kill_run(bench)
     host.history = History(host.history.entries[:-1])
     await host.ask()

@@ -57,18 +57,18 @@ def test_trailing_results_are_sent_without_a_text() -> None:
 
 
 def test_a_fresh_agent_without_history_receives_a_transcript_and_the_message() -> None:
-    (said,) = _turn(History((ONE, ANSWER, TWO)), Abilities()).delivery.sends
-    text = "".join(part.text for part in said.message.parts if isinstance(part, Text))
-    assert said.before is None
+    (newest,) = _turn(History((ONE, ANSWER, TWO)), Abilities()).delivery.sends
+    text = "".join(part.text for part in newest.message.parts if isinstance(part, Text))
+    assert newest.before is None
     assert text.endswith("two")
     assert text.index("one") < text.index("yes")
 
 
 def test_only_the_last_message_has_the_requests_settings() -> None:
     history = History((ONE, TWO))
-    heard, settings = ConversationDigest().then(history.entries), ModelSettings(temperature=0.0)
+    received, settings = ConversationDigest().then(history.entries), ModelSettings(temperature=0.0)
     request = ModelRequest("", history, session="s", settings=settings)
-    found = heard.outline("", (), (), {})
+    found = received.outline("", (), (), {})
     turn = PoolTurn(request, found, classify(None, found), Fork(ForkPoint(0, "a", "m"), 2), Setup(), None)
     turn.begin("a", TAKES_HISTORY, TranscriptBudget())
     assert turn.delivery.sends == [UpstreamMessage(ONE), UpstreamMessage(TWO, settings=settings)]
@@ -111,8 +111,8 @@ def test_tokens_are_summed() -> None:
 
 
 def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: str = "s") -> PoolTurn:
-    heard = ConversationDigest().then(history.entries)
-    found = heard.outline("", (), (), {})
+    received = ConversationDigest().then(history.entries)
+    found = received.outline("", (), (), {})
     request = ModelRequest("", history, session=session)
     turn = PoolTurn(request, found, classify(None, found), Fresh(is_pooled=True), Setup(), None)
     turn.begin(nonce, abilities, TranscriptBudget())
@@ -123,9 +123,9 @@ def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: 
 async def test_the_decision_is_reported_before_the_agent_receives_anything() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     assert host.judged == [ReuseDecision("new", "no record", "fresh", "record", new=1)]
-    await host.say("two")
+    await host.send_messages("two")
     assert host.judged == [ReuseDecision("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)]
     host.history = host.history.then(UserMessage.of("three"))
     events = host.pool.stream(ModelRequest("", host.history, session="s"))
@@ -138,9 +138,9 @@ async def test_the_decision_is_reported_before_the_agent_receives_anything() -> 
 async def test_a_replacement_agent_is_a_second_decision_with_its_reason() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     bench.trouble(Trouble.GONE)
-    await host.say("two")
+    await host.send_messages("two")
     assert [(each.kind, each.way, each.rebuilt) for each in host.judged] == [
         ("continuation", "resumed", ""),
         ("continuation", "fresh", "upstream_gone"),
@@ -153,8 +153,8 @@ async def test_a_replacement_agent_is_a_second_decision_with_its_reason() -> Non
 @pytest.mark.parametrize("abilities", [Abilities(), TAKES_HISTORY], ids=["a text", "a history"])
 def test_a_fresh_agent_is_informed_that_an_interrupted_answer_is_done(abilities: Abilities) -> None:
     cut = Step(Response((Text("half"),), Finish.INTERRUPTED))
-    (said,) = _turn(History((ONE, cut, TWO)), abilities).delivery.sends
-    text = words_of(said)
+    (message,) = _turn(History((ONE, cut, TWO)), abilities).delivery.sends
+    text = words_of(message)
     assert text.index("half") < text.index(DONE) < text.rindex("two")
 
 
@@ -162,14 +162,16 @@ def test_a_fresh_agent_is_informed_that_an_interrupted_answer_is_done(abilities:
 async def test_a_resumed_agent_is_informed_of_its_calls_in_an_interrupted_answer() -> None:
     bench = PoolBench()
     host = await bench.host()
-    await host.say("one")
+    await host.send_messages("one")
     call = UpstreamCall("c", "shell", "{}", "receipt 77", Outcome.OK)
     cut = Step(Response((Text("half"), call), Finish.INTERRUPTED))
     host.history = History((*host.history.entries[:-1], cut))
-    report = await host.say("two")
+    report = await host.send_messages("two")
     assert report.way is AgentOrigin.RESUMED
-    told = bench.sent_texts()[-1]
-    assert told.index("half") < told.index("receipt 77") < told.index(DONE) < told.rindex("two")
+    received = bench.sent_texts()[-1]
+    assert (
+        received.index("half") < received.index("receipt 77") < received.index(DONE) < received.rindex("two")
+    )
 
 
 @spec("REUSE-14")
@@ -182,13 +184,13 @@ async def test_a_conversation_does_not_continue_the_title_request_before_it(
     bench = PoolBench(ScriptedUpstream(abilities=abilities))
     title, host = await bench.host(), await bench.host()
     title.system, host.system = "Make a title.", "Help."
-    await title.say("hello")
-    await host.say("hello")
-    assert (await host.say("more")).way is AgentOrigin.FRESH
-    told = bench.upstream.memory.talks[host.report.agent]
-    assert told.words.count("hello") == 1
+    await title.send_messages("hello")
+    await host.send_messages("hello")
+    assert (await host.send_messages("more")).way is AgentOrigin.FRESH
+    conversation = bench.upstream.memory.talks[host.report.agent]
+    assert conversation.words.count("hello") == 1
     assert host.text == "answer 1"
-    assert (await host.say("still more")).way is AgentOrigin.RESUMED
+    assert (await host.send_messages("still more")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-14")
@@ -196,15 +198,15 @@ async def test_a_title_request_in_the_middle_does_not_become_the_conversation() 
     bench = PoolBench(ScriptedUpstream(abilities=Abilities(can_reinstruct=True)))
     title, host = await bench.host(), await bench.host()
     title.system, host.system = "Make a title.", "Help."
-    await host.say("hello")
+    await host.send_messages("hello")
     title.history = host.history
-    await title.say("more")
-    assert (await host.say("more")).way is AgentOrigin.FRESH
-    assert (await host.say("still more")).way is AgentOrigin.RESUMED
+    await title.send_messages("more")
+    assert (await host.send_messages("more")).way is AgentOrigin.FRESH
+    assert (await host.send_messages("still more")).way is AgentOrigin.RESUMED
 
 
 async def test_a_pool_without_a_store_has_records_as_long_as_its_process() -> None:
     bench = PoolBench()
     host = PoolApplication(Pooled(bench.upstream, world=bench.world), bench.world)
-    await host.say("one")
-    assert (await host.say("two")).way is AgentOrigin.RESUMED
+    await host.send_messages("one")
+    assert (await host.send_messages("two")).way is AgentOrigin.RESUMED

@@ -73,7 +73,7 @@ def test_fields_outside_the_prompt_are_no_difference() -> None:
 
 @spec("REUSE-63")
 @pytest.mark.parametrize(
-    ("after", "told"),
+    ("after", "expected"),
     [
         (request(model="m-2"), ("model", PrefixCause.MODEL, "text", "text")),
         (request(tools=[LIST, READ]), ("tools[0].name", PrefixCause.TOOLS_ORDER, "text", "text")),
@@ -109,9 +109,9 @@ def test_fields_outside_the_prompt_are_no_difference() -> None:
     ],
 )
 def test_the_cause_of_the_invalidated_prefix_is_named(
-    after: dict[str, Any], told: tuple[str, PrefixCause, str, str]
+    after: dict[str, Any], expected: tuple[str, PrefixCause, str, str]
 ) -> None:
-    assert reason_of(request(), after) == told
+    assert reason_of(request(), after) == expected
 
 
 @spec("REUSE-63")
@@ -165,8 +165,8 @@ def test_a_new_system_prompt_is_reported_before_the_messages() -> None:
 def test_no_text_of_the_conversation_is_in_the_answer(after: dict[str, Any]) -> None:
     difference = prefix_difference(request(system="the Password is rose"), after)
     assert difference is not None
-    told = msgspec.json.encode(difference).decode() + difference.words
-    assert [word for word in ("Password", "tulip", "rose") if word in told] == []
+    text = msgspec.json.encode(difference).decode() + difference.words
+    assert [word for word in ("Password", "tulip", "rose") if word in text] == []
 
 
 def test_the_position_is_counted_in_bytes_of_the_providers_input() -> None:

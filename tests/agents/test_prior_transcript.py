@@ -92,19 +92,19 @@ def test_the_fence_occurs_nowhere_in_the_history(history: History) -> None:
     text = transcript(history)
     if text:
         fence = text.split("\n")[1].split()[1]
-        said = [line for line in text.split("\n")[1:] if not line.startswith(f"--- {fence} ")]
-        assert [line for line in said if fence in line] == []
+        content = [line for line in text.split("\n")[1:] if not line.startswith(f"--- {fence} ")]
+        assert [line for line in content if fence in line] == []
     assert text == transcript(history)
 
 
 @spec("REUSE-52")
 def test_the_users_newest_message_is_whole_outside_the_frame() -> None:
     words = "and now " * 100_000
-    said = prepend_transcript(
+    message = prepend_transcript(
         History((UserMessage.of("hi"), answer("hello"))), UserMessage.of(words), takes_files=False
     )
 
-    frame, newest = said.parts
+    frame, newest = message.parts
     assert newest == Text(words)
     assert isinstance(frame, Text)
     assert frame.text.endswith(" end of the prior conversation ---\n\n")
@@ -114,20 +114,20 @@ def test_the_users_newest_message_is_whole_outside_the_frame() -> None:
 @spec("REUSE-52")
 def test_unanswered_messages_are_outside_the_frame_in_order() -> None:
     history = History((UserMessage.of("hi"), answer("hello"), UserMessage.of("one"), UserMessage.of("two")))
-    said = prepend_transcript(history, UserMessage.of("three"), takes_files=False)
+    message = prepend_transcript(history, UserMessage.of("three"), takes_files=False)
 
-    assert said.parts[1::2] == (Text("one"), Text("two"), Text("three"))
-    assert {*said.parts[2::2]} == {Text("\n\n")}
-    assert headings(said.parts[0].text.strip())[1:-1] == ["1 the user said", "2 the assistant said"]  # type: ignore[union-attr]  # it is the frame
+    assert message.parts[1::2] == (Text("one"), Text("two"), Text("three"))
+    assert {*message.parts[2::2]} == {Text("\n\n")}
+    assert headings(message.parts[0].text.strip())[1:-1] == ["1 the user said", "2 the assistant said"]  # type: ignore[union-attr]  # it is the frame
 
 
 def test_new_results_at_the_end_need_an_answer() -> None:
-    said = prepend_transcript(
+    message = prepend_transcript(
         History((UserMessage.of("read"), step_with_result("words"))), UserMessage(()), takes_files=False
     )
 
-    assert [type(part) for part in said.parts] == [Text, Text]
-    assert "tool results of the prior conversation are new" in str(said.parts[1])
+    assert [type(part) for part in message.parts] == [Text, Text]
+    assert "tool results of the prior conversation are new" in str(message.parts[1])
 
 
 @spec("REUSE-52")
@@ -197,9 +197,9 @@ def test_attachments_are_named_and_never_inlined() -> None:
     linked = File("image/png", url="data:image/png;base64," + PNG)
     web = File("image/png", url="https://example.org/a.png")
     history = History((UserMessage((Text("look"), IMAGE, linked, web)), answer("seen")))
-    said = prepend_transcript(history, UserMessage((Text("and"), IMAGE, linked)), takes_files=False)
+    message = prepend_transcript(history, UserMessage((Text("and"), IMAGE, linked)), takes_files=False)
 
-    text = "".join(part.text for part in said.parts if isinstance(part, Text))
+    text = "".join(part.text for part in message.parts if isinstance(part, Text))
     assert "[attached file: shot.png image/png, not repeated here]" in text
     assert "[attached file: image/png at https://example.org/a.png]" in text
     assert "[attached file: shot.png, which you cannot be shown]" in text
@@ -208,10 +208,10 @@ def test_attachments_are_named_and_never_inlined() -> None:
 
 def test_an_agent_that_reads_files_receives_only_those_of_the_newest_message() -> None:
     history = History((UserMessage((IMAGE,)), answer("seen")))
-    said = prepend_transcript(history, UserMessage((Text("and"), IMAGE)), takes_files=True)
+    message = prepend_transcript(history, UserMessage((Text("and"), IMAGE)), takes_files=True)
 
-    assert said.parts[1:] == (Text("and"), IMAGE)
-    assert "not repeated here" in str(said.parts[0])
+    assert message.parts[1:] == (Text("and"), IMAGE)
+    assert "not repeated here" in str(message.parts[0])
 
 
 @spec("REUSE-53")

@@ -283,9 +283,9 @@ def test_a_tool_that_an_agent_starts_after_the_death_of_its_gateway_takes_no_eff
     orders = Orders(folder)
     orders.order("after the gateway", str(ledger))
     options = ["--upstream", f"acp:sh -c '{agent}'"]
-    process, told = start(tmp_path, *options)
+    process, ready = start(tmp_path, *options)
     answer: list[Any] = []
-    asking = threading.Thread(target=lambda: answer.append(request_quietly(told)))
+    asking = threading.Thread(target=lambda: answer.append(request_quietly(ready)))
     asking.start()
     pids = wait_for(lambda: [each["pids"] for each in orders.recorded("family")])[0]
     left = watch(pids)
@@ -295,18 +295,18 @@ def test_a_tool_that_an_agent_starts_after_the_death_of_its_gateway_takes_no_eff
     assert left(BOUND_S) == [], "the agent goes on after the death of its gateway"
     assert not ledger.exists(), "its tool took effect"
     orders.order("ledger", str(ledger))
-    process, told = start(tmp_path, *options)
+    process, ready = start(tmp_path, *options)
     try:
-        assert ask_chat_completions(told["url"], key_of(told), "do it")[0] == 200
+        assert ask_chat_completions(ready["url"], key_of(ready), "do it")[0] == 200
     finally:
         assert stop(process) == 0
     assert ledger.read_text() == "effect\n"
     assert [UNRECORDED in each["text"] for each in orders.recorded("told")] == [False, True]
 
 
-def request_quietly(told: dict[str, Any]) -> object:
+def request_quietly(fields: dict[str, Any]) -> object:
     with contextlib.suppress(Exception):
-        return ask_chat_completions(told["url"], key_of(told), "do it")
+        return ask_chat_completions(fields["url"], key_of(fields), "do it")
     return None
 
 

@@ -62,10 +62,12 @@ class Cutting(World):
 async def test_an_answer_without_a_waiter_is_released() -> None:
     world, left = Cutting(), list[str]()
 
-    async def leave(answer: str) -> None:
+    async def note_answer(answer: str) -> None:
         left.append(answer)
 
-    world.waiting = World().spawn(SingleFlight("u", world).answer(_events("yes"), leave), name="waiting")
+    world.waiting = World().spawn(
+        SingleFlight("u", world).answer(_events("yes"), note_answer), name="waiting"
+    )
     waiting = world.waiting
     with pytest.raises(asyncio.CancelledError):
         await waiting

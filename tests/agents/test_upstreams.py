@@ -17,8 +17,8 @@ async def test_the_scripted_upstream_can_fork() -> None:
     upstream: Upstream = ScriptedUpstream()
     assert isinstance(upstream, ForkingUpstream)
     agent: UpstreamAgent = await upstream.open(Setup())
-    said = UpstreamMessage(UserMessage((Text("hi"),)))
-    events = [event async for event in agent.send(said, key="k")]
+    message = UpstreamMessage(UserMessage((Text("hi"),)))
+    events = [event async for event in agent.send(message, key="k")]
     assert events[0] == MessageTaken("agent-1")
     assert isinstance(events[1], TextDelta)
     assert isinstance(events[-1], Finished)

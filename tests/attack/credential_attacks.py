@@ -34,7 +34,7 @@ def _log_in(target: Target, token: str) -> str:
 
 def _exchange(target: Target) -> dict[str, dict[str, str]]:
     """Return a credential of each kind that Ada's token can be exchanged for, as headers of a request."""
-    assert target.say("s1", authorization=f"Bearer {ADA}").status == 200
+    assert target.send_message("s1", authorization=f"Bearer {ADA}").status == 200
     cookie = _log_in(target, ADA)
     link = target.ask("POST", "/v1/login-links", cookie=cookie, **JSON).json["word"]
     second = target.ask("POST", "/v1/login", {"login": link})
@@ -401,13 +401,13 @@ def attack_a_credential_stays_within_its_scope(ground: Ground) -> None:
     text = tokens.read_text()
     assert not any(token in text for token in (owner, reader, one, approver))
     with ground.serving("--token-file", tokens) as target:
-        assert target.say("s1", "pay", authorization=f"Bearer {owner}").status == 200
+        assert target.send_message("s1", "pay", authorization=f"Bearer {owner}").status == 200
         assert target.ask("GET", "/v1/sessions/s1", token=reader).status == 200
         assert target.ask("POST", "/v1/sessions/s1/cancel", token=reader).status == 403
         assert target.ask("DELETE", "/v1/sessions/s1", token=reader).status == 403
         assert target.ask("GET", "/v1/sessions/s1", token=one).status == 404
-        assert target.say("b-1", authorization=f"Bearer {one}").status == 404
-        assert target.say("a-1", authorization=f"Bearer {one}").status == 200
+        assert target.send_message("b-1", authorization=f"Bearer {one}").status == 404
+        assert target.send_message("a-1", authorization=f"Bearer {one}").status == 200
         for scoped in (reader, one):
             for method in ("GET", "DELETE"):
                 assert target.ask(method, "/v1/access", token=scoped).status == 403
@@ -415,7 +415,7 @@ def attack_a_credential_stays_within_its_scope(ground: Ground) -> None:
         assert (speaker.status, speaker.json["sessions"]) == (200, [])
         cookie = _log_in(target, reader)  # credentials issued for it have its scope
         assert target.ask("POST", "/v1/sessions/s1/cancel", cookie=cookie, **JSON).status == 403
-        assert target.say("s1", "else", key="k2", authorization=f"Bearer {approver}").status == 403
+        assert target.send_message("s1", "else", key="k2", authorization=f"Bearer {approver}").status == 403
         assert target.ask("DELETE", "/v1/sessions/s1", token=approver).status == 403
         assert target.ask("GET", "/v1/sessions/s1", token=approver).status == 200
     tokens.write_text(f"{ADA} ada acme\n{BOB} bob\n")
@@ -437,7 +437,7 @@ def _pending(target: Target, token: str) -> dict[str, str]:
 def attack_the_audit_log_has_every_act(ground: Ground) -> None:
     tokens, log = ground.write_secret("tokens", LINES), ground.folder / "audit.jsonl"
     with ground.serving("--token-file", tokens, "--audit-log", log) as target:
-        assert target.say("s1", "pay", authorization=f"Bearer {ADA}").status == 200
+        assert target.send_message("s1", "pay", authorization=f"Bearer {ADA}").status == 200
         question = _pending(target, ADA)
         answer = {name: question[name] for name in ("turn", "response", "call_id", "digest")}
         body = {"type": "answer", "choice": "allow", **answer}

@@ -77,7 +77,7 @@ class Target:
         finally:
             connection.close()
 
-    def say(self, session: str, words: str = "hi", *, key: str = "k1", **shown: str) -> HttpAnswer:
+    def send_message(self, session: str, words: str = "hi", *, key: str = "k1", **shown: str) -> HttpAnswer:
         """Send a message to a session."""
         frame = {
             "type": "command",
@@ -91,8 +91,8 @@ class Target:
         """End the process; return its output on stderr."""
         if self.process.poll() is None:
             self.process.terminate()
-        _, said = self.process.communicate(timeout=WAIT_S)
-        return str(said)
+        _, output = self.process.communicate(timeout=WAIT_S)
+        return str(output)
 
 
 class Ground:

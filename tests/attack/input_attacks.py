@@ -352,12 +352,12 @@ def attack_the_browser_client_follows_no_redirect(ground: Ground) -> None:
             arguments = ("--input-type=module", "-e", textwrap.dedent(program), decoy.url, transport)
             process = await asyncio.create_subprocess_exec(node, *arguments, stdout=asyncio.subprocess.PIPE)
             try:
-                told, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
+                output, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
             finally:
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-        assert told.split() == [b"protocol"]
+        assert output.split() == [b"protocol"]
         decoy.check()
 
     for transport in ("sse", "poll"):

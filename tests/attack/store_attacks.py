@@ -90,7 +90,7 @@ def allow(target: Target, session: str) -> None:
 def attack_a_row_in_the_inbox_approves_nothing_and_loses_only_itself(ground: Ground) -> None:
     store = Store(ground)
     with store.serving() as target:
-        assert target.say("a", "pay").status == 200
+        assert target.send_message("a", "pay").status == 200
         wait_for(target, "a", "question_asked")
         asked = open_question(target, "a")
         ref = CallRef(asked["turn"], asked["response"], asked["call_id"])
@@ -111,7 +111,7 @@ def attack_a_record_in_the_journal_of_a_stopped_server_approves_nothing(ground: 
     store = Store(ground)
     with store.serving() as target:
         for session in ("a", "b"):
-            assert target.say(session, "pay", key=session).status == 200
+            assert target.send_message(session, "pay", key=session).status == 200
             wait_for(target, session, "question_asked")
         allow(target, "b")
     a, b = SESSION.format("a"), SESSION.format("b")
@@ -131,7 +131,7 @@ def attack_a_record_in_the_journal_of_a_stopped_server_approves_nothing(ground: 
         assert (refused.status, refused.code) == (500, "store_damaged")
         assert target.ask("GET", "/v1/sessions/b").status == 200
         assert {line["id"] for line in target.ask("GET", "/v1/sessions").json["sessions"]} == {"a", "b"}
-        assert target.say("c").status == 200
+        assert target.send_message("c").status == 200
         wait_for(target, "c", "turn_ended")
     assert store.ledger.read_text() == "3\n"
     found = ground.run("verify", store.path)
@@ -161,7 +161,7 @@ def attack_a_used_login_link_that_is_restored_logs_no_one_in(ground: Ground) -> 
 def attack_a_start_without_the_key_file_writes_nothing_into_an_encrypted_store(ground: Ground) -> None:
     store, keys = Store(ground), str(ground.folder / "keys")
     with store.serving("--key-file", keys) as target:
-        assert target.say("a").status == 200
+        assert target.send_message("a").status == 200
         wait_for(target, "a", "turn_ended")
     before = store.path.read_bytes()
     refused = ground.run(*store.arguments)
@@ -181,7 +181,7 @@ def attack_damaged_access_rows_allow_nothing_and_lose_only_themselves(ground: Gr
     store = Store(ground)
     with ground.serving("--token-file", tokens) as target:
         for session in ("s1", "s2"):
-            assert target.say(session, authorization=f"Bearer {ADA}").status == 200
+            assert target.send_message(session, authorization=f"Bearer {ADA}").status == 200
         revoked, kept = [target.ask("POST", "/v1/login", {}, token=ADA).cookie for _ in range(2)]
         assert target.ask("DELETE", "/v1/access?principal=ada", token=ROOT).json["count"] == 2
         with store.database() as db:
@@ -207,7 +207,7 @@ def attack_damaged_access_rows_allow_nothing_and_lose_only_themselves(ground: Gr
 def attack_links_and_pipes_beside_the_store_are_refused_at_once(ground: Ground) -> None:
     store = Store(ground)
     with store.serving() as target:
-        assert target.say("a").status == 200
+        assert target.send_message("a").status == 200
         wait_for(target, "a", "turn_ended")
     victim = ground.folder / "victim"
     victim.write_text("precious")

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = ChaosPlan(given.seed, connections_per_kill=CONNECTIONS_PER_KILL)
     _print(f"seed {given.seed}; repeat it: make chaos ARGS='{given.seed} --reconnects {given.reconnects}'")
     within_s = 300.0 + SECONDS_PER_RECONNECT * given.reconnects
-    report = asyncio.run(run(plan, folder, given.reconnects, within_s=within_s, tell=_print))
+    report = asyncio.run(run(plan, folder, given.reconnects, within_s=within_s, print_progress=_print))
     return _print_result(report, folder)
 
 
@@ -75,7 +75,7 @@ def _store_figures(report: ChaosReport) -> None:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - it talks to a terminal
+    print(line, flush=True)  # noqa: T201 - it writes to a terminal
 
 
 if __name__ == "__main__":

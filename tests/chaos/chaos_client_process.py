@@ -151,8 +151,8 @@ class SessionSender:
 
 
 async def main() -> None:
-    told = ProcessArguments()
-    folder = told.folder / told.way
+    arguments = ProcessArguments()
+    folder = arguments.folder / arguments.way
     folder.mkdir(exist_ok=True)
     reconnects = os.open(folder / "reconnects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
@@ -161,12 +161,12 @@ async def main() -> None:
             os.write(reconnects, b".")
 
     async with connect(
-        f"http://127.0.0.1:{told.port}",
+        f"http://127.0.0.1:{arguments.port}",
         state=folder / "client.db",
         secrets=folder / "secrets.db",
-        tools=client_tools(EffectLedger(told.folder / "ledger")),
-        world=HastyWorld(*told.death),
-        transport=cast("TransportName", told.way),
+        tools=client_tools(EffectLedger(arguments.folder / "ledger")),
+        world=HastyWorld(*arguments.death),
+        transport=cast("TransportName", arguments.way),
         on_reconnecting=note,
     ) as client:
         interrupted: dict[str, list[InterruptedTurn]] = {}
@@ -174,8 +174,8 @@ async def main() -> None:
             interrupted.setdefault(turn.session, []).append(turn)
         async with asyncio.TaskGroup() as group:
             for number in range(SESSIONS_AT_ONCE):
-                name = f"{told.way}-{number}"
-                speaker = SessionSender(name, folder, client, interrupted, told.folder / ENOUGH)
+                name = f"{arguments.way}-{number}"
+                speaker = SessionSender(name, folder, client, interrupted, arguments.folder / ENOUGH)
                 group.create_task(speaker.run())
 
 

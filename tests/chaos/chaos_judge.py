@@ -174,12 +174,12 @@ def count_repeated(things: Iterator[object]) -> int:
 
 
 def _judge_turns(name: str, records: Sequence[Record], verdict: ChaosVerdict) -> None:
-    said = [each.message for each in records if isinstance(each, MessageAccepted)]
+    messages = [each.message for each in records if isinstance(each, MessageAccepted)]
     expected = [UserMessage.of(message_of(turn)) for turn in range(TURNS)]
-    verdict.duplicated += max(0, len(said) - TURNS)
-    verdict.lost += max(0, TURNS - len(said))
-    if said != expected:
-        verdict.problems.append(f"in session {name!r} was said {said}")
+    verdict.duplicated += max(0, len(messages) - TURNS)
+    verdict.lost += max(0, TURNS - len(messages))
+    if messages != expected:
+        verdict.problems.append(f"in session {name!r} were the messages {messages}")
     ends = [each for each in records if isinstance(each, TurnEnded)]
     verdict.turns += len(ends)
     for turn, end in enumerate(ends):
@@ -196,6 +196,6 @@ def _judge_turns(name: str, records: Sequence[Record], verdict: ChaosVerdict) ->
         if end.code == SUSPECTED_CODE:
             allowed.add(TurnStatus.INTERRUPTED)
         if end.status not in allowed or (end.status is TurnStatus.COMPLETED and texts != WORDS):
-            verdict.problems.append(f"turn {end.turn} of {name!r} ended {end.status} and said {texts}")
+            verdict.problems.append(f"turn {end.turn} of {name!r} ended {end.status} with the texts {texts}")
     outcomes = [each.result.outcome for each in records if isinstance(each, CallEnded)]
     verdict.unknown += outcomes.count(Outcome.UNKNOWN)

@@ -138,7 +138,7 @@ class RestartedProgram:
 
 
 async def run(
-    plan: ChaosPlan, folder: Path, reconnects: int, *, within_s: float, tell: Callable[[str], None]
+    plan: ChaosPlan, folder: Path, reconnects: int, *, within_s: float, print_progress: Callable[[str], None]
 ) -> ChaosReport:
     """Run until this many connections were lost and made again, heal the network, and judge.
 
@@ -161,7 +161,9 @@ async def run(
             lives = [asyncio.create_task(each.run()) for each in (server, *clients)]
             try:
                 async with asyncio.timeout(within_s):
-                    await _until_enough(folder, reconnects, plan, proxy, [server, *clients], lives, tell)
+                    await _until_enough(
+                        folder, reconnects, plan, proxy, [server, *clients], lives, print_progress
+                    )
                 proxy.heal()
                 enough.touch()
                 async with asyncio.timeout(END_S):
@@ -191,11 +193,11 @@ async def _until_enough(
     proxy: ChaosProxy,
     programs: Sequence[RestartedProgram],
     lives: Sequence[asyncio.Task[None]],
-    tell: Callable[[str], None],
+    print_progress: Callable[[str], None],
 ) -> None:
     """Kill by the plan until there were enough reconnects, some of each client: one may be slow to start."""
     by_side = {each.side: each for each in programs}
-    number, told = 0, 0
+    number, reported = 0, 0
     after, side = plan.kill(number, [*by_side])
     kill_at = after
     while (made := sum((by_way := _reconnects(folder)).values())) < reconnects or not all(by_way.values()):
@@ -208,9 +210,9 @@ async def _until_enough(
             number += 1
             after, side = plan.kill(number, [*by_side])
             kill_at = proxy.accepted + after
-        if made >= told + reconnects / 20:
-            told = made
-            tell(f"{made} of {reconnects} reconnects, {proxy.accepted} connections, {number} kills")
+        if made >= reported + reconnects / 20:
+            reported = made
+            print_progress(f"{made} of {reconnects} reconnects, {proxy.accepted} connections, {number} kills")
         await World().sleep(LOOK_S)
 
 

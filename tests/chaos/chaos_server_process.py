@@ -20,16 +20,16 @@ HEARTBEAT_S = 0.25
 
 
 async def main() -> None:
-    told = ProcessArguments()
-    world = KillingWorld(*told.death)
-    tools = server_tools(EffectLedger(told.folder / "ledger"), world)
+    arguments = ProcessArguments()
+    world = KillingWorld(*arguments.death)
+    tools = server_tools(EffectLedger(arguments.folder / "ledger"), world)
     app = asgi(
         Agent(ScriptedModel(script(), world=world), tools=tools),
-        store=SQLiteStore(told.folder / "server.db", world=world),
+        store=SQLiteStore(arguments.folder / "server.db", world=world),
         world=world,
         settings=StreamSettings(heartbeat_s=HEARTBEAT_S),
     )
-    await serve(app, port=told.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
+    await serve(app, port=arguments.port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
 
 
 if __name__ == "__main__":

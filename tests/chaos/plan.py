@@ -34,7 +34,7 @@ class Harm(StrEnum):
 
 
 class ConnectionCut(StrEnum):
-    """How a connection ends."""
+    """The end of a connection."""
 
     FIN = "fin"
     RESET = "reset"

@@ -198,17 +198,17 @@ class ChaosProxy:
 
     async def _late(self, fate: Fate, client: Ends, server: Ends) -> None:
         """Close the connection of a client, and deliver its bytes after its next connections."""
-        said = await client[0].readuntil(HEAD_END)
+        data = await client[0].readuntil(HEAD_END)
         requests = Requests()
-        self._note(requests.feed(said), fate)
+        self._note(requests.feed(data), fate)
         if requests.is_upgraded:
-            server[1].write(said)
+            server[1].write(data)
             client[1].write(await server[0].readuntil(HEAD_END))
-            said = b""
+            data = b""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GATHERS_S):
                 while piece := await client[0].read(READ_BYTES_MAX):
-                    said += piece
+                    data += piece
                     self._note(requests.feed(piece), fate)
         _reset(client[1])
         number = self.accepted
@@ -217,7 +217,7 @@ class ChaosProxy:
                 while self.accepted < number + fate.overtaken_by:
                     await World().sleep(0.005)
         self.overtaken += 1
-        server[1].write(said)
+        server[1].write(data)
         await _listen(*server)
 
 

@@ -29,7 +29,7 @@ WITHIN_S = 240.0
 @spec("STREAM-12", "STREAM-14", "STREAM-21", "STREAM-28", "STREAM-49", "STREAM-50")
 async def test_nothing_is_lost_duplicated_or_run_again_whatever_the_network_does(tmp_path: Path) -> None:
     plan = ChaosPlan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
-    report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, tell=print)
+    report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, print_progress=print)
     print(f"seed {SEED}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
     verdict = report.verdict
     assert verdict.problems == []
@@ -96,11 +96,11 @@ def test_a_run_contains_every_harm_and_every_kind_of_cut() -> None:
 
 
 def test_requests_are_found_in_pieces_of_any_size() -> None:
-    said = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
+    data = b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc"
     upgrade = b"GET /b HTTP/1.1\r\nUpgrade: websocket\r\n\r\n"
-    stream = said + upgrade + b"frames\r\n\r\n"
+    stream = data + upgrade + b"frames\r\n\r\n"
     for size in (1, 7, len(stream)):
         requests = Requests()
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-        assert [whole for piece in pieces for whole in requests.feed(piece)] == [said, upgrade]
+        assert [whole for piece in pieces for whole in requests.feed(piece)] == [data, upgrade]
         assert requests.is_upgraded

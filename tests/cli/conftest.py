@@ -47,14 +47,14 @@ def look(where: str) -> str:
     return f"nothing in {where}\n\x1b]0;pwned\x07\x1b[31mred\u202e gnitirw"
 
 
-async def record_sessions(path: Store | Path | str, said: dict[str, list[str]]) -> None:
+async def record_sessions(path: Store | Path | str, fields: dict[str, list[str]]) -> None:
     """Let an agent answer messages in sessions of a store: one call of `look`, then text."""
     model = ScriptedModel(
         [calls(("look", '{"where": "the harbour"}'), text="I will look."), text("There is nothing.")]
     )
     host = Host(Agent(model, tools=[look]), path)
     await host.start()
-    for session_id, messages in said.items():
+    for session_id, messages in fields.items():
         for words in messages:
             runner = await host.session(session_id, create=True)
             await runner.submit(SendMessage(UserMessage.of(words)))

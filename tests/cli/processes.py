@@ -92,15 +92,15 @@ undecided.stalls = None
 def run(
     *arguments: str | Path,
     environment: Mapping[str, str] | None = None,
-    said: str | None = None,
+    typed: str | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, without a terminal."""
-    stdin = subprocess.DEVNULL if said is None else subprocess.PIPE
+    stdin = subprocess.DEVNULL if typed is None else subprocess.PIPE
     process = Forked(
         "midstream", *arguments, stdin=stdin, text=True, cwd=cwd, env={**os.environ, **(environment or {})}
     )
-    out, err = process.communicate(said, WAIT_S)
+    out, err = process.communicate(typed, WAIT_S)
     return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
@@ -147,8 +147,8 @@ class Serving:
     def interrupt(self) -> tuple[int, str]:
         """Send SIGINT; return the exit code and the output on stderr."""
         self._process.send_signal(signal.SIGINT)
-        _, said = self._process.communicate(timeout=WAIT_S)
-        return self._process.wait(), str(said)
+        _, output = self._process.communicate(timeout=WAIT_S)
+        return self._process.wait(), str(output)
 
     def __enter__(self) -> Self:
         return self

@@ -30,9 +30,9 @@ def test_a_token_is_printed_once_and_only_its_digest_is_stored(run: Run, tmp_pat
         "--comment",
         "a #1",
     )
-    told = json.loads(run("access", "add", file, "bob", "--role", "operator", "--json").stdout)
+    report = json.loads(run("access", "add", file, "bob", "--role", "operator", "--json").stdout)
     token, text = done.stdout.strip(), file.read_text()
-    assert (token in text, told["token"] in text, file.stat().st_mode & 0o777) == (False, False, 0o600)
+    assert (token in text, report["token"] in text, file.stat().st_mode & 0o777) == (False, False, 0o600)
     ada, bob = (found for line in text.splitlines() if (found := parse_line(line)))
     assert (ada.principal.scope.actions, bob.principal.is_operator) == (("read", "approve"), True)
     assert ada.principal.expires_at is not None
@@ -79,6 +79,6 @@ def test_credentials_are_listed_and_revoked(run: Run, tmp_path: Path) -> None:
         )
         gone = run("access", "revoke", lines[0]["id"], "--url", server.url)
         assert (gone.exit_code, "[not_found]" in gone.stderr) == (3, True)
-        told = run("access", "revoke-all", "--url", server.url, "--json")
-        assert json.loads(told.stdout) == {"revoked": 2}
+        done = run("access", "revoke-all", "--url", server.url, "--json")
+        assert json.loads(done.stdout) == {"revoked": 2}
         assert "No credentials" in run("access", "list", "--url", server.url).stderr

@@ -38,8 +38,8 @@ def run(folder: Path, *arguments: str, sent: str = "") -> subprocess.CompletedPr
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", LEDGER_VARIABLE: str(folder / "ledger")},
     )
-    out, said = process.communicate(sent, WAIT_S)
-    return subprocess.CompletedProcess(process.args, process.wait(), out, said)
+    out, output = process.communicate(sent, WAIT_S)
+    return subprocess.CompletedProcess(process.args, process.wait(), out, output)
 
 
 def test_a_missing_agent_is_named_on_stderr_only(tmp_path: Path) -> None:

@@ -198,14 +198,14 @@ class Flaky:
 
 
 async def test_open_questions_are_requested_again_from_an_unreachable_server() -> None:
-    told: list[str] = []
-    screen = Screen(told.append, told.append, PLAIN, 80)
+    printed: list[str] = []
+    screen = Screen(printed.append, printed.append, PLAIN, 80)
     world = FakeWorld()
     answering = Answering(
         Flaky(2),
         "s",
         screen,
-        told.append,
+        printed.append,
         PLAIN,
         80,
         keyboard=None,
@@ -214,11 +214,11 @@ async def test_open_questions_are_requested_again_from_an_unreachable_server() -
     )
     await answering.refresh()
     for _ in range(2):
-        assert (told, answering.work is not None) == ([], True)
+        assert (printed, answering.work is not None) == ([], True)
         await world.settle()
         await world.advance(LOOK_AGAIN_S)
         await answering.go_on()
-    assert [line.strip() for line in told] == [
+    assert [line.strip() for line in printed] == [
         "? pay  may this run?",
         "{}",
         "~ allow or deny: midstream sessions answer s CHOICE --call c1 --url http://x",

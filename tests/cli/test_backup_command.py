@@ -14,8 +14,8 @@ async def test_a_copy_has_the_sessions(run: Run, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     done = run("backup", copy, "--store", tmp_path / "sessions.db", "--json")
     assert done.exit_code == 0
-    told = json.loads(done.stdout)
-    assert (told["path"], told["sessions"], told["bytes"]) == (str(copy), 2, copy.stat().st_size)
+    report = json.loads(done.stdout)
+    assert (report["path"], report["sessions"], report["bytes"]) == (str(copy), 2, copy.stat().st_size)
     shown = [
         run("sessions", "show", "s-1", "--store", tmp_path / name).stdout
         for name in ("sessions.db", "copy.db")
@@ -52,11 +52,11 @@ async def test_a_copy_is_restored_and_the_previous_database_is_kept(run: Run, tm
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
     done = run("restore", copy, "--store", store, "--force", "--json")
     assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["path"], told["sessions"]) == (str(store), 1)
+    report = json.loads(done.stdout)
+    assert (report["path"], report["sessions"]) == (str(store), 1)
     assert run("sessions", "show", "s-1", "--store", store).stdout == before != ""
     assert run("sessions", "show", "s-2", "--store", store).exit_code != 0
-    assert run("sessions", "show", "s-2", "--store", told["replaced"]).exit_code == 0
+    assert run("sessions", "show", "s-2", "--store", report["replaced"]).exit_code == 0
     assert run("restore", copy, "--store", tmp_path / "new.db").exit_code == 0
     assert run("sessions", "show", "s-1", "--store", tmp_path / "new.db").stdout == before
 

@@ -96,9 +96,9 @@ async def test_pooled_turns_show_the_pools_decision(run: Run, tmp_path: Path) ->
         ("2", "continuation", "resumed: 1 new at the end"),
         ("3", "continuation", "fresh: rebuilt (upstream_gone)"),
     ]
-    told = [json.loads(line) for line in run("cache", "s-1", "--store", path, "--json").stdout.splitlines()]
-    assert [each["way"] for each in told[2]["judgements"]] == ["resumed", "fresh"]
-    assert (told[1]["judgements"][0]["field"], told[1]["judgements"][0]["index"]) == ("users", 1)
+    report = [json.loads(line) for line in run("cache", "s-1", "--store", path, "--json").stdout.splitlines()]
+    assert [each["way"] for each in report[2]["judgements"]] == ["resumed", "fresh"]
+    assert (report[1]["judgements"][0]["field"], report[1]["judgements"][0]["index"]) == ("users", 1)
 
 
 def test_the_table_fits_a_terminal_of_80_columns(on_terminal: OnTerminal, store_with_usage: Path) -> None:

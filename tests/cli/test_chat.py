@@ -90,23 +90,23 @@ def test_the_answer_goes_to_stdout_and_messages_to_stderr(
 
 
 def test_a_transport_is_chosen_by_its_name(running: Serving, environment: dict[str, str]) -> None:
-    said = ("--message", "look", "--transport")
-    done = run("chat", running.url, *said, "poll", environment=environment)
+    arguments = ("--message", "look", "--transport")
+    done = run("chat", running.url, *arguments, "poll", environment=environment)
     assert (done.returncode, done.stdout) == (0, "I will look.\nThere is nothing there.\n")
-    assert "'auto', 'websocket', 'sse', 'poll'" in run("chat", running.url, *said, "pigeon").stderr
+    assert "'auto', 'websocket', 'sse', 'poll'" in run("chat", running.url, *arguments, "pigeon").stderr
 
 
 def test_stdin_is_the_message_if_it_is_not_a_terminal(running: Serving, environment: dict[str, str]) -> None:
-    done = run("chat", running.url, environment=environment, said="hello")
+    done = run("chat", running.url, environment=environment, typed="hello")
     assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
-    assert run("chat", running.url, environment=environment, said=" \n").returncode == 2
+    assert run("chat", running.url, environment=environment, typed=" \n").returncode == 2
 
 
 def test_input_that_is_not_text_is_not_sent(running: Serving, environment: dict[str, str]) -> None:
     process = start_chat(running, environment, stdin=subprocess.PIPE)
-    out, said = process.communicate(b"\xff\xfe", WAIT_S)
+    out, output = process.communicate(b"\xff\xfe", WAIT_S)
     assert (process.wait(), out) == (2, b"")
-    assert b"not valid UTF-8" in said
+    assert b"not valid UTF-8" in output
 
 
 def test_a_closed_stdout_ends_the_chat_without_a_message(
@@ -145,8 +145,8 @@ def test_the_reason_of_a_failing_connection_is_reported_once(
         talk._print_connection(full, is_reconnecting=is_reconnecting)
     talk._print_connection(None, is_reconnecting=True)
     talk._print_connection(None, is_reconnecting=False)
-    told = capsys.readouterr().err.splitlines()
-    assert [line.strip() for line in told] == [
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.strip() for line in lines] == [
         "~ retrying: no space left [store_full]",
         "~ the connection was lost; reconnecting",
         "~ connected again",
@@ -182,7 +182,7 @@ def test_there_is_nothing_to_resume_before_the_first_chat(run: Run, running: Ser
 def test_a_chat_without_a_message_is_resumed_with_a_message(
     running: Serving, environment: dict[str, str]
 ) -> None:
-    run("chat", running.url, "--session", "empty", environment=environment, said=" ")
+    run("chat", running.url, "--session", "empty", environment=environment, typed=" ")
     done = run("chat", running.url, "--resume", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
     assert "session empty has no interrupted turn" in done.stderr
@@ -389,8 +389,8 @@ def test_a_defect_of_the_server_ends_the_chat_with_one_error(
     tmp_path: Path, environment: dict[str, str], agent: str, transport: str
 ) -> None:
     with Serving(tmp_path, agent=agent) as serving:
-        said = ("chat", serving.url, "--message", "hi", "--transport", transport)
-        done = run(*said, environment=environment)
+        arguments = ("chat", serving.url, "--message", "hi", "--transport", transport)
+        done = run(*arguments, environment=environment)
     assert done.returncode == FAILURE
     assert done.stderr.count("[internal]") == 1
     assert "Traceback" not in done.stderr

@@ -170,7 +170,7 @@ def test_without_fix_nothing_is_written_and_the_option_is_shown(run: Run, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (["--for", "nobody"], "unknown profile 'nobody'"),
         (["--format", "klingon"], "unknown format 'klingon'"),
@@ -178,11 +178,11 @@ def test_without_fix_nothing_is_written_and_the_option_is_shown(run: Run, tmp_pa
     ],
 )
 def test_wrong_use_is_reported_before_anything_is_read(
-    run: Run, tmp_path: Path, arguments: list[str], told: str
+    run: Run, tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
     done = run("doctor", *arguments, put(tmp_path, "gemini.broken.json"))
     assert (done.exit_code, done.stdout) == (2, "")
-    assert told in done.stderr
+    assert expected in done.stderr
 
 
 def test_many_findings_are_counted_and_the_first_few_are_shown(run: Run, tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_without_a_path_the_installation_is_checked(run: Run, tmp_path: Path) ->
         "sqlite",
     ]
     assert max(map(width_of, done.stdout.splitlines())) <= 80
-    told = json.loads(run("doctor", "--port", "0", "--json").stdout)
-    assert told["is_healthy"] is True
-    assert {check["verdict"] for check in told["checks"]} <= {"ok", "warning"}
+    report = json.loads(run("doctor", "--port", "0", "--json").stdout)
+    assert report["is_healthy"] is True
+    assert {check["verdict"] for check in report["checks"]} <= {"ok", "warning"}
 
 
 DOCTOR = [sys.executable, "-m", "midstream", "doctor"]
@@ -240,8 +240,13 @@ def _doctor(*arguments: object, **more: Any) -> subprocess.CompletedProcess[byte
 def test_standard_input_is_read_from_a_pipe() -> None:
     body = (HISTORIES / "codex.broken.jsonl").read_bytes()
     done = _doctor("--json", "-", input=body)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["path"], told["format"], told["status"]) == (6, "-", "codex", "findings")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["path"], report["format"], report["status"]) == (
+        6,
+        "-",
+        "codex",
+        "findings",
+    )
     refused = _doctor("--fix", "-", input=body)
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert b"give a file" in refused.stderr
@@ -295,8 +300,8 @@ def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
             if len([*tmp_path.iterdir()]) > 1 or done.poll() is not None:
                 break
         done.send_signal(signal.SIGINT)
-        out, said = done.communicate(timeout=60)
-    assert (done.returncode, b"Traceback" in said, out) == (130, False, b"")
+        out, output = done.communicate(timeout=60)
+    assert (done.returncode, b"Traceback" in output, out) == (130, False, b"")
     assert [each.name for each in tmp_path.iterdir()] == ["long.jsonl"]
 
 
@@ -320,8 +325,8 @@ def test_a_folder_without_search_permission_is_reported(
 
 
 def test_a_report_has_the_documented_fields(run: Run, tmp_path: Path) -> None:
-    told = json.loads(run("doctor", "--json", put(tmp_path, "gemini.broken.json")).stdout)
-    assert list(told) == [
+    report = json.loads(run("doctor", "--json", put(tmp_path, "gemini.broken.json")).stdout)
+    assert list(report) == [
         "path",
         "status",
         "format",

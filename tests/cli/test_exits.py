@@ -26,11 +26,11 @@ from midstream.errors import MidstreamError
         (errors.ModelRejectedError("x"), 5),
     ],
 )
-def test_the_exit_code_depends_on_what_the_caller_can_do(error: MidstreamError, code: int) -> None:
+def test_the_exit_code_depends_on_the_remedy_of_the_caller(error: MidstreamError, code: int) -> None:
     assert exit_code_of(error) == code
 
 
-def test_an_error_line_has_what_happened_what_to_do_and_the_code() -> None:
+def test_an_error_line_has_the_event_the_remedy_and_the_code() -> None:
     line, code = of_error(errors.SessionNotFoundError("no session 'a'"))
     assert line == ("no session 'a'. `midstream sessions list` lists the sessions. [session_not_found]")
     assert code == 3

@@ -33,9 +33,9 @@ def start_with(home: Path, *options: str) -> tuple[Forked, dict[str, Any]]:
     return process, json.loads(process.stdout.readline())
 
 
-def key_of(told: dict[str, Any]) -> str:
+def key_of(fields: dict[str, Any]) -> str:
     """Return the key from the file in a gateway's ready line."""
-    return Path(told["key_file"]).read_text().strip()
+    return Path(fields["key_file"]).read_text().strip()
 
 
 def stop(process: Forked) -> int:
@@ -69,21 +69,21 @@ def ask_responses(url: str, token: str, words: str) -> int:
 def test_its_key_is_created_once_and_only_for_this_user(tmp_path: Path) -> None:
     tokens = []
     for _ in range(2):
-        process, told = start(tmp_path)
-        tokens.append(key_of(told))
-        status, body = ask_chat_completions(told["url"], key_of(told))
+        process, ready = start(tmp_path)
+        tokens.append(key_of(ready))
+        status, body = ask_chat_completions(ready["url"], key_of(ready))
         assert (status, "You said: hi" in body) == (200, True)
-        assert ask_chat_completions(told["url"], "another")[0] == 401
+        assert ask_chat_completions(ready["url"], "another")[0] == 401
         assert stop(process) == 0
     assert tokens[0] == tokens[1]
     assert stat.S_IMODE((tmp_path / "gateway-token").stat().st_mode) == 0o600
 
 
 def test_without_a_key_every_user_of_this_machine_gets_answers(tmp_path: Path) -> None:
-    process, told = start(tmp_path, "--no-token")
+    process, ready = start(tmp_path, "--no-token")
     try:
-        assert (told["requires_key"], told["key_file"]) == (False, None)
-        assert ask_chat_completions(told["url"], None)[0] == 200
+        assert (ready["requires_key"], ready["key_file"]) == (False, None)
+        assert ask_chat_completions(ready["url"], None)[0] == 200
     finally:
         assert stop(process) == 0
     assert not (tmp_path / "gateway-token").exists()
@@ -125,10 +125,10 @@ def token_file(folder: Path, content: str = "the-key-of-a-file\n", mode: int = 0
 
 
 def test_its_key_is_read_from_a_file(tmp_path: Path) -> None:
-    process, told = start(tmp_path, "--token-file", str(token_file(tmp_path)))
+    process, ready = start(tmp_path, "--token-file", str(token_file(tmp_path)))
     try:
-        assert told["key_file"] == str(tmp_path / "key")
-        assert ask_chat_completions(told["url"], "the-key-of-a-file")[0] == 200
+        assert ready["key_file"] == str(tmp_path / "key")
+        assert ask_chat_completions(ready["url"], "the-key-of-a-file")[0] == 200
     finally:
         assert stop(process) == 0
     assert not (tmp_path / "gateway-token").exists()
@@ -185,11 +185,11 @@ def test_the_key_of_a_flag_takes_precedence_over_a_variable_and_that_over_the_op
     monkeypatch.setenv("MIDSTREAM_GATEWAY_TOKEN", variable)
     config = tmp_path / "gateway.toml"
     config.write_text(f'token-file = "{token_file(tmp_path).name}"')
-    process, told = start(tmp_path, "--config", str(config), *flags)
+    process, ready = start(tmp_path, "--config", str(config), *flags)
     try:
-        assert ask_chat_completions(told["url"], token)[0] == 200
-        assert told["requires_key"] is (token is not None)
-        assert token is None or ask_chat_completions(told["url"], "the-key-of-another")[0] == 401
+        assert ask_chat_completions(ready["url"], token)[0] == 200
+        assert ready["requires_key"] is (token is not None)
+        assert token is None or ask_chat_completions(ready["url"], "the-key-of-another")[0] == 401
     finally:
         assert stop(process) == 0
 
@@ -224,11 +224,11 @@ def test_an_agent_receives_the_given_servers_mode_and_limits(tmp_path: Path) -> 
     with (tmp_path / "log").open("w") as log:
         process = Forked(*command, *options, stderr=log, text=True)
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+        report = json.loads(process.stdout.readline())
         try:
-            assert ask_chat_completions(told["url"], key_of(told), "one")[0] == 200
+            assert ask_chat_completions(report["url"], key_of(report), "one")[0] == 200
             # The store contains the text of a response.
-            assert ask_responses(told["url"], key_of(told), "quetzal") == 200
+            assert ask_responses(report["url"], key_of(report), "quetzal") == 200
         finally:
             assert stop(process) == 0
     opened = Orders(folder).recorded("opened")
@@ -262,14 +262,14 @@ allow-kind = ["edit"]
     arguments = ("midstream", "--home", tmp_path, "gateway", "--port", "0", "--json", "--config", config)
     process = Forked(*arguments, stderr=2, text=True)
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline())
+    report = json.loads(process.stdout.readline())
     orders = Orders(folder)
     orders.order("tool", {"name": "edit", "arguments": "{}", "content": "done", "is_asked": True})
     try:
-        assert ask_chat_completions(told["url"], key_of(told), "one", system="be brief")[0] == 200
+        assert ask_chat_completions(report["url"], key_of(report), "one", system="be brief")[0] == 200
     finally:
         assert stop(process) == 0
-    assert told["upstream"] == f"acp:{Path(sys.executable).name}"
+    assert report["upstream"] == f"acp:{Path(sys.executable).name}"
     (initialized,) = orders.recorded("initialized")
     assert (initialized["env"]["ITS_KEY"], initialized["env"]["SOME"]) == ("s3cr3t", "thing")
     assert "OTHER_KEY" not in initialized["env"]

@@ -17,9 +17,9 @@ def test_a_key_is_printed_once_and_its_digest_and_limits_are_stored(run: Run, tm
     limits = ("--requests-per-minute", 60, "--concurrent-requests", 4, "--tokens-per-day", 1000)
     more = ("--tokens-per-month", 20000, "--budget-per-month", 2.5, "--model", "a", "--model", "b/c")
     done = run(*of_file, "add", "ada", *limits, *more, "--days", 3, "--comment", "a laptop")
-    told = json.loads(run(*of_file, "add", "eve", "--json").stdout)
+    report = json.loads(run(*of_file, "add", "eve", "--json").stdout)
     key, [ada, eve] = done.stdout.strip(), read_token_file(file, TokenUse.GATEWAY)
-    assert (digest_of_token(key), digest_of_token(told["key"])) == (ada.digest, eve.digest)
+    assert (digest_of_token(key), digest_of_token(report["key"])) == (ada.digest, eve.digest)
     assert (key in file.read_text(), file.stat().st_mode & 0o777) == (False, 0o600)
     assert "is not stored" in done.stderr
     shown = [json.loads(line) for line in run(*of_file, "list", "--json").stdout.splitlines()]

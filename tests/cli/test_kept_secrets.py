@@ -57,9 +57,9 @@ def test_secrets_of_a_missing_checkpoint_are_a_warning(path: Path, tmp_path: Pat
 def test_a_file_that_others_may_read_is_a_problem_also_in_json(run: Run, path: Path) -> None:
     _keep(path, StateFileRef("one", str(path)))
     well = json.loads(run("doctor", "--port", "0", "--json").stdout)
-    (told,) = [check for check in well["checks"] if check["name"] == "secrets"]
-    assert (well["is_healthy"], told["verdict"], "1 are stored in" in told["words"]) == (True, "ok", True)
+    (checks,) = [check for check in well["checks"] if check["name"] == "secrets"]
+    assert (well["is_healthy"], checks["verdict"], "1 are stored in" in checks["words"]) == (True, "ok", True)
     path.chmod(0o644)
     done = run("doctor", "--port", "0", "--json")
-    (told,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "secrets"]
-    assert (done.exit_code, told["verdict"], "chmod 600" in told["words"]) == (6, "problem", True)
+    (checks,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "secrets"]
+    assert (done.exit_code, checks["verdict"], "chmod 600" in checks["words"]) == (6, "problem", True)

@@ -149,8 +149,8 @@ def test_an_unreachable_endpoint_is_not_damage(run: Run, ciphertext: Path) -> No
 def test_two_servers_in_sequence_store_only_ciphertext(tmp_path: Path, endpoint: str) -> None:
     options = ["--key-file", endpoint]
     with Serving(tmp_path, options=options) as server:
-        said = run_process("chat", server.url, "--session", "s", said="the word is canary-7f3a")
-        assert said.returncode == 0, said.stderr
+        done = run_process("chat", server.url, "--session", "s", typed="the word is canary-7f3a")
+        assert done.returncode == 0, done.stderr
         assert server.interrupt() == (0, "")
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("sessions.db*") if file.is_file())
     assert stored.startswith(b"SQLite")

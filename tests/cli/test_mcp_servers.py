@@ -10,9 +10,9 @@ from midstream.errors import UsageError
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 
-def write_file(folder: Path, told: object) -> Path:
+def write_file(folder: Path, content: object) -> Path:
     path = folder / "mcp.json"
-    path.write_text(told if isinstance(told, str) else json.dumps(told), encoding="utf-8")
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
 
 
@@ -44,7 +44,7 @@ def test_the_mcp_file_of_other_applications_is_read(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("content", "words"),
     [
         ("{", "is not valid JSON"),
         ([], "contains no servers"),
@@ -57,6 +57,6 @@ def test_the_mcp_file_of_other_applications_is_read(tmp_path: Path, monkeypatch:
         ({"mcpServers": {"a": {"command": "${NO_SUCH_VARIABLE}"}}}, "NO_SUCH_VARIABLE is not set"),
     ],
 )
-def test_errors_in_the_file_are_reported(told: object, words: str, tmp_path: Path) -> None:
+def test_errors_in_the_file_are_reported(content: object, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        read_servers(write_file(tmp_path, told))
+        read_servers(write_file(tmp_path, content))

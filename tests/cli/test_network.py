@@ -38,7 +38,7 @@ async def _proxied() -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def _asking() -> AsyncIterator[str]:
+async def _serving_with_tokens() -> AsyncIterator[str]:
     async with served(make_app(access=Access(authenticate=tokens({TOKEN: Principal("ann")})))) as app:
         yield app.url
 
@@ -135,7 +135,7 @@ def test_the_text_names_clients_that_may_use_a_disturbed_transport() -> None:
 def test_a_server_that_requires_a_token_is_distinguished_from_one_without_a_probe(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with in_a_thread(_asking) as url:
+    with in_a_thread(_serving_with_tokens) as url:
         done = run("doctor", url)
         monkeypatch.setenv(TOKEN_VARIABLE, f"{url} {TOKEN}")
         let_in = run("doctor", url)

@@ -134,7 +134,7 @@ def test_a_store_without_pool_records_has_no_agents(run: Run, tmp_path: Path) ->
     assert (named.exit_code, "no database" in named.stderr) == (3, True)
 
 
-def test_the_confirmation_describes_what_is_removed(on_terminal: OnTerminal, pooled: Path) -> None:
+def test_the_confirmation_describes_the_removed_turns(on_terminal: OnTerminal, pooled: Path) -> None:
     question = "Remove the record of 'harbour'? [y/N]"
     seen = on_terminal("pool", "clear", "harbour", "--store", pooled, answers={question: "n\r"})
     assert question in seen.text

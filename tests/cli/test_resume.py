@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving
-from tests.cli.test_session_actions import say
+from tests.cli.test_session_actions import send_message
 from tests.spec import spec
 
 
@@ -24,15 +24,15 @@ def server(tmp_path: Path) -> Iterator[Serving]:
 def test_resumable_turns_are_listed(run: Run, server: Serving) -> None:
     nothing = run("resume", "--url", server.url)
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    say(server, "good", "hello", until="turn_ended")
-    say(server, "bad", "fail once", until="turn_ended")
+    send_message(server, "good", "hello", until="turn_ended")
+    send_message(server, "bad", "fail once", until="turn_ended")
     (row,) = run("resume", "--url", server.url).stdout.splitlines()
     assert row.split("\t")[:3] == ["bad", "1", "failed"]
     assert json.loads(run("resume", "--url", server.url, "--json").stdout)["id"] == "bad"
 
 
 def test_a_failed_turn_continues_and_its_rest_is_shown(run: Run, server: Serving) -> None:
-    say(server, "bad", "fail once", until="turn_ended")
+    send_message(server, "bad", "fail once", until="turn_ended")
     done = run("resume", "bad", "--url", server.url)
     assert (done.exit_code, done.stdout) == (0, "Now it works.\n")
     assert "~ turn 1 continues" in done.stderr
@@ -41,7 +41,7 @@ def test_a_failed_turn_continues_and_its_rest_is_shown(run: Run, server: Serving
 
 
 def test_a_turn_that_fails_again_is_reported(run: Run, server: Serving) -> None:
-    say(server, "bad", "fail", until="turn_ended")
+    send_message(server, "bad", "fail", until="turn_ended")
     done = run("resume", "bad", "--url", server.url)
     assert (done.exit_code, done.stdout) == (5, "")
 
@@ -51,7 +51,7 @@ def test_an_unknown_session_is_reported(run: Run, server: Serving) -> None:
 
 
 def test_any_client_can_answer_a_turn_that_waits_for_a_person(server: Serving, tmp_path: Path) -> None:
-    say(server, "mine", "ask", until="question_asked")
+    send_message(server, "mine", "ask", until="question_asked")
     environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
     terminal = Terminal(["resume", "mine", "--url", server.url], environment)
     terminal.until("turn 1 of mine is running; it waits for person")
@@ -78,7 +78,7 @@ WITHOUT_PAY = WITH_PAY.replace(", tools=[pay]", "")
 @spec("TURN-90")
 def test_a_turn_whose_tool_is_missing_is_shown_and_continues_on_request(run: Run, tmp_path: Path) -> None:
     with Serving(tmp_path, app=WITH_PAY) as server:
-        say(server, "s", "pay", until="question_asked")
+        send_message(server, "s", "pay", until="question_asked")
         server.kill()
     with Serving(tmp_path, app=WITHOUT_PAY) as server:
         environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}

@@ -54,12 +54,12 @@ def on_terminal(*records: Record, width: int = 30) -> str:
 
 
 def through_pipe(*records: Record) -> tuple[str, str]:
-    said: list[str] = []
-    told: list[str] = []
-    screen = Screen(said.append, told.append, PLAIN, 0)
+    text: list[str] = []
+    lines: list[str] = []
+    screen = Screen(text.append, lines.append, PLAIN, 0)
     for record in records:
         screen.show(record)
-    return "".join(said), "".join(told)
+    return "".join(text), "".join(lines)
 
 
 def test_text_is_wrapped_at_spaces_wherever_the_deltas_were_cut() -> None:
@@ -100,9 +100,9 @@ def test_a_tool_of_the_upstream_is_one_line_that_is_overwritten() -> None:
 
 
 def test_through_a_pipe_a_tool_of_the_upstream_is_two_lines() -> None:
-    said, told = through_pipe(words("Hm."), RUNS, RAN)
-    assert said == ""
-    assert told == '       · grep {"for":"x"} running, elsewhere\n       ✓ grep {"for":"x"} ok, elsewhere\n'
+    text, lines = through_pipe(words("Hm."), RUNS, RAN)
+    assert text == ""
+    assert lines == '       · grep {"for":"x"} running, elsewhere\n       ✓ grep {"for":"x"} ok, elsewhere\n'
 
 
 def test_after_text_the_end_of_a_tool_is_a_separate_line() -> None:
@@ -116,11 +116,11 @@ def test_after_text_the_end_of_a_tool_is_a_separate_line() -> None:
 
 def test_through_a_pipe_responses_are_whole_and_messages_separate() -> None:
     done = ResponseCompleted(1, 2, 1, Response((Text("Done now."),), Finish.STOP), 3.0)
-    said, told = through_pipe(
+    text, lines = through_pipe(
         words("Hm"), words("."), CALLED, STARTED, ENDED, words("Done "), words("now."), done
     )
-    assert said == "Hm.\nDone now.\n"
-    assert told.splitlines() == ["       · look {} running", "       ✓ look {} ok 1.0 s"]
+    assert text == "Hm.\nDone now.\n"
+    assert lines.splitlines() == ["       · look {} running", "       ✓ look {} ok 1.0 s"]
 
 
 def test_on_a_terminal_the_line_of_a_call_is_overwritten_when_it_ends() -> None:
@@ -166,8 +166,8 @@ def test_events_of_the_turn_are_reported() -> None:
 def test_thinking_is_separate_from_text() -> None:
     whole = ResponseCompleted(1, 1, 1, Response((Thinking("hm"), Text("Hello.")), Finish.STOP), 1.0)
     ended = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
-    said, told = through_pipe(words("hm", "thinking"), words("Hello."), whole, ended)
-    assert (said, told) == ("Hello.\n", "thinking: hm\n")
+    text, lines = through_pipe(words("hm", "thinking"), words("Hello."), whole, ended)
+    assert (text, lines) == ("Hello.\n", "thinking: hm\n")
 
 
 def test_escape_sequences_in_text_are_removed() -> None:
@@ -180,17 +180,17 @@ def test_a_pipe_receives_no_text_that_may_be_replaced() -> None:
     assert through_pipe(*begun)[0] == ""
     whole = ResponseCompleted(1, 1, 2, Response((Text("Hello."),), Finish.STOP), 3.0)
     assert through_pipe(*begun, whole, TurnEnded(1, TurnStatus.COMPLETED, 4.0))[0] == "Hello.\n"
-    said, told = through_pipe(*begun, TurnEnded(1, TurnStatus.FAILED, 4.0, "model", "it broke"))
-    assert (said, "the answer was interrupted: Hello\n" in told) == ("", True)
+    text, lines = through_pipe(*begun, TurnEnded(1, TurnStatus.FAILED, 4.0, "model", "it broke"))
+    assert (text, "the answer was interrupted: Hello\n" in lines) == ("", True)
 
 
 def test_added_and_removed_tools_are_reported() -> None:
-    said, told = through_pipe(ToolsChanged(1, 1.0, added=("files__read",)))
-    assert (said, "tools added: files__read" in told) == ("", True)
+    text, lines = through_pipe(ToolsChanged(1, 1.0, added=("files__read",)))
+    assert (text, "tools added: files__read" in lines) == ("", True)
 
 
 def test_silence_and_its_end_are_reported_and_the_text_continues_where_it_was_cut() -> None:
-    told = on_terminal(
+    lines = on_terminal(
         words("Half a "),
         StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1.0),
         AttemptContinued(1, 1, 1, 1, 2.0),
@@ -199,8 +199,8 @@ def test_silence_and_its_end_are_reported_and_the_text_continues_where_it_was_cu
         TurnEnded(1, TurnStatus.COMPLETED, 4.0),
         width=80,
     )
-    assert told.startswith("agent  Half a")
-    assert told.endswith("agent  word\n")
-    assert "the model has not begun for 30 s" in told
-    assert "continues where it stopped" in told
-    assert "resumed after 31 s" in told
+    assert lines.startswith("agent  Half a")
+    assert lines.endswith("agent  word\n")
+    assert "the model has not begun for 30 s" in lines
+    assert "continues where it stopped" in lines
+    assert "resumed after 31 s" in lines

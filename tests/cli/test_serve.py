@@ -107,11 +107,11 @@ def _request(server: Serving, method: str, headers: dict[str, str]) -> tuple[int
 
 
 def test_transport_settings_can_change_while_it_runs(tmp_path: Path) -> None:
-    told = tmp_path / "streams.toml"
-    told.write_text("heartbeat_s = 7\n")
-    with Serving(tmp_path, options=["--settings", str(told)]) as server:
+    path = tmp_path / "streams.toml"
+    path.write_text("heartbeat_s = 7\n")
+    with Serving(tmp_path, options=["--settings", str(path)]) as server:
         assert _welcome(server)["heartbeat_s"] == 7.0
-        told.write_text("is_recovery_on = false\nheartbeat_s = 300\n")
+        path.write_text("is_recovery_on = false\nheartbeat_s = 300\n")
         deadline = time.monotonic() + WAIT_S
         while not _welcome(server)["is_degraded"]:
             assert time.monotonic() < deadline
@@ -124,9 +124,9 @@ def test_invalid_settings_are_refused_at_the_start(
 ) -> None:
     (tmp_path / "told.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
-    told = tmp_path / "streams.toml"
-    told.write_text("heartbeat_s = 0\n")
-    done = run("serve", "told:agent", "--port", "0", "--settings", str(told))
+    path = tmp_path / "streams.toml"
+    path.write_text("heartbeat_s = 0\n")
+    done = run("serve", "told:agent", "--port", "0", "--settings", str(path))
     assert (done.exit_code, done.stdout) == (2, "")
     assert "heartbeats are 0.1 to 300 seconds apart" in done.stderr
 
@@ -151,8 +151,8 @@ def test_retention_options_are_sent_to_clients(tmp_path: Path) -> None:
 def test_without_retention_limits_clients_receive_none(tmp_path: Path) -> None:
     names = ("--keep-events-days", "--keep-events-count", "--keep-events-mib", "--keep-sessions-days")
     with Serving(tmp_path, options=[word for name in names for word in (name, "all")]) as server:
-        told = _welcome(server)["retention"]
-        assert told == dict.fromkeys(("events_for_s", "events_max", "bytes_max", "sessions_for_s"))
+        reported = _welcome(server)["retention"]
+        assert reported == dict.fromkeys(("events_for_s", "events_max", "bytes_max", "sessions_for_s"))
         assert server.interrupt()[0] == 0
 
 
@@ -227,9 +227,9 @@ def test_tools_of_an_mcp_server_are_added_and_it_ends_with_the_server(
     (tmp_path / "tools.py").write_text(MCP_SERVER)
     command = shlex.join([sys.executable, str(tmp_path / "tools.py"), str(tmp_path / "pid")])
     with Serving(tmp_path, options=["--mcp", f"harbour={command}"]) as server:
-        said = run("chat", server.url, "--message", "hello", "--json", cwd=tmp_path)
-        assert '"type":"tools_changed","turn":1' in said.stdout
-        assert '"added":["harbour__look"]' in said.stdout
+        done = run("chat", server.url, "--message", "hello", "--json", cwd=tmp_path)
+        assert '"type":"tools_changed","turn":1' in done.stdout
+        assert '"added":["harbour__look"]' in done.stdout
         end(server)
     assert _ends(int((tmp_path / "pid").read_text()))
 
@@ -237,7 +237,7 @@ def test_tools_of_an_mcp_server_are_added_and_it_ends_with_the_server(
 def test_a_store_can_be_given_by_a_url(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--store", "sqlite:///by-url.db"]) as server:
         assert server.listening["store"] == "sqlite:///by-url.db"
-        assert run("chat", server.url, "--session", "s", said="hello").returncode == 0
+        assert run("chat", server.url, "--session", "s", typed="hello").returncode == 0
         assert server.interrupt() == (0, "")
     assert (tmp_path / "by-url.db").is_file()
     listed = run("sessions", "list", "--store", "sqlite:///by-url.db", "--json", cwd=tmp_path)
@@ -251,8 +251,8 @@ def test_a_store_can_be_given_by_a_url(tmp_path: Path) -> None:
 def test_sessions_are_encrypted_under_a_given_key(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
-        said = run("chat", server.url, "--session", "s", said="the word is canary-7f3a")
-        assert said.returncode == 0, said.stderr
+        done = run("chat", server.url, "--session", "s", typed="the word is canary-7f3a")
+        assert done.returncode == 0, done.stderr
         assert server.interrupt() == (0, "")
     assert keys.stat().st_mode & 0o777 == 0o600
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("sessions.db*") if file.is_file())

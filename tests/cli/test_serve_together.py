@@ -18,7 +18,7 @@ from tests.postgres_engine import Engine
 pytestmark = pytest.mark.fault
 
 
-def _say(server: Serving, words: str) -> None:
+def _send_message(server: Serving, words: str) -> None:
     keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43, **headers_for(server.url)}
     payload = {"type": "send", "parts": [{"type": "text", "text": words}]}
     frame = {"type": "command", "seqno": 0, "payload": payload}
@@ -40,7 +40,7 @@ def test_the_other_server_finishes_the_answer_of_a_killed_one(url: str, tmp_path
     texts: dict[int, str] = {}
     with Serving(tmp_path, store=url) as one, Serving(tmp_path, store=url) as other:
         assert "not-shown" not in json.dumps([one.listening, other.listening])
-        _say(one, "long")
+        _send_message(one, "long")
         path = f"{other.url}/v1/sessions/s/events?after=0-0"
         with httpx2.stream("GET", path, headers=headers_for(other.url), timeout=WAIT_S) as events:
             for line in events.iter_lines():

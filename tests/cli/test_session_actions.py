@@ -27,7 +27,7 @@ def keys(server: Serving, key: str) -> dict[str, str]:
     return {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43, **headers_for(server.url)}
 
 
-def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
+def send_message(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
     """Send a message and read the events until a record of this kind arrives."""
     url = f"{server.url}/v1/sessions/{session}/commands"
     sent = httpx2.post(url, json=command(words=words), headers=keys(server, key), timeout=60)
@@ -50,8 +50,8 @@ def test_open_questions_are_the_same_from_the_server_and_from_the_store(run: Run
     nothing = run("sessions", "questions", "--url", server.url)
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert nothing.stderr == "There are no open questions.\n"
-    say(server, "a", "pay", until="question_asked")
-    say(server, "b", "delegate", until="question_asked")
+    send_message(server, "a", "pay", until="question_asked")
+    send_message(server, "b", "delegate", until="question_asked")
     asked = lines(run("sessions", "questions", "--url", server.url, "--json").stdout)
     assert [(each["session"], each["name"], each["arguments"]) for each in asked] == [
         ("a", "pay", '{"sum": 3}'),
@@ -65,7 +65,7 @@ def test_open_questions_are_the_same_from_the_server_and_from_the_store(run: Run
 def test_on_a_terminal_a_question_has_the_command_that_answers_it(
     on_terminal: OnTerminal, server: Serving
 ) -> None:
-    say(server, "a", "pay", until="question_asked")
+    send_message(server, "a", "pay", until="question_asked")
     seen = on_terminal("sessions", "questions", "--store", server.store).text
     assert "? pay  may this run?" in seen
     assert "allow or deny: midstream sessions answer a CHOICE --call c1" in seen
@@ -75,7 +75,7 @@ def test_on_a_terminal_a_question_has_the_command_that_answers_it(
 def test_on_a_terminal_a_call_is_shown_whole_before_it_is_allowed(
     on_terminal: OnTerminal, server: Serving
 ) -> None:
-    say(server, "a", "pay much", until="question_asked")
+    send_message(server, "a", "pay much", until="question_asked")
     answer = ("sessions", "answer", "a", "allow", "--url", server.url)
     refused = on_terminal(*answer, answers={"Answer: allow? [y/N]: ": "n\n"})
     assert (refused.code, "and more" in refused.text.replace("\n         ", "")) == (130, True)
@@ -84,7 +84,7 @@ def test_on_a_terminal_a_call_is_shown_whole_before_it_is_allowed(
 
 
 def test_an_answer_is_accepted_once(run: Run, server: Serving) -> None:
-    say(server, "a", "pay", until="question_asked")
+    send_message(server, "a", "pay", until="question_asked")
     wrong = run("sessions", "answer", "a", "respond", "--text", "yes", "--url", server.url)
     assert (wrong.exit_code, "[answer_mismatch]" in wrong.stderr) == (4, True)
     other = run("sessions", "answer", "a", "allow", "--digest", "00", "--url", server.url)
@@ -101,7 +101,7 @@ def test_an_answer_is_accepted_once(run: Run, server: Serving) -> None:
 
 
 def test_sessions_of_sub_agents_are_listed_and_completed_only_on_demand(run: Run, server: Serving) -> None:
-    say(server, "boss-1", "delegate", until="question_asked")
+    send_message(server, "boss-1", "delegate", until="question_asked")
     listed = [run("sessions", "list", *more, "--store", server.store).stdout for more in ([], ["--all"])]
     names = [[row.split("\t")[0] for row in rows.splitlines()] for rows in listed]
     assert names == [["boss-1"], ["boss-1::1.1.0", "boss-1"]]
@@ -113,7 +113,7 @@ def test_sessions_of_sub_agents_are_listed_and_completed_only_on_demand(run: Run
 
 
 def test_a_sub_agents_question_is_answered_through_the_parent_session(run: Run, server: Serving) -> None:
-    say(server, "b", "delegate", until="question_asked")
+    send_message(server, "b", "delegate", until="question_asked")
     done = run("sessions", "answer", "b", "allow", "--json", "--url", server.url)
     assert lines(done.stdout) == [{"session": "b::1.1.0", "call_id": "c1", "choice": "allow"}]
 
@@ -132,26 +132,26 @@ def test_a_sub_agents_question_is_answered_through_the_parent_session(run: Run, 
 def test_an_error_is_reported_in_one_line(
     run: Run, server: Serving, arguments: list[str], code: int, words: str
 ) -> None:
-    say(server, "a", "pay", until="question_asked")
+    send_message(server, "a", "pay", until="question_asked")
     done = run("sessions", *arguments, "--url", server.url)
     assert (done.exit_code, words in done.stderr, done.stdout) == (code, True, "")
 
 
 def test_a_waiting_message_is_withdrawn_and_the_turn_cancelled(run: Run, server: Serving) -> None:
-    say(server, "a", "pay", until="question_asked")
-    say(server, "a", "look", until="message_queued", key="k2")
+    send_message(server, "a", "pay", until="question_asked")
+    send_message(server, "a", "look", until="message_queued", key="k2")
     back = run("sessions", "withdraw", "a", "--number", "1", "--json", "--url", server.url)
-    (told,) = lines(back.stdout)
-    assert (told["session"], told["is_running"]) == ("a", True)
+    (result,) = lines(back.stdout)
+    assert (result["session"], result["is_running"]) == ("a", True)
     stopped = run("sessions", "cancel", "a", "--turn", "1", "--json", "--url", server.url)
-    assert [told["is_running"] for told in lines(stopped.stdout)] == [False]
+    assert [result["is_running"] for result in lines(stopped.stdout)] == [False]
     shown = run("sessions", "show", "a", "--store", server.store).stdout
     assert "~ message 1 was withdrawn" in shown
     assert "You said" not in shown
 
 
 def test_a_failed_turn_is_resumed(run: Run, server: Serving) -> None:
-    say(server, "a", "fail once", until="turn_ended")
+    send_message(server, "a", "fail once", until="turn_ended")
     done = run("sessions", "resume", "a", "--url", server.url)
     assert (done.exit_code, done.stdout) == (0, "")
     events_of_a = f"{server.url}/v1/sessions/a/events?after=0-0"

@@ -70,8 +70,8 @@ def test_chat_and_sessions_send_the_secret_and_a_file_is_not_read_without_it(
 ) -> None:
     with Serving(tmp_path, port=port, options=["--encrypt", "client"]) as server:
         for words in ("the word is canary-7f3a", "again"):
-            said = run_process("chat", server.url, "--session", "s", said=words)
-            assert said.returncode == 0, said.stderr
+            ended = run_process("chat", server.url, "--session", "s", typed=words)
+            assert ended.returncode == 0, ended.stderr
         shown = run("sessions", "show", "s", "--url", server.url)
         assert shown.exit_code == 0, shown.stderr
         assert "canary-7f3a" in shown.stdout
@@ -94,7 +94,7 @@ def test_chat_and_sessions_send_the_secret_and_a_file_is_not_read_without_it(
         assert "--url" in done.stderr
     with Serving(tmp_path, port=port, options=["--encrypt", "client"]) as server:
         assert "canary-7f3a" in run("sessions", "show", "s", "--url", server.url).stdout
-        assert run_process("chat", server.url, "--session", "t", said="of another one").returncode == 0
+        assert run_process("chat", server.url, "--session", "t", typed="of another one").returncode == 0
         assert "x-idempotent-encryption-key" in read_secrets(server.url, "t", None).headers
         assert run("sessions", "delete", "t", "--yes", "--url", server.url).exit_code == 0
         assert read_secrets(server.url, "t", None) == SecretsToShow()

@@ -64,9 +64,9 @@ def test_the_commands_accept_a_server(run: Run, server: Serving) -> None:
 def test_an_unreachable_server_has_no_traceback(run: Run, server: Serving) -> None:
     server.kill()
     done = run("sessions", "list", "--url", server.url)
-    said = f"no answer from {server.url} (ConnectionRefusedError)."
+    problem = f"no answer from {server.url} (ConnectionRefusedError)."
     advice = "Check that the server runs and that the address is right."
-    assert (done.exit_code, done.stderr) == (1, f"midstream: {said} {advice} [connection_lost]\n")
+    assert (done.exit_code, done.stderr) == (1, f"midstream: {problem} {advice} [connection_lost]\n")
     with pytest.raises(ConnectionLostError):
         list(ServerSource(server.url).list())
 
@@ -165,8 +165,8 @@ def test_a_damaged_outcome_is_marked_and_the_rest_is_unchanged(run: Run, store: 
 def test_an_encrypted_store_is_read_with_its_key_file_without_a_server(tmp_path: Path) -> None:
     environment, keys = {"MIDSTREAM_HOME": str(tmp_path)}, tmp_path / "keys"
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
-        said = ("chat", server.url, "--session", "s", "--message", "what is in the harbour?")
-        assert run_process(*said, environment=environment).returncode == 0
+        arguments = ("chat", server.url, "--session", "s", "--message", "what is in the harbour?")
+        assert run_process(*arguments, environment=environment).returncode == 0
         live = run_process("sessions", "export", "s", "--url", server.url, environment=environment).stdout
         server.kill()
     store = ("--store", server.store)

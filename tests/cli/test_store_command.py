@@ -68,10 +68,10 @@ def test_the_commands_read_and_delete_sessions(run: Run, url: str) -> None:
 
 def test_a_gateway_and_its_pool_use_it(run: Run, url: str, tmp_path: Path) -> None:
     for _ in range(2):  # the second one finds what the first one stored
-        process, told = start(tmp_path, "--store", url)
+        process, ready = start(tmp_path, "--store", url)
         try:
-            assert PASSWORD not in json.dumps(told)
-            status, body = ask_chat_completions(told["url"], key_of(told))
+            assert PASSWORD not in json.dumps(ready)
+            status, body = ask_chat_completions(ready["url"], key_of(ready))
             assert (status, "You said: hi" in body) == (200, True)
         finally:
             assert stop(process) == 0

@@ -22,7 +22,7 @@ WITHOUT_STORE = {"access", "chat", "conformance", "demo", "login", "resume", "to
 SERVING = {"acp", "gateway", "serve"}
 
 
-def _say(server: Serving, session: str, words: str) -> None:
+def _send_message(server: Serving, session: str, words: str) -> None:
     keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43, **headers_for(server.url)}
     payload = {"type": "send", "parts": [{"type": "text", "text": words}]}
     frame = {"type": "command", "seqno": 0, "payload": payload}
@@ -38,17 +38,17 @@ def _say(server: Serving, session: str, words: str) -> None:
 
 def _check(run: Run, words: tuple[str, ...], code: int, expected: str) -> None:
     done = run(*words)
-    said = done.stdout + done.stderr
-    assert (done.exit_code, expected in said) == (code, True), (words, said)
-    assert PASSWORD not in said, words
+    output = done.stdout + done.stderr
+    assert (done.exit_code, expected in output) == (code, True), (words, output)
+    assert PASSWORD not in output, words
 
 
 def test_every_command_works_with_the_url_of_a_database(engine: Engine, tmp_path: Path, run: Run) -> None:
     url = use_postgres(tmp_path, engine).replace("postgres@", f"postgres:{PASSWORD}@")
     copy = str(tmp_path / "copy.db")
     with Serving(tmp_path, store=url) as server:
-        _say(server, "b", "look")
-        _say(server, "c", "ask")
+        _send_message(server, "b", "look")
+        _send_message(server, "c", "ask")
         rows: list[tuple[tuple[str, ...], int, str]] = [
             (("sessions", "list", "--store", url), 0, "look"),
             (("sessions", "show", "b", "--store", url), 0, "nothing in the harbour"),

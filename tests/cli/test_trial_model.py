@@ -58,7 +58,7 @@ def _text(events: list[ModelEvent]) -> str:
 
 
 @pytest.fixture
-def gateway(tmp_path: Path) -> Any:  # noqa: ANN401 - what `ready` says
+def gateway(tmp_path: Path) -> Any:  # noqa: ANN401 - decoded from the output of the program
     process, ready = start(tmp_path)
     yield ready
     stop(process)
@@ -109,9 +109,9 @@ async def test_a_slow_answer_fails_after_its_text() -> None:
     stream = TrialModel("scripted", PauseRecordingWorld()).stream(
         ModelRequest("", History((UserMessage.of(message),)), ())
     )
-    said = ""
-    while said != f"You said: {message}":
-        said += _text([await anext(stream)])
+    text = ""
+    while text != f"You said: {message}":
+        text += _text([await anext(stream)])
     with pytest.raises(ModelOverloadedError):
         await anext(stream)
 
@@ -156,14 +156,14 @@ async def test_clients_of_each_api_receive_tool_calls(gateway: dict[str, Any]) -
     async with anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0, timeout=WAIT_S) as other:
         spec: Any = {"name": "look", "description": "Look.", "input_schema": TOOL["parameters"]}
         asked: list[Any] = [{"role": "user", "content": "call look"}]
-        said: Any = await other.messages.create(model="m", max_tokens=99, messages=asked, tools=[spec])
-        [use] = said.content
+        answer: Any = await other.messages.create(model="m", max_tokens=99, messages=asked, tools=[spec])
+        [use] = answer.content
         asked += [
-            {"role": "assistant", "content": said.content},
+            {"role": "assistant", "content": answer.content},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "red"}]},
         ]
-        said = await other.messages.create(model="m", max_tokens=99, messages=asked, tools=[spec])
-        assert said.content[0].text == "look returned: red"
+        answer = await other.messages.create(model="m", max_tokens=99, messages=asked, tools=[spec])
+        assert answer.content[0].text == "look returned: red"
 
 
 @pytest.mark.parametrize(

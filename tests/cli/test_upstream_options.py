@@ -224,8 +224,8 @@ def test_an_acp_agent_has_its_own_defaults(tmp_path: Path) -> None:
 async def test_the_scripted_upstream_repeats_its_message() -> None:
     model = find_upstream("scripted", NAMESPACE)
     request = ModelRequest("", History((UserMessage.of("hi there"),)))
-    said = [event.text async for event in model.stream(request) if isinstance(event, TextDelta)]
-    assert "".join(said) == "You said: hi there"
+    texts = [event.text async for event in model.stream(request) if isinstance(event, TextDelta)]
+    assert "".join(texts) == "You said: hi there"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.spec import spec
 from tests.store.encryption.test_tampering import _tamper
 
 
-def talk(store: Store, *sessions: str) -> None:
+def run_sessions(store: Store, *sessions: str) -> None:
     async def turns() -> None:
         async with Host(Agent(ScriptedModel([text("hello") for _ in sessions])), store) as host:
             for session in sessions:
@@ -28,14 +28,14 @@ def talk(store: Store, *sessions: str) -> None:
 @spec("SEC-46", "SEC-47")
 def test_a_store_is_verified_and_compared_with_a_checkpoint(run: Run, tmp_path: Path) -> None:
     path, heads = tmp_path / "x.db", tmp_path / "heads"
-    talk(SQLiteStore(path), "a", "b")
+    run_sessions(SQLiteStore(path), "a", "b")
     done = run("verify", path, "--checkpoint", heads)
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "2 intact\n")
     again = run("verify", path, "--checkpoint", heads)
     assert (again.exit_code, "choose another name" in again.stderr) == (2, True)
     assert run("verify", path, "--against", heads).exit_code == 0
     older = path.read_bytes()
-    talk(SQLiteStore(path), "a")
+    run_sessions(SQLiteStore(path), "a")
     newer = tmp_path / "newer"
     assert run("verify", path, "--against", heads, "--checkpoint", newer).stderr == "2 intact\n"
     path.write_bytes(older)
@@ -51,7 +51,7 @@ def test_a_store_is_verified_and_compared_with_a_checkpoint(run: Run, tmp_path: 
 @spec("SEC-46")
 def test_a_changed_record_is_reported(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    talk(SQLiteStore(path), "a", "b")
+    run_sessions(SQLiteStore(path), "a", "b")
     _tamper(path, "update record set body = cast('{}' as blob) where session_id = 1 and position = 2")
     found = run("verify", path)
     assert (found.exit_code, found.stderr) == (6, "1 damaged, 1 intact\n")
@@ -66,7 +66,7 @@ def test_a_changed_record_is_reported(run: Run, tmp_path: Path) -> None:
 def test_an_encrypted_store_needs_the_operators_keys(run: Run, tmp_path: Path) -> None:
     path, keys = tmp_path / "x.db", tmp_path / "keys"
     FileKeys.make(keys)
-    talk(encrypt_store(SQLiteStore(path), FileKeys(keys)), "a")
+    run_sessions(encrypt_store(SQLiteStore(path), FileKeys(keys)), "a")
     assert run("verify", path, "--key-file", keys).stderr == "1 intact\n"
     blind = run("verify", path)
     assert (blind.exit_code, "--key-file" in blind.stderr) == (0, True)
@@ -78,7 +78,7 @@ def test_an_encrypted_store_needs_the_operators_keys(run: Run, tmp_path: Path) -
 def test_an_invalid_store_or_checkpoint_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("verify", tmp_path / "none.db").exit_code == 3
     path = tmp_path / "x.db"
-    talk(SQLiteStore(path), "a")
+    run_sessions(SQLiteStore(path), "a")
     (tmp_path / "heads").write_text("no checkpoint\n")
     for name in ("heads", "nothing"):
         assert run("verify", path, "--against", tmp_path / name).exit_code == 2

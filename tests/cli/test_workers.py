@@ -65,7 +65,7 @@ def _http(url: str) -> Iterator[httpx2.Client]:
         yield client
 
 
-def _say(client: httpx2.Client, url: str, session: str, words: str, key: str = "k") -> None:
+def _send_message(client: httpx2.Client, url: str, session: str, words: str, key: str = "k") -> None:
     keys = {"x-idempotency-key": key, "x-idempotent-encryption-key": "s" * 43}
     payload = {"type": "send", "parts": [{"type": "text", "text": words}]}
     frame = {"type": "command", "seqno": 0, "payload": payload}
@@ -109,7 +109,7 @@ def test_one_ready_line_one_token_and_metrics_of_all_workers(tmp_path: Path) -> 
         assert len(_children(server._process.pid)) == 3
         with _http(server.url) as client:  # created once, and valid at each of them
             for number in range(12):
-                _say(client, server.url, f"s{number}", "hi")
+                _send_message(client, server.url, f"s{number}", "hi")
                 assert _text_of(client, server.url, f"s{number}") == "You said: hi."
             page = client.get(f"{server.url}/metrics").text
         assert [f'midstream_streams{{worker="{number}"}}' in page for number in (1, 2, 3)] == [True] * 3
@@ -127,7 +127,7 @@ def test_one_ready_line_one_token_and_metrics_of_all_workers(tmp_path: Path) -> 
 def test_a_killed_worker_is_replaced_and_no_connection_is_refused(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--workers", "2"]) as server, _http(server.url) as client:
         first, second = _children(server._process.pid)
-        _say(client, server.url, "s", "long")
+        _send_message(client, server.url, "s", "long")
         for victim in (first, second):
             os.kill(victim, signal.SIGKILL)
             _wait_for(lambda victim=victim: not _is_running(victim))
@@ -157,7 +157,7 @@ def test_the_workers_end_with_the_supervisor(tmp_path: Path) -> None:
 def test_a_rolling_restart_replaces_all_workers_and_interrupts_no_turn(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--workers", "2"]) as server, _http(server.url) as client:
         before = set(_children(server._process.pid))
-        _say(client, server.url, "s", "long")
+        _send_message(client, server.url, "s", "long")
         server._process.send_signal(signal.SIGHUP)
         _wait_for(lambda: not before & set(_children(server._process.pid)))
         assert _text_of(client, server.url, "s") == LONG
@@ -254,7 +254,7 @@ async def test_clients_lose_and_duplicate_nothing_while_workers_are_killed(
     with Serving(tmp_path, options=["--workers", "3"], app=LEDGER_APP, store=store) as server:
         url = server.url
 
-        async def talk(number: int) -> list[str]:
+        async def send_questions(number: int) -> list[str]:
             async with connect(url) as client:
                 return [
                     await client.ask(
@@ -273,11 +273,11 @@ async def test_clients_lose_and_duplicate_nothing_while_workers_are_killed(
 
         killing = asyncio.ensure_future(kill())
         async with asyncio.timeout(3 * WAIT_S):
-            answers = await asyncio.gather(*map(talk, range(CLIENTS)))
+            answers = await asyncio.gather(*map(send_questions, range(CLIENTS)))
         await killing
-        for number, said in enumerate(answers):
-            assert said[::2] == [f"{WORDS}end of {number}.{turn}" for turn in (0, 2)]
-            assert said[1::2] == ["I book.\n\ndone"] * 2
+        for number, answer in enumerate(answers):
+            assert answer[::2] == [f"{WORDS}end of {number}.{turn}" for turn in (0, 2)]
+            assert answer[1::2] == ["I book.\n\ndone"] * 2
         booked = (tmp_path / "ledger").read_text().splitlines()
         assert len(booked) == len(set(booked))
         assert len(booked) <= CLIENTS * 2 * 3

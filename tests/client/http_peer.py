@@ -121,13 +121,13 @@ class HttpPeer:
     async def _poll(self, asked: PeerRequest, writer: asyncio.StreamWriter) -> None:
         stream = self._admitted(asked, NATIVE)
         self.host.serve(stream, now=time.monotonic())
-        said = stream.frames_to_send()[0 if asked.is_opening else 1 :]
-        while not said:
+        sent = stream.frames_to_send()[0 if asked.is_opening else 1 :]
+        while not sent:
             async with self._news:
                 await self._news.wait()
             self.host.serve(stream, now=time.monotonic())
-            said = stream.frames_to_send()
-        _write_polled(writer, said)
+            sent = stream.frames_to_send()
+        _write_polled(writer, sent)
 
     def _take(self, asked: PeerRequest) -> tuple[int, bytes]:
         frame = decode_client(asked.body)
@@ -165,14 +165,14 @@ async def _follow_script(asked: PeerRequest, script: PeerScript, writer: asyncio
 
 def _as_events(frame: bytes) -> list[ServerSentEvent]:
     try:
-        said = msgspec.json.decode(frame)
+        decoded = msgspec.json.decode(frame)
     except msgspec.DecodeError:
         return [ServerSentEvent(frame, "message")]
-    if said["type"] != "events":
-        return [ServerSentEvent(frame, said["type"])]
+    if decoded["type"] != "events":
+        return [ServerSentEvent(frame, decoded["type"])]
     return [
         ServerSentEvent(msgspec.json.encode(event["record"]), "record", event["id"])
-        for event in said["events"]
+        for event in decoded["events"]
     ]
 
 
@@ -193,8 +193,8 @@ def _write_whole(writer: asyncio.StreamWriter, status: int, body: bytes) -> None
     writer.write(length + b"\r\n" + body)
 
 
-def _write_polled(writer: asyncio.StreamWriter, said: Sequence[bytes], *, more: bytes = b"true") -> None:
-    _write_whole(writer, 200, b'{"frames":[%b],"more":%b}' % (b",".join(said), more))
+def _write_polled(writer: asyncio.StreamWriter, sent: Sequence[bytes], *, more: bytes = b"true") -> None:
+    _write_whole(writer, 200, b'{"frames":[%b],"more":%b}' % (b",".join(sent), more))
 
 
 def _write_command(writer: asyncio.StreamWriter, piece: bytes) -> None:

@@ -102,7 +102,7 @@ class DeadlyKeyring(FileKeyring):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class ForgetfulKeyring(FileKeyring):
+class LossyKeyring(FileKeyring):
     """Reports success and stores nothing."""
 
     def set_password(self, service: str, username: str, password: str) -> None:

@@ -99,14 +99,14 @@ class WebSocketPeer:
             del self._open[connection]
 
 
-def after_frames(*said: ServerFrame | bytes) -> PeerScript:
+def after_frames(*sent: ServerFrame | bytes) -> PeerScript:
     """Answer the open with these frames, then break the connection."""
-    return PeerScript(tuple(each if isinstance(each, bytes) else frames.encode(each) for each in said))
+    return PeerScript(tuple(each if isinstance(each, bytes) else frames.encode(each) for each in sent))
 
 
-def after_half_a_frame(*said: ServerFrame) -> PeerScript:
+def after_half_a_frame(*sent: ServerFrame) -> PeerScript:
     """Send these frames, then half of one more, and reset the connection."""
-    return PeerScript(tuple(frames.encode(frame) for frame in said), is_broken=True)
+    return PeerScript(tuple(frames.encode(frame) for frame in sent), is_broken=True)
 
 
 async def _follow(script: PeerScript, connection: ServerConnection) -> None:
@@ -122,15 +122,15 @@ async def _follow(script: PeerScript, connection: ServerConnection) -> None:
 
 
 @contextlib.asynccontextmanager
-async def busy_proxy(said: str) -> AsyncIterator[str]:
+async def busy_proxy(text: str) -> AsyncIterator[str]:
     """Serve 503 with a `Retry-After`, as a proxy does whose server is unreachable; yield its address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             asked = (await reader.readuntil(b"\r\n\r\n")).lower()
-            _, _, said_length = asked.partition(b"content-length:")
-            await reader.readexactly(int(said_length.split()[0]) if said_length else 0)
-            head = f"HTTP/1.1 503 Away\r\nretry-after: {said}\r\ncontent-length: 4\r\nconnection: close\r\n\r\nsoon"
+            _, _, sent_length = asked.partition(b"content-length:")
+            await reader.readexactly(int(sent_length.split()[0]) if sent_length else 0)
+            head = f"HTTP/1.1 503 Away\r\nretry-after: {text}\r\ncontent-length: 4\r\nconnection: close\r\n\r\nsoon"
             writer.write(head.encode())
             await writer.drain()
         writer.close()

@@ -35,8 +35,8 @@ async def test_the_agents_question_is_answered_by_the_program(
         return ("respond", "the large one") if question.kind == "question" else ("allow", "")
 
     async with served(asgi(names["agent"], store=MemoryStore())) as server, asyncio.timeout(WAIT_S):
-        said = await names["ask"](server.url, "Pay the invoice.", decide)
-    assert (said, names["PAID"]) == ("It is paid.", {"Ann": 250})
+        answer = await names["ask"](server.url, "Pay the invoice.", decide)
+    assert (answer, names["PAID"]) == ("It is paid.", {"Ann": 250})
     assert asked == [("question", "ask_user"), ("approval", "pay")]
     assert names["was_paid"]("Ann", 250) == names["Happened"]("paid 250 to Ann")
     assert not names["is_large"]("Ann", 99)

@@ -276,7 +276,7 @@ async def test_a_missing_row_of_the_last_command_is_detected_and_earlier_ones_we
 
 @spec("STREAM-48")
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ("UPDATE command SET payload = x'00'", "command 0 in the state file is damaged"),
         (
@@ -286,12 +286,12 @@ async def test_a_missing_row_of_the_last_command_is_detected_and_earlier_ones_we
     ],
 )
 async def test_a_lost_message_and_lost_numbers_are_reported(
-    file: CheckpointFile, path: Path, change: str, said: str
+    file: CheckpointFile, path: Path, change: str, text: str
 ) -> None:
     await file.write("a", STARTED)
     await _changed(file, path, change)
     (kept,) = await file.streams()
-    assert (kept.damage, kept.checkpoint.unacked) == (said, ())
+    assert (kept.damage, kept.checkpoint.unacked) == (text, ())
 
 
 @spec("TURN-72")
@@ -343,7 +343,7 @@ STRANGE: dict[str, tuple[str, type[MidstreamError], str]] = {
 @pytest.fixture(params=STRANGE)
 def strange(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, type[MidstreamError], str]:
     path = tmp_path / "strange.db"
-    script, error, said = STRANGE[request.param]
+    script, error, problem = STRANGE[request.param]
     if script:
         with sqlite3.connect(path) as connection:
             connection.executescript(script)
@@ -351,16 +351,16 @@ def strange(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, type[
     else:
         path.write_bytes(b"this is no database, and long enough to see that" * 9)
     path.chmod(0o644)
-    return path, error, said
+    return path, error, problem
 
 
 async def test_a_foreign_file_is_refused_and_unchanged(
     strange: tuple[Path, type[MidstreamError], str], secrets: SecretStore
 ) -> None:
-    path, error, said = strange
+    path, error, problem = strange
     before = path.read_bytes()
     file = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=problem):
         await file.open()
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (before, 0o644)
     assert [each.name for each in path.parent.iterdir()] == [path.name]

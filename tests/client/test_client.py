@@ -266,7 +266,7 @@ async def test_an_unacknowledged_cancel_is_sent_again(dial: Dial, tmp_path: Path
             assert _status(await _all(turn)) is TurnStatus.CANCELLED
 
 
-async def _leave_and_damage(dial: Dial, url: str, state: Path) -> None:
+async def _detach_and_damage(dial: Dial, url: str, state: Path) -> None:
     """Leave a turn, and damage the stored numbers of its commands."""
     async with dial(url, state=state) as client:
         turn = client.send("s1", "hi")
@@ -286,7 +286,7 @@ async def test_an_unplayable_command_is_replaced_by_a_snapshot_and_the_rest_foll
 ) -> None:
     state, gate = tmp_path / "state.db", asyncio.Event()
     async with served(make_app([[TextDelta("half a"), Gate(gate), *text(" sentence")]])) as server:
-        await _leave_and_damage(dial, server.url, state)
+        await _detach_and_damage(dial, server.url, state)
         async with dial(server.url, state=state) as client:
             (turn,) = await client.resume_interrupted()
             events = aiter(turn)
@@ -308,7 +308,7 @@ async def test_a_lost_playback_is_reported_until_it_was_received_and_an_idle_ses
 ) -> None:
     state, gate = tmp_path / "state.db", asyncio.Event()
     async with served(make_app([[Gate(gate), *text(WORDS)]])) as server:
-        await _leave_and_damage(connect, server.url, state)
+        await _detach_and_damage(connect, server.url, state)
         gate.set()
         async with connect(server.url) as other:
             async for event in other.follow("s1", "0-0"):
@@ -339,16 +339,16 @@ async def test_an_unreadable_playback_without_any_event_is_an_error(tmp_path: Pa
 async def test_a_reader_receives_the_turns_of_others(dial: Dial) -> None:
     app = make_app([text(WORDS)])
     async with served(app) as server, dial(server.url) as client, dial(server.url) as reader:
-        said = await _all(client.send("s1", "hi"))
+        events = await _all(client.send("s1", "hi"))
         read: list[Event] = []
         async with asyncio.timeout(WAIT_S):
             async for event in reader.follow("s1", "0-0"):
                 read.append(event)
                 if event.is_end:
                     break
-        assert read[-len(said) :] == said
-        later = reader.follow("s1", said[-2].id)
-        assert await anext(later) == said[-1]
+        assert read[-len(events) :] == events
+        later = reader.follow("s1", events[-2].id)
+        assert await anext(later) == events[-1]
         await later.aclose()
 
 
@@ -436,7 +436,7 @@ async def test_a_restarted_server_is_reached_again(dial: Dial) -> None:
     async with (
         served(first) as one,
         Cutter(one.url).listening() as wire,
-        dial(wire.url, on_reconnecting=lambda *told: reconnecting.append(told)) as client,
+        dial(wire.url, on_reconnecting=lambda *values: reconnecting.append(values)) as client,
     ):
         events: list[Event] = []
         turn = client.send("s1", "hi")
@@ -450,10 +450,10 @@ async def test_a_restarted_server_is_reached_again(dial: Dial) -> None:
     assert _status(events) is TurnStatus.COMPLETED
     assert _positions(events) == list(range(2, len(events) + 2))
     last = max(event.record.attempt for event in events if isinstance(event.record, Delta))
-    said = [
+    texts = [
         event.text for event in events if isinstance(event.record, Delta) and event.record.attempt == last
     ]
-    assert "".join(said) == "a whole sentence"
+    assert "".join(texts) == "a whole sentence"
     assert (reconnecting[0], reconnecting[-1]) == (("s1", True), ("s1", False))
 
 
@@ -535,7 +535,7 @@ def _check_outcome(seen: list[Event], hand: Hand, policy: str) -> None:
     """Assert that a tool that may not run again ran at most once, and an unknown outcome was sent to the model."""
     results = [each.record.result for each in seen if isinstance(each.record, CallEnded)]
     if not seen:
-        assert hand.done == [], "nothing was said before the first write"
+        assert hand.done == [], "no command was sent before the first write"
     elif policy == "unknown":
         assert [result.outcome for result in results] in ([Outcome.UNKNOWN], [Outcome.OK])
         assert hand.done in ([], ["red"])
@@ -576,7 +576,7 @@ async def test_a_frame_that_breaks_in_the_middle_is_received_again(dial: Dial, s
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         [Ack(0)],
         [Welcome("", "1-1", "1-1"), Ack(9)],
@@ -589,9 +589,9 @@ async def test_a_frame_that_breaks_in_the_middle_is_received_again(dial: Dial, s
     ],
 )
 async def test_a_server_that_breaks_the_protocol_is_disconnected_and_tried_again(
-    dial: Dial, scripted: Scripted, said: list[Ack | bytes]
+    dial: Dial, scripted: Scripted, sent: list[Ack | bytes]
 ) -> None:
-    async with scripted(after_frames(*said)).serving() as peer, dial(peer.url) as client:
+    async with scripted(after_frames(*sent)).serving() as peer, dial(peer.url) as client:
         assert _status(await _turn_at(peer, client)) is TurnStatus.COMPLETED
 
 
@@ -687,8 +687,8 @@ async def test_lost_events_are_reported_as_void(dial: Dial, scripted: Scripted) 
         seen = [await asyncio.wait_for(anext(turn), WAIT_S) for _ in range(3)]
         model = peer.host.session.turn
         assert isinstance(model, AwaitingModel)
-        said = Delta(1, 1, 1, 0, "text", "lost with the power")
-        peer.host.append((said,))
+        delta = Delta(1, 1, 1, 0, "text", "lost with the power")
+        peer.host.append((delta,))
         await peer.feed()
         seen += [await asyncio.wait_for(anext(turn), WAIT_S) for _ in range(2)]
         assert seen[-1].text == "lost with the power"
@@ -700,8 +700,8 @@ async def test_lost_events_are_reported_as_void(dial: Dial, scripted: Scripted) 
         answering = asyncio.create_task(_answer(peer))
         whole = [*kept, *await _all(turn)]
         await answering
-        told = [Event(str(event_id), records.decode(body)) for event_id, body in peer.host.line[1:]]
-        assert whole == told
+        found = [Event(str(event_id), records.decode(body)) for event_id, body in peer.host.line[1:]]
+        assert whole == found
 
 
 async def _turn_at(peer: WebSocketPeer | HttpPeer, client: Client) -> list[Event]:

@@ -15,8 +15,8 @@ WORD = Delta(1, 1, 1, 0, "text", "hello")
 
 def test_an_event_has_its_id_its_record_and_the_answer_so_far() -> None:
     reading = EventReader()
-    told = event_of(Applied(EventId(1, 4), WORD), reading)
-    assert (told, told.text, told.transcript) == (Event("1-4", WORD), "hello", "hello")
+    event = event_of(Applied(EventId(1, 4), WORD), reading)
+    assert (event, event.text, event.transcript) == (Event("1-4", WORD), "hello", "hello")
     gone = event_of(Forget(EventId(1, 3), "a power cut"), reading)
     assert (gone, gone.replaces, gone.transcript) == (Event("1-3", Gone("1-3", "a power cut")), True, "")
     session = msgspec.Raw(b'{"turns":1,"history":[]}')

@@ -102,8 +102,8 @@ class Answers:
         return httpx2.Response(status, stream=_Whole(body))
 
 
-def polled(*said: frames.ServerFrame, more: bool = True) -> tuple[int, bytes]:
-    body = b",".join(frames.encode(frame) for frame in said)
+def polled(*sent: frames.ServerFrame, more: bool = True) -> tuple[int, bytes]:
+    body = b",".join(frames.encode(frame) for frame in sent)
     return 200, b'{"frames":[%b],"more":%b}' % (body, b"true" if more else b"false")
 
 
@@ -134,15 +134,15 @@ async def test_a_reader_sends_no_stream(down: Ways) -> None:
 
 async def test_records_arrive_as_event_frames_with_their_stored_bytes(down: Ways) -> None:
     records = [frames.EventFrame(f"1-{n}", msgspec.Raw(b'{"type":"x","n":%d}' % n)) for n in (5, 6)]
-    said = (WELCOME, Events(tuple(records)), HeartbeatFrame("1-6", "model"))
-    async with HttpPeer(after_frames(*said)).serving() as peer, at(peer.url, down) as transport:
+    sent = (WELCOME, Events(tuple(records)), HeartbeatFrame("1-6", "model"))
+    async with HttpPeer(after_frames(*sent)).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
-        heard: list[frames.ServerFrame] = []
-        while not heard or not isinstance(heard[-1], HeartbeatFrame):
-            heard.append(frames.decode_server(await transport.receive()))
+        received: list[frames.ServerFrame] = []
+        while not received or not isinstance(received[-1], HeartbeatFrame):
+            received.append(frames.decode_server(await transport.receive()))
         assert transport.received_bytes > 0
-    assert (heard[0], heard[-1]) == (WELCOME, said[-1])
-    events = [event for each in heard if isinstance(each, Events) for event in each.events]
+    assert (received[0], received[-1]) == (WELCOME, sent[-1])
+    events = [event for each in received if isinstance(each, Events) for event in each.events]
     assert [(event.id, bytes(event.record)) for event in events] == [
         (event.id, bytes(event.record)) for event in records
     ]
@@ -182,10 +182,10 @@ async def test_a_post_is_answered_by_a_frame() -> None:
         (204, b""),
     ]
     async with answers.transport() as transport:
-        said = (OPENING, SAY, Ping(), CommandFrame(4, SAY.payload), Ping())
-        await transport.send([frames.encode(frame) for frame in said])
-        heard = [frames.decode_server(await transport.receive()) for _ in range(4)]
-        assert heard[1:] == [
+        sent = (OPENING, SAY, Ping(), CommandFrame(4, SAY.payload), Ping())
+        await transport.send([frames.encode(frame) for frame in sent])
+        received = [frames.decode_server(await transport.receive()) for _ in range(4)]
+        assert received[1:] == [
             Ack(3),
             HeartbeatFrame("1-4"),
             Error("draining", "restarting", "later", 4, retry_after_s=2.0),
@@ -202,8 +202,8 @@ async def test_a_waiting_close_is_sent_and_unacknowledged_commands_are_left_to_t
         await transport.send([frames.encode(OPENING)])
         await transport.receive()
         await transport.send([frames.encode(SAY), frames.encode(Close())])
-    said = [request.content for request in answers.asked if request.url.path.endswith("/commands")]
-    assert said == [frames.encode(Close())]
+    sent = [request.content for request in answers.asked if request.url.path.endswith("/commands")]
+    assert sent == [frames.encode(Close())]
 
 
 # --- polls ------------------------------------------------------------------------------------------------------
@@ -282,9 +282,9 @@ async def test_a_proxys_retry_after_is_received(down: Ways) -> None:
 async def test_the_end_of_the_download_is_a_cut_clean_or_not(down: Ways, script: PeerScript) -> None:
     async with HttpPeer(script).serving() as peer, at(peer.url, down) as transport:
         await transport.send([frames.encode(OPENING)])
-        heard = [await _receive(transport) for _ in range(3)]
-    assert isinstance(heard[-1], ConnectionLostError)
-    assert sum(isinstance(each, bytes) for each in heard) <= 1
+        received = [await _receive(transport) for _ in range(3)]
+    assert isinstance(received[-1], ConnectionLostError)
+    assert sum(isinstance(each, bytes) for each in received) <= 1
 
 
 async def test_a_page_in_the_servers_place_is_a_lost_connection() -> None:

@@ -43,7 +43,7 @@ def _client(server: Served, folder: Path, *, world: World | None = None) -> Clie
     return connect(server.url, state=state, secrets=secrets, keyring=True, world=world)
 
 
-async def _leave(client: Client) -> None:
+async def _detach(client: Client) -> None:
     """Start a turn, and detach from it."""
     turn = client.send("s1", "hi")
     await asyncio.wait_for(anext(turn), WAIT_S)
@@ -86,7 +86,7 @@ async def test_a_turn_with_a_locked_secret_waits_and_continues_after_the_unlock(
     server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
 ) -> None:
     async with _client(server, tmp_path) as client:
-        await _leave(client)
+        await _detach(client)
     async with _client(server, tmp_path) as client:
         with use_keyring(load_keyring(NONE)):
             (turn,) = await client.resume_interrupted()
@@ -102,7 +102,7 @@ async def test_a_turn_with_a_lost_secret_starts_with_a_snapshot(
     server: Served, ring: FileKeyring, gate: asyncio.Event, tmp_path: Path
 ) -> None:
     async with _client(server, tmp_path) as client:
-        await _leave(client)
+        await _detach(client)
     ring.lose()
     async with _client(server, tmp_path) as client:
         (turn,) = await client.resume_interrupted()
@@ -136,7 +136,7 @@ async def test_a_cancel_with_a_lost_secret_is_not_dropped(
     server: Served, ring: FileKeyring, tmp_path: Path
 ) -> None:
     async with _client(server, tmp_path) as client:
-        await _leave(client)
+        await _detach(client)
     await _die_during_cancel(server, tmp_path)
     ring.lose()
     async with _client(server, tmp_path) as client:

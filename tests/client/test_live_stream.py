@@ -57,8 +57,8 @@ class FakeWire:
         self.received_bytes = 0
         self._incoming: asyncio.Queue[bytes | ConnectionLostError] = asyncio.Queue()
 
-    def deliver(self, *said: ServerFrame | bytes) -> None:
-        for frame in said:
+    def deliver(self, *sent: ServerFrame | bytes) -> None:
+        for frame in sent:
             self._incoming.put_nowait(frame if isinstance(frame, bytes) else frames.encode(frame))
 
     def fail(self) -> None:
@@ -71,8 +71,8 @@ class FakeWire:
             raise body
         return body
 
-    async def send(self, said: Sequence[bytes]) -> None:
-        self.sent += said
+    async def send(self, given: Sequence[bytes]) -> None:
+        self.sent += given
 
     async def close(self) -> None:
         self.is_closed = True

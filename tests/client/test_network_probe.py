@@ -129,8 +129,10 @@ async def test_an_unreachable_server_is_reported() -> None:
         NetworkProbe("localhost:8000")
 
 
-@pytest.mark.parametrize(("is_certified", "told"), [(True, "is not trusted"), (False, "does not use TLS")])
-async def test_a_non_http_answer_is_not_silence(tmp_path: Path, *, is_certified: bool, told: str) -> None:
+@pytest.mark.parametrize(
+    ("is_certified", "expected"), [(True, "is not trusted"), (False, "does not use TLS")]
+)
+async def test_a_non_http_answer_is_not_silence(tmp_path: Path, *, is_certified: bool, expected: str) -> None:
     """An untrusted certificate, or no TLS at all."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if is_certified else None
     if tls is not None:
@@ -143,7 +145,7 @@ async def test_a_non_http_answer_is_not_silence(tmp_path: Path, *, is_certified:
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
     async with server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(ConnectionLostError, match=told):
+        with pytest.raises(ConnectionLostError, match=expected):
             await _report(url)
 
 

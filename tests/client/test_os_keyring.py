@@ -15,7 +15,7 @@ from keyring.core import load_keyring
 
 from midstream.client.os_keyring import SERVICE, OsKeyring
 from midstream.errors import UnavailableError
-from tests.client.keyrings import BrokenKeyring, FileKeyring, ForgetfulKeyring, LockedKeyring, use_keyring
+from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, LossyKeyring, use_keyring
 from tests.house.source import ROOT
 
 CALLS = 50
@@ -121,7 +121,7 @@ def test_a_blocked_keyring_does_not_keep_the_program_running() -> None:
     assert done.stdout == "left\n"
 
 
-@pytest.mark.parametrize("kind", [BrokenKeyring, ForgetfulKeyring])
+@pytest.mark.parametrize("kind", [BrokenKeyring, LossyKeyring])
 def test_a_keyring_that_did_not_store_a_secret_raises_an_error_without_it(
     tmp_path: Path, kind: type[FileKeyring]
 ) -> None:

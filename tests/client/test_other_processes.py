@@ -64,7 +64,7 @@ async def _first_half(events: AsyncIterator[Event]) -> str:
     async for event in events:
         if isinstance(event.record, Delta):
             return event.record.text
-    raise AssertionError("nothing was said")
+    raise AssertionError("no text arrived")
 
 
 async def _rest(events: AsyncIterator[Event]) -> str:
@@ -94,14 +94,14 @@ async def test_a_secret_changed_by_another_process_is_sent_by_the_next_connectio
                 _client(tmp_path, proxy.url, way, keyring=is_in_keyring) as client,
                 aclosing(client.send("s1", "go on")) as events,
             ):
-                said = await _first_half(events)
+                text = await _first_half(events)
                 before = await client.secret("s1")
                 for _ in range(2):  # the stream's first secret is no longer valid
                     await _change_elsewhere(tmp_path, proxy.url, **(more if is_in_keyring else {}))
                 asked = len(proxy.asked)
                 proxy.cut()
                 gate.set()
-                assert said + await _rest(events) == WHOLE
+                assert text + await _rest(events) == WHOLE
                 assert await client.secret("s1") not in ("", before)
                 assert proxy.asked[asked:].count("upgrade") <= 1, "what was refused was shown again"
 
@@ -122,7 +122,7 @@ async def test_a_secret_changed_while_a_connection_is_made_is_read_again(
                 _client(tmp_path, proxy.url, "websocket") as client,
                 aclosing(client.send("s1", "go on")) as events,
             ):
-                said = await _first_half(events)
+                text = await _first_half(events)
                 before = await client.secret("s1")
 
                 async def change() -> None:
@@ -136,7 +136,7 @@ async def test_a_secret_changed_while_a_connection_is_made_is_read_again(
                 proxy.cut()
                 gate.set()
                 if is_told:
-                    assert said + await _rest(events) == WHOLE
+                    assert text + await _rest(events) == WHOLE
                 else:
                     with pytest.raises(WrongSecretError):
                         await _rest(events)

@@ -49,12 +49,12 @@ async def test_each_word_arrives_once_although_the_server_is_killed_in_mid_answe
     server: Serving, tmp_path: Path, port: int
 ) -> None:
     """Three programs: one sends, one shows transcripts, one concatenates deltas."""
-    shown, said, revived = "", "", None
+    shown, words, revived = "", "", None
     async with asyncio.timeout(WAIT_S), connect(server.url) as client:
         asking = asyncio.ensure_future(client.ask("asked", "long"))
         async for event in client.send("streamed", "long"):
             shown = event.transcript if event.replaces else shown + event.text
-            said += event.text
+            words += event.text
             assert shown == event.transcript
             if revived is None and "w20" in shown:
                 server.kill()
@@ -62,7 +62,7 @@ async def test_each_word_arrives_once_although_the_server_is_killed_in_mid_answe
         assert await asking == LONG
     assert revived is not None
     with revived:
-        assert (shown, said) == (LONG, LONG)
+        assert (shown, words) == (LONG, LONG)
 
 
 @pytest.mark.fault

@@ -57,10 +57,10 @@ class RawPeer:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self.heard: list[ServerFrame] = []
+        self.received: list[ServerFrame] = []
 
-    async def send(self, *said: frames.ClientFrame) -> None:
-        await self._transport.send([frames.encode(frame) for frame in said])
+    async def send(self, *sent: frames.ClientFrame) -> None:
+        await self._transport.send([frames.encode(frame) for frame in sent])
 
     async def receive(self) -> ServerFrame:
         """Receive one frame; an HTTP refusal is the `error` that it stands for (STREAM-37)."""
@@ -69,7 +69,7 @@ class RawPeer:
                 frame = frames.decode_server(await self._transport.receive())
         except MidstreamError as error:
             frame = Error(error.code, error.message, error.retry)
-        self.heard.append(frame)
+        self.received.append(frame)
         return frame
 
     async def until(self, kind: type[ServerFrame] | str) -> ServerFrame:
@@ -87,7 +87,7 @@ class RawPeer:
 
     @property
     def ids(self) -> list[str]:
-        return [event.id for frame in self.heard if isinstance(frame, Events) for event in frame.events]
+        return [event.id for frame in self.received if isinstance(frame, Events) for event in frame.events]
 
 
 @contextlib.asynccontextmanager
@@ -125,9 +125,9 @@ async def test_a_turn_is_welcome_ack_and_events_in_order(way: TransportKind) -> 
         assert (welcome.stream, welcome.acked, welcome.resume_from) == ("k1", 0, "0-0")
         await peer.until("turn_ended")
         assert peer.ids == [f"1-{n}" for n in range(1, len(peer.ids) + 1)]
-        if Ack(0) not in peer.heard:
+        if Ack(0) not in peer.received:
             await peer.until(Ack)
-        assert {type(frame) for frame in peer.heard} == {Welcome, Ack, Events}
+        assert {type(frame) for frame in peer.received} == {Welcome, Ack, Events}
 
 
 @spec("STREAM-4", "STREAM-21")
@@ -150,7 +150,7 @@ async def test_a_repeated_command_a_gap_and_a_used_number_are_distinguished(way:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
         await peer.send(opening(), command(0))
         await peer.until("delta")
-        if Ack(0) not in peer.heard:
+        if Ack(0) not in peer.received:
             await peer.until(Ack)
         await peer.send(command(0))
         assert await peer.until(Ack) == Ack(0)
@@ -188,7 +188,7 @@ async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: TransportKi
         async with raw(server, way) as again:
             await again.send(opening(first.ids[-1], 1), command(1, CancelPayload()))
             await again.until("turn_ended")
-            last = msgspec.json.decode(again.heard[-1].events[-1].record)  # type: ignore[union-attr] # they are events
+            last = msgspec.json.decode(again.received[-1].events[-1].record)  # type: ignore[union-attr] # they are events
             assert last["status"] == "cancelled"
 
 
@@ -223,7 +223,7 @@ async def test_a_close_releases_the_stream(way: TransportKind) -> None:
             async with asyncio.timeout(WAIT_S):
                 while not isinstance(await peer.receive(), Error):
                     pass
-        assert isinstance(peer.heard[-1], Error), "the connection is over"
+        assert isinstance(peer.received[-1], Error), "the connection is over"
         assert server.app.open_streams == 0
 
 
@@ -243,7 +243,7 @@ async def test_an_event_of_another_history_is_gone(way: TransportKind) -> None:
 
 @spec("STREAM-5", "STREAM-6", "STREAM-37")
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("sent", "code"),
     [
         (opening(secret="x" * 43), "wrong_secret"),
         (opening("1-2", 1, stream="k2"), "stream_not_found"),
@@ -251,13 +251,13 @@ async def test_an_event_of_another_history_is_gone(way: TransportKind) -> None:
         (Open("k" * 300, SECRET), "malformed_frame"),
     ],
 )
-async def test_a_refused_client_receives_the_reason(way: TransportKind, said: Open, code: str) -> None:
+async def test_a_refused_client_receives_the_reason(way: TransportKind, sent: Open, code: str) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
             await first.send(opening(), command(0))
             await first.until("turn_ended")
         async with raw(server, way) as other:
-            await other.send(said)
+            await other.send(sent)
             refused = await other.receive()
             assert isinstance(refused, Error)
             assert (refused.code, refused.retry) == (code, "never")

@@ -163,10 +163,10 @@ async def test_the_first_of_two_different_secrets_wins_and_both_callers_receive_
     place: str, make: Open
 ) -> None:
     one, two = make(), make()
-    told = await asyncio.gather(one.put(SESSION, SECRET), two.put(SESSION, OTHER))
-    assert told[0] == told[1]
-    assert (told[0] in (SECRET, OTHER), await one.get(SESSION), await two.get(SESSION)) == (True, *told)
-    assert await one.put(SESSION, "a third") == told[0]
+    found = await asyncio.gather(one.put(SESSION, SECRET), two.put(SESSION, OTHER))
+    assert found[0] == found[1]
+    assert (found[0] in (SECRET, OTHER), await one.get(SESSION), await two.get(SESSION)) == (True, *found)
+    assert await one.put(SESSION, "a third") == found[0]
 
 
 async def test_a_secret_is_replaced_only_with_the_old_one(
@@ -359,12 +359,12 @@ async def test_two_processes_of_one_user_do_not_disturb_each_other(store: Secret
         for name in ("one", "two")
     ]
     async with asyncio.timeout(WAIT_S):
-        said = [(await each.communicate())[0].decode().strip() for each in writers]
-    assert ([each.returncode for each in writers], said[0] == said[1]) == ([0, 0], True)
+        output = [(await each.communicate())[0].decode().strip() for each in writers]
+    assert ([each.returncode for each in writers], output[0] == output[1]) == ([0, 0], True)
     for name in ("one", "two"):
         found = [await store.get(SecretKey("server", "s1", f"{name}-{number}")) for number in range(10)]
         assert found == [None if number % 2 else f"of {name} {number}" for number in range(10)]
-    assert await store.get(SecretKey("server", "shared")) == said[0]
+    assert await store.get(SecretKey("server", "shared")) == output[0]
 
 
 async def test_an_in_memory_store_uses_no_keyring(ring: FileKeyring) -> None:

@@ -73,7 +73,7 @@ async def test_a_given_secret_replaces_the_stored_one(store: SecretStore) -> Non
 
 
 @spec("STREAM-95")
-async def test_a_forgotten_secret_opens_nothing_and_is_not_stored(tmp_path: Path) -> None:
+async def test_a_discarded_secret_opens_nothing_and_is_not_stored(tmp_path: Path) -> None:
     secrets = tmp_path / "client-secrets.db"
     async with (
         served(escrowed_app(tmp_path, [text("one")])) as server,
@@ -98,7 +98,7 @@ async def test_no_secret_is_stored_if_the_server_does_not_need_it(store: SecretS
     assert await secrets.keep("s", OTHER) == await _secrets(store).read("s") == SecretsToShow(OTHER)
 
 
-async def test_a_change_ends_even_if_a_stream_learned_meanwhile_that_none_is_needed(
+async def test_a_change_ends_even_if_a_stream_meanwhile_received_that_none_is_needed(
     store: SecretStore,
 ) -> None:
     secrets = _secrets(store)
@@ -258,7 +258,7 @@ async def test_a_viewer_can_read_and_not_send(tmp_path: Path, way: TransportName
 @pytest.mark.parametrize("reaches", [False, True])
 async def test_an_interrupted_change_locks_no_client_out(
     tmp_path: Path,
-    reaches: bool,  # noqa: FBT001 - whether the server hears of it
+    reaches: bool,  # noqa: FBT001 - whether the request reaches the server
 ) -> None:
     async with _server(tmp_path, Memory()) as server:
         async with _client(tmp_path, server.url) as client:

@@ -33,7 +33,7 @@ def test_a_file_has_no_layout_until_it_is_created(db: sqlite3.Connection) -> Non
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "text"),
     [
         ("PRAGMA application_id = 77; PRAGMA user_version = 4", "later version"),
         ("PRAGMA application_id = 77; PRAGMA user_version = 2", "before the first release"),
@@ -42,9 +42,9 @@ def test_a_file_has_no_layout_until_it_is_created(db: sqlite3.Connection) -> Non
         ("CREATE TABLE theirs (x)", "another program"),
     ],
 )
-def test_a_foreign_file_is_refused(db: sqlite3.Connection, script: str, said: str) -> None:
+def test_a_foreign_file_is_refused(db: sqlite3.Connection, script: str, text: str) -> None:
     db.executescript(script)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=text):
         is_laid_out(db, OURS, LAYOUT, called="file")
 
 

@@ -180,7 +180,7 @@ def test_a_client_is_closed_while_another_thread_iterates(serve: Serve) -> None:
 def test_a_wait_during_the_close_by_another_thread_raises_an_error() -> None:
     portal = Portal()
     portal.open()
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
     waits = threading.Event()
 
     async def wait() -> None:
@@ -191,14 +191,14 @@ def test_a_wait_during_the_close_by_another_thread_raises_an_error() -> None:
         try:
             portal.call(wait())
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is looked at
-            told.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=call)
     thread.start()
     assert waits.wait(WAIT_S)
     portal.close()
     thread.join(WAIT_S)
-    assert [type(error) for error in told] == [UsageError]
+    assert [type(error) for error in errors] == [UsageError]
 
 
 def test_a_client_is_used_in_one_block_only(serve: Serve) -> None:
@@ -211,15 +211,15 @@ def test_a_client_is_used_in_one_block_only(serve: Serve) -> None:
 
 
 def test_a_callback_may_not_wait_for_its_own_thread() -> None:
-    told: list[UsageError] = []
+    errors: list[UsageError] = []
     with connect(
         "http://127.0.0.1:1",
         settings=ClientSettings(patience_s=0.0),
-        on_reconnecting=lambda *_: told.append(_usage_error(client)),
+        on_reconnecting=lambda *_: errors.append(_usage_error(client)),
     ) as client:
         portal = client._portal
-        portal.call(_call_soon(lambda: told.append(_usage_error(client))))
-    assert ["callbacks" in error.message for error in told] == [True]
+        portal.call(_call_soon(lambda: errors.append(_usage_error(client))))
+    assert ["callbacks" in error.message for error in errors] == [True]
 
 
 def _usage_error(client: sync.SyncClient) -> UsageError:

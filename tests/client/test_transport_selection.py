@@ -97,11 +97,11 @@ class ScriptedWays(TransportSelection):
         try:
             transport = await self.connect("s1")
             await transport.send([b"open"])
-            heard = await asyncio.wait_for(transport.receive(), WAIT_S)
+            received = await asyncio.wait_for(transport.receive(), WAIT_S)
         except MidstreamError as error:
             return error
         await transport.close()
-        return heard
+        return received
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ async def test_a_socket_that_delivers_nothing_is_abandoned(tmp_path: Path) -> No
         assert "".join(event.text for event in events) == WORDS
         assert "POST /v1/sessions/s1/events" in proxy.asked
         snapshot = (await server.http.get("/v1/sessions/s1")).json()
-        assert snapshot["turns"] == 1, "what was said over both was taken once"
+        assert snapshot["turns"] == 1, "a command sent over both was accepted once"
 
 
 @spec("STREAM-108")
@@ -275,8 +275,8 @@ async def test_a_foreign_answer_in_the_servers_place_is_temporary(
     assert await ways.connect_and_send() == b"a frame"
     ways.later = dict.fromkeys(TransportKind, refusal)
     ways.at_once = {TransportKind.WEBSOCKET: refusal}
-    heard = await ways.connect_and_send()
-    assert (type(heard), len(ways.tried)) == (ConnectionLostError, 1 if fixed else 3)
+    received = await ways.connect_and_send()
+    assert (type(received), len(ways.tried)) == (ConnectionLostError, 1 if fixed else 3)
     ways.later.clear()
     ways.at_once.clear()
     assert await ways.connect_and_send() == b"a frame"
@@ -333,14 +333,14 @@ async def test_a_swallowed_handshake_is_a_timeout_if_the_server_answers(
     swallowed.__cause__ = TimeoutError()
     ways.at_once[TransportKind.WEBSOCKET] = swallowed
     ways.answers = answers
-    heard = await ways.connect_and_send()
+    received = await ways.connect_and_send()
     if answers:
-        assert (heard, ways.tried) == (b"a frame", [TransportKind.WEBSOCKET, TransportKind.SSE])
+        assert (received, ways.tried) == (b"a frame", [TransportKind.WEBSOCKET, TransportKind.SSE])
         assert RememberedTransports(remembered_file, world=world).get(SERVER) == Remembered(
             TransportKind.SSE, 1000.0 + REMEMBERED_S
         )
     else:
-        assert (heard, ways.tried) == (swallowed, [TransportKind.WEBSOCKET])
+        assert (received, ways.tried) == (swallowed, [TransportKind.WEBSOCKET])
 
 
 @spec("STREAM-109")

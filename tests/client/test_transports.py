@@ -93,7 +93,7 @@ FOREIGN = b'{"type":"about:blank","code":"UNAVAILABLE","detail":"no healthy upst
     ],
 )
 def test_an_http_refusal_is_a_typed_error(
-    status: int, body: bytes, said_s: float | None, kind: type[MidstreamError], after_s: float | None
+    status: int, body: bytes, sent_s: float | None, kind: type[MidstreamError], after_s: float | None
 ) -> None:
-    error = refusal_of(status, body, said_s)
+    error = refusal_of(status, body, sent_s)
     assert (type(error), error.retry_after_s) == (kind, after_s)

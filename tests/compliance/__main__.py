@@ -107,14 +107,14 @@ async def _node(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
     return process.returncode or 0, output.decode()
 
 
-def page_of(told: Json, source: Mapping[str, str]) -> str:
+def page_of(output: Json, source: Mapping[str, str]) -> str:
     """Return the page with the results of the suite.
 
     Args:
-        told: The suite's output with `--json`.
+        output: The suite's output with `--json`.
         source: The repository and the commit of the suite.
     """
-    results, summary = told["results"], told["summary"]
+    results, summary = output["results"], output["summary"]
     has_errors = any(each.get("errors") for each in results)
     return _PAGE.format(
         **source,
@@ -144,13 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         code, output, _ = asyncio.run(run_suite(given.suite, Path(folder), "--json"))
-    told, write = json.loads(output), sys.stdout.write
-    for each in told["results"]:
+    report, write = json.loads(output), sys.stdout.write
+    for each in report["results"]:
         write("\n        ".join([f"{each['status']:8}{each['id']}", *(each.get("errors") or ())]) + "\n")
-    write(f"{told['summary']}\n")
+    write(f"{report['summary']}\n")
     if given.write:
         source = json.loads((given.suite / "source.json").read_text())
-        given.write.write_text(page_of(told, source), encoding="utf-8")
+        given.write.write_text(page_of(report, source), encoding="utf-8")
     return code
 
 

@@ -53,8 +53,8 @@ async def test_a_note_is_written_in_steps_that_the_ledger_shows(folder: Folder) 
     written = await run_tool(folder, "write_note", '{"path": "new.txt", "text": "0123456789"}')
     assert written == (Outcome.OK, "Wrote 10 characters to new.txt.")
     assert (folder.notes / "new.txt").read_text() == "0123456789"
-    told = [entry.what for entry in folder.entries("s")]
-    assert told == ["started", *(f"wrote {step}/5" for step in range(1, 6)), "finished"]
+    found = [entry.what for entry in folder.entries("s")]
+    assert found == ["started", *(f"wrote {step}/5" for step in range(1, 6)), "finished"]
 
 
 async def test_a_tool_that_fails_started_and_did_not_finish(folder: Folder) -> None:

@@ -43,5 +43,5 @@ async def test_every_message_leads_through_matching_calls_to_an_answer(words: st
 
 async def test_an_unknown_message_gets_a_fixed_answer() -> None:
     events = await response_to(History().then(UserMessage.of("hello?")))
-    said = "".join(event.text for event in events if isinstance(event, TextDelta))
-    assert said == "I only know the demo's three messages by heart."
+    texts = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert texts == "I only know the demo's three messages by heart."

@@ -48,8 +48,8 @@ def lacking() -> str:
 async def run_client(story: Json) -> Json:
     """Play a story of a2a_client.py and return the client's result."""
     program = (Path(__file__).parent / "a2a_client.py").read_text(encoding="utf-8")
-    told: Json = json.loads(await run_python(program, json.dumps(story)))
-    return told
+    text: Json = json.loads(await run_python(program, json.dumps(story)))
+    return text
 
 
 async def run_python(program: str, *arguments: str) -> str:
@@ -112,18 +112,20 @@ class TaskStory:
         playing = asyncio.create_task(run_client({**story, "is_streaming": is_streaming, "clients": clients}))
         try:
             await self._kill(relay, kills, playing.done)
-            told = await playing
+            result = await playing
         finally:
             playing.cancel()
         expected = [chat_agent.FIRST, "".join(f"word{number} " for number in range(self.words))]
-        assert told["task"]["status"]["state"] == "TASK_STATE_COMPLETED", told["task"]["status"]
-        assert texts(told["task"]) == expected, f"{binding}: {[len(each) for each in texts(told['task'])]}"
-        for fold in told["folds"]:
-            assert whole(fold) == whole(told["task"]), f"{binding}: {fold['id']} is not what was streamed"
+        assert result["task"]["status"]["state"] == "TASK_STATE_COMPLETED", result["task"]["status"]
+        assert texts(result["task"]) == expected, (
+            f"{binding}: {[len(each) for each in texts(result['task'])]}"
+        )
+        for fold in result["folds"]:
+            assert whole(fold) == whole(result["task"]), f"{binding}: {fold['id']} is not what was streamed"
         assert self.count_runs() - before <= 1, f"{binding}: the tool ran {self.count_runs() - before} times"
         self.counts["tasks"] += 1
         for each in ("tries", "subscribed", "events"):
-            self.counts[each] += told[each]
+            self.counts[each] += result[each]
 
     async def _kill(self, relay: CuttingRelay, kills: int, is_over: Callable[[], bool]) -> None:
         took_s = self.words * chat_agent.PAUSE_S * 1.3 + 1.0  # with the start of the client
@@ -138,7 +140,7 @@ class TaskStory:
             self.counts["kills"] += 1
 
 
-class AskingServer(KillableServer):
+class QuestionServer(KillableServer):
     """Serves an agent with questions."""
 
     agent = "tests.dialects.a2a_agent:agent"
@@ -147,7 +149,7 @@ class AskingServer(KillableServer):
 async def answer_questions(folder: Path, kills: int, seed: int, *options: str) -> Json:
     """Answer the questions of tasks while the server is killed, each until its answer arrives; return the counts."""
     chance, counts = random.Random(seed), dict.fromkeys(("tasks", "kills", "sent"), 0)
-    async with run_servers(folder, 0, *options, kind=AskingServer) as [server]:
+    async with run_servers(folder, 0, *options, kind=QuestionServer) as [server]:
         async with httpx2.AsyncClient(base_url=server.url, timeout=SENT_S) as http:
             while counts["kills"] < kills:
                 await _answer_one(server, http, chance, counts)
@@ -159,7 +161,7 @@ async def answer_questions(folder: Path, kills: int, seed: int, *options: str) -
 async def _answer_one(
     server: KillableServer, http: httpx2.AsyncClient, chance: random.Random, counts: dict[str, int]
 ) -> None:
-    context, task, said = f"c-{chance.random()}", "", list[str]()
+    context, task, content = f"c-{chance.random()}", "", list[str]()
     for number in range(3):
         words = f"{number} of {context}"
         parts = [{"text": words}]
@@ -172,14 +174,14 @@ async def _answer_one(
         counts["kills"] += 1
         found = await sending
         task = found["id"]
-        said.append(words)
+        content.append(words)
         asked = [each["parts"][0]["text"] for each in found["history"] if each["role"] == "ROLE_USER"]
-        assert asked == said, found
+        assert asked == content, found
         if number < len(a2a_agent.QUESTIONS):
             assert found["status"]["state"] == "TASK_STATE_INPUT_REQUIRED", found["status"]
             assert found["status"]["message"]["parts"][0]["text"] == a2a_agent.QUESTIONS[number]
     assert found["status"]["state"] == "TASK_STATE_COMPLETED", found["status"]
-    assert texts(found)[-1] == f"Noted: {said[1]} {said[2]}", texts(found)
+    assert texts(found)[-1] == f"Noted: {content[1]} {content[2]}", texts(found)
     counts["tasks"] += 1
 
 
@@ -189,9 +191,9 @@ async def _send_twice(http: httpx2.AsyncClient, params: Json, counts: dict[str, 
     for _ in range(TRIES_MAX):
         counts["sent"] += 1
         try:
-            told = await http.post("/v1/a2a/message:send", json=params, headers={"a2a-version": "1.0"})
-            if told.status_code == 200:
-                answers.append(told.json()["task"])
+            response = await http.post("/v1/a2a/message:send", json=params, headers={"a2a-version": "1.0"})
+            if response.status_code == 200:
+                answers.append(response.json()["task"])
         except httpx2.HTTPError:
             await World().sleep(PAUSE_S)
         if len(answers) > 1:

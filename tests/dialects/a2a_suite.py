@@ -134,10 +134,10 @@ Report = dict[str, Requirement]
 
 async def run_kit(url: str, folder: Path) -> Report:
     """Run the kit against an agent; return the result of each requirement."""
-    told = folder / "compatibility"
+    path = folder / "compatibility"
     process = await asyncio.create_subprocess_exec(
         *(str(HOME / "bin" / "python"), "-m", "pytest", "tests/compatibility/", "-q", "--tb=short"),
-        *(f"--sut-host={url}", f"--compatibility-report={told}", "-p", "no:cacheprovider"),
+        *(f"--sut-host={url}", f"--compatibility-report={path}", "-p", "no:cacheprovider"),
         cwd=KIT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -150,7 +150,7 @@ async def run_kit(url: str, folder: Path) -> Report:
             process.kill()
             await process.communicate()
     folder.joinpath("kit.log").write_bytes(out)
-    report = json.loads(told.with_suffix(".json").read_text(encoding="utf-8"))
+    report = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     return {
         name: Requirement(each["level"], each["status"], tuple(each["errors"]))
         for name, each in report["per_requirement"].items()
@@ -214,7 +214,7 @@ def faults(report: Report) -> list[str]:
 
 def page(ours: Report, reference: Report) -> str:
     """Return the page of documentation."""
-    told = json.loads((KIT / "source.json").read_text(encoding="utf-8"))
+    document = json.loads((KIT / "source.json").read_text(encoding="utf-8"))
     rows = [
         "| level | midstream: passed | failed | reference: passed | failed |",
         "| --- | --- | --- | --- | --- |",
@@ -232,4 +232,4 @@ def page(ours: Report, reference: Report) -> str:
         ]
         if by:
             rows.append(f"| {name} ({ours[name].level}) | {', '.join(by)} | {NOT_MET.get(name, '')} |")
-    return PAGE.format(commit=f"`{told['commit'][:12]}`") + "\n".join(rows) + "\n"
+    return PAGE.format(commit=f"`{document['commit'][:12]}`") + "\n".join(rows) + "\n"

@@ -86,7 +86,7 @@ def newest_words(request: ModelRequest) -> str:
     return "".join(part.text for part in users[-1].parts if isinstance(part, Text))
 
 
-def talking_answer(request: ModelRequest) -> Response:
+def answer_newest(request: ModelRequest) -> Response:
     """Return a response to the user's word."""
     words, steps = newest_words(request), steps_since_user(request.history)
     wanted = {
@@ -118,7 +118,7 @@ def _newest(request: ModelRequest) -> UserMessage:
 
 
 talking = Agent(
-    ScriptedModel(talking_answer),
+    ScriptedModel(answer_newest),
     tools=[burn, look, ask, sub_agent(helper, description="Helps.")],
     name="talking",
 )

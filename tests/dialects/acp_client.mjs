@@ -1,5 +1,5 @@
 // A client of @agentclientprotocol/sdk: it starts the agent, kills it in the middle of a turn, loads the session, and
-// goes on. What it has at its end is printed as JSON.
+// continues. Prints its state at the end as JSON.
 import { spawn } from "node:child_process";
 import { Readable, Writable } from "node:stream";
 import * as acp from "@agentclientprotocol/sdk";
@@ -8,13 +8,13 @@ const { command, env, cwd, kill, choice } = JSON.parse(process.argv.at(-1));
 const { methods } = acp;
 let shown = [];
 let permissions = 0;
-let came = () => {};
+let noteUpdate = () => {};
 
 const editor = acp
   .client({ name: "editor" })
   .onNotification(methods.client.session.update, ({ params }) => {
     shown.push(params.update);
-    came();
+    noteUpdate();
   })
   .onRequest(methods.client.session.requestPermission, ({ params }) => {
     permissions += 1;
@@ -47,15 +47,15 @@ let sessionId;
 try {
   await run(async (peer, agent) => {
     ({ sessionId } = await peer.request(methods.agent.session.new, { cwd, mcpServers: [] }));
-    const asked = peer.request(methods.agent.session.prompt, prompt(sessionId, "turn 0;"));
-    while (shown.length < kill) await Promise.race([asked, new Promise((resolve) => (came = resolve))]);
+    const answer = peer.request(methods.agent.session.prompt, prompt(sessionId, "turn 0;"));
+    while (shown.length < kill) await Promise.race([answer, new Promise((resolve) => (noteUpdate = resolve))]);
     agent.kill("SIGKILL");
-    await asked;
+    await answer;
   });
 } catch {} // the line broke with the agent
 const seen = shown.length;
 shown = [];
-const told = await run(async (peer, _agent, greeting) => {
+const result = await run(async (peer, _agent, greeting) => {
   await peer.request(methods.agent.session.load, { sessionId, cwd, mcpServers: [] });
   const answer = await peer.request(methods.agent.session.prompt, prompt(sessionId, "turn 0;"));
   const { sessions } = await peer.request(methods.agent.session.list, { cwd });
@@ -67,4 +67,4 @@ const told = await run(async (peer, _agent, greeting) => {
   const left = (await peer.request(methods.agent.session.list, { cwd })).sessions;
   return { answer, greeting, sessions, later, again, left };
 });
-console.log(JSON.stringify({ ...told, seen, permissions, sessionId }));
+console.log(JSON.stringify({ ...result, seen, permissions, sessionId }));

@@ -3,7 +3,7 @@ import { HttpAgent, runHttpRequest, transformHttpEventStream } from "@ag-ui/clie
 
 const { story, url, id, text = "hi", headers = {}, tools = [], approve = true, args, words = [] } = JSON.parse(process.argv.at(-1));
 console.error = console.warn = () => {}; // the client reports each cut there
-process.on("unhandledRejection", () => {}); // after a cut the client leaves the rejection of its reader to nobody
+process.on("unhandledRejection", () => {}); // after a cut the client does not handle the rejection of its reader
 const seen = { events: [], errors: [], finishes: 0, interrupts: [], calls: [] };
 
 // A fetch for HttpAgent that reads on after the last event wherever a line breaks.
@@ -46,7 +46,7 @@ class ConnectedAgent extends HttpAgent {
   }
 }
 
-const made = (more = {}) => {
+const agentWith = (more = {}) => {
   const agent = new ConnectedAgent({ url: `${url}/v1/ag-ui`, threadId: id, headers, ...more });
   agent.subscribe({
     onEvent: ({ event }) => void seen.events.push(event.type),
@@ -59,20 +59,20 @@ const made = (more = {}) => {
   });
   return agent;
 };
-const say = (agent) => agent.addMessage({ id: `user-${id}`, role: "user", content: text });
+const addMessage = (agent) => agent.addMessage({ id: `user-${id}`, role: "user", content: text });
 
 const stories = {
   // One message, read on from the last event after each cut.
   async run() {
-    const agent = made({ fetch: resumingFetch });
-    say(agent);
+    const agent = agentWith({ fetch: resumingFetch });
+    addMessage(agent);
     await agent.runAgent({ runId: `run-${id}` });
     return agent;
   },
   // One message, and connectAgent() after each cut.
   async connect() {
-    const agent = made();
-    say(agent);
+    const agent = agentWith();
+    addMessage(agent);
     await agent.runAgent({ runId: `run-${id}` }).catch(() => {});
     for (let tries = 0; !seen.finishes && !seen.errors.length && tries < 2000; tries += 1) {
       await agent.connectAgent().catch(() => {});
@@ -82,7 +82,7 @@ const stories = {
   },
   // A page that is opened while a run is under way, and connectAgent() after each cut.
   async follow() {
-    const agent = made();
+    const agent = agentWith();
     for (let tries = 0; !seen.finishes && !seen.errors.length && tries < 2000; tries += 1) {
       await agent.connectAgent().catch(() => {});
       await new Promise((done) => setTimeout(done, 20));
@@ -91,14 +91,14 @@ const stories = {
   },
   // A page that is opened later.
   async open() {
-    const agent = made();
+    const agent = agentWith();
     await agent.connectAgent();
     return agent;
   },
   // Tools of the client, each run with the results of the one before.
   async client() {
-    const agent = made({ fetch: resumingFetch });
-    say(agent);
+    const agent = agentWith({ fetch: resumingFetch });
+    addMessage(agent);
     for (let run = 0; run === 0 || seen.calls.length; run += 1) {
       for (const call of seen.calls)
         agent.addMessage({ id: `result-${call}`, role: "tool", toolCallId: call, content: `ran ${call}` });
@@ -108,13 +108,13 @@ const stories = {
   },
   // A decision about each interrupt.
   async people() {
-    const agent = made({ fetch: resumingFetch });
-    say(agent);
+    const agent = agentWith({ fetch: resumingFetch });
+    addMessage(agent);
     await agent.runAgent({ runId: `run-${id}-0` });
     for (let run = 1; seen.interrupts.length; run += 1) {
       const decision = { approved: approve, ...(args && { editedArgs: args }) };
-      const payload = (asked) => (asked.reason === "input_required" ? words.shift() : decision);
-      const resume = seen.interrupts.map((asked) => ({ interruptId: asked.id, status: "resolved", payload: payload(asked) }));
+      const payload = (interrupt) => (interrupt.reason === "input_required" ? words.shift() : decision);
+      const resume = seen.interrupts.map((interrupt) => ({ interruptId: interrupt.id, status: "resolved", payload: payload(interrupt) }));
       await agent.runAgent({ runId: `run-${id}-${run}`, resume });
     }
     return agent;

@@ -47,8 +47,8 @@ def lacking() -> str:
 async def run_client(url: str, story: str, **more: object) -> Json:
     """Play a story of ag_ui_client.mjs and return the client's result."""
     program = (HERE / "ag_ui_client.mjs").read_text(encoding="utf-8")
-    told: Json = json.loads(await run_node(program, json.dumps({"url": url, "story": story, **more})))
-    return told
+    result: Json = json.loads(await run_node(program, json.dumps({"url": url, "story": story, **more})))
+    return result
 
 
 def events_of(body: str) -> list[Event]:
@@ -124,9 +124,9 @@ async def check_suffixes(
     return len(numbers)
 
 
-def judge(told: Json, server: KillableServer, words: int) -> None:
+def judge(outcome: Json, server: KillableServer, words: int) -> None:
     """Check that the client has each word once, and that the tool ran once."""
-    messages = told["messages"]
+    messages = outcome["messages"]
     assert [each["role"] for each in messages if each["role"] != "reasoning"] == [
         *("user", "assistant", "tool", "assistant")
     ], [(each["role"], each["id"]) for each in messages]

@@ -47,8 +47,8 @@ const isOpen = (part) =>
   part.state === "approval-requested" || (part.type === "tool-ask_user" && part.state === "input-available");
 const isComplete = (chat) =>
   lastAssistantMessageIsCompleteWithApprovalResponses(chat) || lastAssistantMessageIsCompleteWithToolCalls(chat);
-// Answer what waits for a person, time and again: questions by the next of the words, approvals by a yes.
-const answered = async (one, pick = (open) => open, send = () => {}) => {
+// Answer each open question and approval: questions with the next text, approvals with a yes.
+const answerAll = async (one, pick = (open) => open, send = () => {}) => {
   for (seen.asked = []; ; ) {
     await settled(one, (message) => hasText(message) || message?.parts.some(isOpen));
     const open = one.lastMessage.parts.filter(isOpen);
@@ -69,14 +69,14 @@ const stories = {
     await one.sendMessage({ text });
     return one;
   },
-  // One message through the standard transport, and a replay after each cut, as `useChat` asks for it.
+  // One message through the standard transport, and a replay after each cut, as `useChat` requests it.
   async standard() {
     const one = chat(standard());
     await one.sendMessage({ text });
     for (let tries = 0; one.status === "error" && tries < 1000; tries += 1) await one.resumeStream();
     return one;
   },
-  // A page that is opened: what `useChat({ resume: true })` does, and a replay after each cut.
+  // A page that is opened, as by `useChat({ resume: true })`, and a replay after each cut.
   async resume() {
     const one = chat(standard());
     await one.resumeStream();
@@ -119,7 +119,7 @@ const stories = {
   async people(pick) {
     const one = chat(standard(), { sendAutomaticallyWhen: isComplete });
     await one.sendMessage({ text });
-    return answered(one, pick);
+    return answerAll(one, pick);
   },
   // The last question is answered first.
   reversed: () => stories.people((open) => open.toReversed()),
@@ -127,7 +127,7 @@ const stories = {
   async alone() {
     const one = chat(standard());
     await one.sendMessage({ text });
-    return answered(one, (open) => open.slice(0, 1), () => one.sendMessage());
+    return answerAll(one, (open) => open.slice(0, 1), () => one.sendMessage());
   },
   // A page that is opened again, and reads again after each cut.
   async reopened() {
@@ -135,7 +135,7 @@ const stories = {
     const reading = setInterval(() => one.status === "error" && void one.resumeStream(), 200);
     await one.resumeStream();
     settled.isRetried = true;
-    await answered(one);
+    await answerAll(one);
     clearInterval(reading);
     return one;
   },

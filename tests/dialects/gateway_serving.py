@@ -84,7 +84,7 @@ async def serving(app: Gateway, model: ScriptedModel) -> AsyncIterator[ServedGat
         await asyncio.wait_for(task, 2 * WAIT_S)
 
 
-def say(words: str, **more: object) -> Json:
+def chat_request(words: str, **more: object) -> Json:
     """Return a body of chat completions."""
     return {"model": "m", "messages": [{"role": "user", "content": words}], **more}
 

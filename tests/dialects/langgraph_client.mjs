@@ -22,10 +22,10 @@ const streamMode = ["values", "messages-tuple"];
 const asked = [];
 const WAIT_MS = 120_000;
 
-const until = async (isDone, told) => {
+const until = async (isDone, state) => {
   const end = Date.now() + WAIT_MS;
   while (!isDone()) {
-    if (Date.now() > end) throw new Error(`it did not come: ${JSON.stringify(told())}`);
+    if (Date.now() > end) throw new Error(`nothing came in time: ${JSON.stringify(state())}`);
     await new Promise((done) => setTimeout(done, 10));
   }
 };
@@ -130,7 +130,7 @@ const stories = {
     close();
     return messages;
   },
-  // The hook of @langchain/react, whose person decides about an interrupt.
+  // The hook of @langchain/react, in which a person decides about an interrupt.
   async decide() {
     const { held, close } = mounted(useThread, { apiUrl, assistantId: agent, threadId: thread });
     await until(() => held.now && !held.now.isThreadLoading, () => held);

@@ -121,8 +121,8 @@ async def read_events(url: str, thread: str, text: str) -> list[Json]:
         message = {"role": "user", "content": text, "id": f"m-{thread}"}
         start = {"assistant_id": "chat", "input": {"messages": [message]}}
         command = {"id": 1, "method": "run.start", "params": start}
-        told = (await http.post(f"/threads/{thread}/commands", json=command)).json()
-        assert told["type"] == "success", told
+        response = (await http.post(f"/threads/{thread}/commands", json=command)).json()
+        assert response["type"] == "success", response
         for _ in range(JOINS_MAX):
             body = {"channels": CHANNELS, "since": events[-1]["seq"] if events else 0}
             try:
@@ -202,18 +202,18 @@ async def play(story: str, folder: Path, *, cuts: int, kills: int, words: int, s
             of_messages = [each["params"]["data"] for each in events if each["method"] == "messages"]
             voided = sum(each["event"] == "error" for each in of_messages)
             return {"events": len(events), "voided": voided}
-        told = await run_client(relay.url, story, thread=thread)
-        judge(told["messages"], server, words)
-        return told
+        result = await run_client(relay.url, story, thread=thread)
+        judge(result["messages"], server, words)
+        return result
 
 
 async def run_client(url: str, story: str, **more: object) -> Json:
     """Play a story of langgraph_client.mjs and return the client's result."""
     program = (HERE / "langgraph_client.mjs").read_text(encoding="utf-8")
-    told: Json = json.loads(
+    result: Json = json.loads(
         await run_node(program, json.dumps({"url": url, "story": story, **more}), home=HOME)
     )
-    return told
+    return result
 
 
 STORIES = {"runs": 10, "events": 1, "stream": 10, "protocol": 10, "hook": 10, "thread": 10}

@@ -56,17 +56,17 @@ class CallResult(Struct):
 
 async def call(url: str, mode: str, name: str, on_words: Callable[[], None]) -> CallResult:
     """Call `ask` by the client until it has an answer."""
-    told = CallResult()
+    outcome = CallResult()
     meta = cast("RequestParamsMeta", {"midstream/call": name})
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        if progress > told.progress:
-            told.shown += message or ""
-            told.progress = progress
+        if progress > outcome.progress:
+            outcome.shown += message or ""
+            outcome.progress = progress
         on_words()
 
-    while told.tries < TRIES_MAX:
-        told.tries += 1
+    while outcome.tries < TRIES_MAX:
+        outcome.tries += 1
         try:
             async with Client(f"{url}/v1/mcp", mode=mode) as client:
                 result = await client.call_tool(
@@ -74,8 +74,8 @@ async def call(url: str, mode: str, name: str, on_words: Callable[[], None]) -> 
                 )
             assert not result.is_error, result
             found = result.structured_content
-            told.answer, told.session = found["answer"], found["session"]
-            return told
+            outcome.answer, outcome.session = found["answer"], found["session"]
+            return outcome
         except* (MCPError, httpx2.HTTPError):
             await World().sleep(PAUSE_S)
     raise AssertionError("the call was never answered")
@@ -95,9 +95,9 @@ class RawMcpClient:
             "clientInfo": {"name": "t", "version": "1"},
         }
         body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-        told = await self._send(lambda: self.http.post("/v1/mcp", json=body))
+        response = await self._send(lambda: self.http.post("/v1/mcp", json=body))
         self.session = {
-            "mcp-session-id": told.headers["mcp-session-id"],
+            "mcp-session-id": response.headers["mcp-session-id"],
             "mcp-protocol-version": "2025-11-25",
         }
 
@@ -106,14 +106,16 @@ class RawMcpClient:
         body = {"jsonrpc": "2.0", "id": rpc_id, "method": method, "params": params}
 
         async def post() -> httpx2.Response:
-            told = await self.http.post("/v1/mcp", json=body, headers=self.session)
-            if '"result"' not in told.text and '"error"' not in told.text:
+            response = await self.http.post("/v1/mcp", json=body, headers=self.session)
+            if '"result"' not in response.text and '"error"' not in response.text:
                 raise httpx2.ReadError("the stream ended before its response")
-            return told
+            return response
 
-        told = await self._send(post)
-        lines = [line.removeprefix("data: ") for line in told.text.splitlines() if line.startswith("data: {")]
-        message: Json = json.loads(lines[-1] if lines else told.text)
+        response = await self._send(post)
+        lines = [
+            line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")
+        ]
+        message: Json = json.loads(lines[-1] if lines else response.text)
         assert message["id"] == rpc_id, message
         return message
 
@@ -126,17 +128,17 @@ class RawMcpClient:
         headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": method, "mcp-name": name}
         params = {**params, "_meta": {**meta, **params.get("_meta", {})}}
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        told = await self._send(lambda: self.http.post("/v1/mcp", json=body, headers=headers))
-        message: Json = told.json()
+        response = await self._send(lambda: self.http.post("/v1/mcp", json=body, headers=headers))
+        message: Json = response.json()
         result: Json = message["result"]
         return result
 
     async def _send(self, send: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
         for _ in range(TRIES_MAX):
             with contextlib.suppress(httpx2.HTTPError):
-                told = await send()
-                if told.status_code != 503:
-                    return told
+                response = await send()
+                if response.status_code != 503:
+                    return response
             await World().sleep(PAUSE_S)
         raise AssertionError("the server did not come back")
 
@@ -162,9 +164,9 @@ async def as_task(raw: RawMcpClient, name: str) -> str:
 async def twice(raw: RawMcpClient, rpc_id: int) -> str:
     """Send one request twice at once, and again after each cut; return the answer, which is one."""
     params: Json = {"name": "ask", "arguments": {"message": "hi"}}
-    told = await asyncio.gather(*(raw.request(rpc_id, "tools/call", params) for _ in range(2)))
-    assert told[0] == told[1], told
-    answer: str = told[0]["result"]["structuredContent"]["answer"]
+    found = await asyncio.gather(*(raw.request(rpc_id, "tools/call", params) for _ in range(2)))
+    assert found[0] == found[1], found
+    answer: str = found[0]["result"]["structuredContent"]["answer"]
     return answer
 
 
@@ -234,17 +236,17 @@ class McpStory:
         try:
             done = await self.kill_within(kills, took_s, playing.done)
             async with asyncio.timeout(STORY_S):
-                told = await playing
+                result = await playing
         finally:
             playing.cancel()
             await raw.aclose()
-        answer = told.answer if isinstance(told, CallResult) else told
+        answer = result.answer if isinstance(result, CallResult) else result
         assert answer == self.answer, f"{mode}: {len(answer)} characters instead of {len(self.answer)}"
         assert self.count_runs() - before <= 1, f"{mode}: the tool ran {self.count_runs() - before} times"
-        if isinstance(told, CallResult):
-            self.retries += told.tries - 1
-            self.resumed += bool(done and told.tries == 1)
-            assert told.shown == chat_agent.FIRST + self.answer, f"{mode}: {told.shown[:200]!r}"
+        if isinstance(result, CallResult):
+            self.retries += result.tries - 1
+            self.resumed += bool(done and result.tries == 1)
+            assert result.shown == chat_agent.FIRST + self.answer, f"{mode}: {result.shown[:200]!r}"
 
 
 async def play(folder: Path, kills: int, seed: int, *options: str, words: int = 1500) -> Json:

@@ -76,7 +76,7 @@ def _play(*does: ScriptedStep) -> Callable[[Json, Sequence[Step]], Response]:
     return lambda _, __: does
 
 
-def _asks(*asked: tuple[str, str], slowly: float = 0.0) -> Callable[[Json, Sequence[Step]], Response]:
+def _ask_first(*asked: tuple[str, str], slowly: float = 0.0) -> Callable[[Json, Sequence[Step]], Response]:
     """Ask first, then return the answer."""
 
     def play(_: Json, steps: Sequence[Step]) -> Response:
@@ -88,7 +88,7 @@ def _asks(*asked: tuple[str, str], slowly: float = 0.0) -> Callable[[Json, Seque
     return play
 
 
-def _asks_twice(_: Json, steps: Sequence[Step]) -> Response:
+def _ask_twice(_: Json, steps: Sequence[Step]) -> Response:
     return text("Both answered") if len(steps) > 1 else calls(ASK_NAME)
 
 
@@ -111,22 +111,22 @@ TOOLS: dict[str, tuple[TaskSupport, _Play]] = {
     ),
     "test_reconnection": ("optional", _play(Pause(2.0), *text("Reconnected"))),
     "json_schema_2020_12_tool": ("optional", _play(*text("ok"))),
-    "test_elicitation": ("optional", _asks(ASK_NAME)),
-    "test_input_required_result_elicitation": ("optional", _asks(ASK_NAME)),
-    "test_input_required_result_request_state": ("optional", _asks(ASK_NAME)),
-    "test_input_required_result_multi_round": ("optional", _asks_twice),
-    "test_input_required_result_tampered_state": ("optional", _asks(ASK_NAME)),
-    "test_input_required_result_capabilities": ("optional", _asks(ASK_NAME)),
+    "test_elicitation": ("optional", _ask_first(ASK_NAME)),
+    "test_input_required_result_elicitation": ("optional", _ask_first(ASK_NAME)),
+    "test_input_required_result_request_state": ("optional", _ask_first(ASK_NAME)),
+    "test_input_required_result_multi_round": ("optional", _ask_twice),
+    "test_input_required_result_tampered_state": ("optional", _ask_first(ASK_NAME)),
+    "test_input_required_result_capabilities": ("optional", _ask_first(ASK_NAME)),
     "test_missing_capability": ("required", _play(*text("ok"))),
-    "test_streaming_elicitation": ("optional", _asks(ASK_NAME)),
+    "test_streaming_elicitation": ("optional", _ask_first(ASK_NAME)),
     "test_logging_tool": ("optional", _play(*text("Nothing is logged"))),
     "greet": ("optional", _greet),
     "slow_compute": ("optional", _compute),
     "failing_job": ("required", _play(Pause(0.2), FAILS)),
     "protocol_error_job": ("required", _play(Pause(0.2), ModelError("a defect"))),
-    "confirm_delete": ("required", _asks(("delete", '{"filename": "a.txt"}'))),
-    "multi_input": ("required", _asks(ASK_NAME, ASK_NAME)),
-    "test_tool_with_task": ("optional", _asks(ASK_NAME, slowly=2.0)),
+    "confirm_delete": ("required", _ask_first(("delete", '{"filename": "a.txt"}'))),
+    "multi_input": ("required", _ask_first(ASK_NAME, ASK_NAME)),
+    "test_tool_with_task": ("optional", _ask_first(ASK_NAME, slowly=2.0)),
 }
 
 
@@ -230,10 +230,10 @@ async def judge(
     found: list[SuiteScenario] = []
     async with served(make_suite_app(store or folder / "suite.db")) as server:
         for number, (version, arguments) in enumerate(runs):
-            told = folder / f"run-{number}"
+            path = folder / f"run-{number}"
             program = "node_modules/@modelcontextprotocol/conformance/dist/index.js"
             process = await asyncio.create_subprocess_exec(
-                *(node(), program, "server", "--url", f"{server.url}/v1/mcp", "-o", str(told), *arguments),
+                *(node(), program, "server", "--url", f"{server.url}/v1/mcp", "-o", str(path), *arguments),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=HOME,
@@ -244,7 +244,7 @@ async def judge(
                 if process.returncode is None:
                     process.kill()
                     await process.wait()
-            found += [_scenario(version, each) for each in sorted(told.iterdir())]
+            found += [_scenario(version, each) for each in sorted(path.iterdir())]
     return found
 
 

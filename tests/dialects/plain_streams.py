@@ -92,10 +92,10 @@ class StreamStory:
         while True:
             with contextlib.suppress(httpx2.TransportError):
                 body = json.dumps({"by": name, "n": seq})
-                told = await client.post(self.url(), content=body, headers=headers)
-                assert told.status_code in {200, 204, 503}, told.text
-                self.repeated += told.status_code == 204
-                if told.status_code != 503:
+                response = await client.post(self.url(), content=body, headers=headers)
+                assert response.status_code in {200, 204, 503}, response.text
+                self.repeated += response.status_code == 204
+                if response.status_code != 503:
                     return
             await World().sleep(PAUSE_S)
 
@@ -105,17 +105,17 @@ class StreamStory:
         while not is_closed:
             try:
                 query = {"offset": offset, "live": "long-poll"}
-                told = await client.get(self.url(), params=query)
+                response = await client.get(self.url(), params=query)
             except httpx2.TransportError:
                 await World().sleep(PAUSE_S)
                 continue
-            if told.status_code == 503:
+            if response.status_code == 503:
                 await World().sleep(PAUSE_S)
                 continue
-            assert told.status_code in {200, 204}, told.text
-            found += told.json() if told.status_code == 200 else []
-            offset = told.headers["stream-next-offset"]
-            is_closed = "stream-closed" in told.headers
+            assert response.status_code in {200, 204}, response.text
+            found += response.json() if response.status_code == 200 else []
+            offset = response.headers["stream-next-offset"]
+            is_closed = "stream-closed" in response.headers
 
     async def follow(self, client: httpx2.AsyncClient, found: list[Json]) -> None:
         """Read server-sent events until the stream is closed."""
@@ -247,8 +247,8 @@ async def judge(folder: Path, *options: str, only: str = "") -> Json:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        told: Json = json.loads(report.read_text(encoding="utf-8"))
-        return told
+        document: Json = json.loads(report.read_text(encoding="utf-8"))
+        return document
 
 
 def counts_of(report: Json) -> tuple[int, int, int]:

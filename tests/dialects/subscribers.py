@@ -53,15 +53,15 @@ class Receiver:
         return web.json_response({})
 
     async def _read(self, client: httpx2.AsyncClient, path: str, offset: str) -> None:
-        told = await client.get(
+        response = await client.get(
             f"{self._chance.choice(self._urls)}/v1/stream/{path}", params={"offset": offset}
         )
-        assert told.status_code == 200, told.text
-        self.found |= {(path, each["n"]) for each in told.json()}
+        assert response.status_code == 200, response.text
+        self.found |= {(path, each["n"]) for each in response.json()}
 
     async def _report(self, client: httpx2.AsyncClient, wake: Json) -> None:
         acks = [{"stream": each["path"], "offset": each["tail_offset"]} for each in wake["streams"]]
-        told = await client.post(
+        response = await client.post(
             wake["callback_url"],
             headers={"authorization": f"Bearer {wake['callback_token']}"},
             json={
@@ -71,7 +71,7 @@ class Receiver:
                 "done": True,
             },
         )
-        assert told.status_code in {200, 409, 503}, told.text
+        assert response.status_code in {200, 409, 503}, response.text
 
 
 @contextlib.asynccontextmanager
@@ -100,9 +100,9 @@ async def request_until_answered(
     """Send a request until a server answers it."""
     while True:
         with contextlib.suppress(httpx2.TransportError):
-            told = await client.request(method, url, **more)
-            if told.status_code != 503:
-                return told
+            response = await client.request(method, url, **more)
+            if response.status_code != 503:
+                return response
         await World().sleep(PAUSE_S)
 
 
@@ -147,21 +147,21 @@ async def _append(client: httpx2.AsyncClient, url: str, number: int) -> None:
     made = await request_until_answered(client, "PUT", url, headers=json_type)
     assert made.status_code in {200, 201}, made.text
     place = {"producer-id": f"p{number}", "producer-epoch": "0", "producer-seq": "0"}
-    told = await request_until_answered(
+    words = await request_until_answered(
         client, "POST", url, content=json.dumps({"n": number}), headers={**json_type, **place}
     )
-    assert told.status_code in {200, 204}, told.text
+    assert words.status_code in {200, 204}, words.text
 
 
 async def _is_idle(client: httpx2.AsyncClient, url: str) -> bool:
     """Return whether all appended messages are acked."""
-    told: Json = (await request_until_answered(client, "GET", url)).json()
+    response: Json = (await request_until_answered(client, "GET", url)).json()
     origin = url.removesuffix(SUBSCRIPTION)
-    for each in told["streams"]:
+    for each in response["streams"]:
         head = await request_until_answered(client, "HEAD", f"{origin}/v1/stream/{each['path']}")
         if head.headers["stream-next-offset"] != each["acked_offset"]:
             return False
-    return len(told["streams"]) == STREAMS
+    return len(response["streams"]) == STREAMS
 
 
 async def kill_subscribed(folder: Path, kills: int, seed: int, *options: str, count: int = 1) -> Json:

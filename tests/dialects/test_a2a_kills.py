@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.dialects import a2a_kills, a2a_suite
-from tests.dialects.a2a_kills import AskingServer, answer_questions, play, run_client, texts, whole
+from tests.dialects.a2a_kills import QuestionServer, answer_questions, play, run_client, texts, whole
 from tests.dialects.ui_stream import read_on_elsewhere, run_servers
 
 Json = dict[str, Any]
@@ -24,16 +24,16 @@ pytestmark = [
 
 
 async def test_each_task_runs_once_and_its_snapshot_equals_its_stream(tmp_path: Path) -> None:
-    told = await play(tmp_path, 6, 3, 5, words=200)
-    assert (told["cuts"], told["kills"] >= 3) == (6, True)
-    assert told["effects"] <= told["tasks"]
-    assert told["subscribed"]
+    result = await play(tmp_path, 6, 3, 5, words=200)
+    assert (result["cuts"], result["kills"] >= 3) == (6, True)
+    assert result["effects"] <= result["tasks"]
+    assert result["subscribed"]
 
 
 async def test_each_answer_takes_effect_once_however_often_it_is_sent(tmp_path: Path) -> None:
-    told = await answer_questions(tmp_path, 3, 7)
-    assert told["kills"] >= 3
-    assert told["sent"] > 3 * told["tasks"]
+    result = await answer_questions(tmp_path, 3, 7)
+    assert result["kills"] >= 3
+    assert result["sent"] > 3 * result["tasks"]
 
 
 async def test_a_task_is_followed_at_another_server_that_takes_over_its_turn(
@@ -44,11 +44,11 @@ async def test_a_task_is_followed_at_another_server_that_takes_over_its_turn(
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}
     story = {"message": message, "binding": "JSONRPC", "is_streaming": True}
     async with run_servers(tmp_path, words, *options, count=2) as servers:
-        told = await read_on_elsewhere(
+        result = await read_on_elsewhere(
             servers, lambda url: run_client({**story, "url": url}), cut_bytes=(500, 3000)
         )
-        assert texts(told["task"])[-1] == "".join(f"word{number} " for number in range(words))
-        assert whole(told["folds"][0]) == whole(told["task"])
+        assert texts(result["task"])[-1] == "".join(f"word{number} " for number in range(words))
+        assert whole(result["folds"][0]) == whole(result["task"])
         assert servers[1].ledger.read_text(encoding="utf-8") == "it\n"
 
 
@@ -56,13 +56,13 @@ async def test_any_server_of_a_store_answers_follows_lists_and_cancels_a_task(tm
     def sent(name: str, **more: str) -> Json:
         return {"message": {"messageId": name, "role": "ROLE_USER", "parts": [{"text": name}], **more}}
 
-    async with run_servers(tmp_path, 0, count=2, kind=AskingServer) as servers:
+    async with run_servers(tmp_path, 0, count=2, kind=QuestionServer) as servers:
         here, there = (f"{each.url}/v1/a2a" for each in servers)
         async with httpx2.AsyncClient(timeout=60, headers={"a2a-version": "1.0"}) as http:
 
             async def send(url: str, name: str, **more: str) -> Json:
-                told = await http.post(f"{url}/message:send", json=sent(name, **more))
-                task: Json = told.json()["task"]
+                response = await http.post(f"{url}/message:send", json=sent(name, **more))
+                task: Json = response.json()["task"]
                 return task
 
             task = await send(here, "m1")

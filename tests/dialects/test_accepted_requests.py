@@ -148,14 +148,14 @@ async def test_a_pooled_upstream_receives_each_message_once_and_side_calls_separ
     # One agent received the conversation, each message once; each title had an agent that was deleted.
     talks = upstream.memory.talks.values()
     assert [
-        [words_of(heard.message) for heard in talk.messages] for talk in talks if len(talk.messages) > 1
+        [words_of(received.message) for received in talk.messages] for talk in talks if len(talk.messages) > 1
     ] == [["one", "two", "three"]]
 
 
 @spec("REUSE-74")
-@pytest.mark.parametrize(("is_stored", "heard"), [(True, ["one", "two"]), (False, ["one", "one … two"])])
+@pytest.mark.parametrize(("is_stored", "received"), [(True, ["one", "two"]), (False, ["one", "one … two"])])
 async def test_a_conversation_that_the_provider_may_not_store_is_sent_whole_each_time(
-    *, is_stored: bool, heard: list[str]
+    *, is_stored: bool, received: list[str]
 ) -> None:
     upstream = ScriptedUpstream(abilities=Abilities(grants=frozenset({"store"})))
     app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
@@ -169,8 +169,8 @@ async def test_a_conversation_that_the_provider_may_not_store_is_sent_whole_each
             messages.append(
                 {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
             )
-    arrived = [words_of(said) for _, said in upstream.memory.arrived]
-    assert [each if each in ("one", "two") else "one … two" for each in arrived] == heard
+    arrived = [words_of(sent) for _, sent in upstream.memory.arrived]
+    assert [each if each in ("one", "two") else "one … two" for each in arrived] == received
     assert "one" in arrived[-1] or is_stored
     assert "two" in arrived[-1]
 

@@ -90,15 +90,15 @@ async def test_the_client_of_the_protocols_npm_package_continues_after_a_kill(
         "choice": "allow_once",
     }
     program = Path(__file__).with_name("acp_client.mjs").read_text(encoding="utf-8")
-    told: Json = json.loads(await run_node(program, json.dumps(story)))
-    assert told["seen"] >= kill
-    assert told["answer"]["stopReason"] == "end_turn"
-    assert told["greeting"]["agentInfo"]["name"] == "noting"
-    for shown in (told["later"], told["again"]):
+    result: Json = json.loads(await run_node(program, json.dumps(story)))
+    assert result["seen"] >= kill
+    assert result["answer"]["stopReason"] == "end_turn"
+    assert result["greeting"]["agentInfo"]["name"] == "noting"
+    for shown in (result["later"], result["again"]):
         assert text_of(shown, "user_message_chunk") == "turn 0;"
         assert text_of(shown) == ANSWER
-    assert [each["sessionId"] for each in told["sessions"]] == [told["sessionId"]]
-    assert told["left"] == []
+    assert [each["sessionId"] for each in result["sessions"]] == [result["sessionId"]]
+    assert result["left"] == []
     ledger = tmp_path / "ledger"
     assert not ledger.exists() or ledger.read_text(encoding="utf-8").splitlines() == ["it"]
 

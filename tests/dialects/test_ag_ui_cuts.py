@@ -42,8 +42,8 @@ async def test_the_client_continues_at_another_server_that_takes_over_the_turn(
 ) -> None:
     words = 800
     async with run_servers(tmp_path, words, count=2) as servers:
-        told = await read_on_elsewhere(servers, lambda url: run_client(url, "run", id="taken"))
-        judge(told, servers[1], words)
+        result = await read_on_elsewhere(servers, lambda url: run_client(url, "run", id="taken"))
+        judge(result, servers[1], words)
         events = await read_run(servers[1].url, body_of("taken", "run-taken"))
         assert findings(events) == []
 
@@ -51,12 +51,12 @@ async def test_the_client_continues_at_another_server_that_takes_over_the_turn(
 async def test_tools_of_the_client_run_there_and_their_results_start_the_next_run() -> None:
     script = [calls(("look", "{}"), ("look", "{}")), calls(("look", "{}")), text("Seen")]
     async with served(make_app(script)) as server:
-        told = await run_client(server.url, "client", id="c", tools=[LOOK])
-        assert (told["finishes"], told["errors"]) == (3, [])
-        results = [each for each in told["messages"] if each["role"] == "tool"]
+        result = await run_client(server.url, "client", id="c", tools=[LOOK])
+        assert (result["finishes"], result["errors"]) == (3, [])
+        results = [each for each in result["messages"] if each["role"] == "tool"]
         assert [each["content"] for each in results] == [f"ran {each['toolCallId']}" for each in results]
         assert len(results) == 3
-        assert told["messages"][-1]["content"] == "Seen"
+        assert result["messages"][-1]["content"] == "Seen"
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ async def test_tools_of_the_client_run_there_and_their_results_start_the_next_ru
 async def test_people_decide_about_interrupts(*, approve: bool, args: Json | None, expected: str) -> None:
     script = [calls(("burn", '{"what": "tree"}')), text("Done")]
     async with served(make_app(script, tools=[burn])) as server:
-        told = await run_client(server.url, "people", id="p", approve=approve, args=args)
-        assert told["finishes"] == 2
-        (result,) = [each for each in told["messages"] if each["role"] == "tool"]
+        outcome = await run_client(server.url, "people", id="p", approve=approve, args=args)
+        assert outcome["finishes"] == 2
+        (result,) = [each for each in outcome["messages"] if each["role"] == "tool"]
         assert expected in result["content"]
-        assert told["messages"][-1]["content"] == "Done"
+        assert outcome["messages"][-1]["content"] == "Done"
 
 
 async def test_a_page_that_is_opened_later_has_all_messages() -> None:
     async with served(make_app([[ThinkingDelta("hm"), *text("Hello you")]])) as server:
-        told = await run_client(server.url, "run", id="later")
+        result = await run_client(server.url, "run", id="later")
         opened = await run_client(server.url, "open", id="later")
-        assert opened["messages"] == told["messages"]
+        assert opened["messages"] == result["messages"]
         nobody = await run_client(server.url, "open", id="nobody")
         assert (nobody["messages"], nobody["finishes"]) == ([], 1)
 
@@ -91,6 +91,6 @@ async def test_the_programs_of_the_guide_print_the_answer_despite_cut_connection
         CuttingRelay(server.port, random.Random(3), 5, ag_ui_cuts.CUT_BYTES["run"]) as relay,
     ):
         for program in programs:
-            told = await ui_stream.run_node(program.replace("http://127.0.0.1:8000", relay.url))
-            assert told == expected
+            result = await ui_stream.run_node(program.replace("http://127.0.0.1:8000", relay.url))
+            assert result == expected
         assert (relay.cuts, len(programs)) == (5, 2)

@@ -14,7 +14,7 @@ from midstream.errors import ModelUnavailableError
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.dialects.gateway_serving import WAIT_S, asgi_client, make_gateway, say, served
+from tests.dialects.gateway_serving import WAIT_S, asgi_client, chat_request, make_gateway, served
 from tests.spec import spec
 
 WORDS = "one two"
@@ -55,10 +55,10 @@ async def test_a_repetition_finds_its_response_at_another_process() -> None:
     first, second = (make_gateway(ScriptedModel([text(WORDS)]), store=MemoryStore(memory)) for _ in range(2))
     async with asgi_client(first) as ours, asgi_client(second) as theirs:
         key = {"idempotency-key": "k"}
-        made = await ours.post("/v1/chat/completions", json=say("hi"), headers=key)
-        again = await theirs.post("/v1/chat/completions", json=say("hi"), headers=key)
+        made = await ours.post("/v1/chat/completions", json=chat_request("hi"), headers=key)
+        again = await theirs.post("/v1/chat/completions", json=chat_request("hi"), headers=key)
         assert (again.json(), again.headers["x-midstream-replayed"]) == (made.json(), "true")
-        other = await theirs.post("/v1/chat/completions", json=say("ho"), headers=key)
+        other = await theirs.post("/v1/chat/completions", json=chat_request("ho"), headers=key)
         assert other.status_code == 422
 
 
@@ -89,9 +89,9 @@ async def test_a_request_noted_and_not_started_by_another_process_is_awaited_for
     second = make_gateway(models[1], store=MemoryStore(memory))
     async with asgi_client(first) as ours, asgi_client(second) as theirs:
         key = {"idempotency-key": "k"}
-        begun = asyncio.create_task(ours.post("/v1/chat/completions", json=say("hi"), headers=key))
+        begun = asyncio.create_task(ours.post("/v1/chat/completions", json=chat_request("hi"), headers=key))
         await asyncio.wait_for(store.noted.wait(), WAIT_S)
-        other = asyncio.create_task(theirs.post("/v1/chat/completions", json=say("hi"), headers=key))
+        other = asyncio.create_task(theirs.post("/v1/chat/completions", json=chat_request("hi"), headers=key))
         if is_dead:
             assert (await other).is_success
             begun.cancel()
@@ -126,7 +126,7 @@ async def test_of_equal_requests_at_two_processes_one_is_started_and_counted() -
     first, second = (make_gateway(model, store=store) for model, store in zip(models, stores, strict=True))
     async with asgi_client(first) as ours, asgi_client(second) as theirs:
         answers = await asyncio.gather(
-            *(client.post("/v1/chat/completions", json=say("hi")) for client in (ours, theirs))
+            *(client.post("/v1/chat/completions", json=chat_request("hi")) for client in (ours, theirs))
         )
         assert answers[0].json() == answers[1].json()
         assert sum(len(each.requests) for each in models) == 1
@@ -143,10 +143,10 @@ async def test_a_request_whose_response_failed_at_another_process_is_not_awaited
     second = make_gateway(ScriptedModel([text(WORDS)]), store=MemoryStore(memory))
     async with asgi_client(first) as ours, asgi_client(second) as theirs:
         key = {"idempotency-key": "k"}
-        failed = await ours.post("/v1/chat/completions", json=say("hi"), headers=key)
+        failed = await ours.post("/v1/chat/completions", json=chat_request("hi"), headers=key)
         assert failed.status_code == 500
         async with asyncio.timeout(WAIT_S):
-            again = await theirs.post("/v1/chat/completions", json=say("hi"), headers=key)
+            again = await theirs.post("/v1/chat/completions", json=chat_request("hi"), headers=key)
         assert again.is_success
         assert "x-midstream-replayed" not in again.headers
 
@@ -156,7 +156,9 @@ async def test_two_concurrent_requests_of_one_conversation_are_both_answered() -
         headers = {"x-midstream-session": "s"}
         answers = await asyncio.gather(
             *(
-                gateway.http.post("/v1/chat/completions", json=say(f"question {number}"), headers=headers)
+                gateway.http.post(
+                    "/v1/chat/completions", json=chat_request(f"question {number}"), headers=headers
+                )
                 for number in range(8)
             )
         )
@@ -167,9 +169,9 @@ async def test_two_concurrent_requests_of_one_conversation_are_both_answered() -
 async def test_a_sleeping_session_keeps_the_delivery_of_its_response() -> None:
     async with served([text(WORDS)]) as gateway:
         for count in (1, 3):
-            assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).is_success
+            assert (await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))).is_success
             assert len(gateway.model.requests) == count
             host = gateway.gateway._durable.host
             for live in gateway.gateway.responses.all():
                 assert await host.put_to_sleep(live.found.session)
-            await gateway.http.post("/v1/chat/completions", json=say(f"other {count}"))
+            await gateway.http.post("/v1/chat/completions", json=chat_request(f"other {count}"))

@@ -150,8 +150,8 @@ def _users(history: History) -> list[UserMessage]:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text(max_size=5)), max_size=6))
-def test_a_message_with_one_text_equals_one_with_one_text_part(said: list[tuple[str, str]]) -> None:
-    plain = [{"role": role, "content": words} for role, words in said]
+def test_a_message_with_one_text_equals_one_with_one_text_part(content: list[tuple[str, str]]) -> None:
+    plain = [{"role": role, "content": words} for role, words in content]
     # A name has no meaning here, and makes the message one of those that are read in full.
     full = [{**message, "name": "ann"} for message in plain]
     for form in ("openai-chat", "anthropic"):

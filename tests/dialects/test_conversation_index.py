@@ -112,9 +112,9 @@ def test_the_least_recently_used_conversation_is_evicted_first() -> None:
 @spec("REUSE-74")
 @pytest.mark.parametrize("words", SIDE_CALLS)
 def test_side_calls_are_recognized_by_their_words_unless_tools_are_declared(words: str) -> None:
-    for instructions, said in ((words.upper(), "hi"), ("", f"Please: {words}")):
-        assert is_ephemeral({}, empty_request(), instructions, newest(said))
-        assert not is_ephemeral({}, empty_request(tools=(ToolSpec("look"),)), instructions, newest(said))
+    for instructions, text in ((words.upper(), "hi"), ("", f"Please: {words}")):
+        assert is_ephemeral({}, empty_request(), instructions, newest(text))
+        assert not is_ephemeral({}, empty_request(tools=(ToolSpec("look"),)), instructions, newest(text))
     assert not is_ephemeral({}, empty_request(), "Be brief.", newest("hi"))
 
 

@@ -121,9 +121,9 @@ async def test_an_sdk_cut_in_the_middle_of_a_stream_repeats_its_request_and_gets
         api.client(gateway, url=gateway.cutter.url, max_retries=3) as client,
     ):
         async with contextlib.aclosing(api.words(client)) as words:
-            heard = ""
-            while heard != "one two":
-                heard += await anext(words)
+            received = ""
+            while received != "one two":
+                received += await anext(words)
             assert gateway.cutter.cut() == 1
             with pytest.raises(LOST):
                 await anext(words)

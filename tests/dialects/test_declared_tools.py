@@ -73,7 +73,9 @@ OUTPUTS: list[dict[str, Any]] = [
 
 
 def _calls() -> list[Any]:
-    requested = [ToolCallRequested(f"c{at}", name, said) for at, (name, said) in enumerate(CALLED.items())]
+    requested = [
+        ToolCallRequested(f"c{at}", name, content) for at, (name, content) in enumerate(CALLED.items())
+    ]
     return [*requested, Finished()]
 
 
@@ -139,10 +141,10 @@ def test_a_name_that_is_too_long_ends_with_its_digest() -> None:
     assert function_name("", "x" * 80) == "x" * 80
 
 
-@pytest.mark.parametrize("said", ["*** Begin", '{"other": 1}', "[1]", '{"input": 1}', ""])
-def test_arguments_of_another_form_are_the_input(said: str) -> None:
-    assert read_input(said) == said
-    assert read_input(write_input(said)) == said
+@pytest.mark.parametrize("text", ["*** Begin", '{"other": 1}', "[1]", '{"input": 1}', ""])
+def test_arguments_of_another_form_are_the_input(text: str) -> None:
+    assert read_input(text) == text
+    assert read_input(write_input(text)) == text
 
 
 CHAT_PATCH: Any = {
@@ -172,11 +174,11 @@ async def test_custom_tools_of_chat_completions_pass_both_ways_through_openais_c
     choice: Any = {"type": "custom", "custom": {"name": "apply_patch"}}
     async with served([calls, text("done")]) as gateway, gateway.openai(max_retries=0) as client:
         messages: list[Any] = [{"role": "user", "content": "go"}]
-        told = {"model": "m", "messages": messages, "tools": tools, "tool_choice": choice}
+        found = {"model": "m", "messages": messages, "tools": tools, "tool_choice": choice}
         if is_stream:
-            raw = await _streamed_calls(await client.chat.completions.create(**told, stream=True))
+            raw = await _streamed_calls(await client.chat.completions.create(**found, stream=True))
         else:
-            answer = await client.chat.completions.create(**told)
+            answer = await client.chat.completions.create(**found)
             raw = [call.model_dump(exclude_none=True) for call in answer.choices[0].message.tool_calls or ()]
             assert answer.choices[0].finish_reason == "tool_calls"
         expected = [
@@ -196,8 +198,8 @@ async def test_custom_tools_of_chat_completions_pass_both_ways_through_openais_c
             ToolSpec("note", "", schema),
         )
         results = [{"role": "tool", "tool_call_id": f"c{at}", "content": f"done {at}"} for at in range(3)]
-        told["messages"] = [*messages, {"role": "assistant", "content": None, "tool_calls": raw}, *results]
-        await client.chat.completions.create(**told)
+        found["messages"] = [*messages, {"role": "assistant", "content": None, "tool_calls": raw}, *results]
+        await client.chat.completions.create(**found)
         step = gateway.model.requests[-1].history.entries[-1]
         assert isinstance(step, Step)
         assert [call.name for call in step.response.calls] == ["look_up", "apply_patch", "note"]

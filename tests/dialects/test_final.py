@@ -23,7 +23,7 @@ from midstream.models.responses import (
     UpstreamCallStarted,
     Working,
 )
-from tests.dialects.gateway_serving import ServedGateway, make_gateway, say, serving
+from tests.dialects.gateway_serving import ServedGateway, chat_request, make_gateway, serving
 from tests.dialects.test_live_responses import until
 from tests.spec import spec
 
@@ -142,7 +142,7 @@ async def test_clients_that_always_retry_get_the_same_failure(
 ) -> None:
     """Not every client reads `x-should-retry`."""
     model: Any = Ledgered(tmp_path / "ledger", ModelUnavailableError("the connection broke"))
-    body = say("order it", stream=is_stream)
+    body = chat_request("order it", stream=is_stream)
     async with serving(make_gateway(model), model) as gateway:
         answers = [
             await gateway.http.post("/v1/chat/completions", json=body, headers=extra if number else {})
@@ -163,11 +163,11 @@ async def test_a_person_who_asks_again_later_or_under_another_key_gets_an_answer
     async with serving(make_gateway(model), model) as gateway:
         for key in ("k1", "k2"):
             headers = {"idempotency-key": key}
-            await gateway.http.post("/v1/chat/completions", json=say("order it"), headers=headers)
+            await gateway.http.post("/v1/chat/completions", json=chat_request("order it"), headers=headers)
         assert model.runs == 2
         monkeypatch.setattr(live_responses, "FAILED_S", 0.0)
         for _ in range(2):
-            await gateway.http.post("/v1/chat/completions", json=say("order it"))
+            await gateway.http.post("/v1/chat/completions", json=chat_request("order it"))
         assert model.runs == 4
 
 

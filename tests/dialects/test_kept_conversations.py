@@ -36,8 +36,8 @@ async def test_responses_continue_their_conversation_and_are_added_to_it() -> No
         await client.conversations.items.create(made.id, items=[user("between")])
         second = await client.responses.create(model="m", input="two", conversation={"id": made.id})
         assert second.output_text == "answer 5"
-        said = ["before", "one", "answer 2", "between", "two", "answer 5"]
-        assert await texts_in(client, made.id) == said
+        texts = ["before", "one", "answer 2", "between", "two", "answer 5"]
+        assert await texts_in(client, made.id) == texts
         listed = [item async for item in client.conversations.items.list(made.id, order="asc")]
         await client.conversations.items.delete(listed[1].id or "", conversation_id=made.id)
         count = await client.responses.input_tokens.count(model="m", input="x" * 400, conversation=made.id)
@@ -45,7 +45,7 @@ async def test_responses_continue_their_conversation_and_are_added_to_it() -> No
         third = await client.responses.create(model="m", input="three", conversation=made.id)
         assert third.output_text == "answer 6"
         assert "'one'" not in str(gateway.model.requests[-1].history.entries)
-        assert await texts_in(client, made.id) == [said[0], *said[2:], "three", "answer 6"]
+        assert await texts_in(client, made.id) == [texts[0], *texts[2:], "three", "answer 6"]
         with pytest.raises(openai.BadRequestError):
             await client.responses.create(model="m", input="x", conversation=made.id, store=False)
 
@@ -86,5 +86,5 @@ async def test_a_conversation_survives_its_gateway() -> None:
             if words == "one":
                 made = await client.conversations.create()
             await client.responses.create(model="m", input=words, conversation=made.id)
-            said = await texts_in(client, made.id)
-    assert said == ["one", "answer 1", "two", "answer 3"]
+            texts = await texts_in(client, made.id)
+    assert texts == ["one", "answer 1", "two", "answer 3"]

@@ -105,10 +105,10 @@ async def messages(gateway: KillableGateway) -> AsyncIterator[str]:
 
 
 async def read_until(words: AsyncIterator[str], wanted: str) -> None:
-    said = ""
+    text = ""
     async with asyncio.timeout(WAIT_S):
-        while said != wanted:
-            said += await anext(words)
+        while text != wanted:
+            text += await anext(words)
 
 
 def files_with(folder: Path, secret: bytes) -> list[Path]:

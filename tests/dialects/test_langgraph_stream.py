@@ -33,13 +33,13 @@ needs_npm = pytest.mark.skipif(bool(lacking()), reason=lacking())
 
 
 async def test_a_run_joined_again_after_a_sigkill_has_each_word_once(tmp_path: Path) -> None:
-    told = await play("runs", tmp_path, cuts=2, kills=1, words=1500, seed=5)
-    assert told["attempts"] == [1, 2], "the kill was not in the middle of the answer"
+    result = await play("runs", tmp_path, cuts=2, kills=1, words=1500, seed=5)
+    assert result["attempts"] == [1, 2], "the kill was not in the middle of the answer"
 
 
 async def test_the_events_of_a_thread_have_no_gap_in_seq_across_sigkills(tmp_path: Path) -> None:
-    told = await play("events", tmp_path, cuts=8, kills=2, words=800, seed=6)
-    assert told["voided"] > 0, "no kill was in the middle of the answer"
+    result = await play("events", tmp_path, cuts=8, kills=2, words=800, seed=6)
+    assert result["voided"] > 0, "no kill was in the middle of the answer"
 
 
 @needs_npm
@@ -82,8 +82,8 @@ async def test_a_page_that_is_opened_later_has_the_messages_of_the_thread(tmp_pa
     words, thread = 50, "00000000-0000-4000-8000-00000000000c"
     async with run_servers(tmp_path, words) as [server]:
         reader = await read_run(server.url, thread, "hi")
-        told = await run_client(server.url, "opened", thread=thread)
-        assert [words_of(each) for each in told["messages"]] == [
+        result = await run_client(server.url, "opened", thread=thread)
+        assert [words_of(each) for each in result["messages"]] == [
             words_of(each) for each in reader.values["messages"]
         ]
 

@@ -21,8 +21,8 @@ from tests.dialects.gateway_serving import (
     WAIT_S,
     Json,
     ServedGateway,
+    chat_request,
     make_gateway,
-    say,
     served,
     serving,
     words_of,
@@ -60,15 +60,15 @@ async def read(gateway: ServedGateway, body: Json, **headers: str) -> list[Json]
 
 async def cut_after_two_words(gateway: ServedGateway, body: Json, **headers: str) -> None:
     """Send a request through the relay, read two words, and lose the connection."""
-    heard = ""
+    received = ""
     async with gateway.openai(url=gateway.cutter.url, max_retries=0, default_headers=headers) as client:
         stream = await client.chat.completions.create(**{**body, "stream": True})
         with contextlib.suppress(openai.APIConnectionError):
             async for chunk in stream:
-                heard += (chunk.choices and chunk.choices[0].delta.content) or ""
-                if len(heard.split()) >= 2:
+                received += (chunk.choices and chunk.choices[0].delta.content) or ""
+                if len(received.split()) >= 2:
                     gateway.cutter.cut()
-    assert len(heard.split()) >= 2
+    assert len(received.split()) >= 2
     await until(lambda: not any(live.readers for live in gateway.gateway.responses.all()))
 
 
@@ -76,10 +76,10 @@ async def cut_after_two_words(gateway: ServedGateway, body: Json, **headers: str
 async def test_a_client_that_lost_its_connection_gets_the_whole_answer_of_the_same_run() -> None:
     go_on = asyncio.Event()
     async with served([gated_response(go_on)]) as gateway:
-        await cut_after_two_words(gateway, say("hi"))
+        await cut_after_two_words(gateway, chat_request("hi"))
         go_on.set()
         async with gateway.openai(url=gateway.cutter.url) as client:
-            body: Any = {**say("hi"), "stream": True}
+            body: Any = {**chat_request("hi"), "stream": True}
             stream = await client.chat.completions.create(**body)
             pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
         assert "".join(pieces) == WORDS
@@ -109,14 +109,14 @@ async def test_the_retries_of_openais_client_are_one_run() -> None:
 async def test_a_retry_joins_while_the_first_connection_still_seems_open() -> None:
     go_on = asyncio.Event()
     async with served([gated_response(go_on)]) as gateway:
-        first = asyncio.create_task(read(gateway, say("hi")))
+        first = asyncio.create_task(read(gateway, chat_request("hi")))
         await until(lambda: len(gateway.model.requests) == 1)
-        second = asyncio.create_task(read(gateway, say("hi"), **RETRY))
+        second = asyncio.create_task(read(gateway, chat_request("hi"), **RETRY))
         await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
         go_on.set()
-        heard = await asyncio.gather(first, second)
-        assert [words_of(chunks) for chunks in heard] == [WORDS, WORDS]
-        assert heard[0] == heard[1]
+        received = await asyncio.gather(first, second)
+        assert [words_of(chunks) for chunks in received] == [WORDS, WORDS]
+        assert received[0] == received[1]
         assert len(gateway.model.requests) == 1
 
 
@@ -124,16 +124,16 @@ async def test_a_retry_joins_while_the_first_connection_still_seems_open() -> No
 async def test_a_repeated_question_after_the_answer_gets_another_one() -> None:
     async with served([text("done")]) as gateway:
         for count in (1, 2):
-            assert words_of(await read(gateway, say("hi"))) == "done"
+            assert words_of(await read(gateway, chat_request("hi"))) == "done"
             assert len(gateway.model.requests) == count
-        answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))
         assert "x-midstream-replayed" not in answer.headers
 
 
 @spec("REUSE-71")
 async def test_two_equal_concurrent_questions_are_two_runs() -> None:
     async with served([text("done")]) as gateway:
-        await asyncio.gather(read(gateway, say("hi")), read(gateway, say("hi")))
+        await asyncio.gather(read(gateway, chat_request("hi")), read(gateway, chat_request("hi")))
         assert len(gateway.model.requests) == 2
 
 
@@ -142,7 +142,7 @@ async def test_in_a_named_conversation_two_equal_concurrent_questions_are_one_ru
     go_on = asyncio.Event()
     async with served([gated_response(go_on)]) as gateway:
         named = {"x-midstream-session": "s1"}
-        both = [asyncio.create_task(read(gateway, say("hi"), **named)) for _ in range(2)]
+        both = [asyncio.create_task(read(gateway, chat_request("hi"), **named)) for _ in range(2)]
         await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
         go_on.set()
         assert [words_of(chunks) for chunks in await asyncio.gather(*both)] == [WORDS, WORDS]
@@ -153,10 +153,10 @@ async def test_in_a_named_conversation_two_equal_concurrent_questions_are_one_ru
 async def test_an_idempotency_key_is_one_run_and_no_other_requests() -> None:
     async with served([text("done")]) as gateway:
         key = {"idempotency-key": "k1"}
-        first = await gateway.http.post("/v1/chat/completions", json=say("hi"), headers=key)
-        again = await gateway.http.post("/v1/chat/completions", json=say("hi"), headers=key)
+        first = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"), headers=key)
+        again = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"), headers=key)
         assert (again.content, again.headers["x-midstream-replayed"]) == (first.content, "true")
-        other = await gateway.http.post("/v1/chat/completions", json=say("ho"), headers=key)
+        other = await gateway.http.post("/v1/chat/completions", json=chat_request("ho"), headers=key)
         assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
         assert len(gateway.model.requests) == 1
 
@@ -198,7 +198,7 @@ class Endless:
 async def test_an_unread_answer_is_cancelled_after_the_grace() -> None:
     model: Any = Endless()
     async with serving(make_gateway(model, grace_s=0.0), model) as gateway:
-        await cut_after_two_words(gateway, say("hi"))
+        await cut_after_two_words(gateway, chat_request("hi"))
         await asyncio.wait_for(model.closed.wait(), WAIT_S)
 
 
@@ -207,9 +207,9 @@ async def test_the_next_message_of_a_person_cancels_an_unread_answer() -> None:
     model: Any = Endless()
     async with serving(make_gateway(model, grace_s=600.0), model) as gateway:
         named = {"x-midstream-session": "s1"}
-        await cut_after_two_words(gateway, say("hi"), **named)
+        await cut_after_two_words(gateway, chat_request("hi"), **named)
         assert not model.closed.is_set()
-        await cut_after_two_words(gateway, say("no, stop"), **named)
+        await cut_after_two_words(gateway, chat_request("no, stop"), **named)
         await asyncio.wait_for(model.closed.wait(), WAIT_S)
         assert model.asked == 2
 
@@ -218,7 +218,7 @@ async def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(responses, "RESPONSE_CHARS_MAX", 10_000)
     model: Any = Endless()
     async with serving(make_gateway(model), model) as gateway:
-        last = (await read(gateway, say("hi")))[-1]
+        last = (await read(gateway, chat_request("hi")))[-1]
         assert last["error"]["code"] == "model_unavailable"
 
 
@@ -226,9 +226,9 @@ async def test_answers_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(live_responses, "OPEN_MAX", 1)
     go_on = asyncio.Event()
     async with served([gated_response(go_on)]) as gateway:
-        first = asyncio.create_task(read(gateway, say("hi")))
+        first = asyncio.create_task(read(gateway, chat_request("hi")))
         await until(lambda: len(gateway.gateway.responses) == 1)
-        answer = await gateway.http.post("/v1/chat/completions", json=say("ho"))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("ho"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         go_on.set()
         assert words_of(await first) == WORDS
@@ -237,22 +237,22 @@ async def test_answers_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPat
 async def test_finished_responses_are_removed_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served([text("done")]) as gateway:
         for number in range(3):
-            await read(gateway, say(f"question {number}"))
+            await read(gateway, chat_request(f"question {number}"))
         assert len(gateway.gateway.responses.all()) == 3
         monkeypatch.setattr(live_responses, "KEPT_S", -1.0)
-        await read(gateway, say("the last"))
+        await read(gateway, chat_request("the last"))
         assert len(gateway.gateway.responses.all()) == 1
 
 
 async def test_a_response_without_its_end_is_an_error() -> None:
     async with served([[TextDelta("Hel")]]) as gateway:
-        answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "model_unavailable")
 
 
 async def test_a_run_can_be_cancelled_before_it_starts() -> None:
     async with served([[Finished()]]) as gateway:
-        asking = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=say("hi")))
+        asking = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=chat_request("hi")))
         await until(gateway.gateway.responses.all)
         for live in gateway.gateway.responses.all():
             await live.cancel()

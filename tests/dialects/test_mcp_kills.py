@@ -25,9 +25,9 @@ CHECKS = 168
 async def test_each_call_runs_once_and_its_answer_is_whole_although_the_server_is_killed(
     tmp_path: Path,
 ) -> None:
-    told = await play(tmp_path, 4, 5, words=300)
-    assert told["kills"] == 4
-    assert told["effects"] <= told["calls"]
+    result = await play(tmp_path, 4, 5, words=300)
+    assert result["kills"] == 4
+    assert result["effects"] <= result["calls"]
 
 
 async def test_a_call_continues_at_another_server_that_takes_over_its_turn(

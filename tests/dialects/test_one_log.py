@@ -58,11 +58,11 @@ class Followers:
         page, ag_ui = await self._page, await self._ag_ui
         await self._joined
         parts = page["messages"][-1]["parts"]
-        said = [each["content"] for each in self._graph.values["messages"] if each["type"] == "ai"]
+        output_texts = [each["content"] for each in self._graph.values["messages"] if each["type"] == "ai"]
         return {
             "AI SDK": "".join(part["text"] for part in parts if part["type"] == "text"),
             "AG-UI": "".join(each["content"] for each in ag_ui["messages"] if each["role"] == "assistant"),
-            "langgraph_sdk, values": "".join(said),
+            "langgraph_sdk, values": "".join(output_texts),
             "langgraph_sdk, words": "".join(self._graph.words.values()),
         }
 

@@ -46,8 +46,8 @@ def test_a_written_answer_is_read_back_unchanged() -> None:
         read += reader.read_json(piece[6:-2])
     read += reader.end()
     assert pieces[-1] == DONE
-    said = [event for event in read if not isinstance(event, Working) and event != TextDelta("")]
-    assert said == [*EVENTS[:-1], Finished(Finish.CALLS, "m", Usage(10, 5, 3))]
+    events = [event for event in read if not isinstance(event, Working) and event != TextDelta("")]
+    assert events == [*EVENTS[:-1], Finished(Finish.CALLS, "m", Usage(10, 5, 3))]
 
 
 def test_tokens_are_in_a_stream_only_on_request() -> None:

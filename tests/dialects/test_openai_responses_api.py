@@ -43,7 +43,7 @@ def read(pieces: list[bytes]) -> tuple[list[ModelEvent], list[Any]]:
 
 
 def test_a_written_answer_is_read_back_unchanged() -> None:
-    said: list[ModelEvent] = [
+    sent: list[ModelEvent] = [
         ThinkingDelta("hm"),
         TextDelta("Hello "),
         TextDelta("you"),
@@ -51,9 +51,9 @@ def test_a_written_answer_is_read_back_unchanged() -> None:
         Finished(Finish.CALLS, "m", Usage(10, 5, 3)),
     ]
     writer = ResponsesWriter(read_request(metadata={"a": "b"}, temperature=0.5).form(*NAMED))
-    pieces = [*writer.begin(), *(piece for event in said for piece in writer.write(event))]
+    pieces = [*writer.begin(), *(piece for event in sent for piece in writer.write(event))]
     events, bodies = read(pieces)
-    assert events == said
+    assert events == sent
     assert bodies[-1]["response"] == msgspec.json.decode(writer.whole())
     assert (writer.response["metadata"], writer.response["temperature"]) == ({"a": "b"}, 0.5)
     done = [body["item"] for body in bodies if body["type"] == "response.output_item.done"]

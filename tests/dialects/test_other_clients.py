@@ -76,8 +76,8 @@ async def ai_sdk(url: str, story: str) -> Any:  # noqa: ANN401 - JSON
     program = (HERE / "client.mjs").read_text(encoding="utf-8")
     # `--eval` searches for packages in its working folder.
     command = (node, "--input-type=module", "--eval", program, "--", f"{url}/v1", TOKEN, story)
-    (told,) = await run_program(*command, cwd=NODE_HOME)
-    return told
+    (result,) = await run_program(*command, cwd=NODE_HOME)
+    return result
 
 
 class LiteLLM:
@@ -142,8 +142,8 @@ async def test_the_ai_sdk_gets_its_answer() -> None:
 @spec("REUSE-66")
 async def test_the_ai_sdk_runs_its_tools() -> None:
     async with served(calls_first) as gateway:
-        told = await ai_sdk(gateway.url, "tools")
-        assert told == {"text": "It is there.", "results": ["a tree at it"]}
+        result = await ai_sdk(gateway.url, "tools")
+        assert result == {"text": "It is there.", "results": ["a tree at it"]}
 
 
 @needs_litellm
@@ -156,8 +156,8 @@ async def test_litellm_gets_its_answer_in_both_of_its_modes(litellm: LiteLLM) ->
         assert await litellm(gateway.url, "stream") == {"text": "Hello you"}
         assert await litellm(gateway.url, "messages") == {"text": "Hello you"}
     async with served([CALL]) as gateway:
-        told = await litellm(gateway.url, "tools")
-        assert told == {"id": "call_7", "name": "look", "arguments": '{"at": "it"}'}
+        result = await litellm(gateway.url, "tools")
+        assert result == {"id": "call_7", "name": "look", "arguments": '{"at": "it"}'}
 
 
 @needs_litellm
@@ -166,8 +166,8 @@ async def test_litellm_gets_its_answer_in_both_of_its_modes(litellm: LiteLLM) ->
 @spec("REUSE-68")
 async def test_litellm_recognizes_a_too_long_conversation_and_an_overload(litellm: LiteLLM) -> None:
     async with served([[ContextOverflowError("too long")]]) as gateway:
-        told = await litellm(gateway.url, "failure")
-        assert told == dict.fromkeys(("openai/m", "anthropic/m"), "ContextWindowExceededError")
+        result = await litellm(gateway.url, "failure")
+        assert result == dict.fromkeys(("openai/m", "anthropic/m"), "ContextWindowExceededError")
     async with served([[ModelQuotaError("pay")]]) as gateway:
         assert (await litellm(gateway.url, "failure"))["openai/m"] == "RateLimitError"
     async with served([[ModelNotFoundError("which?")]]) as gateway:

@@ -212,9 +212,9 @@ async def test_the_detail_of_an_image_reaches_the_provider(*, is_responses: bool
     in_responses = [
         {"type": "input_image", "image_url": PNG} | ({"detail": each} if each else {}) for each in details
     ]
-    said = stream(delta(content="one"), delta("stop"))
+    response = stream(delta(content="one"), delta("stop"))
     async with (
-        chat_server(said, said) as chat_upstream,
+        chat_server(response, response) as chat_upstream,
         responses_server(HELLO, HELLO) as other,
         serve_before(
             OpenAIResponses(other.url, "m") if is_responses else OpenAICompatible(chat_upstream.url, "m")

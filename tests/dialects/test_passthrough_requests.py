@@ -24,7 +24,7 @@ from midstream.models.openai_responses import OpenAIResponses
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.gateway_serving import WAIT_S, ServedGateway, make_gateway, say, serving
+from tests.dialects.gateway_serving import WAIT_S, ServedGateway, chat_request, make_gateway, serving
 from tests.models.chat_server import Answer, ChatServer, chat_server, refusal, silence, stream
 
 Json = dict[str, Any]
@@ -89,7 +89,7 @@ async def test_embeddings_are_passed_on_and_nothing_is_stored(
             assert server.headers[0]["authorization"] == f"Bearer {UPSTREAM_KEY}"
             assert gateway.gateway.open_streams == 0
             assert [each async for each in store.list()] == []
-            chat = await gateway.http.post("/v1/chat/completions", json=say("hi"))
+            chat = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))
             assert chat.is_error  # this server has no chat completions, but a chat is stored
             assert [each async for each in store.list()]
 

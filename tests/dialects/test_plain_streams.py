@@ -44,15 +44,15 @@ SHORT_COUNT = 130
 
 
 async def test_nothing_is_lost_or_duplicated_when_the_server_is_killed(tmp_path: Path) -> None:
-    told = await kill(tmp_path, KILLS // 2, 1)
-    assert told["messages"] > KILLS // 2
+    result = await kill(tmp_path, KILLS // 2, 1)
+    assert result["messages"] > KILLS // 2
 
 
 async def test_nothing_is_lost_or_duplicated_when_two_servers_on_postgres_are_killed(
     tmp_path: Path, engine: Engine
 ) -> None:
-    told = await kill(tmp_path, KILLS // 2, 1, "--store", f"{engine.url}&schema=plain_kills", count=2)
-    assert told["messages"] > KILLS // 2
+    result = await kill(tmp_path, KILLS // 2, 1, "--store", f"{engine.url}&schema=plain_kills", count=2)
+    assert result["messages"] > KILLS // 2
 
 
 @pytest.mark.long
@@ -107,10 +107,10 @@ async def test_the_guide_reads_a_session_and_makes_a_subscription(tmp_path: Path
             sent = await client.post(f"{url}/v1/sessions/hello/commands", json=command, headers=keys)
             assert sent.status_code == 200, sent.text
             records = f"{url}/v1/sessions/hello/records"
-            while "turn_ended" not in (told := (await client.get(records)).text):
+            while "turn_ended" not in (words := (await client.get(records)).text):
                 await World().sleep(POLL_S)
             lines = (await run_node(reading.replace(URL, url), home=HOME)).splitlines()
-            found = [json.loads(line) for line in told.splitlines()]
+            found = [json.loads(line) for line in words.splitlines()]
             assert lines == [f"{each['id']} {each['record']['type']}" for each in found]
             for expected in (201, 200):
                 made = await client.put(asked[1].replace(URL, url), json=json.loads(asked[2]))
@@ -136,30 +136,30 @@ async def test_a_session_is_followed_as_a_stream_through_kills(live: str, tmp_pa
                 await server.kill()
                 await server.start()
             await following
-            told = (await client.get(f"{urls[0]}/v1/sessions/hello/records")).text
-            assert seen == [json.loads(line) for line in told.splitlines()]
+            words = (await client.get(f"{urls[0]}/v1/sessions/hello/records")).text
+            assert seen == [json.loads(line) for line in words.splitlines()]
 
 
 async def _has_more(client: httpx2.AsyncClient, url: str, count: int) -> bool:
-    told = await client.get(f"{url}/v1/stream/orders")
-    return told.status_code == 200 and len(told.json()) >= count
+    response = await client.get(f"{url}/v1/stream/orders")
+    return response.status_code == 200 and len(response.json()) >= count
 
 
 async def test_webhooks_deliver_each_message_when_the_server_is_killed(tmp_path: Path) -> None:
-    told = await kill_subscribed(tmp_path, 2, 1, count=1)
-    assert told["wakes"] > 1
+    result = await kill_subscribed(tmp_path, 2, 1, count=1)
+    assert result["wakes"] > 1
 
 
 async def test_webhooks_deliver_each_message_when_two_servers_on_postgres_are_killed(
     tmp_path: Path, engine: Engine
 ) -> None:
-    told = await kill_subscribed(tmp_path, 2, 1, "--store", f"{engine.url}&schema=plain_hooks", count=2)
-    assert told["wakes"] > 1
+    result = await kill_subscribed(tmp_path, 2, 1, "--store", f"{engine.url}&schema=plain_hooks", count=2)
+    assert result["wakes"] > 1
 
 
 @pytest.mark.skipif(not IS_FULL, reason="the webhooks on JetStream are in `make fault`")
 async def test_webhooks_deliver_each_message_when_two_servers_on_jetstream_are_killed(
     tmp_path: Path, nats_server: NatsCluster
 ) -> None:
-    told = await kill_subscribed(tmp_path, 2, 1, "--store", nats_server.url("hooks"), count=2)
-    assert told["wakes"] > 1
+    result = await kill_subscribed(tmp_path, 2, 1, "--store", nats_server.url("hooks"), count=2)
+    assert result["wakes"] > 1

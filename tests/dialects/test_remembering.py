@@ -75,7 +75,7 @@ def answer_requests(peer: OpenAIMemory) -> list[Json]:
 
 
 def texts(peer: OpenAIMemory) -> list[str]:
-    return [told.text for told in peer.messages()]
+    return [received.text for received in peer.messages()]
 
 
 @pytest.mark.parametrize("headers", [{}, NAMED], ids=["known by its words", "named"])
@@ -115,7 +115,7 @@ async def test_a_clean_conversation_of_an_anthropic_client_reaches_cursor_once_a
                 messages.append({"role": "assistant", "content": answer})
         sends = [message for method, message in bridge.requests if method == "Send"]
         made = [message for method, message in bridge.requests if method == "CreateAgent"]
-        assert [told.text for told in bridge.messages()] == questions
+        assert [received.text for received in bridge.messages()] == questions
     sizes = [len(json.dumps(message)) for message in sends]
     assert (len(sizes), len(made)) == (TURNS, 1)
     assert max(sizes) - min(sizes) <= SLACK_BYTES
@@ -192,10 +192,10 @@ async def test_a_restart_of_the_gateway_between_two_turns_costs_no_full_transcri
     messages: list[Any] = []
     for number, (words, way) in enumerate(zip(("one", "two", "three"), (*ways, signal.SIGKILL), strict=True)):
         options = ("--upstream", "openai:gpt-5", "--token", TOKEN)
-        process, told = await asyncio.to_thread(start, tmp_path, *options)
+        process, ready = await asyncio.to_thread(start, tmp_path, *options)
         try:
             async with openai.AsyncOpenAI(
-                base_url=f"{told['url']}/v1", api_key=TOKEN, timeout=WAIT_S
+                base_url=f"{ready['url']}/v1", api_key=TOKEN, timeout=WAIT_S
             ) as client:
                 host = ResendingApplication(client, **headers)
                 host.messages = messages
@@ -205,7 +205,7 @@ async def test_a_restart_of_the_gateway_between_two_turns_costs_no_full_transcri
             await asyncio.to_thread(process.communicate, timeout=WAIT_S)
     assert texts(peer) == ["one", "two", "three"]
     before = [body.get("previous_response_id") for body in answer_requests(peer)]
-    assert before == [None, *(told.agent for told in peer.messages()[:2])]
+    assert before == [None, *(ready.agent for ready in peer.messages()[:2])]
 
 
 def _paying(talk: AgentConversation) -> list[UpstreamEvent]:
@@ -242,7 +242,7 @@ async def test_a_full_transcript_contains_the_agents_tool_calls(
             answer = await host.ask(words)
             await client.close()
     assert answer == "Yes."
-    told = words_of(memory.arrived[-1][1])
-    places = [told.index(part) for part in ("I pay.", '"pay 3"', "receipt 77", "Paid.", "was it paid?")]
+    received = words_of(memory.arrived[-1][1])
+    places = [received.index(part) for part in ("I pay.", '"pay 3"', "receipt 77", "Paid.", "was it paid?")]
     assert places == sorted(places)
-    assert told.count("receipt 77") == 1
+    assert received.count("receipt 77") == 1

@@ -104,9 +104,9 @@ async def test_the_upstream_receives_the_same_as_when_every_body_is_read_whole(
             if chance.random() < 0.1:
                 for side in (fast, slow):
                     side.upstream.troubles.append(Trouble.GONE)
-            told = await fast.ask(one, host.path, body, name)
-            assert told == await slow.ask(other, host.path, body, name)
-            host.take_answer(told[1])
+            response = await fast.ask(one, host.path, body, name)
+            assert response == await slow.ask(other, host.path, body, name)
+            host.take_answer(response[1])
         assert sorted(await transcripts(fast.app)) == sorted(await transcripts(slow.app))
         if seed % 2 == 0:
             assert any(keep > tail for keep, tail in await transcripts(fast.app))
@@ -147,11 +147,11 @@ async def test_a_long_conversation_is_journaled_once() -> None:
     store = MemoryStore()
     app = make_gateway(Pooled(ScriptedUpstream(), store), store=store)
     async with asgi_client(app) as client:
-        said: list[str] = []
+        texts: list[str] = []
         for turn in range(20):
-            said.append(f"question {turn}")
-            answer = await client.post("/v1/chat/completions", content=_chat_body(said), headers=JSON)
-            said.append(_words(answer.json()))
+            texts.append(f"question {turn}")
+            answer = await client.post("/v1/chat/completions", content=_chat_body(texts), headers=JSON)
+            texts.append(_words(answer.json()))
         taken = await transcripts(app)
     assert taken == [(2 * turn, 1) for turn in range(20)]
 

@@ -11,7 +11,7 @@ from midstream.dialects import response_reader
 from midstream.errors import ModelUnavailableError
 from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_model import Gate
-from tests.dialects.gateway_serving import say, served
+from tests.dialects.gateway_serving import chat_request, served
 
 
 @pytest.mark.parametrize(("path", "sign"), [("chat/completions", ": waiting"), ("messages", "event: ping")])
@@ -21,16 +21,16 @@ async def test_a_silent_stream_gets_a_keep_alive(
     monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
     go_on = asyncio.Event()
     async with served([[TextDelta("a"), Gate(go_on), TextDelta("b"), Finished()]]) as gateway:
-        body = say("hi", stream=True)
+        body = chat_request("hi", stream=True)
         async with gateway.http.stream("POST", f"/v1/{path}", json=body) as answer:
             lines = answer.aiter_lines()
             assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-            heard: list[str] = []
+            received: list[str] = []
             async for line in lines:
-                heard.append(line)
-                if heard.count(sign) == 2 + (path == "messages"):  # it opens with one
+                received.append(line)
+                if received.count(sign) == 2 + (path == "messages"):  # it opens with one
                     go_on.set()
-        assert heard.count(sign) >= 2
+        assert received.count(sign) >= 2
 
 
 async def test_a_stream_without_any_output_opens_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ async def test_a_failure_after_a_silence_ends_the_stream_with_a_typed_error(
     monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
     fail = asyncio.Event()
     async with served([[Gate(fail), ModelUnavailableError("overloaded")]]) as gateway:
-        body = {"input": "hi"} if path == "responses" else say("hi")
+        body = {"input": "hi"} if path == "responses" else chat_request("hi")
         body |= {"model": "m", "stream": True, "max_tokens": 99}
         async with gateway.http.stream("POST", f"/v1/{path}", json=body) as answer:
             fail.set()

@@ -24,7 +24,7 @@ from midstream.models.routed_models import Route, RoutedModels
 from midstream.testing.scripted_model import ScriptedModel, text
 from tests.agents.scripted_peer import Orders
 from tests.cli.test_gateway import key_of, start_with, stop
-from tests.dialects.gateway_serving import WAIT_S, ServedGateway, make_gateway, say, serving
+from tests.dialects.gateway_serving import WAIT_S, ServedGateway, chat_request, make_gateway, serving
 from tests.dialects.test_passthrough_requests import VECTORS, whole
 from tests.forked import Forked
 from tests.house.source import ROOT
@@ -93,7 +93,7 @@ async def test_a_model_supports_the_options_of_its_own_upstream() -> None:
     async with serve_models(model=ScriptedModel([text("hi")]), agent=agent) as gateway:
         for name, ignored in (("model", None), ("agent", "temperature")):
             answer = await gateway.http.post(
-                "/v1/chat/completions", json={**say("hi"), "model": name, "temperature": 0.5}
+                "/v1/chat/completions", json={**chat_request("hi"), "model": name, "temperature": 0.5}
             )
             assert (answer.status_code, answer.headers.get("x-midstream-ignored")) == (200, ignored)
 
@@ -101,7 +101,9 @@ async def test_a_model_supports_the_options_of_its_own_upstream() -> None:
 async def test_an_unavailable_upstream_does_not_affect_the_others() -> None:
     down = OpenAICompatible("http://127.0.0.1:9/v1", "m", "k")
     async with serve_models(down=down, up=ScriptedModel(lambda _: text("I am up"))) as gateway:
-        bodies = [{**say(f"hi {number}"), "model": name} for number in range(3) for name in ("down", "up")]
+        bodies = [
+            {**chat_request(f"hi {number}"), "model": name} for number in range(3) for name in ("down", "up")
+        ]
         answers = await asyncio.gather(
             *(gateway.http.post("/v1/chat/completions", json=body) for body in bodies)
         )
@@ -188,14 +190,14 @@ async def await_response(client: openai.AsyncOpenAI, name: str) -> Response:
 async def test_a_gateway_killed_in_mid_answer_continues_with_the_same_upstream(tmp_path: Path) -> None:
     """The default is another one by then."""
     async with run_killable(tmp_path) as gateway:
-        said = ""
+        text = ""
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             stream = await client.responses.create(model=BLUE, input=SLOW, background=True, stream=True)
             name = ""
             async for event in stream:
                 name = event.response.id if event.type == "response.created" else name
-                said += event.delta if event.type == "response.output_text.delta" else ""
-                if "two" in said:
+                text += event.delta if event.type == "response.output_text.delta" else ""
+                if "two" in text:
                     break
             await asyncio.to_thread(gateway.kill)
         first, _, second = TWO.partition('\n\n[models."')
@@ -210,11 +212,11 @@ async def test_a_gateway_killed_in_mid_answer_continues_with_the_same_upstream(t
 
 async def test_a_chat_repeated_after_a_kill_has_each_word_once(tmp_path: Path) -> None:
     async with run_killable(tmp_path) as gateway:
-        said = ""
+        text = ""
         async with gateway.openai() as client, asyncio.timeout(WAIT_S):
             async for chunk in await client.chat.completions.create(model=BLUE, messages=ASK, stream=True):
-                said += chunk.choices[0].delta.content or ""
-                if "two" in said:
+                text += chunk.choices[0].delta.content or ""
+                if "two" in text:
                     break
             await asyncio.to_thread(gateway.kill)
         await asyncio.to_thread(gateway.start)
@@ -318,9 +320,9 @@ upstream = "acp:env PYTHONPATH={ROOT} {sys.executable} -m tests.agents.acp_agent
                 assert "An earlier agent received this request and was cut off" in ended.output_text
                 assert f"one {name}" in ended.output_text
     for name, other in (("amber", "blue"), ("blue", "amber")):
-        told = [each["text"] for each in orders[name].recorded("told")]
-        assert len(told) == 3
-        assert not any(other in text for text in told)
+        received = [each["text"] for each in orders[name].recorded("told")]
+        assert len(received) == 3
+        assert not any(other in text for text in received)
 
 
 async def _until_runs(orders: Orders) -> None:

@@ -122,12 +122,12 @@ async def test_a_background_response_is_followed_cancelled_and_continued_at_anot
         begun = await first.responses.create(model="m", input="hi", background=True, store=True)
         assert (await other.responses.retrieve(begun.id)).status in {"queued", "in_progress"}
         following = await other.responses.retrieve(begun.id, stream=True)
-        said = ""
+        text = ""
         async for event in following:
             if event.type == "response.output_text.delta":
-                said += event.delta
+                text += event.delta
                 gate.set()
-        assert said == FIRST + REST
+        assert text == FIRST + REST
         more = await other.responses.create(model="m", input="go on", previous_response_id=begun.id)
         assert more.output_text == "more"
         third = await first.responses.create(model="m", input="stop", background=True, store=True)

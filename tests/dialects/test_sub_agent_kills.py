@@ -127,8 +127,8 @@ async def test_an_interrupt_of_ag_ui_survives_both_kills(server: FamilyServer) -
     outcome = await server.kill_after_answer(asyncio.create_task(run(1, "blue")))
     open_ones = outcome["interrupts"]
     assert await run(2, {"approved": True}) == {"type": "success"}
-    told = await ag_ui_cuts.run_client(server.url, "open", id="t")
-    assert told["messages"][-1]["content"] == "noted blue"
+    result = await ag_ui_cuts.run_client(server.url, "open", id="t")
+    assert result["messages"][-1]["content"] == "noted blue"
     server.judge()
 
 
@@ -140,9 +140,12 @@ async def test_a_question_in_a_chat_of_the_ai_sdk_survives_both_kills(server: Fa
         await server.restart()
         assert (await http.get("/v1/chat/t~1.0/stream")).text == begun
     client = ui_stream.run_client(server.url, "reopened", id="t", messages=[message], words=["blue"])
-    told = await server.kill_after_answer(asyncio.create_task(client))
-    assert [[part["type"] for part in asked] for asked in told["asked"]] == [["tool-ask_user"], ["tool-note"]]
-    assert ui_stream.text_of(told["messages"][-1]) == "noted blue"
+    result = await server.kill_after_answer(asyncio.create_task(client))
+    assert [[part["type"] for part in asked] for asked in result["asked"]] == [
+        ["tool-ask_user"],
+        ["tool-note"],
+    ]
+    assert ui_stream.text_of(result["messages"][-1]) == "noted blue"
     server.judge()
 
 
@@ -189,14 +192,14 @@ async def test_the_required_input_of_an_a2a_task_survives_both_kills(server: Fam
     task = await send("m", "deep", contextId="c")
     await server.restart()
     async with httpx2.AsyncClient(base_url=server.url, timeout=WAIT_S) as http:
-        told = await http.get(f"/v1/a2a/tasks/{task['id']}", headers={"a2a-version": "1.0"})
-    assert told.json()["status"] == task["status"]
+        response = await http.get(f"/v1/a2a/tasks/{task['id']}", headers={"a2a-version": "1.0"})
+    assert response.json()["status"] == task["status"]
     assert task["status"]["message"]["parts"][0]["text"] == "Which paint?"
     answering = asyncio.create_task(send("a", "blue", taskId=task["id"]))
     task = await server.kill_after_answer(answering)
     assert task["status"]["message"]["parts"][0]["text"] == "May note run?"
     task = await send("b", "yes", taskId=task["id"])
     assert a2a_kills.texts(task)[-1] == "noted blue"
-    said = [each["messageId"] for each in task["history"] if each["role"] == "ROLE_USER"]
-    assert said == ["m", "a", "b"]
+    messages = [each["messageId"] for each in task["history"] if each["role"] == "ROLE_USER"]
+    assert messages == ["m", "a", "b"]
     server.judge()

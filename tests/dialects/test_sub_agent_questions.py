@@ -132,9 +132,9 @@ async def test_ag_ui_shows_interrupts_of_sub_agents_and_accepts_their_answers(
 ) -> None:
     expected, answer = RESULTS[story]
     async with served(make_app()) as server:
-        told = await ag_ui_cuts.run_client(server.url, "people", id="p", text=story, words=["blue", "red"])
-        assert (told["errors"], told["finishes"]) == ([], 3)
-        assert told["messages"][-1]["content"] == answer
+        result = await ag_ui_cuts.run_client(server.url, "people", id="p", text=story, words=["blue", "red"])
+        assert (result["errors"], result["finishes"]) == ([], 3)
+        assert result["messages"][-1]["content"] == answer
         events = await ag_ui_cuts.read_run(server.url, ag_ui_cuts.body_of("p", "run-p-0"))
         assert ag_ui_cuts.findings(events) == []
         asked = events[-1][1]["outcome"]["interrupts"]
@@ -157,18 +157,18 @@ async def test_a_chat_shows_questions_of_sub_agents_and_accepts_their_answers(
     expected, answer = RESULTS[story]
     words = ["red", "blue"] if way == "reversed" else ["blue", "red"]
     async with served(make_app()) as server:
-        told = await ui_stream.run_client(server.url, way, id="c", text=story, words=words)
-        assert (told["errors"], ui_stream.text_of(told["messages"][-1])) == ([], answer)
-        (*_, asked), *_ = told["asked"]
+        result = await ui_stream.run_client(server.url, way, id="c", text=story, words=words)
+        assert (result["errors"], ui_stream.text_of(result["messages"][-1])) == ([], answer)
+        (*_, asked), *_ = result["asked"]
         assert (asked["type"], asked["input"]) == ("tool-ask_user", {"question": "Which paint?"})
         assert asked["toolMetadata"]["midstream"]["agents"][-1] == "clerk"
-        notes = [part for part in told["messages"][-1]["parts"] if part["type"] == "tool-note"]
+        notes = [part for part in result["messages"][-1]["parts"] if part["type"] == "tool-note"]
         assert sorted(part["output"] for part in notes) == [f"noted {each}" for each in expected]
         assert sorted(read_notes(ledger)) == expected
         # The calls of sub-agents are in no history, so the next message changes nothing in it.
         runner = await server.app.host.session("c")
         before = runner.state.history.entries
-        again = {"id": "c", "messages": [*told["messages"], chat_message("two")]}
+        again = {"id": "c", "messages": [*result["messages"], chat_message("two")]}
         told_again = await server.http.post("/v1/chat", json=again)
         assert told_again.text.count("Which paint?") >= 2
         assert runner.state.history.entries[: len(before)] == before
@@ -181,8 +181,8 @@ def chat_message(words: str) -> Json:
 async def start_chat(server: Served, chat: str, words: str, headers: Json | None = None) -> list[Json]:
     """Start a chat; return the calls of sub-agents that wait for an answer, as their parts."""
     body = {"id": chat, "messages": [chat_message(words)]}
-    told = await server.http.post("/v1/chat", json=body, headers=headers or {})
-    chunks = [json.loads(line[6:]) for line in told.text.splitlines() if line.startswith("data: {")]
+    response = await server.http.post("/v1/chat", json=body, headers=headers or {})
+    chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
     shown = [each for each in chunks if "toolMetadata" in each]
     return [{**each, "type": f"tool-{each['toolName']}", "state": "input-available"} for each in shown]
 
@@ -193,8 +193,10 @@ async def answer_in_chat(
     """Send an answer as the client does; return the status and the name of the run that it starts."""
     given = {**part, "state": "output-available", "output": words}
     messages = [chat_message("any"), {"id": "answer", "role": "assistant", "parts": [given]}]
-    told = await server.http.post("/v1/chat", json={"id": chat, "messages": messages}, headers=headers or {})
-    return told.status_code, told.headers.get("x-workflow-run-id", "")
+    response = await server.http.post(
+        "/v1/chat", json={"id": chat, "messages": messages}, headers=headers or {}
+    )
+    return response.status_code, response.headers.get("x-workflow-run-id", "")
 
 
 @pytest.mark.parametrize("is_given", [False, True])
@@ -281,10 +283,10 @@ def questions_of(task: Json) -> list[Json]:
 
 
 async def post(server: Served, message: Json) -> Json:
-    told = await server.http.post(
+    response = await server.http.post(
         "/v1/a2a/message:send", json={"message": message}, headers={"a2a-version": "1.0"}
     )
-    task: Json = told.json()["task"]
+    task: Json = response.json()["task"]
     return task
 
 
@@ -302,9 +304,9 @@ async def test_a2a_requires_the_input_of_sub_agents_and_accepts_it(
         async def send(name: str, part: Json, **place: str) -> Json:
             message = {"messageId": name, "role": "ROLE_USER", "parts": [part], **place}
             asked = {"url": server.url, "message": message, "binding": binding, "is_streaming": True}
-            told = await a2a_kills.run_client(asked)
-            assert told["folds"][0]["status"] == told["task"]["status"]
-            found: Json = told["task"]
+            result = await a2a_kills.run_client(asked)
+            assert result["folds"][0]["status"] == result["task"]["status"]
+            found: Json = result["task"]
             return found
 
         task = await send("m", {"text": story}, contextId="c")
@@ -330,8 +332,10 @@ async def test_an_a2a_answer_to_a_sub_agent_takes_effect_once_however_often_it_i
         async def send(name: str, part: Json, **place: str) -> Json:
             message = {"messageId": name, "role": "ROLE_USER", "parts": [part], **place}
             headers = {"a2a-version": "1.0"}
-            told = await server.http.post("/v1/a2a/message:send", json={"message": message}, headers=headers)
-            found: Json = told.json()
+            response = await server.http.post(
+                "/v1/a2a/message:send", json={"message": message}, headers=headers
+            )
+            found: Json = response.json()
             return found
 
         task = (await send("m", {"text": "two"}, contextId="c"))["task"]

@@ -50,8 +50,8 @@ def burn(what: str) -> str:
     return f"burnt {what}"
 
 
-def last(told: Json) -> Json:
-    message: Json = told["messages"][-1]
+def last(result: Json) -> Json:
+    message: Json = result["messages"][-1]
     return message
 
 
@@ -84,36 +84,36 @@ async def test_the_client_continues_at_another_server_that_takes_over_the_turn(
 ) -> None:
     words = 800
     async with run_servers(tmp_path, words, count=2) as servers:
-        told = await read_on_elsewhere(servers, lambda url: run_client(url, "workflow", id="taken"))
-        ui_stream.judge(told, servers[1], words)
+        result = await read_on_elsewhere(servers, lambda url: run_client(url, "workflow", id="taken"))
+        ui_stream.judge(result, servers[1], words)
 
 
 async def test_parts_of_an_answer_arrive_in_the_form_of_the_sdk() -> None:
     script = [[ThinkingDelta("hm"), *calls(("visit", '{"at": "sea"}'), text="I go.")], text("A tree")]
     async with served(make_app(script, tools=[visit])) as server:
         for story in ("workflow", "standard"):
-            told = await run_client(server.url, story, id=story)
-            message = last(told)
+            result = await run_client(server.url, story, id=story)
+            message = last(result)
             assert kinds(message) == [
                 *("step-start", "reasoning", "text", "tool-visit", "source-url", "data-map"),
                 *("step-start", "text"),
             ]
             assert message["parts"][3]["output"] == {"seen": "sea"}
             assert text_of(message) == "I go.A tree"
-            assert [part["type"] for part in told["data"]] == ["data-map"]
+            assert [part["type"] for part in result["data"]] == ["data-map"]
         # A page that is opened later, without and with the messages.
         shown = (await server.http.get("/v1/chat/standard/messages")).json()["messages"]
         for known in (list[Json](), shown):
-            told = await run_client(server.url, "resume", id="standard", messages=known)
-            assert text_of(last(told)) == "I go.A tree"
-            assert len(told["messages"]) == max(1, len(known))
+            result = await run_client(server.url, "resume", id="standard", messages=known)
+            assert text_of(last(result)) == "I go.A tree"
+            assert len(result["messages"]) == max(1, len(known))
 
 
 async def test_answers_are_regenerated_and_the_chat_continues() -> None:
     async with served(make_app(lambda _: text("Hello you"))) as server:
-        told = await run_client(server.url, "regenerate", id="c")
-        assert told["ids"][:2] == ["c~1", "c~2"]
-        assert [message["role"] for message in told["messages"]] == ["user", "assistant"] * 2
+        result = await run_client(server.url, "regenerate", id="c")
+        assert result["ids"][:2] == ["c~1", "c~2"]
+        assert [message["role"] for message in result["messages"]] == ["user", "assistant"] * 2
         runner = await server.app.host.session("c")
         found = [type(entry) for entry in runner.state.history.entries]
         assert found == [UserMessage, Step] * 2
@@ -122,21 +122,21 @@ async def test_answers_are_regenerated_and_the_chat_continues() -> None:
 async def test_tools_of_the_client_run_there_once_each() -> None:
     script = [calls(("look", '{"at": "sea"}'), ("look", '{"at": "land"}')), text("Both")]
     async with served(make_app(script)) as server:
-        told = await run_client(server.url, "client", id="c", tools=[LOOK])
-        assert told["calls"] == ["look", "look"]
-        outputs = [part["output"]["at"] for part in last(told)["parts"] if part["type"] == "tool-look"]
+        result = await run_client(server.url, "client", id="c", tools=[LOOK])
+        assert result["calls"] == ["look", "look"]
+        outputs = [part["output"]["at"] for part in last(result)["parts"] if part["type"] == "tool-look"]
         assert outputs == ["sea", "land"]
-        assert text_of(last(told)) == "Both"
+        assert text_of(last(result)) == "Both"
 
 
 @pytest.mark.parametrize(("story", "state"), [("approve", "output-available"), ("deny", "output-denied")])
 async def test_a_person_decides_about_a_call_in_the_sdk(story: str, state: str) -> None:
     async with served(make_app([calls(("burn", '{"what": "it"}')), text("Well")], tools=[burn])) as server:
-        told = await run_client(server.url, story, id="c")
-        assert told["asked"]["state"] == "approval-requested"
-        (part,) = [part for part in last(told)["parts"] if part["type"] == "tool-burn"]
+        result = await run_client(server.url, story, id="c")
+        assert result["asked"]["state"] == "approval-requested"
+        (part,) = [part for part in last(result)["parts"] if part["type"] == "tool-burn"]
         assert part["state"] == state
-        assert text_of(last(told)) == "Well"
+        assert text_of(last(result)) == "Well"
 
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "ai-sdk.md").read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ from midstream.models.responses import Finished, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.store_registry import read_store
 from midstream.testing.scripted_model import ScriptedModel
-from tests.dialects.gateway_serving import WAIT_S, asgi_client, make_gateway, say
+from tests.dialects.gateway_serving import WAIT_S, asgi_client, chat_request, make_gateway
 from tests.dialects.usage_upstream import (
     COMPLETION,
     PROMPT,
@@ -212,7 +212,7 @@ async def test_an_answer_whose_process_died_before_its_count_is_counted_by_the_n
     store = str(tmp_path / "gateway.db")
     model = ScriptedModel(lambda _: [TextDelta("yes"), Finished(usage=Usage(7, 3))])
     async with asgi_client(make_gateway(model, store=SQLiteStore(store), world=DyingWorld())) as client:
-        assert (await client.post("/v1/chat/completions", json=say("hi"))).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=chat_request("hi"))).status_code == 200
         tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("usage of")]
         assert len(tasks) == 1
         tasks[0].cancel()

@@ -58,8 +58,8 @@ def node() -> str:
 async def run_client(url: str, story: str, **more: object) -> Json:
     """Play a story of chat_client.mjs and return the client's result."""
     program = (HERE / "chat_client.mjs").read_text(encoding="utf-8")
-    told: Json = json.loads(await run_node(program, json.dumps({"url": url, "story": story, **more})))
-    return told
+    result: Json = json.loads(await run_node(program, json.dumps({"url": url, "story": story, **more})))
+    return result
 
 
 async def run_node(program: str, *arguments: str, home: Path = HOME) -> str:
@@ -324,11 +324,11 @@ def text_of(message: Json) -> str:
     return "".join(part["text"] for part in message["parts"] if part["type"] == "text")
 
 
-def judge(told: Json, server: KillableServer, words: int) -> None:
+def judge(result: Json, server: KillableServer, words: int) -> None:
     """Check that the client has each word once, and that the tool ran once."""
-    last = told["messages"][-1]
+    last = result["messages"][-1]
     expected = chat_agent.FIRST + "".join(f"word{number} " for number in range(words))
-    assert last["role"] == "assistant", told
+    assert last["role"] == "assistant", result
     assert text_of(last) == expected, f"{len(text_of(last))} characters instead of {len(expected)}"
     thoughts = [part["text"] for part in last["parts"] if part["type"] == "reasoning"]
     assert thoughts == [chat_agent.THOUGHT], thoughts
@@ -349,9 +349,9 @@ async def play(
         run_servers(folder, words, *options) as [server],
         cut_chats(server, random.Random(seed), cuts=cuts, kills=kills, cut_bytes=CUT_BYTES[story]) as relay,
     ):
-        told = await run_client(relay.url, story, id=f"chat-{seed}")
-        judge(told, server, words)
-        return told
+        result = await run_client(relay.url, story, id=f"chat-{seed}")
+        judge(result, server, words)
+        return result
 
 
 def main(arguments: list[str]) -> int:

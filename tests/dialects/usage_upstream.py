@@ -82,8 +82,8 @@ class UserGateway:
     def command(self, *words: object) -> str:
         """Run `midstream gateway ... WORDS`, and return its output."""
         process = Forked("midstream", "--home", self.home, "gateway", *self.options, *words, text=True)
-        out, said = process.communicate(timeout=WAIT_S)
-        assert process.wait() == 0, said
+        out, output = process.communicate(timeout=WAIT_S)
+        assert process.wait() == 0, output
         return str(out).strip()
 
     def usage(self, *words: str) -> list[dict[str, Any]]:

@@ -211,13 +211,19 @@ def test_the_rules_of_a_provider_can_be_applied(rows: Rows) -> None:
     rows.session()
     rows.message("msg_1", "assistant", {"type": "text", "text": "I begin."})
     assert examine(rows.path).report.status is Status.CLEAN
-    told = examine(rows.path, profile="anthropic").report
-    assert (told.profile, [found.code for found in told.findings]) == ("anthropic", ["starts-with-response"])
+    document = examine(rows.path, profile="anthropic").report
+    assert (document.profile, [found.code for found in document.findings]) == (
+        "anthropic",
+        ["starts-with-response"],
+    )
 
 
 def test_a_wrong_format_name_is_refused(rows: Rows) -> None:
-    told = examine(rows.path, named="codex").report
-    assert (told.reason, told.problem) == ("wrong-format", "this is opencode, not codex; leave --format out")
+    document = examine(rows.path, named="codex").report
+    assert (document.reason, document.problem) == (
+        "wrong-format",
+        "this is opencode, not codex; leave --format out",
+    )
 
 
 def test_a_damaged_database_is_reported(rows: Rows) -> None:
@@ -225,8 +231,8 @@ def test_a_damaged_database_is_reported(rows: Rows) -> None:
     body = bytearray(rows.path.read_bytes())
     body[4096:] = b"\xff" * (len(body) - 4096)
     rows.path.write_bytes(bytes(body))
-    told = examine(rows.path).report
-    assert (told.status, told.reason) == (Status.UNREADABLE, "damaged")
+    document = examine(rows.path).report
+    assert (document.status, document.reason) == (Status.UNREADABLE, "damaged")
 
 
 def test_a_locked_database_is_reported(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:

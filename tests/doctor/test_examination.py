@@ -98,7 +98,7 @@ def test_a_separate_system_prompt_is_judged_with_the_messages(tmp_path: Path) ->
     assert written["messages"][-1] == messages[1]
 
 
-def test_another_profile_finds_what_its_provider_refuses(tmp_path: Path) -> None:
+def test_another_profile_finds_the_faults_that_its_provider_refuses(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     path.write_text(json.dumps([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]))
     assert examine(path).report.status is Status.CLEAN
@@ -146,9 +146,9 @@ def test_a_mix_of_formats_is_reported_and_the_format_can_be_given(tmp_path: Path
         {"role": "tool", "tool_call_id": "a", "content": "r"},
     ]
     path.write_text(json.dumps(messages))
-    told = examine(path).report
-    assert (told.status, told.reason) == (Status.UNREADABLE, "mixed-formats")
-    assert "anthropic (first: message 1), openai-chat (first: message 2)" in told.problem
+    document = examine(path).report
+    assert (document.status, document.reason) == (Status.UNREADABLE, "mixed-formats")
+    assert "anthropic (first: message 1), openai-chat (first: message 2)" in document.problem
     assert examine(path, named="anthropic").report.status is Status.FINDINGS
 
 
@@ -164,9 +164,9 @@ def test_a_mix_of_formats_is_reported_and_the_format_can_be_given(tmp_path: Path
     ],
 )
 def test_a_wrong_format_is_refused_and_the_right_one_is_named(tmp_path: Path, name: str, named: str) -> None:
-    told = examine(put(tmp_path, name), named=named).report
-    assert (told.status, told.reason) == (Status.UNREADABLE, "wrong-format")
-    assert f"not {named}" in told.problem
+    document = examine(put(tmp_path, name), named=named).report
+    assert (document.status, document.reason) == (Status.UNREADABLE, "wrong-format")
+    assert f"not {named}" in document.problem
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ def test_lines_that_are_not_json_are_omitted_from_the_copy_and_are_a_loss(tmp_pa
 def test_broken_links_and_special_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe.json")
-    told = examine(tmp_path / "link.json").report
-    assert (told.status, told.reason) == (Status.MISSING, "not-found")
-    assert "'nowhere'" in told.problem
+    path = examine(tmp_path / "link.json").report
+    assert (path.status, path.reason) == (Status.MISSING, "not-found")
+    assert "'nowhere'" in path.problem
     assert examine(tmp_path / "pipe.json").report.reason == "not-a-file"
     assert examine(tmp_path / "none.json").report.status is Status.MISSING
     assert examine(tmp_path).report.status is Status.MISSING
@@ -264,8 +264,8 @@ def test_a_read_error_of_the_disk_is_reported(tmp_path: Path, monkeypatch: pytes
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("midstream.doctor.examination.lines_of", fail)
-    told = examine(path).report
-    assert (told.reason, told.problem) == ("not-a-file", "it cannot be read: Input/output error")
+    document = examine(path).report
+    assert (document.reason, document.problem) == ("not-a-file", "it cannot be read: Input/output error")
 
 
 def test_insufficient_memory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +279,9 @@ def test_insufficient_memory_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
 def test_trailing_zeros_of_a_power_cut_are_a_cut_line(tmp_path: Path) -> None:
     path = put(tmp_path, "codex.valid.jsonl")
     path.write_bytes(path.read_bytes() + bytes(500))
-    told = examine(path).report
-    assert (told.status, len(told.notes)) == (Status.CLEAN, 1)
-    assert "was cut off while it was written" in told.notes[0]
+    document = examine(path).report
+    assert (document.status, len(document.notes)) == (Status.CLEAN, 1)
+    assert "was cut off while it was written" in document.notes[0]
 
 
 def test_a_cut_last_request_is_not_a_defect(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("midstream.doctor.file_reading.DOCUMENT_BYTES_MAX", 10)
-    told = examine(put(tmp_path, "openai-chat.valid.json")).report
-    assert told.reason == "too-large"
+    document = examine(put(tmp_path, "openai-chat.valid.json")).report
+    assert document.reason == "too-large"
 
 
 def test_a_single_whole_session_line_needs_no_suffix(tmp_path: Path) -> None:

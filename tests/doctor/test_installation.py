@@ -42,8 +42,8 @@ def test_open_permissions_a_wrong_clock_and_a_taken_port_are_reported(tmp_path: 
         found = {
             check.name: check for check in checks(tmp_path, port=door.getsockname()[1], world=_Dated(10.0))
         }
-    told = {name: check.verdict for name, check in found.items() if check.verdict is not CheckResult.OK}
-    assert told == {
+    reported = {name: check.verdict for name, check in found.items() if check.verdict is not CheckResult.OK}
+    assert reported == {
         "permissions": CheckResult.WARNING,
         "disk clock": CheckResult.WARNING,
         "clock": CheckResult.PROBLEM,
@@ -74,8 +74,8 @@ def test_sqlite_versions_that_can_lose_pages_are_known(version: str, *, has_bug:
 def test_the_file_system_is_that_of_the_longest_mount(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text("dev / ext4 rw 0 0\nsrv /data nfs4 rw 0 0\nx /data/my\\040disk xfs rw 0 0\nbroken\n")
-    told = [
+    found = [
         file_system_of(Path(folder), mounts) for folder in ("/etc", "/data/a", "/data/my disk/a", "/database")
     ]
-    assert told == ["ext4", "nfs4", "xfs", "ext4"]
+    assert found == ["ext4", "nfs4", "xfs", "ext4"]
     assert file_system_of(Path("/etc"), tmp_path / "none") == ""

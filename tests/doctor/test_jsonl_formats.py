@@ -68,8 +68,8 @@ def test_codex_items_are_read_with_and_without_an_envelope() -> None:
 
 def test_prompts_responses_and_results_are_distinguished() -> None:
     facts = facts_of("anthropic")
-    told = [facts([each]) for each in (prompt("hi"), call_response("m", "a"), results_message("a"))]
-    assert [(each.is_prompt, each.is_response, each.ids) for each in told] == [
+    found = [facts([each]) for each in (prompt("hi"), call_response("m", "a"), results_message("a"))]
+    assert [(each.is_prompt, each.is_response, each.ids) for each in found] == [
         (True, False, frozenset()),
         (False, True, frozenset({"a"})),
         (False, False, frozenset({"a"})),

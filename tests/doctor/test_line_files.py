@@ -143,9 +143,9 @@ def test_added_lines_are_on_the_chain_that_readers_follow(tmp_path: Path) -> Non
         line(8, 7, text_response("m2", "Two.")),
     ]
     lines = _fixed(write_lines(tmp_path / "s.jsonl", session))
-    told = json.dumps([each["message"] for each in _chain(lines, uuid(8))])
-    assert [told.count(f'"tool_use_id": "{each}"') for each in "abc"] == [1, 1, 1]
-    assert [told.count(f'"id": "{each}"') for each in "abc"] == [1, 1, 1]
+    text = json.dumps([each["message"] for each in _chain(lines, uuid(8))])
+    assert [text.count(f'"tool_use_id": "{each}"') for each in "abc"] == [1, 1, 1]
+    assert [text.count(f'"id": "{each}"') for each in "abc"] == [1, 1, 1]
     new = [each for each in lines if each["uuid"] not in {old["uuid"] for old in session}]
     assert [(each["type"], each["sessionId"]) for each in new] == [("user", "5e55")]
 
@@ -224,8 +224,8 @@ def test_a_line_beyond_the_limit_is_reported_and_not_read(
         line(3, 2, text_response("m2", "Yes.")),
     ]
     done = examine(write_lines(tmp_path / "s.jsonl", session))
-    told = [(found.code, found.line) for found in done.report.findings]
-    assert told == [("long-line", 2), ("broken-chain", 3)]
+    reported = [(found.code, found.line) for found in done.report.findings]
+    assert reported == [("long-line", 2), ("broken-chain", 3)]
     assert done.remedy is not None
     assert len(_chain(read_lines(done.remedy.beside().path), uuid(3))) == 2
 

@@ -51,7 +51,7 @@ def test_in_place_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) ->
     assert "completed" in part.read_text()
 
 
-def test_another_profile_finds_what_its_provider_refuses(tmp_path: Path) -> None:
+def test_another_profile_finds_the_faults_that_its_provider_refuses(tmp_path: Path) -> None:
     storage = put(tmp_path, "opencode.valid")
     tool = storage / "part" / "msg_2" / "prt_3.json"
     tool.write_text(tool.read_text().replace("call_A", "call A"))

@@ -121,8 +121,8 @@ def _session(*messages: Any) -> Json:  # noqa: ANN401 - any JSON
 def test_a_session_without_calls_is_recognized_by_its_other_fields(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps(_session(_user("x"), _response(_text("y")))))
-    told = examine(path).report
-    assert (told.format, told.profile, told.status) == ("tunacode", "neutral", Status.CLEAN)
+    document = examine(path).report
+    assert (document.format, document.profile, document.status) == ("tunacode", "neutral", Status.CLEAN)
 
 
 def test_the_rules_of_a_provider_can_be_applied(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def _agent(
     return Agent(ScriptedModel([*script]), name=name, version=version, tools=[push])
 
 
-async def _leave_turn(store: MemoryStore, *, version: str = "") -> None:
+async def _store_running_turn(store: MemoryStore, *, version: str = "") -> None:
     """Leave a turn of the agent `cook` in the middle of its text."""
     host = await _start(Host(_agent("cook", [TextDelta("half"), Stall()], version=version), store))
     runner = await host.session("s", create=True)
@@ -55,7 +55,7 @@ async def _open_session(store: MemoryStore, agent: Agent) -> Runner:
 @pytest.mark.parametrize(("name", "version"), [("waiter", ""), ("waiter", "1"), ("cook", "2")])
 async def test_another_agent_does_not_continue_a_turn_and_logs_the_remedy(name: str, version: str) -> None:
     store = MemoryStore()
-    await _leave_turn(store, version="1")
+    await _store_running_turn(store, version="1")
     runner = await _open_session(store, _agent(name, text("stolen"), version=version))
     before = runner.newest
     for command in (None, SendMessage(UserMessage.of("and?")), Answer(CallRef(1, 1, "c"), "d", Choice.ALLOW)):
@@ -74,7 +74,7 @@ async def test_another_agent_does_not_continue_a_turn_and_logs_the_remedy(name: 
 @pytest.mark.parametrize("versions", [("1", "1"), ("", "1"), ("1", "")])
 async def test_an_empty_version_matches_any(versions: tuple[str, str]) -> None:
     store = MemoryStore()
-    await _leave_turn(store, version=versions[0])
+    await _store_running_turn(store, version=versions[0])
     runner = await _open_session(store, _agent("cook", text("the whole answer"), version=versions[1]))
     await records_until_end(runner, after=0)
     assert not runner.state.is_live
@@ -106,7 +106,7 @@ async def test_an_approval_is_not_consumed_by_another_agent() -> None:
 @spec("TURN-86")
 async def test_a_cancel_ends_the_held_turn_without_running_any_of_it() -> None:
     store = MemoryStore()
-    await _leave_turn(store)
+    await _store_running_turn(store)
     model = ScriptedModel([text("next")])
     runner = await _open_session(store, Agent(model, name="waiter"))
     await runner.submit(Cancel())
@@ -120,7 +120,7 @@ async def test_a_cancel_ends_the_held_turn_without_running_any_of_it() -> None:
 @spec("TURN-86")
 async def test_an_explicit_resume_continues_with_the_served_agent() -> None:
     store = MemoryStore()
-    await _leave_turn(store)
+    await _store_running_turn(store)
     runner = await _open_session(store, _agent("waiter", text("the whole answer")))
     await runner.submit(Resume())
     await records_until_end(runner, after=0)
@@ -135,7 +135,7 @@ def test_a_journal_without_an_agent_name_matches_any() -> None:
     assert (state.agent, state.is_turn_of_other("waiter", "2")) == ("", False)
 
 
-async def _leave_question(store: MemoryStore) -> Runner:
+async def _store_open_question(store: MemoryStore) -> Runner:
     """Leave a turn that waits for a person's approval of a call of `push`."""
     first = await _start(Host(_agent("cook", calls(("c1", "push", '{"button":"red"}'))), store))
     runner = await first.session("s", create=True)
@@ -150,7 +150,7 @@ async def _leave_question(store: MemoryStore) -> Runner:
 @spec("TURN-90")
 async def test_a_turn_with_missing_tools_is_held_and_listed() -> None:
     store = MemoryStore()
-    left = await _leave_question(store)
+    left = await _store_open_question(store)
     digest = left.state.turn.calls[0].plan.digest  # type: ignore[union-attr]
     host = await _start(Host(Agent(ScriptedModel([text("stolen")]), name="cook"), store))
     runner = await host.session("s")
@@ -174,7 +174,7 @@ async def test_a_held_turn_continues_when_it_is_resumed_or_ends_when_it_is_cance
         (Cancel(), TurnStatus.CANCELLED, Outcome.CANCELLED),
     ):
         store = MemoryStore()
-        left = await _leave_question(store)
+        left = await _store_open_question(store)
         digest = left.state.turn.calls[0].plan.digest  # type: ignore[union-attr]
         runner = await _open_session(store, Agent(ScriptedModel([text("without it")]), name="cook"))
         await runner.submit(command)
@@ -190,7 +190,7 @@ async def test_a_held_turn_continues_when_it_is_resumed_or_ends_when_it_is_cance
 @spec("TURN-90")
 async def test_additional_tools_do_not_hold_a_turn() -> None:
     store = MemoryStore()
-    await _leave_question(store)
+    await _store_open_question(store)
     ran: list[str] = []
     cook = _agent("cook", text("done"), ran=ran)
     more = Agent(cook.model, name="cook", tools=[*cook.tools.values(), tool(has_effects=False)(_more)])

@@ -48,9 +48,9 @@ class Tools:
 
 
 def _response(request: ModelRequest) -> list[ScriptedStep]:
-    said = request.history.entries[0]
-    assert isinstance(said, UserMessage)
-    if said == UserMessage.of("wait"):
+    message = request.history.entries[0]
+    assert isinstance(message, UserMessage)
+    if message == UserMessage.of("wait"):
         return [Stall()]
     return text("done") if steps_since_user(request.history) else calls(("work", "{}"))
 

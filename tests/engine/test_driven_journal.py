@@ -35,8 +35,10 @@ def kinds(memory: Memory) -> list[str]:
 async def test_a_run_starts_after_all_writes_of_the_previous_one() -> None:
     memory = Memory()
     journal = await journal_of(memory)
-    heard: list[tuple[int, str]] = []
-    journal.on_records = lambda records: heard.extend((epoch, type(each).__name__) for epoch, each in records)
+    received: list[tuple[int, str]] = []
+    journal.on_records = lambda records: received.extend(
+        (epoch, type(each).__name__) for epoch, each in records
+    )
     await journal.begin_run()
     await journal.submit(BEGIN)
     ends, begins, asks = (
@@ -52,7 +54,7 @@ async def test_a_run_starts_after_all_writes_of_the_previous_one() -> None:
         *("EpochStarted", "MessageAccepted", "AttemptStarted"),
         *("EpochStarted", "TurnEnded"),
     ]
-    assert heard == [
+    assert received == [
         *((1, "EpochStarted"), (1, "MessageAccepted"), (1, "AttemptStarted")),
         *((2, "EpochStarted"), (2, "TurnEnded")),
     ]
@@ -112,10 +114,10 @@ async def test_a_run_waits_until_the_death_of_the_last_process_can_be_detected(*
 async def test_records_of_others_are_received_with_the_claim() -> None:
     memory = Memory()
     first, second = await journal_of(memory), await journal_of(memory)
-    heard: list[Record] = []
+    received: list[Record] = []
 
     def collect(records: Sequence[tuple[int, Record]]) -> None:
-        heard.extend(each for _, each in records)
+        received.extend(each for _, each in records)
 
     second.on_records = collect
     await first.begin_run()
@@ -124,5 +126,5 @@ async def test_records_of_others_are_received_with_the_claim() -> None:
     for _ in range(SETTLE_TURNS):
         await asyncio.sleep(0)
     await second.begin_run()
-    assert [type(each) for each in heard][:1] == [EpochStarted]
+    assert [type(each) for each in received][:1] == [EpochStarted]
     assert second.state.is_live

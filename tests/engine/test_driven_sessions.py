@@ -84,12 +84,12 @@ async def test_a_whole_turn_is_four_appends() -> None:
 
 
 async def test_observers_receive_the_records_of_a_driven_turn() -> None:
-    told: list[Record] = []
+    observed: list[Record] = []
 
     class Noting:
         def on_append(self, session: str, records: Sequence[Record]) -> None:
             assert session == "s"
-            told.extend(records)
+            observed.extend(records)
 
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory), observers=[Noting()])
@@ -102,7 +102,7 @@ async def test_observers_receive_the_records_of_a_driven_turn() -> None:
     await turn.journal_response(DONE, (), "")
     await turn.close(TurnStatus.COMPLETED, {})
     driver.leave("s")
-    assert told == [record for record in await stored(memory) if not isinstance(record, Delta)]
+    assert observed == [record for record in await stored(memory) if not isinstance(record, Delta)]
 
 
 async def test_deltas_are_journaled_before_their_response() -> None:

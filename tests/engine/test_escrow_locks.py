@@ -216,16 +216,18 @@ async def test_unfinished_work_waits_for_its_client_without_an_error(
     await second.start()
     await second.wait_for_recovery()
 
-    async def is_known() -> bool:
+    async def is_one_locked() -> bool:
         return [second.is_locked(info) async for info in second.store.list()] == [True]
 
-    await _until(is_known)
+    await _until(is_one_locked)
     assert second.recovery.failed == 0
     assert second.sessions_awake == 0
-    said = [record.getMessage() for record in caplog.records if "waits for its client" in record.getMessage()]
+    logged = [
+        record.getMessage() for record in caplog.records if "waits for its client" in record.getMessage()
+    ]
     for _ in range(100):
         await asyncio.sleep(0)
-    assert len(said) <= 1, "it is asked once for each epoch"
+    assert len(logged) <= 1, "it is asked once for each epoch"
     assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
     with pytest.raises(SessionLockedError):
         await second.session("s")
@@ -344,10 +346,10 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
     await second.start()
     await second.wait_for_recovery()
 
-    async def are_known() -> bool:
+    async def are_both_locked() -> bool:
         return [second.is_locked(info) async for info in second.store.list()] == [True, True]
 
-    await _until(are_known)
+    await _until(are_both_locked)
     with await _locks(second).hold("rests", SECRET):
         await records_until_end(await second.session("rests"), after=0)
     await world.advance(10.0)

@@ -79,14 +79,14 @@ class RecordingMailbox:
     is_transactional = False
 
     def __init__(self) -> None:
-        self.said: list[ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound] = []
+        self.commands: list[ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound] = []
         self.reports: list[Command] = []
         self.blobs: dict[str, bytes] = {}
 
     async def journal_output(
         self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound
     ) -> None:
-        self.said.append(command)
+        self.commands.append(command)
 
     def journal_progress(self, progress: CallProgress | Stalled | StallFinished) -> None:
         self.reports.append(progress)
@@ -146,9 +146,16 @@ async def test_a_model_receives_history_instructions_and_a_key_that_is_stable_ov
     noted = await _execute(Agent(model, instructions="be brief", stalls=budgets), ASKED)
     (asked,) = model.requests
     assert asked.person is not None
-    told = replace(asked, person=None)
-    assert told == ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s", stalls=budgets)
-    words = (delta.text for said in noted.said if isinstance(said, ModelStreamed) for delta in said.deltas)
+    reported = replace(asked, person=None)
+    assert reported == ModelRequest(
+        "be brief", _session().history, (), 1, "s/3/1", session="s", stalls=budgets
+    )
+    words = (
+        delta.text
+        for commands in noted.commands
+        if isinstance(commands, ModelStreamed)
+        for delta in commands.deltas
+    )
     assert "".join(words) == "yes"
     (responded,) = noted.reports
     assert isinstance(responded, ModelResponded)
@@ -261,8 +268,8 @@ async def test_long_arguments_are_not_silence() -> None:
     noted = RecordingMailbox()
     await world.live_through(Executor(Agent(model), world, noted, NO_HOST).execute(ASKED, _session()))
     assert isinstance(noted.reports[-1], ModelResponded)
-    told = [each for each in noted.reports if isinstance(each, Stalled)]
-    assert told[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
+    stalls = [each for each in noted.reports if isinstance(each, Stalled)]
+    assert stalls[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
 
 
 @spec("TURN-64")
@@ -361,9 +368,9 @@ class StoringModel(ScriptedModel):
 
 
 def _resumed() -> Session:
-    said = ((), Delta(3, 1, 1, 0, "text", "Half a "))
+    commands = ((), Delta(3, 1, 1, 0, "text", "Half a "))
     history = History((UserMessage.of("hi"),))
-    turn = AwaitingModel(3, 1, attempt=1, token="resp_1", continued=1, deltas=said)
+    turn = AwaitingModel(3, 1, attempt=1, token="resp_1", continued=1, deltas=commands)
     return Session(turn=turn, turns=3, history=history)
 
 
@@ -378,7 +385,9 @@ async def _continue(*steps: ScriptedStep) -> tuple[RecordingMailbox, StoringMode
 async def test_a_resumed_response_is_shown_only_from_its_new_part() -> None:
     noted, model = await _continue(Resumable("resp_1"), *text("Half a word"))
     assert model.requests[0].resume == "resp_1"
-    deltas = [each for said in noted.said if isinstance(said, ModelStreamed) for each in said.deltas]
+    deltas = [
+        each for commands in noted.commands if isinstance(commands, ModelStreamed) for each in commands.deltas
+    ]
     assert deltas == [Delta(3, 1, 1, 0, "text", "word")] or "".join(each.text for each in deltas) == "word"
     (responded,) = noted.reports
     assert isinstance(responded, ModelResponded)
@@ -398,7 +407,7 @@ async def test_a_different_text_is_not_a_continuation(words: str) -> None:
 @pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
 async def test_an_interrupted_response_may_be_resumed(end: ScriptedStep) -> None:
     noted, _ = await _live(Agent(StoringModel([Resumable("resp_1"), TextDelta("Half"), end])))
-    assert ModelResumable(AttemptRef(3, 1, 1), "resp_1") in noted.said
+    assert ModelResumable(AttemptRef(3, 1, 1), "resp_1") in noted.commands
     failed = noted.reports[-1]
     assert isinstance(failed, ModelFailed)
     assert failed.is_cut
@@ -567,6 +576,6 @@ async def test_the_hosts_approval_rule_and_the_answer_time_apply_to_client_calls
 async def test_a_pools_decision_is_journaled_before_the_text() -> None:
     judged = ReuseDecision("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
     noted = await _execute(Agent(ScriptedModel([[ReuseReported(judged), *text("yes")]])), ASKED)
-    assert noted.said[0] == ModelReuseDecided(ASKED.ref, judged)
+    assert noted.commands[0] == ModelReuseDecided(ASKED.ref, judged)
     (responded,) = noted.reports
     assert isinstance(responded, ModelResponded)

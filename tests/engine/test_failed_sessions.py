@@ -7,7 +7,7 @@ from midstream.session.records import Delta, decode
 from midstream.store.memory import MemoryStore
 from midstream.testing.history_checker import check, check_ended
 from midstream.testing.store_fakes import FailingStore
-from tests.engine.test_faults import Lab, _say
+from tests.engine.test_faults import Lab, _send_message
 
 
 @pytest.mark.parametrize("appends", [3, 8, 14])
@@ -18,7 +18,7 @@ async def test_after_a_long_outage_the_turn_continues_by_itself(appends: int) ->
     host, world = lab.host(store)
 
     async def until_outage() -> None:
-        await _say(host)
+        await _send_message(host)
         while store.appends < appends:
             await world.sleep(0.01)
 
@@ -40,7 +40,7 @@ async def test_a_journal_that_lost_its_end_is_opened_again() -> None:
     host, world = lab.host(store)
 
     async def until_words() -> None:
-        await _say(host)
+        await _send_message(host)
         while not isinstance(decode(lab.memory.sessions["s"].records[-1].body), Delta):
             await world.sleep(0.001)
 

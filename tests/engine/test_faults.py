@@ -142,7 +142,7 @@ async def _await_end(host: Host) -> None:
             return
 
 
-async def _say(host: Host) -> None:
+async def _send_message(host: Host) -> None:
     await host.start()
     await host.wait_for_recovery()
     runner = await host.session("s", create=True)
@@ -150,7 +150,7 @@ async def _say(host: Host) -> None:
 
 
 async def _turn(host: Host) -> None:
-    await _say(host)
+    await _send_message(host)
     await _await_end(host)
 
 
@@ -172,7 +172,7 @@ async def _recover(lab: Lab) -> None:
         await host.start()
         await host.wait_for_recovery()
         if await host.store.find("s") is None or not (await host.session("s", create=True)).state.turns:
-            await _say(host)
+            await _send_message(host)
         await _await_end(host)
 
     await world.live_through(finish())
@@ -268,7 +268,7 @@ async def test_a_node_wrongly_considered_dead_does_no_harm(records: int) -> None
     frozen, world = lab.host()
 
     async def until_far_enough() -> None:
-        await _say(frozen)
+        await _send_message(frozen)
         while len(lab.memory.sessions["s"].records) < records:
             await world.sleep(0.01)
 
@@ -309,7 +309,7 @@ async def test_a_message_that_could_not_be_stored_is_refused_and_can_be_sent_aga
     store = FailingStore(MemoryStore(lab.memory), {1: StoreFullError("full")})
     host, world = lab.host(store)
     with pytest.raises(StoreFullError):
-        await world.live_through(_say(host))
+        await world.live_through(_send_message(host))
     assert lab.memory.sessions["s"].records == []
     await world.live_through(_turn(host))
     await lab.bury()
@@ -321,7 +321,7 @@ async def test_a_lost_lease_ends_the_session_here_and_nothing_is_written() -> No
     lab = Lab()
     store = FailingStore(MemoryStore(lab.memory), {4: LeaseLostError("a newer node")})
     host, world = lab.host(store)
-    await world.live_through(_say(host))
+    await world.live_through(_send_message(host))
     runner = await host.session("s")
     await world.advance(0.05)
     assert runner.has_failed
@@ -355,5 +355,5 @@ async def test_waiters_of_a_session_that_ended_on_a_bug_are_released() -> None:
     host, world = lab.host()
     world.crash_at(Fault.BEFORE_CLAIM)
     with pytest.raises(MidstreamError, match="stopped on Crashed"):
-        await asyncio.wait_for(_say(host), 60)
+        await asyncio.wait_for(_send_message(host), 60)
     await lab.bury()

@@ -218,8 +218,8 @@ async def test_records_of_another_process_are_read_and_continued() -> None:
     )  # missed records are read with the claim
     await records_until_end(cached, after=before)
     records = [decode(each.body) for each in await cached.read(after=0, limit=100)]
-    said = [r.message.parts[0].text for r in records if isinstance(r, MessageAccepted)]  # type: ignore[union-attr] # words
-    assert said == ["one", "two", "three", "four"]
+    messages = [r.message.parts[0].text for r in records if isinstance(r, MessageAccepted)]  # type: ignore[union-attr] # words
+    assert messages == ["one", "two", "three", "four"]
     assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
     await there.stop()
 

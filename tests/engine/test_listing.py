@@ -9,7 +9,7 @@ from midstream.session.records import EpochStarted, MessageAccepted, Record
 from midstream.session.session import Session, decide, fold
 from midstream.session.turn.commands import Cancel, Command, SendMessage, WhenBusy
 from midstream.store.contract import SessionListing
-from tests.session.turn_stories import AT, answers, asks, ended, needs_approval, reads, responses, say
+from tests.session.turn_stories import AT, answers, asks, ended, needs_approval, reads, responses, sends
 
 
 def _listings(*commands: Command) -> tuple[list[SessionListing | None], Session]:
@@ -29,7 +29,7 @@ def _after(session: Session, records: tuple[Record, ...]) -> Session:
 
 
 def test_a_turn_is_running_until_it_ends() -> None:
-    marks, _ = _listings(say("  what \n is it? "), asks(reads("a")), ended("a"), answers(response=2))
+    marks, _ = _listings(sends("  what \n is it? "), asks(reads("a")), ended("a"), answers(response=2))
     assert marks == [
         SessionListing(is_live=True, at=AT, title="what is it?", turns=1, status="running"),
         None,
@@ -39,7 +39,7 @@ def test_a_turn_is_running_until_it_ends() -> None:
 
 
 def test_the_title_is_the_start_of_the_first_message() -> None:
-    (first, *_, second), _ = _listings(say("x" * 500), Cancel(), say("another"))
+    (first, *_, second), _ = _listings(sends("x" * 500), Cancel(), sends("another"))
     assert first is not None
     assert first.title == "x" * TITLE_CHARS_MAX
     assert second is not None
@@ -47,7 +47,7 @@ def test_the_title_is_the_start_of_the_first_message() -> None:
 
 
 def test_a_turn_that_waits_only_for_people_is_waiting_and_not_live() -> None:
-    marks, _ = _listings(say(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
+    marks, _ = _listings(sends(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
     assert [(mark.is_live, mark.status) for mark in marks if mark] == [
         (True, "running"),
         (False, "waiting"),
@@ -57,7 +57,7 @@ def test_a_turn_that_waits_only_for_people_is_waiting_and_not_live() -> None:
 
 def test_the_next_turn_of_the_queue_keeps_the_session_running() -> None:
     queued = SendMessage(UserMessage.of("and then"), when_busy=WhenBusy.QUEUE)
-    marks, _ = _listings(say(), queued, answers())
+    marks, _ = _listings(sends(), queued, answers())
     assert marks[-1] == SessionListing(is_live=True, at=AT, turns=2, status="running")
 
 

@@ -43,9 +43,9 @@ class ImmediateAppends:
 
     def __call__(self, words: list[Envelope]) -> bool:
         if self._may:
-            said = [each.command for each in words]
+            accepted_command = [each.command for each in words]
             self.words.append(
-                "".join(each.deltas[0].text for each in said if isinstance(each, ModelStreamed))
+                "".join(each.deltas[0].text for each in accepted_command if isinstance(each, ModelStreamed))
             )
         return self._may
 
@@ -150,20 +150,20 @@ async def test_deltas_during_an_append_of_deltas_wait_for_its_readers_and_no_ear
 
 
 async def test_simultaneous_deltas_are_appended_together_at_once_and_close_followers_too() -> None:
-    world, said = FakeWorld(), ImmediateAppends()
-    mailbox = Mailbox(world, said)
+    world, appends = FakeWorld(), ImmediateAppends()
+    mailbox = Mailbox(world, appends)
     mailbox.put(_delta("a"))
     mailbox.put(_delta("b"))
-    assert (said.words, mailbox.is_idle) == ([], False), "there may be more in this moment"
+    assert (appends.words, mailbox.is_idle) == ([], False), "there may be more in this moment"
     await _moments(1)
-    assert (said.words, mailbox.is_idle) == (["ab"], True)
+    assert (appends.words, mailbox.is_idle) == (["ab"], True)
     for word in "cd":
         mailbox.put(_delta(word))
         await _moments(5)
         await world.advance(OUTPUT_EVERY_S / 3)
-    assert (said.words, mailbox.is_idle) == (["ab"], False), "what was said is being read"
+    assert (appends.words, mailbox.is_idle) == (["ab"], False), "deltas are being read"
     await world.advance(OUTPUT_EVERY_S)
-    assert (said.words, mailbox.is_idle) == (["ab", "cd"], True)
+    assert (appends.words, mailbox.is_idle) == (["ab", "cd"], True)
     assert not await _is_due(mailbox)
 
 
@@ -179,15 +179,15 @@ async def test_deltas_that_cannot_be_appended_at_once_are_taken() -> None:
 async def test_deltas_do_not_overtake_waiting_or_taken_commands(
     is_taken: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    said = ImmediateAppends()
-    mailbox = Mailbox(FakeWorld(), said)
+    appends = ImmediateAppends()
+    mailbox = Mailbox(FakeWorld(), appends)
     mailbox.put(_delta("a"))
     mailbox.put(Envelope(FINISHED))
     if is_taken:
         mailbox.take()
         mailbox.put(_delta("b"))
     assert await _is_due(mailbox)
-    assert said.words == []
+    assert appends.words == []
     assert len(mailbox.take()) == (1 if is_taken else 2)
 
 
@@ -347,10 +347,10 @@ def test_a_batch_of_deltas_is_distinguished_from_one_that_changes_pending_work()
 
 def test_a_clients_result_without_consequences_is_distinguished() -> None:
     of_client = Envelope(Received("k", "secret", 1, "d", FINISHED))
-    said = Envelope(Received("k", "secret", 0, "d", SendMessage(UserMessage.of("hi"))))
+    message = Envelope(Received("k", "secret", 0, "d", SendMessage(UserMessage.of("hi"))))
     assert is_mere_result([of_client], 2)
     assert is_mere_result([of_client], 0)
     assert not is_mere_result([of_client], 3)  # it has a consequence
     assert not is_mere_result([of_client, of_client], 2)
-    assert not is_mere_result([said], 2)
+    assert not is_mere_result([message], 2)
     assert not is_mere_result([Envelope(FINISHED)], 1)  # of a tool that ran here

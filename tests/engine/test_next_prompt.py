@@ -85,7 +85,7 @@ DEATHS = [
 class TurnPlan(Struct):
     """The course of one turn: its message, the model's behaviour, its cancel, the death of the process."""
 
-    said: tuple[Text | File, ...]
+    parts: tuple[Text | File, ...]
     responses: list[str]
     cancel_after_s: float | None
     death: tuple[Fault, int] | None
@@ -145,7 +145,7 @@ class GeneratedLife:
             point, count = plan.death
             self.world.crash_at(point, count=self.world.reached[point] + count)
         try:
-            await self.world.live_through(self._say())
+            await self.world.live_through(self._send_message())
             if plan.cancel_after_s is not None:
                 await self.world.advance(plan.cancel_after_s)
                 await self.world.live_through(self._cancel())
@@ -158,10 +158,10 @@ class GeneratedLife:
             await self._await_end()
         self.world.crash_at(DEATHS[0], count=10**9)
 
-    async def _say(self) -> None:
+    async def _send_message(self) -> None:
         await self.host.start()
         await self.host.wait_for_recovery()
-        await (await self._runner()).submit(SendMessage(UserMessage(self.plan.said)))
+        await (await self._runner()).submit(SendMessage(UserMessage(self.plan.parts)))
 
     async def _cancel(self) -> None:
         await (await self._runner()).submit(Cancel())

@@ -125,7 +125,7 @@ async def places() -> AsyncIterator[Places]:
         await places.stop()
 
 
-async def _say(host: Host, words: str, session: str = "s") -> Runner:
+async def _send_message(host: Host, words: str, session: str = "s") -> Runner:
     runner = await host.session(session, create=True)
     await runner.submit(SendMessage(UserMessage.of(words)))
     return runner
@@ -152,7 +152,7 @@ async def test_a_reader_on_another_node_receives_the_turn_as_it_grows(places: Pl
     go = asyncio.Event()
     here = await places.host([[TextDelta("half"), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host()
-    ours = await _say(here, "hi")
+    ours = await _send_message(here, "hi")
     theirs = await there.session("s")
     theirs.attach()
     assert theirs.is_following
@@ -188,7 +188,7 @@ async def test_the_owning_node_decides_commands_of_other_nodes(places: Places) -
 
 async def run_turn_of(host: Host, words: str) -> None:
     """Let a host own session s: one turn, cancelled."""
-    runner = await _say(host, words)
+    runner = await _send_message(host, words)
     await runner.submit(Cancel())
 
 
@@ -198,8 +198,8 @@ async def test_the_agents_turn_limit_applies_wherever_the_message_arrived(places
     there = await places.host(turn_s=90.0)
     await run_turn_of(here, "first")
     await (await there.session("s")).submit(_command("second"))
-    said = [each for each in places.records() if isinstance(each, MessageAccepted)]
-    assert [each.timeout_s for each in said] == [90.0, 90.0]
+    messages = [each for each in places.records() if isinstance(each, MessageAccepted)]
+    assert [each.timeout_s for each in messages] == [90.0, 90.0]
 
 
 @spec("TURN-74")
@@ -229,7 +229,7 @@ async def test_a_withdraw_or_resume_decided_twice_takes_effect_once(places: Plac
     """A command without a name (all waiting ones, the last turn) must not change its meaning the second time."""
     here = await places.host([[Stall()]])
     there = await places.host()
-    ours = await _say(here, "first")
+    ours = await _send_message(here, "first")
     theirs = await there.session("s")
     await here._caretaker.stop()
     later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE)
@@ -269,7 +269,7 @@ async def test_an_undecided_command_of_a_dead_node_goes_to_the_next(places: Plac
 async def test_a_surviving_node_continues_unprompted_and_its_readers_stay(places: Places) -> None:
     here = await places.host([[TextDelta("half"), Stall()]])
     others = [await places.host([text("the whole")]) for _ in range(3)]
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     reader = await others[0].session("s")
     reader.attach()
     await places.kill(here)
@@ -285,7 +285,7 @@ async def test_a_stopping_host_gives_up_at_a_boundary_while_others_live(places: 
     go = asyncio.Event()
     here = await places.host([[TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]])
     there = await places.host([text("no")])
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     await _until(lambda: here._caretaker.peers == 1)
     stopping = asyncio.ensure_future(here.stop(grace_s=5))
     for _ in range(5):
@@ -301,7 +301,7 @@ async def test_a_stopping_host_gives_up_at_a_boundary_while_others_live(places: 
 @spec("TURN-54")
 async def test_nodes_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
     host = await places.host([[Stall()]])
-    await _say(host, "hi")
+    await _send_message(host, "hi")
     for _ in range(4):
         await host.stop(grace_s=0.01)
         host = await places.host([[Stall()]])
@@ -318,7 +318,7 @@ async def test_a_busy_store_at_the_death_of_a_node_is_tried_again(places: Places
     here = await places.host([[Stall()]])
     store = FailingStore(MemoryStore(places.memory))
     there = await places.host([text("done")], store=store)
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     store.outage = StoreBusyError("locked")
     await places.kill(here)
     await _until(lambda: bool(there._caretaker._taking_up))
@@ -328,7 +328,7 @@ async def test_a_busy_store_at_the_death_of_a_node_is_tried_again(places: Places
 
 async def test_recovery_does_not_keep_sessions_of_other_nodes_awake(places: Places) -> None:
     here = await places.host([[Stall()]])
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     there = await places.host()
     assert (there.recovery.total, there.recovery.elsewhere, there.recovery.failed) == (1, 1, 0)
     assert there.awake("s") is None
@@ -338,7 +338,7 @@ async def test_a_followed_session_sleeps_only_without_a_reader_and_its_error_adv
     places: Places,
 ) -> None:
     here = await places.host([[Stall()]])
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     there = await places.host()
     followed = await there.session("s")
     followed.attach()
@@ -368,7 +368,7 @@ async def test_the_deletion_of_a_followed_session_ends_its_readers(places: Place
 async def test_any_node_can_delete_a_session_but_not_during_a_turn(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()
-    runner = await _say(here, "hi")
+    runner = await _send_message(here, "hi")
     with pytest.raises(SessionBusyError):
         await there.delete("s")
     await runner.submit(Cancel())
@@ -396,7 +396,7 @@ async def test_readers_of_a_releasing_node_are_informed_once_another_process_has
     with pytest.raises(StoreBusyError):
         await deleting
     assert _is_free(places, "s"), "the node has let go of it"
-    assert not reading.done(), "nothing was deleted, and nobody has heard of anything"
+    assert not reading.done(), "nothing was deleted, and no reader received an event"
     reading.cancel()
     await run_turn(here, "s", "and on")
     assert (await here.session("s")) is reader
@@ -415,7 +415,7 @@ async def test_a_session_given_up_while_another_node_claims_it_counts_as_handed_
     claiming = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([[Stall()]], store=claiming)
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     theirs = await there.session("s")
     claim = claiming.hold("claim")
     second = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
@@ -434,7 +434,7 @@ async def test_a_stopping_host_gives_up_a_session_that_it_was_just_claiming(
 ) -> None:
     claiming = ScriptedStore(places.memory)
     first = await places.host([[Stall()]])
-    await _say(first, "hi")
+    await _send_message(first, "hi")
     await first.stop(grace_s=0.01)
     hold = claiming.hold(moment)
     second = Host(Agent(ScriptedModel([[Stall()]])), claiming)
@@ -456,7 +456,7 @@ async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(p
     here = await places.host([[Gate(go), TextDelta("a"), Finished()]], store=busy)
     there = await places.host([text("b")])
     await _until(lambda: here.has_peers)
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     releasing = busy.hold("release")
     stopping = asyncio.ensure_future(here.stop(grace_s=WAIT_S))
     go.set()
@@ -512,7 +512,7 @@ async def test_a_session_whose_runner_failed_at_its_node_can_be_deleted_by_anoth
     await run_turn(here, "s", "hi")
     store.outage = LeaseLostError("somebody took it, and was killed")
     with pytest.raises(LeaseLostError):
-        await _say(here, "and?")
+        await _send_message(here, "and?")
     store.outage = None
     assert not _is_free(places, "s"), "a runner that failed gives nothing up"
     await there.delete("s")
@@ -556,7 +556,7 @@ async def test_a_parent_receives_the_child_that_another_process_runs(places: Pla
     child = await there.child("s::1.1.0", ("research",))
     place = Parent("s", 1, 1, "call_1", ("research",))
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
-    parent = await _say(here, "where is it?")
+    parent = await _send_message(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
@@ -575,7 +575,7 @@ async def test_a_parent_cancels_the_child_that_another_process_runs(places: Plac
     child = await there.child("s::1.1.0", ("research",))
     place = Parent("s", 1, 1, "call_1", ("research",))
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
-    parent = await _say(here, "where is it?")
+    parent = await _send_message(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
@@ -632,7 +632,7 @@ async def test_a_child_taken_from_a_frozen_process_is_not_given_up_by_its_parent
     go = asyncio.Event()
     here.agent = _boss([TextDelta("half "), Gate(go), Finished()])
     there.agent = _boss(text("whole"))
-    parent = await _say(here, "where is it?")
+    parent = await _send_message(here, "where is it?")
     await _until(lambda: "s::1.1.0" in places.memory.sessions and bool(places.records("s::1.1.0")))
     assert isinstance(here.store, MemoryStore)
     places.memory.living.discard(here.store.node)  # its heartbeat was missed for a moment
@@ -654,11 +654,11 @@ def _boss(response: list[ScriptedStep]) -> Agent:
 # --- turns without a report ---------------------------------------------------------------------------------------
 
 
-async def _leave_turn_unwatched(places: Places, store: ScriptedStore) -> tuple[Host, Runner]:
+async def _follow_dead_node(places: Places, store: ScriptedStore) -> tuple[Host, Runner]:
     """Return a host that followed a turn whose node died, and has not been informed of that."""
     here = await places.host([[Stall()]])
     there = await places.host([text("done"), text("done")], store=store)
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     theirs = await there.session("s")
     await _until(lambda: there._caretaker.peers == 1)
     watching = store.hold("watch")
@@ -673,7 +673,7 @@ async def test_a_turn_continues_after_a_claim_for_a_command_that_could_not_be_wr
     places: Places,
 ) -> None:
     store = ScriptedStore(places.memory)
-    _, theirs = await _leave_turn_unwatched(places, store)
+    _, theirs = await _follow_dead_node(places, store)
     store.refused = "append"
     with pytest.raises(StoreBusyError):
         await theirs.submit(SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE))
@@ -705,7 +705,7 @@ async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
     watching = store.hold("watch")
     there._caretaker.refresh_followed()
     await watching.was_asked.wait()
-    await _say(here, "second")
+    await _send_message(here, "second")
     await places.kill(here)
     store.refused = "read"
     with pytest.raises(StoreBusyError):
@@ -723,7 +723,7 @@ async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     store = ScriptedStore(places.memory)
     here = await places.host([[Stall()]])
     there = await places.host([text("done")], store=store)
-    await _say(here, "hi")
+    await _send_message(here, "hi")
     theirs = await there.session("s")
     claim = store.hold("claim")
     assert isinstance(here.store, MemoryStore)

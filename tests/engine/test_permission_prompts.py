@@ -62,7 +62,7 @@ class PermissionModel:
     def __init__(self, *wants: Permission, terms: Ask = Ask("Sure?"), is_hasty: bool = False) -> None:  # noqa: B008
         self.done: list[str] = []
         """The permitted actions that it ran."""
-        self.heard: list[Decision] = []
+        self.received: list[Decision] = []
         self.at_decision: Callable[[], None] = lambda: None
         self._wants = wants or (MAKE,)
         self._terms = terms
@@ -83,7 +83,7 @@ class PermissionModel:
         assert request.person is not None
         decision = await request.person(wanted, self._terms)
         self.at_decision()
-        self.heard.append(decision)
+        self.received.append(decision)
         if isinstance(decision, Allowed):
             self.done.append(decision.arguments or wanted.arguments)
 
@@ -134,7 +134,7 @@ async def test_question_answer_and_use_are_recorded_before_the_agent_continues()
     (question,) = questions_of("s", runner.state)
     assert (question.name, question.arguments, question.text) == ("Bash", '{"command":"make"}', "Sure?")
     assert waiting_on(runner.state) == "person"
-    assert coder.heard == []
+    assert coder.received == []
     await runner.submit(_answer(runner))
     records = await records_until_end(runner, after=0)
     assert coder.done == ['{"command":"make"}']
@@ -152,7 +152,7 @@ async def test_a_denial_reaches_the_agent_with_its_reason() -> None:
     await runner.submit(_answer(runner, Choice.DENY, text="not today"))
     await records_until_end(runner, after=0)
     assert coder.done == []
-    assert coder.heard == ["A person declined this call. It was not started. They said: not today"]
+    assert coder.received == ["A person declined this call. It was not started. They said: not today"]
     await host.stop()
 
 
@@ -207,7 +207,7 @@ async def test_a_cancel_ends_the_wait_and_closes_the_question() -> None:
     assert _kinds(records) == ["QuestionAsked", "QuestionClosed", "TurnEnded"]
     with pytest.raises(QuestionClosedError):
         await runner.submit(late)
-    assert coder.heard == []
+    assert coder.received == []
     await host.stop()
 
 
@@ -226,7 +226,7 @@ async def test_people_may_take_hours_and_after_the_deadline_the_agent_is_informe
     assert runner.is_idle is False
     await world.advance(3601.0)
     records = await records_until_end(runner, after=0)
-    assert coder.heard == [NO_DECISION_CONTENT]
+    assert coder.received == [NO_DECISION_CONTENT]
     assert _kinds(records) == ["QuestionAsked", "QuestionClosed", "AnswerUsed", "TurnEnded"]
     assert not any(isinstance(each, StallNoticed) for each in records)
     await host.stop()
@@ -268,7 +268,7 @@ async def test_arguments_that_are_too_long_to_read_are_not_asked_about() -> None
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("build it")))
     records = await records_until_end(runner, after=0)
-    assert coder.heard == [TOO_LONG]
+    assert coder.received == [TOO_LONG]
     assert _kinds(records) == ["TurnEnded"]
     await host.stop()
 
@@ -312,7 +312,7 @@ async def test_a_permission_request_after_the_end_of_its_attempt_is_refused() ->
     await runner.submit(SendMessage(UserMessage.of("build it")))
     await records_until_end(runner, after=0)
     await left[0]()  # type: ignore[misc]
-    assert coder.heard == [NOT_ASKED]
+    assert coder.received == [NOT_ASKED]
     await host.stop()
 
 
@@ -422,7 +422,7 @@ async def test_an_unused_permission_of_a_dead_process_is_not_asked_about_again()
 
 @spec("TURN-79", "TURN-53")
 async def test_a_frozen_process_gives_its_agent_no_permission() -> None:
-    """A new node asks again about a permission that it found used; the frozen process must not use it too."""
+    """A new node requests a used permission again; the frozen process must not use it too."""
 
     class Taken:
         """A session that another process has taken over."""

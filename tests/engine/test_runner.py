@@ -366,7 +366,7 @@ async def test_a_session_whose_store_failed_for_longer_is_reopened_without_a_sec
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     async with asyncio.timeout(60):
-        while (info := await store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
+        while (info := await store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - no event reports a mark
             await asyncio.sleep(0)
     revived = await host.session("s")
     assert revived is not runner
@@ -441,7 +441,7 @@ async def test_dropped_pending_work_is_resumed() -> None:
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     async with asyncio.timeout(60):
-        while (info := await host.store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
+        while (info := await host.store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - no event reports a mark
             await asyncio.sleep(0)
     step = (await host.session("s")).state.history.entries[-1]
     assert isinstance(step, Step)
@@ -569,7 +569,7 @@ class WordByWordModel:
         yield Finished()
 
 
-async def _speaking(store: AtOnce) -> tuple[Host, WordByWordModel, Runner]:
+async def _start_turn_by_word(store: AtOnce) -> tuple[Host, WordByWordModel, Runner]:
     model = WordByWordModel()
     host = Host(Agent(model), store)
     await host.start()
@@ -584,17 +584,17 @@ async def _read_to_end(host: Host, model: WordByWordModel, runner: Runner) -> li
     async with asyncio.timeout(60):
         while runner.state.is_live:
             await runner.wait(runner.newest.position)
-    said = [each.text for each in await _records(runner) if isinstance(each, Delta)]
+    texts = [each.text for each in await _records(runner) if isinstance(each, Delta)]
     await host.stop()
-    return said
+    return texts
 
 
 @pytest.mark.parametrize("may", [True, False])
-async def test_simultaneous_deltas_are_one_record_whoever_appends_them(
+async def test_simultaneous_deltas_are_one_record_with_and_without_another_append(
     may: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     store = AtOnce(may=may)
-    host, model, runner = await _speaking(store)
+    host, model, runner = await _start_turn_by_word(store)
     start = runner.newest.position
     for word in "ab":
         model.words.put_nowait(word)
@@ -606,7 +606,7 @@ async def test_simultaneous_deltas_are_one_record_whoever_appends_them(
 
 async def test_a_store_that_is_not_ready_receives_deltas_only_with_its_other_appends() -> None:
     store = AtOnce(is_ready=False)
-    host, model, runner = await _speaking(store)
+    host, model, runner = await _start_turn_by_word(store)
     model.words.put_nowait("a")
     async with asyncio.timeout(30):
         await runner.wait(runner.newest.position)
@@ -616,7 +616,7 @@ async def test_a_store_that_is_not_ready_receives_deltas_only_with_its_other_app
 
 async def test_a_delta_does_not_overtake_a_pending_append() -> None:
     store = AtOnce()
-    host, model, runner = await _speaking(store)
+    host, model, runner = await _start_turn_by_word(store)
     store.go.clear()
     queued = asyncio.create_task(runner.submit(SendMessage(UserMessage.of("b"), when_busy=WhenBusy.QUEUE)))
     await asyncio.sleep(0)
@@ -640,7 +640,7 @@ async def test_a_bug_during_an_append_of_deltas_ends_the_session_and_repeats_not
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = AtOnce()
-    host, model, runner = await _speaking(store)
+    host, model, runner = await _start_turn_by_word(store)
     store.bug = RuntimeError("after the append")
     model.words.put_nowait("a")
     async with asyncio.timeout(60):
@@ -648,8 +648,8 @@ async def test_a_bug_during_an_append_of_deltas_ends_the_session_and_repeats_not
             await runner.wait(runner.newest.position)
     assert runner.has_failed
     assert "a session ended on a defect" in caplog.text
-    said = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
-    assert [each.text for each in said if isinstance(each, Delta)] == ["a"]
+    found = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
+    assert [each.text for each in found if isinstance(each, Delta)] == ["a"]
     await host.stop()
 
 

@@ -56,7 +56,7 @@ async def test_a_session_that_wakes_during_its_deletion_does_no_work(monkeypatch
     await host.stop()
 
 
-async def test_a_session_deleted_by_another_process_starts_anew() -> None:
+async def test_a_session_deleted_by_another_process_starts_empty() -> None:
     memory = Memory()
     here = await _start(Host(Agent(ScriptedModel([text("a")])), MemoryStore(memory)))
     await run_turn(here, "s", "one")

@@ -61,7 +61,7 @@ from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_un
 from midstream.testing.history_checker import Evidence, check
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import tool
-from tests.session.turn_stories import AT, answers, asks, at_child, say, streams
+from tests.session.turn_stories import AT, answers, asks, at_child, sends, streams
 from tests.spec import spec
 
 CHILD = "s::1.1.0"
@@ -353,9 +353,9 @@ class _SessionLine(Struct, eq=False):
         """Let its node die and the next one start."""
         self.epoch += 1
         self.append((EpochStarted(self.epoch, f"node {self.epoch}", AT),))
-        self.tell(Recover())
+        self.append_command(Recover())
 
-    def tell(self, command: Command) -> None:
+    def append_command(self, command: Command) -> None:
         self.append(sessions.decide(self.session, command, epoch=self.epoch, at=AT))
 
     def append(self, records: tuple[Record, ...]) -> None:
@@ -382,12 +382,12 @@ class _Family:
     def __init__(self) -> None:
         self.parent = _SessionLine("s")
         self.parent.take_over()
-        self.parent.tell(say())
-        self.parent.tell(asks(at_child("a"), at_child("b")))
+        self.parent.append_command(sends())
+        self.parent.append_command(asks(at_child("a"), at_child("b")))
         self.children = {call_id: _SessionLine(f"s::1.1.{at}") for at, call_id in enumerate("ab")}
         for child in self.children.values():
             child.take_over()
-            child.tell(say("work"))
+            child.append_command(sends("work"))
         self.followers: list[_Follower] = []
         self.follow()
 
@@ -405,14 +405,14 @@ class _Family:
         page = child.stored()[after : after + limit]
         if page:
             follower.shown[call_id] = page[-1].position
-            told = tuple(
+            found = tuple(
                 (each.position, each.body) for each in page if not isinstance(decode(each.body), OF_NODES)
             )
-            self._tell(follower, ChildStreamed(CallRef(1, 1, call_id), child.name, told))
+            self._append_command(follower, ChildStreamed(CallRef(1, 1, call_id), child.name, found))
         elif not child.session.is_live:
-            self._tell(follower, CallFinished(1, 1, result_of(call_id, child.session)))
+            self._append_command(follower, CallFinished(1, 1, result_of(call_id, child.session)))
 
-    def _tell(self, follower: _Follower, command: Command) -> None:
+    def _append_command(self, follower: _Follower, command: Command) -> None:
         records = sessions.decide(follower.session, command, epoch=follower.epoch, at=AT)
         if not records:
             return
@@ -439,9 +439,9 @@ def test_each_child_is_shown_once_and_has_one_outcome_under_any_interleaving(dat
             case "child dies":
                 child.take_over()
             case "speak" if isinstance(child.session.turn, AwaitingModel):
-                child.tell(streams("words", attempt=child.session.turn.attempt))
+                child.append_command(streams("words", attempt=child.session.turn.attempt))
             case "end" if isinstance(child.session.turn, AwaitingModel):
-                child.tell(answers(f"{call_id} is done", attempt=child.session.turn.attempt))
+                child.append_command(answers(f"{call_id} is done", attempt=child.session.turn.attempt))
             case _:
                 if family.followers:
                     follower = data.draw(st.sampled_from(family.followers))
@@ -449,7 +449,7 @@ def test_each_child_is_shown_once_and_has_one_outcome_under_any_interleaving(dat
 
     for call_id, child in family.children.items():
         if isinstance(child.session.turn, AwaitingModel):
-            child.tell(answers(f"{call_id} is done", attempt=child.session.turn.attempt))
+            child.append_command(answers(f"{call_id} is done", attempt=child.session.turn.attempt))
     family.parent.take_over()
     family.follow()
     for _ in range(100):

@@ -30,17 +30,17 @@ class WaitBench:
 
 
 async def test_each_kind_of_wait_ends_at_its_deadline_with_its_own_command() -> None:
-    told = WaitBench()
-    told.waits.set(
+    bench = WaitBench()
+    bench.waits.set(
         [
-            AwaitEnd(3, told.at(40)),
-            AwaitClient(CallRef(3, 1, "c"), told.at(10)),
-            AwaitPerson(CallRef(3, 1, "p"), told.at(20)),
-            AwaitCancelled(3, told.at(30)),
+            AwaitEnd(3, bench.at(40)),
+            AwaitClient(CallRef(3, 1, "c"), bench.at(10)),
+            AwaitPerson(CallRef(3, 1, "p"), bench.at(20)),
+            AwaitCancelled(3, bench.at(30)),
         ]
     )
-    await told.world.advance(9.9)
-    assert told.commands == []
+    await bench.world.advance(9.9)
+    assert bench.commands == []
     expected = [
         CallExpired(CallRef(3, 1, "c")),
         QuestionExpired(CallRef(3, 1, "p")),
@@ -48,32 +48,32 @@ async def test_each_kind_of_wait_ends_at_its_deadline_with_its_own_command() -> 
         TurnExpired(3),
     ]
     for count in range(1, 5):
-        await told.world.advance(10.0)
-        assert told.commands == expected[:count]
+        await bench.world.advance(10.0)
+        assert bench.commands == expected[:count]
 
 
 async def test_a_wait_ends_once_however_often_it_is_set() -> None:
-    told = WaitBench()
-    client = AwaitClient(CallRef(3, 1, "c"), told.at(10))
-    told.waits.set([client])
-    await told.world.advance(10.0)
-    told.waits.set([client])
-    told.waits.set([client, AwaitClient(CallRef(3, 1, "d"), told.at(15))])
-    await told.world.advance(10.0)
-    assert told.commands == [CallExpired(CallRef(3, 1, "c")), CallExpired(CallRef(3, 1, "d"))]
+    bench = WaitBench()
+    client = AwaitClient(CallRef(3, 1, "c"), bench.at(10))
+    bench.waits.set([client])
+    await bench.world.advance(10.0)
+    bench.waits.set([client])
+    bench.waits.set([client, AwaitClient(CallRef(3, 1, "d"), bench.at(15))])
+    await bench.world.advance(10.0)
+    assert bench.commands == [CallExpired(CallRef(3, 1, "c")), CallExpired(CallRef(3, 1, "d"))]
 
 
 async def test_a_removed_wait_does_not_fire_and_an_earlier_deadline_comes_first() -> None:
-    told = WaitBench()
-    told.waits.set([AwaitClient(CallRef(3, 1, "c"), told.at(10))])
-    told.waits.set([AwaitClient(CallRef(3, 1, "d"), told.at(5))])
-    await told.world.advance(5.0)
-    assert told.commands == [CallExpired(CallRef(3, 1, "d"))]
-    told.waits.set([AwaitClient(CallRef(3, 1, "e"), told.at(30))])
-    await told.world.advance(5.0)
-    told.waits.clear()
-    await told.world.advance(30.0)
-    assert told.commands == [CallExpired(CallRef(3, 1, "d"))]
+    bench = WaitBench()
+    bench.waits.set([AwaitClient(CallRef(3, 1, "c"), bench.at(10))])
+    bench.waits.set([AwaitClient(CallRef(3, 1, "d"), bench.at(5))])
+    await bench.world.advance(5.0)
+    assert bench.commands == [CallExpired(CallRef(3, 1, "d"))]
+    bench.waits.set([AwaitClient(CallRef(3, 1, "e"), bench.at(30))])
+    await bench.world.advance(5.0)
+    bench.waits.clear()
+    await bench.world.advance(30.0)
+    assert bench.commands == [CallExpired(CallRef(3, 1, "d"))]
 
 
 async def test_a_clock_that_was_set_back_prolongs_a_wait() -> None:

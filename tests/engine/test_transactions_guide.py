@@ -36,7 +36,7 @@ async def test_the_example_orders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         f"{TRANSACTION_S:g} s",
         f"{SLOW_S:g} s",
@@ -46,5 +46,5 @@ async def test_the_example_orders(tmp_path: Path) -> None:
         f"{RESULT_CHARS_MAX // 2**20} Mi characters",
     ],
 )
-def test_the_limits_are_those_of_the_code(said: str) -> None:
-    assert said in GUIDE.replace("\n", " ")
+def test_the_limits_are_those_of_the_code(text: str) -> None:
+    assert text in GUIDE.replace("\n", " ")

@@ -35,9 +35,9 @@ class WatchScene:
         self, call_id: str = "", on_stall: OnStall | None = None, budgets: StallBudgets = BUDGETS
     ) -> None:
         self.world = FakeWorld()
-        self.told: list[Stalled | StallFinished] = []
+        self.stalls: list[Stalled | StallFinished] = []
         place = ("s", 1, 2, call_id)
-        self.watch = Watch(self.world, budgets, place, self.told.append, on_stall)
+        self.watch = Watch(self.world, budgets, place, self.stalls.append, on_stall)
 
     async def live(self, *pauses_s: float, mark: str = "token") -> None:
         """Report progress after each pause."""
@@ -54,14 +54,14 @@ class WatchScene:
 async def test_silence_and_its_end_are_reported_once() -> None:
     scene = WatchScene()
     await scene.run(29.0, 14.0, 100.0, 14.0)
-    assert scene.told == [Stalled(1, 2, BETWEEN, 15.0), StallFinished(1, 2, BETWEEN, 100.0)]
+    assert scene.stalls == [Stalled(1, 2, BETWEEN, 15.0), StallFinished(1, 2, BETWEEN, 100.0)]
 
 
 @spec("TURN-65")
 async def test_each_silence_is_a_separate_episode() -> None:
     scene = WatchScene()
     await scene.run(31.0, 16.0, 1.0, 17.0)
-    assert scene.told == [
+    assert scene.stalls == [
         Stalled(1, 2, FIRST, 30.0),
         StallFinished(1, 2, FIRST, 31.0),
         Stalled(1, 2, BETWEEN, 15.0),
@@ -77,7 +77,7 @@ async def test_without_a_first_token_each_doubling_is_reported(caplog: pytest.Lo
     scene = WatchScene(on_stall=seen.append, budgets=StallBudgets(first_token_max_s=600.0))
     await scene.run(500.0, 40.0)
     warned = [30.0, 60.0, 120.0, 240.0, 480.0]
-    assert scene.told == [
+    assert scene.stalls == [
         *(Stalled(1, 2, FIRST, silent_s) for silent_s in warned),
         StallFinished(1, 2, FIRST, 500.0),
         Stalled(1, 2, BETWEEN, 15.0),
@@ -98,20 +98,20 @@ class Jumping(FakeWorld):
 
 @spec("TURN-65")
 async def test_a_late_check_warns_once() -> None:
-    world, told = Jumping(), list[Stalled | StallFinished]()
+    world, stalls = Jumping(), list[Stalled | StallFinished]()
     budgets = StallBudgets(first_token_max_s=600.0)
-    async with Watch(world, budgets, ("s", 1, 1, ""), told.append):
+    async with Watch(world, budgets, ("s", 1, 1, ""), stalls.append):
         await world.advance(1.0)
         world.jumped_s = 200.0
         await world.advance(100.0)
-    assert [each.silent_s for each in told] == [215.0, 240.0]
+    assert [each.silent_s for each in stalls] == [215.0, 240.0]
 
 
 @spec("TURN-65")
 async def test_a_tool_has_its_own_budget_and_is_never_cut_here() -> None:
     scene = WatchScene("c1")
     await scene.run(59.0, 10_000.0)
-    assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 10_000.0, "c1")]
+    assert scene.stalls == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 10_000.0, "c1")]
 
 
 @spec("TURN-65")
@@ -128,16 +128,16 @@ async def test_a_tool_that_ends_or_is_cancelled_ends_its_stall(caplog: pytest.Lo
                         raise error
 
         await scene.world.live_through(ending())
-        assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 75.0, "c1")]
+        assert scene.stalls == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 75.0, "c1")]
     assert [each.levelname for each in caplog.records].count("INFO") == 2
 
 
 async def test_a_budget_may_be_infinite() -> None:
-    world, told = FakeWorld(), list[Stalled | StallFinished]()
-    watch = Watch(world, StallBudgets(tool_s=math.inf), ("s", 1, 1, "c1"), told.append)
+    world, stalls = FakeWorld(), list[Stalled | StallFinished]()
+    watch = Watch(world, StallBudgets(tool_s=math.inf), ("s", 1, 1, "c1"), stalls.append)
     async with watch:
         await world.advance(1e6)
-    assert (told, world.next_wake_at) == ([], None)
+    assert (stalls, world.next_wake_at) == ([], None)
 
 
 @spec("TURN-64")
@@ -175,14 +175,14 @@ async def test_pings_are_not_progress_and_time_spent_in_our_own_code_does_not_co
             await held.world.sleep(14.0)
 
     await held.world.live_through(slow_journal())
-    assert held.told == []
+    assert held.stalls == []
 
 
 @spec("TURN-65")
 async def test_the_log_has_the_last_events_and_no_text(caplog: pytest.LogCaptureFixture) -> None:
     scene = WatchScene()
 
-    async def speaking() -> None:
+    async def note_much_progress() -> None:
         async with scene.watch:
             for number in range(2 * RECENT_MAX):
                 scene.watch.note_progress(f"kind {number}")
@@ -194,7 +194,7 @@ async def test_the_log_has_the_last_events_and_no_text(caplog: pytest.LogCapture
             scene.watch.note_progress("TextDelta")
 
     with caplog.at_level(logging.INFO):
-        await scene.world.live_through(speaking())
+        await scene.world.live_through(note_much_progress())
     noticed, resumed = [record.__dict__ for record in caplog.records]
     assert (noticed["session"], noticed["turn"], noticed["response"]) == ("s", 1, 2)
     assert (noticed["waiting_for"], noticed["silent_s"], noticed["heartbeat_s_ago"]) == (
@@ -229,7 +229,7 @@ async def test_a_failing_counter_is_logged_and_breaks_nothing(caplog: pytest.Log
 
     scene = WatchScene(on_stall=broken)
     await scene.run(31.0, 16.0)
-    assert [type(each) for each in scene.told] == [Stalled, StallFinished, Stalled, StallFinished]
+    assert [type(each) for each in scene.stalls] == [Stalled, StallFinished, Stalled, StallFinished]
     assert [record.exc_info is not None for record in caplog.records].count(True) >= 2
 
     with pytest.raises(TimeoutError):  # and silence past the limit is still cut

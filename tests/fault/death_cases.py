@@ -112,10 +112,10 @@ def table(figures: dict[str, Any]) -> str:
     """Return the figures for a terminal."""
     lines = []
     for name, value in figures.items():
-        said = value
+        content = value
         if isinstance(value, dict):
-            said = ", ".join(f"{key} {number}" for key, number in value.items())
-        lines.append(f"  {name.replace('_', ' '):42} {said}")
+            content = ", ".join(f"{key} {number}" for key, number in value.items())
+        lines.append(f"  {name.replace('_', ' '):42} {content}")
     return "\n".join(lines)
 
 

@@ -132,8 +132,8 @@ async def live() -> str:
                     ref = CallRef(each.turn, each.response, each.call_id)
                     await runner.submit(Answer(ref, each.digest, Choice.RESPOND, f"to {each.text}"))
             await runner.wait(runner.newest.position)
-        said = [each.response.text for each in runner.state.history.entries if isinstance(each, Step)]
-        return "".join(said)
+        texts = [each.response.text for each in runner.state.history.entries if isinstance(each, Step)]
+        return "".join(texts)
 
 
 def in_child() -> int:

@@ -74,14 +74,16 @@ async def test_a_server_whose_clock_is_off_by_hours_serves_and_takes_over_normal
     use_postgres(folder, engine)
     async with Worker(folder) as node, Worker(folder, "--clock-error", error_s) as heir:
         await bring_into_tool(folder, node)
-        assert (await heir.say("s", "more")).status_code == 409, "its node answered"
+        assert (await heir.send_message("s", "more")).status_code == 409, "its node answered"
         assert len([each for each in records(folder, "s") if isinstance(each, EpochStarted)]) == 1
         await node.kill()
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         async with Worker(folder) as third:
             (folder / "go").touch()
-            assert (await third.say("s", "look")).status_code == 200, "the node with the wrong clock has it"
+            assert (await third.send_message("s", "look")).status_code == 200, (
+                "the node with the wrong clock has it"
+            )
             await until_there(folder, "s", TurnEnded, TurnEnded)
     assert ends(folder, "s") == [end, "completed"]
     assert len([each for each in executions(folder) if each.tool == "work"]) == 1
@@ -107,7 +109,7 @@ async def test_a_jumping_clock_and_a_freeze_cost_no_lease(folder: Path, jump_s: 
         for jumping in ((node, other),) if is_one_machine else ((node,), (other,)):
             for each in jumping:
                 each.signal(signal.SIGUSR2)
-            assert (await other.say("s", "more")).status_code == 409
+            assert (await other.send_message("s", "more")).status_code == 409
         assert len([each for each in records(folder, "s") if isinstance(each, EpochStarted)]) == 1
         await freeze(folder, node)
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
@@ -119,7 +121,7 @@ async def test_a_jumping_clock_and_a_freeze_cost_no_lease(folder: Path, jump_s: 
         await until(lambda: lines(folder)[-1].what == "ended")
         async with asyncio.timeout(WAIT_S):
             await following
-            while (answer := await node.say("s", "think", stream="after")).status_code != 200:
+            while (answer := await node.send_message("s", "think", stream="after")).status_code != 200:
                 assert answer.status_code in {409, 503}, answer.text
         await until_there(folder, "s", TurnEnded, TurnEnded)
     assert len(executions(folder)) == 1

@@ -94,8 +94,8 @@ async def _recovered(url: str) -> dict[str, object]:
         async with asyncio.timeout(WAIT_S):
             while (answer := await http.get("/ready")).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
                 pass
-        told: dict[str, object] = answer.json()
-        return told
+        report: dict[str, object] = answer.json()
+        return report
 
 
 @spec("STREAM-93", "STREAM-94")
@@ -122,8 +122,8 @@ async def test_a_killed_servers_turn_waits_for_its_client_and_no_other_can_read_
 
     (here / "go").touch()
     async with _serving(here, port) as server:
-        told = await _recovered(server.url)
-        assert told["failed"] == 0
+        reported = await _recovered(server.url)
+        assert reported["failed"] == 0
         assert "1 locked" in (here / "server.log").read_text()  # and it makes no model call, and runs nothing
         async with connect(server.url) as stranger:
             with pytest.raises(WrongSecretError):
@@ -136,8 +136,8 @@ async def test_a_killed_servers_turn_waits_for_its_client_and_no_other_can_read_
             records = [event.record async for event in turn]
         assert isinstance(records[-1], TurnEnded)
         assert records[-1].status is TurnStatus.COMPLETED
-        said = "".join(each.text for each in records if isinstance(each, Delta))
-        assert said.endswith(f"{CANARY} that is all")
+        texts = "".join(each.text for each in records if isinstance(each, Delta))
+        assert texts.endswith(f"{CANARY} that is all")
         refused += await _refusals(server.url, shown)
         server.process.terminate()
         assert await asyncio.wait_for(server.process.wait(), WAIT_S) == 0

@@ -87,9 +87,9 @@ async def _until_inbox(folder: Path, *, has_commands: bool) -> None:
             await World().sleep(0.004)  # of another process
 
 
-async def _until_known(folder: Path, sender: Worker) -> None:
+async def _until_owner_found(folder: Path, sender: Worker) -> None:
     """Wait until a server has found the other node: it refuses a second message of the session."""
-    assert (await sender.say("s", "more")).status_code == 409
+    assert (await sender.send_message("s", "more")).status_code == 409
 
 
 def _require_once(folder: Path) -> None:
@@ -110,7 +110,7 @@ async def test_a_node_that_dies_around_the_append_of_a_forwarded_command_accepts
 ) -> None:
     async with Worker(folder, "--armed", point) as node, Worker(folder) as sender:
         await bring_into_tool(folder, node)
-        await _until_known(folder, sender)
+        await _until_owner_found(folder, sender)
         node.signal(signal.SIGUSR1)
         answer = await _send_queued(sender)
         assert answer.status_code == 200, answer.text
@@ -129,7 +129,7 @@ async def test_a_sender_that_dies_while_it_forwards_a_command_loses_and_duplicat
 ) -> None:
     async with Worker(folder, "--lease", 60.0) as node, Worker(folder, "--lease", 60.0) as sender:
         await bring_into_tool(folder, node)
-        await _until_known(folder, sender)
+        await _until_owner_found(folder, sender)
         node.signal(signal.SIGSTOP)  # it decides nothing while its command is in the inbox
         asking = asyncio.ensure_future(_send_queued(sender))
         await _until_inbox(folder, has_commands=True)
@@ -148,7 +148,7 @@ async def test_a_sender_that_dies_while_it_forwards_a_command_loses_and_duplicat
 async def test_a_sender_that_dies_before_its_ack_leaves_an_accepted_command(folder: Path) -> None:
     async with Worker(folder) as node, Worker(folder, "--armed", Fault.BEFORE_ACK) as sender:
         await bring_into_tool(folder, node)
-        await _until_known(folder, sender)
+        await _until_owner_found(folder, sender)
         sender.signal(signal.SIGUSR1)
         with pytest.raises(httpx2.HTTPError):
             await _send_queued(sender)

@@ -71,8 +71,8 @@ async def test_a_turn_continues_when_the_leader_of_its_stream_is_killed(
     url = use_jetstream(tmp_path, cluster)
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
         await bring_into_tool(tmp_path, node, "tool")
-        assert (await other.say("tool", "more")).status_code == 409
-        assert (await node.say("model", "think")).status_code == 200
+        assert (await other.send_message("tool", "more")).status_code == 409
+        assert (await node.send_message("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)
         name = url.partition("name=")[2].partition("&")[0]
         killed = cluster.leader_of(f"{name}-0")
@@ -82,7 +82,7 @@ async def test_a_turn_continues_when_the_leader_of_its_stream_is_killed(
         await until_there(tmp_path, "model", TurnEnded)
         killed.start()
         async with asyncio.timeout(WAIT_S):
-            while (await other.say("tool", "think", stream="after")).status_code != 200:
+            while (await other.send_message("tool", "think", stream="after")).status_code != 200:
                 pass
         await until(lambda: len(ends(tmp_path, "tool")) == 2)
     killed.wait()

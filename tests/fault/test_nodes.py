@@ -96,7 +96,7 @@ async def test_a_killed_nodes_turn_continues_unprompted_in_another_process(
     async with Worker(folder) as node, Worker(folder) as other:
         await bring_into_tool(folder, node)
         assert (
-            await other.say("s", "more")
+            await other.send_message("s", "more")
         ).status_code == 409  # its node was contacted: they have found each other
         killed_at = time.time()
         await node.kill()
@@ -114,7 +114,7 @@ async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(folde
     async with Worker(folder, "--lease", LEASE_S) as frozen, Worker(folder, "--lease", LEASE_S) as heir:
         await bring_into_tool(folder, frozen)
         assert (
-            await heir.say("s", "more")
+            await heir.send_message("s", "more")
         ).status_code == 409  # its node was contacted: they have found each other
         await freeze(folder, frozen)
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
@@ -134,7 +134,7 @@ async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(folde
 async def _send_until_accepted(thawed: Worker, session: str, words: str) -> None:
     """Send a message until it is accepted: a thawed node refuses it as busy until it has detected its loss."""
     async with asyncio.timeout(WAIT_S):
-        while (answer := await thawed.say(session, words, stream="after-thaw")).status_code != 200:
+        while (answer := await thawed.send_message(session, words, stream="after-thaw")).status_code != 200:
             assert answer.status_code in {409, 503}, answer.text
 
 
@@ -192,7 +192,7 @@ async def test_a_node_that_was_frozen_before_its_tool_does_not_start_it_afterwar
         Worker(folder, *options, "--freeze-at", Fault.BEFORE_TOOL) as frozen,
         Worker(folder, *options) as heir,
     ):
-        assert (await frozen.say("s", "work")).status_code == 200
+        assert (await frozen.send_message("s", "work")).status_code == 200
         found = await until_there(folder, "s", CallStarted, EpochStarted, TurnEnded)
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (folder / "go").touch()
@@ -208,10 +208,10 @@ async def test_a_node_that_was_frozen_before_its_tool_does_not_start_it_afterwar
 async def test_a_stopped_process_hands_its_turns_over_without_an_interruption(folder: Path) -> None:
     async with Worker(folder) as leaving, Worker(folder) as heir:
         await bring_into_tool(folder, leaving, "tool")
-        assert (await heir.say("tool", "more")).status_code == 409, (
+        assert (await heir.send_message("tool", "more")).status_code == 409, (
             "the node was asked: it knows its peer by now"
         )
-        assert (await leaving.say("model", "think")).status_code == 200
+        assert (await leaving.send_message("model", "think")).status_code == 200
         await until_there(folder, "model", AttemptStarted)
         leaving.signal(signal.SIGTERM)
         await until(lambda: "releasing 2 sessions, with 1 peers" in log_of(folder))
@@ -250,12 +250,12 @@ async def test_any_process_serves_readers_and_senders(folder: Path) -> None:
         kept = [json.loads(each.body) for each in journal(folder, "s")]
         assert [each for each in shown if each["type"] not in {"welcome", "heartbeat"}] == kept
 
-        answers = [await other.say("s", "think", stream="k") for _ in range(2)]
+        answers = [await other.send_message("s", "think", stream="k") for _ in range(2)]
         assert [answer.status_code for answer in answers] == [200, 200]
         await until(lambda: ends(folder, "s") == ["completed"] * 2)
         (folder / "go").unlink()
-        assert (await other.say("s", "think")).status_code == 200
-        busy = await other.say("s", "think")
+        assert (await other.send_message("s", "think")).status_code == 200
+        busy = await other.send_message("s", "think")
         assert (busy.status_code, busy.json()["code"]) == (409, "session_busy")
         assert (await other.cancel("s")).status_code == 202
         found = records(folder, "s")
@@ -351,14 +351,14 @@ async def lose_nothing(
     async with contextlib.AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(Worker(folder, "--lease", LEASE_S)) for _ in range(3)]
 
-        async def talk(session: str) -> None:
+        async def send_turns(session: str) -> None:
             for turn in range(TURNS):
                 async with asyncio.timeout(2 * WAIT_S):
                     while not await _has_accepted(chance.choice(workers), session, f"{session}-{turn}"):
                         pass
                     await until(lambda turn=turn: len(ends(folder, session)) > turn)  # type: ignore[misc]
 
-        talking = asyncio.gather(*map(talk, sessions))
+        talking = asyncio.gather(*map(send_turns, sessions))
         for _ in range(rounds):
             number = chance.randrange(3)
             what = chance.choice(harms)
@@ -388,5 +388,5 @@ async def _freeze_for_a_lease(folder: Path, worker: Worker) -> None:
 async def _has_accepted(worker: Worker, session: str, stream: str) -> bool:
     words = ("work", "look", "think")[sum(stream.encode()) % 3]
     with contextlib.suppress(httpx2.HTTPError):
-        return (await worker.say(session, words, stream=stream)).status_code == 200
+        return (await worker.send_message(session, words, stream=stream)).status_code == 200
     return False

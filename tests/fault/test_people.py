@@ -32,7 +32,7 @@ EVERY_DAY = (
     KillCase(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_hold"),
     # Its outcome is in transit when both die.
     KillCase(kills(("client", Fault.AFTER_TOOL, 1), ("server", Fault.BEFORE_ACK, 2)), story="client_unknown"),
-    # Approval: given, used, and asked of a client that dies before and after it was stored.
+    # Approval: given, used, and run by a client that dies before and after it was stored.
     KillCase(kills(("client", Fault.BEFORE_TOOL, 1)), story="client_approval"),
     KillCase(kills(("client", Fault.AFTER_TOOL, 1)), story="client_approval_rerun"),
     KillCase(kills(("client", Inside.INSIDE_TOOL, 1)), story="client_approval_probe"),

@@ -119,13 +119,13 @@ async def _continue(folder: Path, peer: OpenAIMemory, elder: PoolServer, turns: 
     """Get the answer of the killed turn from a living process, and then the next one from a new process."""
     before = len(peer.messages())
     assert await elder.ask(turns) == _words(turns)
-    replays = [told for told in peer.messages()[before:] if "word-1" in told.text]
+    replays = [received for received in peer.messages()[before:] if "word-1" in received.text]
     assert len(replays) <= 1
     then = [*turns, ["say word-9"]]
     before = len(peer.messages())
     async with server(folder, peer) as youngest:
         assert await youngest.ask(then) == _words(then)
-    assert [told.text for told in peer.messages()[before:]] == ["say word-9"]
+    assert [received.text for received in peer.messages()[before:]] == ["say word-9"]
 
 
 @spec("REUSE-36", "REUSE-37", "REUSE-50", "REUSE-51")
@@ -133,11 +133,11 @@ async def _continue(folder: Path, peer: OpenAIMemory, elder: PoolServer, turns: 
 async def test_a_killed_process_loses_and_duplicates_nothing(
     tmp_path: Path, memory: Memory, situation: str, point: PoolPoint
 ) -> None:
-    answered, said = BEFORE[situation]
+    answered, content = BEFORE[situation]
     async with openai_memory(memory) as peer, server(tmp_path, peer) as elder:
         for count in range(1, len(answered) + 1):
             await elder.ask(answered[:count])
-        turns = [*(answered[:-1] if situation == "edited" else answered), said]
+        turns = [*(answered[:-1] if situation == "edited" else answered), content]
         async with server(tmp_path, peer, point) as victim:
             victim.begin(turns)
             assert await victim.await_end() == -signal.SIGKILL, f"{point} was not reached"

@@ -62,21 +62,21 @@ def folder(engine: Engine, tmp_path: Path) -> Path:
 async def test_no_terminated_connection_costs_a_turn(folder: Path, engine: Engine) -> None:
     async with Worker(folder) as node, Worker(folder) as other:
         await bring_into_tool(folder, node, "tool")
-        assert (await other.say("tool", "more")).status_code == 409
-        assert (await node.say("model", "think")).status_code == 200
+        assert (await other.send_message("tool", "more")).status_code == 409
+        assert (await node.send_message("model", "think")).status_code == 200
         await until_there(folder, "model", AttemptStarted)
         for purpose in PURPOSES:
             ended = await terminate(engine, f"midstream {purpose}")
             assert ended or purpose == "pool", purpose
-            assert (await other.say(f"after-{purpose}", "look")).status_code in {200, 503}
+            assert (await other.send_message(f"after-{purpose}", "look")).status_code in {200, 503}
         (folder / "go").touch()
         await until_there(folder, "tool", TurnEnded)
         await until_there(folder, "model", TurnEnded)
         found = records(folder, "tool")
-        said = records(folder, "model")
+        reported = records(folder, "model")
     assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.OK]
-    assert [each.attempt for each in said if isinstance(each, AttemptStarted)] == [1]
-    assert [each.body.text for each in said if isinstance(each, ResponseCompleted)] == ["half and half"]
+    assert [each.attempt for each in reported if isinstance(each, AttemptStarted)] == [1]
+    assert [each.body.text for each in reported if isinstance(each, ResponseCompleted)] == ["half and half"]
     assert len([each for each in executions(folder) if each.tool == "work"]) == 1
     assert problems(folder, ["tool", "model"]) == []
 
@@ -95,8 +95,8 @@ async def test_a_turn_continues_when_postgresql_restarts(
     use_postgres(tmp_path, mortal)
     async with Worker(tmp_path) as node, Worker(tmp_path) as other:
         await bring_into_tool(tmp_path, node, "tool")
-        assert (await other.say("tool", "more")).status_code == 409
-        assert (await node.say("model", "think")).status_code == 200
+        assert (await other.send_message("tool", "more")).status_code == 409
+        assert (await node.send_message("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)
         mortal.stop(how)
         (tmp_path / "go").touch()
@@ -105,7 +105,7 @@ async def test_a_turn_continues_when_postgresql_restarts(
         tool = await until_there(tmp_path, "tool", TurnEnded)
         await until_there(tmp_path, "model", TurnEnded)
         async with asyncio.timeout(WAIT_S):
-            while (await other.say("tool", "think", stream="after")).status_code != 200:
+            while (await other.send_message("tool", "think", stream="after")).status_code != 200:
                 pass
         await until(lambda: len(ends(tmp_path, "tool")) == 2)
     outcomes = [each.result.outcome for each in tool if isinstance(each, CallEnded)]
@@ -166,7 +166,7 @@ async def test_a_server_disconnected_from_the_database_loses_its_turn_and_change
         Worker(folder, "--lease", LEASE_S) as heir,
     ):
         await bring_into_tool(folder, cut_off)
-        assert (await heir.say("s", "more")).status_code == 409
+        assert (await heir.send_message("s", "more")).status_code == 409
         network.passes.clear()
         found = await until_there(folder, "s", EpochStarted, EpochStarted, TurnEnded)
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
@@ -174,7 +174,7 @@ async def test_a_server_disconnected_from_the_database_loses_its_turn_and_change
         await until(lambda: lines(folder)[-1].what == "ended")  # the tool of the disconnected node ends
         network.passes.set()
         async with asyncio.timeout(WAIT_S):
-            while (answer := await cut_off.say("s", "think", stream="after")).status_code != 200:
+            while (answer := await cut_off.send_message("s", "think", stream="after")).status_code != 200:
                 assert answer.status_code in {409, 503}, answer.text
         await until_there(folder, "s", TurnEnded, TurnEnded)
     assert len(executions(folder)) == 1
@@ -192,13 +192,13 @@ async def test_a_full_disk_of_the_database_refuses_and_loses_nothing(tmp_path: P
             await read_sql(engine, "create table filler (body bytea)")
             await _fill(engine)
             large = "x".join(str(number) for number in range(20_000))
-            refused = await node.say("large", large, stream="once")
+            refused = await node.send_message("large", large, stream="once")
             assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
             (tmp_path / "go").touch()
             await until(lambda: lines(tmp_path)[-1].what == "ended")
             await read_sql(engine, "drop table filler")
             async with asyncio.timeout(WAIT_S):
-                while (answer := await node.say("large", "look", stream="once")).status_code != 200:
+                while (answer := await node.send_message("large", "look", stream="once")).status_code != 200:
                     assert answer.status_code == 503, answer.text
             found = await until_there(tmp_path, "tool", TurnEnded)
             await until_there(tmp_path, "large", TurnEnded)

@@ -74,7 +74,7 @@ careful = make_agent(agent, on_doubt={"look": "rerun"})
 class ScriptedResponsesApi:
     """The Responses API: calls the tool that the message names, then answers with its result.
 
-    `talk` gets an answer without a tool. The answer stops after its second word until `goes_on` is set.
+    The message `talk` gets an answer without a tool. The answer stops after its second word until `goes_on` is set.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ async def test_a_parent_whose_sub_agents_kill_the_server_is_started_four_times_a
 ) -> None:
     async with ParentWorker(tmp_path) as first:
         with contextlib.suppress(httpx2.HTTPError):  # it may be dead before it has answered
-            await first.say("parent", "go")
+            await first.send_message("parent", "go")
         await first.ended()
 
     def is_over() -> bool:

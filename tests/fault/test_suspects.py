@@ -39,17 +39,17 @@ async def test_deaths_at_random_moments_end_no_turn(tmp_path: Path) -> None:
     ends_of = _TurnEnds(tmp_path)
     is_over = asyncio.Event()
 
-    async def talk(session: str) -> int:
+    async def send_turns(session: str) -> int:
         turn = 0
         while not is_over.is_set():
             async with asyncio.timeout(2 * WAIT_S + 10 * KILLS):  # a turn may meet each of the deaths
-                await workers.say(session, f"{session}-{turn}")
+                await workers.send_message(session, f"{session}-{turn}")
                 await ends_of.wait(session, turn + 1)
             turn += 1
         return turn
 
     async with workers, ends_of:
-        talking = asyncio.gather(*map(talk, SESSIONS))
+        talking = asyncio.gather(*map(send_turns, SESSIONS))
         kills_at_work = 0
         for _ in range(KILLS):
             with contextlib.suppress(TimeoutError):
@@ -76,10 +76,10 @@ async def test_a_tool_that_kills_its_server_is_started_four_times_at_most_and_ot
     starts = 1
     async with Worker(tmp_path) as first:
         for session, words in others.items():
-            assert (await first.say(session, words)).status_code == 200
+            assert (await first.send_message(session, words)).status_code == 200
         await until(lambda: len(lines(tmp_path)) == sum(each != "think" for each in others.values()))
         with contextlib.suppress(httpx2.HTTPError):  # it may be dead before it has answered
-            await first.say("killer", "kill")
+            await first.send_message("killer", "kill")
         await first.ended()
     (tmp_path / "go").touch()
 
@@ -176,13 +176,13 @@ class _Successors:
         await self._worker.kill()
         await self._start()
 
-    async def say(self, session: str, stream: str) -> None:
+    async def send_message(self, session: str, stream: str) -> None:
         """Send a message until a server has accepted it."""
         while True:
             worker, replaced = self._worker, self._replaced
             assert worker is not None
             with contextlib.suppress(httpx2.HTTPError):
-                answer = await worker.say(session, "talk", stream=stream)
+                answer = await worker.send_message(session, "talk", stream=stream)
                 assert answer.status_code == 200, answer.text
                 return
             if self._worker is worker:

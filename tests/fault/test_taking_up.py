@@ -109,7 +109,7 @@ async def test_a_response_that_the_provider_deleted_is_requested_again(tmp_path:
     path = tmp_path / "server.db"
     async with responses_server(RESPONSE, RESPONSE, pace_s=0.003) as server:
         assert await _live(path, server, Fault.AFTER_APPEND.value, "6") == -signal.SIGKILL
-        server.forget()
+        server.delete_responses()
         assert await _live(path, server) == 0
         journal = await _journal(path)
     _check(journal, server, was_kept=False, deaths=1)

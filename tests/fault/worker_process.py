@@ -107,12 +107,12 @@ class WorkerModel(ScriptedModel):
 
     @staticmethod
     def _response(request: ModelRequest) -> list[ScriptedStep]:
-        said, ended = _user_text(request), steps_since_user(request.history)
-        if said == "talk" and ended < len(TALK):
+        words, ended = _user_text(request), steps_since_user(request.history)
+        if words == "talk" and ended < len(TALK):
             return calls(("a", TALK[ended], "{}"))
-        if said == "talk" or (ended and said != "kill"):
+        if words == "talk" or (ended and words != "kill"):
             return text("done")
-        return calls(("a", said, "{}"))
+        return calls(("a", words, "{}"))
 
 
 def _user_text(request: ModelRequest) -> str:

@@ -72,7 +72,7 @@ class Worker:
         async with asyncio.timeout(WAIT_S):
             return await self.process.wait()
 
-    async def say(self, session: str, words: str, *, stream: str = "") -> httpx2.Response:
+    async def send_message(self, session: str, words: str, *, stream: str = "") -> httpx2.Response:
         """Send a message as command 0 of a stream; the same stream again is the same message."""
         keys = {
             "x-idempotency-key": stream or f"{session}-{os.urandom(4).hex()}",
@@ -144,7 +144,7 @@ async def bring_into_tool(folder: Path, worker: Worker, session: str = "s", word
     """
     stream = f"{session}-{os.urandom(4).hex()}"
     async with asyncio.timeout(WAIT_S):
-        while (answer := await worker.say(session, words, stream=stream)).status_code == UNAVAILABLE:
+        while (answer := await worker.send_message(session, words, stream=stream)).status_code == UNAVAILABLE:
             await _moment()
     assert answer.status_code == 200, answer.text
     await until(lambda: any(line.session == session for line in lines(folder)))

@@ -35,12 +35,12 @@ class ScriptedChat(BaseChatModel):
     async def _astream(
         self, messages: list[BaseMessage], *_: Any, **__: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        said = self.response(messages)
-        if isinstance(said, str):
-            for piece in said.split(" "):
+        answer = self.response(messages)
+        if isinstance(answer, str):
+            for piece in answer.split(" "):
                 yield ChatGenerationChunk(message=AIMessageChunk(content=f"{piece} "))
         else:
-            for each in said:
+            for each in answer:
                 yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_calls=[each]))
         usage: Any = {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
         yield ChatGenerationChunk(message=AIMessageChunk(content="", usage_metadata=usage))

@@ -344,9 +344,9 @@ async def faults_of(kind: Kind, mode: str, folder: Path) -> list[str]:
     if missing := expected - results.keys():
         faults.append(f"no results of {sorted(missing)}")
     done = [f"done {message}" for message in whole]
-    said = [answer.strip() for answer in answers if answer.strip()]
-    if said[-len(done) :] != done or (not is_overtaken and said != done):
-        faults.append(f"the answers are {said}, not {done}")
+    texts = [answer.strip() for answer in answers if answer.strip()]
+    if texts[-len(done) :] != done or (not is_overtaken and texts != done):
+        faults.append(f"the answers are {texts}, not {done}")
     is_graph = kind.module == "kill_langgraph"
     return faults + (_faults_of_thread(records) if is_graph else _faults_of_turns(records, len(messages)))
 

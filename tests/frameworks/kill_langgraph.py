@@ -72,8 +72,8 @@ async def conversation(play: GuidePlay) -> FinalState:
     """Two messages on one thread."""
     names = _names(play, 1)
     for message in ("m1", "m2"):
-        said = await until_free(functools.partial(names["answer"], SESSION, message, message), play)
-        assert said == f"done {message}", said
+        answer = await until_free(functools.partial(names["answer"], SESSION, message, message), play)
+        assert answer == f"done {message}", answer
     return await _report(names)
 
 
@@ -82,8 +82,8 @@ async def cancelled(play: GuidePlay) -> FinalState:
     names = _names(play, 1)
     for message in ("m1", "m2"):
         answer = functools.partial(names["answer"], SESSION, message, message)
-        said = await cancel_and_repeat(answer, play)
-        assert said == f"done {message}", said
+        response = await cancel_and_repeat(answer, play)
+        assert response == f"done {message}", response
     return await _report(names)
 
 
@@ -92,7 +92,7 @@ async def overtaken(play: GuidePlay) -> FinalState:
     names = _names(play, 1, 2)
     config: Any = {"configurable": {"thread_id": SESSION}}
 
-    async def say(message: str) -> None:
+    async def send_message(message: str) -> None:
         async with (
             names["guard"].run(SESSION),
             names["AsyncSqliteSaver"].from_conn_string("graph.db") as saver,
@@ -106,11 +106,11 @@ async def overtaken(play: GuidePlay) -> FinalState:
 
     if not (play.folder / "began").exists():
         store(play.folder / "began", "")
-        first = asyncio.ensure_future(say("m1"))
+        first = asyncio.ensure_future(send_message("m1"))
         await asyncio.wait([first], timeout=play.chance.random() * 0.06)
         first.cancel()
         await asyncio.wait([first])
-    await say("m2")
+    await send_message("m2")
     return await _report(names)
 
 

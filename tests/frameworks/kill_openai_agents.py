@@ -112,8 +112,8 @@ async def streamed(play: GuidePlay) -> FinalState:
             if left < 0:
                 break
         await words.aclose()
-    said = [word async for word in names["stream"](SESSION, "m1", "m1")]
-    assert said[-1].strip() == "done m1", said
+    texts = [word async for word in names["stream"](SESSION, "m1", "m1")]
+    assert texts[-1].strip() == "done m1", texts
     return await _final(names, "m1")
 
 

@@ -133,10 +133,10 @@ async def converse(play: GuidePlay, names: dict[str, Any]) -> Any:
 
 def cancel_at_random(names: dict[str, Any], play: GuidePlay) -> dict[str, Any]:
     """Cancel each message of a guide's `converse` at random and repeat it at once, in one process."""
-    say = names["converse"]
+    converse = names["converse"]
 
     async def repeat(*given: Any) -> Any:
-        return await cancel_and_repeat(lambda: say(*given), play)
+        return await cancel_and_repeat(lambda: converse(*given), play)
 
     names["converse"] = repeat
     return names

@@ -102,8 +102,8 @@ async def streamed(play: GuidePlay) -> FinalState:
 
     async def run() -> Any:
         async with names["durable"].turn(SESSION, key="m1"), names["agent"].run_stream_events("m1") as events:
-            heard = [each async for each in events]
-        return heard[-1].result
+            received = [each async for each in events]
+        return received[-1].result
 
     result = await cancel_and_repeat(lambda: until_free(run, play), play)
     return _report(result.all_messages())

@@ -55,12 +55,12 @@ def provider() -> Iterator[StrictProvider]:
 
 
 def test_anthropics_client_continues_after_a_call_without_result(provider: StrictProvider) -> None:
-    told: list[Repaired] = []
+    repairs: list[Repaired] = []
     with httpx2.Client() as http, httpx2.Client() as plain:
         client = anthropic.Anthropic(
             base_url=provider.url,
             api_key="k",
-            http_client=repairing(http, on_repair=told.append),
+            http_client=repairing(http, on_repair=repairs.append),
             max_retries=0,
         )
         bare = anthropic.Anthropic(base_url=provider.url, api_key="k", http_client=plain, max_retries=0)
@@ -68,8 +68,8 @@ def test_anthropics_client_continues_after_a_call_without_result(provider: Stric
             bare.messages.create(model=CLAUDE, max_tokens=9, messages=BROKEN_ANTHROPIC)
         response = client.messages.create(model=CLAUDE, max_tokens=9, messages=BROKEN_ANTHROPIC)
     assert response.content[0].text == "on it"
-    assert [[edit.code for edit in done.edits] for done in told] == [["dangling-call"]]
-    assert provider.last["messages"] == told[0].messages
+    assert [[edit.code for edit in done.edits] for done in repairs] == [["dangling-call"]]
+    assert provider.last["messages"] == repairs[0].messages
     assert provider.last["messages"][:2] == BROKEN_ANTHROPIC[:2]
     assert int(provider.headers[-1]["Content-Length"]) == len(provider.bodies[-1])
     assert "anthropic-version" in {name.lower() for name in provider.headers[-1]}
@@ -87,8 +87,8 @@ def test_openais_client_continues_in_chat_and_in_responses(provider: StrictProvi
         client = openai.OpenAI(
             base_url=f"{provider.url}/v1", api_key="k", http_client=repairing(http), max_retries=0
         )
-        said = client.chat.completions.create(model="gpt-5", messages=BROKEN_CHAT)
-        assert said.choices[0].message.content == "on it"
+        answer = client.chat.completions.create(model="gpt-5", messages=BROKEN_CHAT)
+        assert answer.choices[0].message.content == "on it"
         assert [message["role"] for message in provider.last["messages"]] == [
             "user",
             "assistant",
@@ -116,11 +116,11 @@ async def test_openais_async_client_continues(provider: StrictProvider) -> None:
 
 def test_a_valid_request_is_sent_byte_for_byte(provider: StrictProvider) -> None:
     body = b'{ "model":"m",\n "messages": [{"role":"user","content":"caf\\u00e9", "extra": 1.0e2}] }'
-    told: list[Repaired] = []
-    with repairing(httpx2.Client(), on_repair=told.append) as http:
+    repairs: list[Repaired] = []
+    with repairing(httpx2.Client(), on_repair=repairs.append) as http:
         http.post(f"{provider.url}/v1/messages", content=body)
         http.post(f"{provider.url}/v1/chat/completions", content=body)
-    assert (provider.bodies, told) == ([body, body], [])
+    assert (provider.bodies, repairs) == ([body, body], [])
 
 
 def test_the_callers_messages_are_not_changed(provider: StrictProvider) -> None:
@@ -167,12 +167,12 @@ def test_thinking_is_disabled_if_the_tool_loop_lost_its_own(provider: StrictProv
         "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
         "messages": loop,
     }
-    told: list[Repaired] = []
-    with httpx2.Client() as plain, repairing(httpx2.Client(), on_repair=told.append) as http:
+    repairs: list[Repaired] = []
+    with httpx2.Client() as plain, repairing(httpx2.Client(), on_repair=repairs.append) as http:
         assert plain.post(f"{provider.url}/v1/messages", json=asked).status_code == 400
         assert http.post(f"{provider.url}/v1/messages", json=asked).status_code == 200
     assert provider.last == {"thinking": {"type": "disabled"}, "messages": loop}
-    assert [(done.edits, done.advice.thinking) for done in told] == [((), False)]
+    assert [(done.edits, done.advice.thinking) for done in repairs] == [((), False)]
 
 
 def test_adaptive_thinking_may_continue_without_any() -> None:
@@ -319,11 +319,11 @@ def test_the_log_describes_the_repair_without_content(
     caplog.set_level(logging.DEBUG, "midstream")
     with repairing(httpx2.Client()) as http:
         http.post(f"{provider.url}/v1/messages", json={"messages": BROKEN_ANTHROPIC}).raise_for_status()
-    said = [record for record in caplog.records if record.name.startswith("midstream")]
-    assert [(record.getMessage(), vars(record)["codes"]) for record in said] == [
+    logged = [record for record in caplog.records if record.name.startswith("midstream")]
+    assert [(record.getMessage(), vars(record)["codes"]) for record in logged] == [
         ("repaired the history in a request", ["dangling-call"])
     ]
-    assert not any("deploy" in str(vars(record)) for record in said)
+    assert not any("deploy" in str(vars(record)) for record in logged)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_every_mode_keeps_the_prompt_and_the_instructions_of_the_request() -> No
     assert _sent("sanitize", [*history, top, BROKEN_CHAT[2]]) == [top, BROKEN_CHAT[2]]
 
 
-def test_strict_refuses_to_send_what_would_be_refused(provider: StrictProvider) -> None:
+def test_strict_sends_no_request_that_the_provider_would_refuse(provider: StrictProvider) -> None:
     with httpx2.Client() as http:
         client = openai.OpenAI(
             base_url=f"{provider.url}/v1",
@@ -401,4 +401,4 @@ def test_strict_refuses_to_send_what_would_be_refused(provider: StrictProvider) 
     errors = [refused.value, refused.value.__cause__]
     assert any(isinstance(error, HistoryRefusedError) for error in errors)
     with pytest.raises(UsageError):
-        repairing(httpx2.Client(), mode="clean")  # type: ignore[arg-type]  # what somebody may write
+        repairing(httpx2.Client(), mode="clean")  # type: ignore[arg-type]  # an application may pass it

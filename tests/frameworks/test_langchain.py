@@ -66,24 +66,24 @@ def test_a_valid_list_is_returned_as_the_same_object() -> None:
 
 def test_a_call_without_result_gets_one_and_the_rest_are_the_same_objects() -> None:
     messages = broken_history()
-    told: list[Repaired] = []
-    repaired = repair_messages(messages, on_repair=told.append)
+    repairs: list[Repaired] = []
+    repaired = repair_messages(messages, on_repair=repairs.append)
     assert [repaired[at] for at in (0, 1, 2, 4)] == messages
     assert all(repaired[at] is kept for at, kept in zip((0, 1, 2, 4), messages, strict=True))
     assert isinstance(repaired[3], ToolMessage)
     assert (repaired[3].content, repaired[3].tool_call_id, repaired[3].status) == (UNKNOWN, "c1", "error")
-    assert [(edit.code, edit.at) for edit in told[0].edits] == [("dangling-call", 2)]
-    assert told[0].messages is repaired
+    assert [(edit.code, edit.at) for edit in repairs[0].edits] == [("dangling-call", 2)]
+    assert repairs[0].messages is repaired
     assert repair_messages(repaired) is repaired
     assert len(messages) == 4
 
 
 @pytest.mark.parametrize("profile", ["anthropic", "gemini", "bedrock-claude", "vertex"])
 def test_the_system_prompt_stays_a_message_if_the_provider_requires_it_separately(profile: str) -> None:
-    told: list[Repaired] = []
-    repaired = repair_messages(broken_history(), profile=profile, on_repair=told.append)
+    repairs: list[Repaired] = []
+    repaired = repair_messages(broken_history(), profile=profile, on_repair=repairs.append)
     assert [message.type for message in repaired[:4]] == ["system", "human", "ai", "tool"]
-    assert told[0].edits[0].at == 2
+    assert repairs[0].edits[0].at == 2
     assert repair_messages(repaired, profile=profile) is repaired
 
 
@@ -156,15 +156,15 @@ async def test_a_graph_with_an_unanswered_call_continues_and_stores_the_repair()
     with pytest.raises(ValueError, match="do not have a corresponding ToolMessage"):
         stuck.invoke({"messages": [HumanMessage("and now?")]}, thread)
 
-    told: list[Repaired] = []
-    graph = react_agent(functools.partial(repair_messages, on_repair=told.append), "on it", "done")
+    repairs: list[Repaired] = []
+    graph = react_agent(functools.partial(repair_messages, on_repair=repairs.append), "on it", "done")
     graph.update_state(thread, {"messages": broken_history()[:3]}, as_node="agent")
     state = await graph.ainvoke({"messages": [HumanMessage("and now?")]}, thread)
     assert [message.type for message in state["messages"]] == ["system", "human", "ai", "tool", "human", "ai"]
     graph.invoke({"messages": [HumanMessage("thanks")]}, thread)
     stored = graph.get_state(thread).values["messages"]
     assert [message.type for message in stored[3:]] == ["tool", "human", "ai", "human", "ai"]
-    assert len(told) == 1
+    assert len(repairs) == 1
 
 
 def test_langchain_agents_run_it_before_each_model_call() -> None:

@@ -225,11 +225,11 @@ async def test_a_result_that_is_not_a_message_is_not_stored_and_reported() -> No
 
 
 async def test_other_arguments_and_a_missing_thread_are_refused() -> None:
-    told: list[str] = []
+    notes: list[str] = []
 
     class Noting:
         def on_append(self, session: str, records: Sequence[Record]) -> None:
-            told.extend(f"{session} {type(record).__name__}" for record in records)
+            notes.extend(f"{session} {type(record).__name__}" for record in records)
 
     guard = at_most_once(MemoryStore(), observers=[Noting()])
 
@@ -247,7 +247,7 @@ async def test_other_arguments_and_a_missing_thread_are_refused() -> None:
     request = Request()
     async with guard.run("t"):
         assert (await guard(request, execute)).content == '{"name": "a"}'
-        assert {"langgraph:t CallStarted", "langgraph:t CallEnded"} <= {*told}
+        assert {"langgraph:t CallStarted", "langgraph:t CallEnded"} <= {*notes}
         request.tool_call = new_tool_call("act", "1", name="b")
         with pytest.raises(CallReusedError):
             await guard(request, execute)

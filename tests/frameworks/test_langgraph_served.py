@@ -59,10 +59,10 @@ def nodes(*functions: Callable[..., Any]) -> Any:
     return graph
 
 
-async def answers_of(agent: Agent, *said: str, memory: Memory | None = None) -> list[str]:
+async def answers_of(agent: Agent, *text: str, memory: Memory | None = None) -> list[str]:
     async with asyncio.timeout(WAIT_S):
         async with Host(agent, MemoryStore(memory or Memory())) as host:
-            return [await host.ask("s", words) for words in said]
+            return [await host.ask("s", words) for words in text]
 
 
 async def answer_of(agent: Agent, *, memory: Memory | None = None) -> str:
@@ -141,8 +141,8 @@ async def test_the_model_receives_the_errors_of_failing_and_unknown_tools() -> N
     assert "ValueError: no such city" in await answer_of(
         make_agent(build_loop(calling_model(tool_call("fail")), fail))
     )
-    said = await answer_of(make_agent(build_loop(calling_model(tool_call("other")), fail)))
-    assert said == "Told: There is no tool named 'other'. Known tools: fail. "
+    answer = await answer_of(make_agent(build_loop(calling_model(tool_call("other")), fail)))
+    assert answer == "Told: There is no tool named 'other'. Known tools: fail. "
 
 
 async def test_a_subgraph_keeps_its_calls_and_text_is_shown_once() -> None:
@@ -167,24 +167,24 @@ async def test_a_subgraph_keeps_its_calls_and_text_is_shown_once() -> None:
 
 
 async def test_the_texts_of_parallel_nodes_are_shown_one_after_the_other() -> None:
-    first_said, second_done = asyncio.Event(), asyncio.Event()
+    first_streamed, second_done = asyncio.Event(), asyncio.Event()
 
     async def first(_: MessagesState) -> dict[str, Any]:
-        async def say(model: ScriptedChat) -> AIMessage:
+        async def stream_answer(model: ScriptedChat) -> AIMessage:
             whole: Any = None
             async for piece in model.astream("x"):
                 whole = piece if whole is None else whole + piece
-                first_said.set()
+                first_streamed.set()
                 await second_done.wait()
             return AIMessage(whole.content, id=whole.id)
 
-        return {"messages": [await say(text_model("one two three"))]}
+        return {"messages": [await stream_answer(text_model("one two three"))]}
 
     async def second(_: MessagesState) -> dict[str, Any]:
-        await first_said.wait()
-        said = await text_model("four five").ainvoke("x")
+        await first_streamed.wait()
+        answer = await text_model("four five").ainvoke("x")
         second_done.set()
-        return {"messages": [said]}
+        return {"messages": [answer]}
 
     graph: Any = StateGraph(MessagesState)
     for node in (first, second):
@@ -305,8 +305,8 @@ async def test_a_tool_may_run_an_agent_but_its_interrupt_cannot_be_answered() ->
         await answer_of(make_agent(build_loop(calling_model(tool_call("delegate", to="look")), delegate)))
         == "Told: Told: seen  "
     )
-    said = await answer_of(make_agent(build_loop(calling_model(tool_call("delegate", to="ask")), delegate)))
-    assert "This tool runs a graph that called `interrupt`" in said
+    answer = await answer_of(make_agent(build_loop(calling_model(tool_call("delegate", to="ask")), delegate)))
+    assert "This tool runs a graph that called `interrupt`" in answer
 
 
 async def test_questions_of_concurrent_calls_get_their_own_answers() -> None:

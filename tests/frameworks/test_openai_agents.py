@@ -70,7 +70,7 @@ class Lab:
         self.memory = Memory()
         self.model = TwoCallModel()
         self.ran: list[str] = []
-        self.told: list[str] = []
+        self.appended: list[str] = []
         self.hangs = asyncio.Event()
         self.hangs_in = ""
 
@@ -91,7 +91,7 @@ class Lab:
         return durable, Agent(name="agent", model=durable.model(self.model), tools=tools)
 
     def on_append(self, session: str, records: Sequence[Record]) -> None:
-        self.told += [f"{session} {type(record).__name__}" for record in records]
+        self.appended += [f"{session} {type(record).__name__}" for record in records]
 
     async def run(self, *, key: str = "k") -> Any:
         durable, agent = self.agent()
@@ -118,7 +118,7 @@ async def test_a_turn_is_replayed_without_model_and_tools() -> None:
     assert (lab.model.asked, sorted(lab.ran)) == (2, ["a", "b"])
     assert outputs(again) == outputs(first)
     assert [end.status for end in lab.records(TurnEnded)] == [TurnStatus.COMPLETED]
-    assert lab.told.count("s TurnEnded") == 1
+    assert lab.appended.count("s TurnEnded") == 1
 
 
 async def test_a_cancelled_run_keeps_finished_siblings_and_marks_unknown_ones() -> None:

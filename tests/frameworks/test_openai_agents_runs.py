@@ -141,8 +141,8 @@ class Lab:
 async def test_an_agent_as_a_tool_is_part_of_its_call(is_streamed: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab()
     inner = Agent(name="inner", model=lab.durable.model(text_model("inner words")))
-    heard: list[Any] = []
-    options = {"on_stream": heard.append} if is_streamed else {}
+    received: list[Any] = []
+    options = {"on_stream": received.append} if is_streamed else {}
     outer_model = calling_model("q", tool="ask")
     agent = lab.agent(outer_model, inner.as_tool("ask", "Ask.", **options))
     first, again = await lab.run(agent), await lab.run(agent)
@@ -150,7 +150,7 @@ async def test_an_agent_as_a_tool_is_part_of_its_call(is_streamed: bool) -> None
     assert [record.result.content for record in lab.records(CallEnded)] == ["inner words"]
     assert (len(lab.records(ResponseCompleted)), outer_model.asked) == (2, 2)
     assert lab.statuses == [TurnStatus.COMPLETED]
-    assert bool(heard) is is_streamed
+    assert bool(received) is is_streamed
 
 
 @spec("DRIVEN-11")

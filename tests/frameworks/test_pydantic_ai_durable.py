@@ -345,16 +345,16 @@ async def test_extra_content_and_metadata_of_a_return_are_restored() -> None:
 
     first = await lab.run(agent, key="k")
     again = await lab.run(agent, key="k")
-    told = [
+    found = [
         ModelMessagesTypeAdapter.dump_python([each], mode="json")[0]["parts"] for each in first.all_messages()
     ]
     retold = [
         ModelMessagesTypeAdapter.dump_python([each], mode="json")[0]["parts"] for each in again.all_messages()
     ]
-    for parts in (*told, *retold):
+    for parts in (*found, *retold):
         for part in parts:
             part.pop("timestamp", None)
-    assert retold == told
+    assert retold == found
 
 
 async def test_a_failed_tool_stays_failed() -> None:
@@ -403,13 +403,13 @@ async def test_text_is_yielded_and_journaled_while_the_model_still_streams() -> 
     lab = Lab()
     goes_on = asyncio.Event()
 
-    async def speak(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_text(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
         yield "one "
         await goes_on.wait()
         yield "two"
 
     agent: Agent[None, str] = Agent(
-        FunctionModel(stream_function=speak), deps_type=type(None), capabilities=[lab.durable]
+        FunctionModel(stream_function=stream_text), deps_type=type(None), capabilities=[lab.durable]
     )
     async with asyncio.timeout(60), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
         words = streamed.stream_text(delta=True, debounce_by=None)
@@ -428,14 +428,14 @@ async def test_a_stream_that_broke_off_is_requested_again_as_the_next_attempt() 
     lab = Lab()
     faults = [ModelHTTPError(500, "model")]
 
-    async def speak(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_text(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
         yield "one "
         if faults:
             raise faults.pop()
         yield "two"
 
     agent: Agent[None, str] = Agent(
-        FunctionModel(stream_function=speak), deps_type=type(None), capabilities=[lab.durable]
+        FunctionModel(stream_function=stream_text), deps_type=type(None), capabilities=[lab.durable]
     )
 
     async def listen() -> str:
@@ -450,21 +450,21 @@ async def test_a_stream_that_broke_off_is_requested_again_as_the_next_attempt() 
 
 async def test_an_event_handler_receives_recorded_responses_too() -> None:
     lab = Lab([TextPart("let me see"), call("c1")], [TextPart("all done")])
-    heard: list[str] = []
+    received: list[str] = []
 
     async def handler(_ctx: RunContext[None], events: Any) -> None:
         event: AgentStreamEvent
         async for event in events:
             if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
-                heard.append(event.part.content)
+                received.append(event.part.content)
             elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
-                heard.append(event.delta.content_delta)
+                received.append(event.delta.content_delta)
 
     await lab.run(key="k", event_stream_handler=handler)
-    assert "".join(heard).split() == ["let", "me", "see", "all", "done"]
-    heard.clear()
+    assert "".join(received).split() == ["let", "me", "see", "all", "done"]
+    received.clear()
     await lab.run(key="k", event_stream_handler=handler)
-    assert "".join(heard).split() == ["let", "me", "see", "all", "done"]
+    assert "".join(received).split() == ["let", "me", "see", "all", "done"]
     assert lab.asked == [1, 2]
 
 

@@ -50,15 +50,15 @@ def test_a_valid_list_is_returned_as_the_same_object() -> None:
         ModelRequest([returned, UserPromptPart(["look", picture])]),
         ModelResponse([TextPart("done")]),
     ]
-    told: list[Repaired] = []
-    assert repair_history(on_repair=told.append)(messages) is messages
+    repairs: list[Repaired] = []
+    assert repair_history(on_repair=repairs.append)(messages) is messages
     assert repair_history()([]) == []
-    assert told == []
+    assert repairs == []
 
 
 def test_a_call_without_result_gets_one_and_the_rest_are_the_same_objects() -> None:
-    told: list[Repaired] = []
-    messages = repair_history(on_repair=told.append)(BROKEN)
+    repairs: list[Repaired] = []
+    messages = repair_history(on_repair=repairs.append)(BROKEN)
     assert [part.part_kind for message in messages for part in message.parts] == [
         "system-prompt",
         "user-prompt",
@@ -70,8 +70,8 @@ def test_a_call_without_result_gets_one_and_the_rest_are_the_same_objects() -> N
     assert messages[0] is ASKED
     assert messages[1] is CALLED
     assert messages[-1] is AND_NOW
-    assert [edit.code for edit in told[0].edits] == ["dangling-call"]
-    assert told[0].messages is messages
+    assert [edit.code for edit in repairs[0].edits] == ["dangling-call"]
+    assert repairs[0].messages is messages
     assert repair_history()(messages) is messages
     assert BROKEN == [ASKED, CALLED, AND_NOW]
 
@@ -103,15 +103,15 @@ def test_a_repaired_history_can_be_stored() -> None:
 
 
 async def test_a_stored_run_is_not_repaired_again() -> None:
-    told: list[Repaired] = []
-    repaired = repair_history(on_repair=told.append)
+    repairs: list[Repaired] = []
+    repaired = repair_history(on_repair=repairs.append)
     agent = Agent(TestModel(call_tools=[]), capabilities=[ProcessHistory(repaired)])
     first = await agent.run("go on", message_history=repaired(BROKEN))
-    assert len(told) == 1
+    assert len(repairs) == 1
     stored = first.all_messages()
     assert repaired(stored) is stored
     await agent.run("and on", message_history=stored)
-    assert len(told) == 1
+    assert len(repairs) == 1
 
 
 async def test_a_run_of_an_agent_continues_from_a_history_repaired_at_each_request() -> None:
@@ -209,12 +209,12 @@ def test_an_unknown_profile_is_refused_at_once() -> None:
 def test_a_stored_list_is_prepared_for_the_next_run() -> None:
     prompted = ModelRequest([SystemPromptPart("Old."), UserPromptPart("deploy")], run_id="r1")
     half = ModelResponse([TextPart("let me"), ToolCallPart("deploy", {}, "c1")], run_id="r1")
-    told: list[Repaired] = []
-    (asked, said) = repair_history(mode="sanitize", on_repair=told.append)([prompted, half])
+    repairs: list[Repaired] = []
+    (asked, content) = repair_history(mode="sanitize", on_repair=repairs.append)([prompted, half])
     assert asked.parts == prompted.parts[1:]
-    assert said.parts == half.parts[:1]
-    assert (asked.run_id, said.run_id) == (None, None)
-    assert {"Old.", "r1", "deploy({})"} == {edit.lost for edit in told[0].edits}
+    assert content.parts == half.parts[:1]
+    assert (asked.run_id, content.run_id) == (None, None)
+    assert {"Old.", "r1", "deploy({})"} == {edit.lost for edit in repairs[0].edits}
     with pytest.raises(HistoryRefusedError):
         repair_history(mode="strict")([prompted, half, prompted])
 

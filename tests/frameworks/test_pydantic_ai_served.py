@@ -72,8 +72,8 @@ async def test_a_tool_receives_deps_its_call_and_valid_arguments() -> None:
         key = current_call().effect_key
         return f"{nights + 1} in {ctx.deps.city}, {ctx.tool_name} {ctx.tool_call_id} {ctx.conversation_id}, {key}"
 
-    said = await answer_of(agent, deps=Hotels("Oslo"))
-    assert said == "The tool returned: 3 in Oslo, book c1 s, s/1/1/c1"
+    answer = await answer_of(agent, deps=Hotels("Oslo"))
+    assert answer == "The tool returned: 3 in Oslo, book c1 s, s/1/1/c1"
     assert make_agent(agent, deps=Hotels("Oslo")).name == "porter"
     assert make_agent(agent, deps=Hotels("Oslo"), name="other").name == "other"
 
@@ -129,8 +129,8 @@ async def test_the_model_receives_the_end_of_a_tool() -> None:
         cancelled: "the tool cancelled itself",
     }
     for function, end in ends.items():
-        said = await answer_of(Agent(calling_model(function.__name__, "{}"), tools=[function]))
-        assert end in said, function.__name__
+        answer = await answer_of(Agent(calling_model(function.__name__, "{}"), tools=[function]))
+        assert end in answer, function.__name__
 
 
 async def test_invalid_arguments_never_reach_the_tool() -> None:
@@ -141,9 +141,9 @@ async def test_invalid_arguments_never_reach_the_tool() -> None:
     def book(nights: int) -> None:
         ran.append(nights)
 
-    said = await answer_of(agent)
-    assert "The arguments of 'book' do not fit its schema" in said
-    assert "nights" in said
+    answer = await answer_of(agent)
+    assert "The arguments of 'book' do not fit its schema" in answer
+    assert "nights" in answer
     assert ran == []
 
 
@@ -200,7 +200,7 @@ def refused_agents() -> dict[str, Agent[Any, Any]]:
         "(a session's answer is text)": Agent(TestModel(), output_type=[str, Response]),
         "output validators": validated,
         "the capability `ProcessHistory`": Agent(
-            TestModel(), capabilities=[ProcessHistory(lambda told: told)]
+            TestModel(), capabilities=[ProcessHistory(lambda notes: notes)]
         ),
         "system prompts from a function": prompted,
         "instructions from a function or a template": instructed,
@@ -238,14 +238,14 @@ class Connected(WrapperToolset[Any]):
     def __init__(self, failures: int = 0) -> None:
         super().__init__(FunctionToolset([self.ping]))
         self.failures = failures
-        self.told: list[str] = []
+        self.notes: list[str] = []
         self.tasks: set[asyncio.Task[Any] | None] = set()
 
     async def ping(self) -> str:
-        return json.dumps(self.told)
+        return json.dumps(self.notes)
 
     async def __aenter__(self) -> Self:
-        self.told.append("in")
+        self.notes.append("in")
         self.tasks.add(asyncio.current_task())
         if self.failures:
             self.failures -= 1
@@ -255,20 +255,20 @@ class Connected(WrapperToolset[Any]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.told.append("out")
+        self.notes.append("out")
         self.tasks.add(asyncio.current_task())
 
 
 async def test_a_toolset_is_open_from_its_first_use_until_it_is_closed() -> None:
     toolset = Connected()
     converted = make_agent(Agent(calling_model("ping", "{}"), toolsets=[toolset]))
-    assert toolset.told == []
+    assert toolset.notes == []
     async with asyncio.timeout(WAIT_S), Host(converted, MemoryStore()) as host:
         assert await host.ask("s", "go") == 'The tool returned: ["in"]'
     for source in converted.sources:
         await source.close()
         await source.close()
-    assert (toolset.told, len(toolset.tasks)) == (["in", "out"], 1)
+    assert (toolset.notes, len(toolset.tasks)) == (["in", "out"], 1)
 
 
 async def test_a_toolset_that_cannot_be_opened_is_tried_again() -> None:
@@ -278,7 +278,7 @@ async def test_a_toolset_that_cannot_be_opened_is_tried_again() -> None:
         await source.tools()
     assert [each.name for each in await source.tools()] == ["ping"]
     await source.close()
-    assert toolset.told == ["in", "in", "out"]
+    assert toolset.notes == ["in", "in", "out"]
 
 
 async def test_a_finished_call_does_not_wait_for_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +291,7 @@ async def test_a_finished_call_does_not_wait_for_its_thread(monkeypatch: pytest.
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(WAIT_S)
 
     agent = Agent(calling_model("hang", "{}"), tools=[hang], tool_timeout=1.0)
-    said = await answer_of(agent)
+    answer = await answer_of(agent)
     release.set()
     await asyncio.wait_for(began.wait(), WAIT_S)
-    assert "gave no answer within 1 s" in said or "Timed out after 1" in said
+    assert "gave no answer within 1 s" in answer or "Timed out after 1" in answer

@@ -19,13 +19,13 @@ class RecordedConnection:
     """Records its events, and their tasks."""
 
     def __init__(self, *, is_slow: bool = False) -> None:
-        self.told: list[str] = []
+        self.notes: list[str] = []
         self.tasks: set[asyncio.Task[object] | None] = set()
         self.is_slow = is_slow
         self.began = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self.told.append("in")
+        self.notes.append("in")
         self.tasks.add(asyncio.current_task())
         self.began.set()
         if self.is_slow:
@@ -35,7 +35,7 @@ class RecordedConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.told.append("out")
+        self.notes.append("out")
         self.tasks.add(asyncio.current_task())
 
 
@@ -44,9 +44,9 @@ async def test_one_task_enters_and_leaves_whichever_task_uses_it() -> None:
     async with asyncio.timeout(WAIT_S):
         held = HeldContext(connection, World())
         await asyncio.gather(held.wait_until_open(), held.wait_until_open())
-        assert (connection.told, held.has_ended) == (["in"], False)
+        assert (connection.notes, held.has_ended) == (["in"], False)
         await asyncio.create_task(held.close())
-    assert (connection.told, len(connection.tasks), held.has_ended) == (["in", "out"], 1, True)
+    assert (connection.notes, len(connection.tasks), held.has_ended) == (["in", "out"], 1, True)
 
 
 async def test_closing_abandons_an_opening() -> None:
@@ -58,7 +58,7 @@ async def test_closing_abandons_an_opening() -> None:
         await held.close()
         with pytest.raises(ConnectionError, match="closed while it was being opened"):
             await opening
-    assert connection.told == ["in"]
+    assert connection.notes == ["in"]
 
 
 async def test_a_call_that_ignores_its_cancellation_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class ScriptedProvider:
     """A local server of chat completions that answers by a script."""
 
     def __init__(self, script: Sequence[Sequence[Json]]) -> None:
-        self.asked: list[Json] = []
+        self.sent_messages: list[Json] = []
         self.gate = asyncio.Event()
         self._script = list(script)
 
@@ -56,9 +56,13 @@ class ScriptedProvider:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        asked = json.loads(body)
-        self.asked.append(
-            {key: asked[key] for key in sorted(asked) if key not in ("stream", "stream_options")}
+        sent_messages = json.loads(body)
+        self.sent_messages.append(
+            {
+                key: sent_messages[key]
+                for key in sorted(sent_messages)
+                if key not in ("stream", "stream_options")
+            }
         )
         steps = self._script.pop(0)
         if "status" in steps[0]:
@@ -118,7 +122,7 @@ class StatefulAgent:
         self.upstream = ScriptedUpstream(answer=self._answer, troubles=troubles, abilities=abilities)
 
     @property
-    def asked(self) -> list[Json]:
+    def sent_messages(self) -> list[Json]:
         """Return the messages sent to agents, in order; then the agents that were opened (`""`: fresh),
         received a message, were deleted.
         """

@@ -92,7 +92,7 @@ class _Copied(httpx2.AsyncByteStream):
             self._step["events_read"] = len(shown.get("events", ()))
 
 
-class Talk:
+class GatewayClients:
     """Both SDKs, pointed at the gateway."""
 
     def __init__(self, url: str, recorder: Recorder) -> None:
@@ -104,9 +104,9 @@ class Talk:
 
 
 @contextlib.asynccontextmanager
-async def talking(url: str, upstream: Upstream) -> AsyncIterator[Talk]:
+async def gateway_clients(url: str, upstream: Upstream) -> AsyncIterator[GatewayClients]:
     recorder = Recorder(upstream)
-    talk = Talk(url, recorder)
+    talk = GatewayClients(url, recorder)
     try:
         yield talk
     finally:
@@ -131,7 +131,7 @@ async def _first(stream: Any, count: int) -> None:  # noqa: ANN401 - as above
 # --- chat completions ----------------------------------------------------------------------------------------------
 
 
-async def _chat(talk: Talk) -> None:
+async def _chat(talk: GatewayClients) -> None:
     create = talk.openai.chat.completions.create
     system: list[Any] = [{"role": "system", "content": "Be brief."}, *ASK]
     whole = await create(model="m", messages=system, temperature=0.5, max_tokens=99)
@@ -143,14 +143,14 @@ async def _chat(talk: Talk) -> None:
     assert await _all(await create(model="m-2", messages=system, stream=True))
 
 
-async def _chat_with_tools(talk: Talk) -> None:
+async def _chat_with_tools(talk: GatewayClients) -> None:
     create = talk.openai.chat.completions.create
     whole = await create(model="m", messages=ASK, tools=[TOOL])
-    asked = whole.choices[0].message
-    assert asked.tool_calls
+    sent_messages = whole.choices[0].message
+    assert sent_messages.tool_calls
     messages: list[Any] = [
         *ASK,
-        asked.model_dump(exclude_none=True),
+        sent_messages.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": "call_7", "content": "a tree"},
     ]
     assert (await create(model="m", messages=messages, tools=[TOOL])).choices[
@@ -161,7 +161,7 @@ async def _chat_with_tools(talk: Talk) -> None:
     assert (await create(model="m", messages=ASK)).choices[0].finish_reason == "stop"
 
 
-async def _chat_images(talk: Talk) -> None:
+async def _chat_images(talk: GatewayClients) -> None:
     content = [
         {"type": "text", "text": "see"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
@@ -171,7 +171,7 @@ async def _chat_images(talk: Talk) -> None:
     assert (await talk.openai.chat.completions.create(model="m", messages=messages)).choices
 
 
-async def _chat_errors(talk: Talk) -> None:
+async def _chat_errors(talk: GatewayClients) -> None:
     create = talk.openai.chat.completions.create
     for error in (
         openai.RateLimitError,
@@ -198,7 +198,7 @@ async def _chat_errors(talk: Talk) -> None:
     assert [each.id async for each in talk.openai.models.list()] == ["m", "m-2"]
 
 
-async def _repeats(talk: Talk) -> None:
+async def _repeats(talk: GatewayClients) -> None:
     create = talk.openai.chat.completions.create
     key = {"idempotency-key": "k1"}
     await _first(await create(model="m", messages=ASK, stream=True, extra_headers=key), 3)
@@ -217,7 +217,7 @@ async def _repeats(talk: Talk) -> None:
 # --- Responses -----------------------------------------------------------------------------------------------------
 
 
-async def _responses(talk: Talk) -> None:
+async def _responses(talk: GatewayClients) -> None:
     responses = talk.openai.responses
     whole = await responses.create(model="m", input="hi", instructions="Be brief.")
     assert whole.output_text == "Hello you"
@@ -235,7 +235,7 @@ async def _responses(talk: Talk) -> None:
         await responses.retrieve(whole.id)
 
 
-async def _responses_with_tools(talk: Talk) -> None:
+async def _responses_with_tools(talk: GatewayClients) -> None:
     responses = talk.openai.responses
     first = await responses.create(model="m", input="hi", tools=[FLAT_TOOL], stream=True)
     done = (await _all(first))[-1].response
@@ -252,7 +252,7 @@ async def _responses_with_tools(talk: Talk) -> None:
     assert (await responses.create(model="m", input=items, tools=[FLAT_TOOL], store=False)).output_text
 
 
-async def _responses_not_stored(talk: Talk) -> None:
+async def _responses_not_stored(talk: GatewayClients) -> None:
     responses = talk.openai.responses
     whole = await responses.create(model="m", input="hi", store=False)
     for refused in (
@@ -265,7 +265,7 @@ async def _responses_not_stored(talk: Talk) -> None:
             await refused
 
 
-async def _responses_in_the_background(talk: Talk) -> None:
+async def _responses_in_the_background(talk: GatewayClients) -> None:
     responses = talk.openai.responses
     made = await responses.create(model="m", input="hi", background=True)
     await _first(await responses.retrieve(made.id, stream=True), 6)
@@ -284,7 +284,7 @@ async def _responses_in_the_background(talk: Talk) -> None:
     assert (await responses.retrieve(failed.id)).status == "failed"
 
 
-async def _responses_images_and_errors(talk: Talk) -> None:
+async def _responses_images_and_errors(talk: GatewayClients) -> None:
     responses = talk.openai.responses
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}", "detail": "auto"}
     content = [{"type": "input_text", "text": "see"}, image]
@@ -301,7 +301,7 @@ async def _responses_images_and_errors(talk: Talk) -> None:
 # --- Messages ------------------------------------------------------------------------------------------------------
 
 
-async def _messages(talk: Talk) -> None:
+async def _messages(talk: GatewayClients) -> None:
     create = talk.anthropic.messages.create
     system: Any = [{"type": "text", "text": "Be brief."}]
     whole = await create(model="m", max_tokens=99, messages=ASK, system=system)
@@ -311,13 +311,13 @@ async def _messages(talk: Talk) -> None:
     assert [block.type for block in whole.content] == ["thinking", "text"]
     assert await _all(await create(model="m", max_tokens=99, messages=ASK, thinking=thinking, stream=True))
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
-    asked: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]
-    assert (await create(model="m", max_tokens=99, messages=asked)).content
+    sent_messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]
+    assert (await create(model="m", max_tokens=99, messages=sent_messages)).content
     assert (await talk.anthropic.messages.count_tokens(model="m", messages=ASK)).input_tokens
     assert [each.id async for each in talk.anthropic.models.list()] == ["m", "m-2"]
 
 
-async def _messages_with_tools(talk: Talk) -> None:
+async def _messages_with_tools(talk: GatewayClients) -> None:
     create = talk.anthropic.messages.create
     async with talk.anthropic.messages.stream(
         model="m", max_tokens=99, messages=ASK, tools=[MESSAGES_TOOL]
@@ -333,7 +333,7 @@ async def _messages_with_tools(talk: Talk) -> None:
     assert (await create(model="m", max_tokens=99, messages=messages, tools=[MESSAGES_TOOL])).content
 
 
-async def _messages_errors(talk: Talk) -> None:
+async def _messages_errors(talk: GatewayClients) -> None:
     create = talk.anthropic.messages.create
     for error in (anthropic.RateLimitError, anthropic.InternalServerError):
         with pytest.raises(error):
@@ -358,27 +358,27 @@ def transcript(*words: str) -> list[Any]:
     return [{"role": roles[number % 2], "content": each} for number, each in enumerate(words)]
 
 
-async def _agent(talk: Talk) -> None:
-    async def say(*words: str, **more: Any) -> None:  # noqa: ANN401 - of the SDK
+async def _agent(talk: GatewayClients) -> None:
+    async def send_messages(*words: str, **more: Any) -> None:  # noqa: ANN401 - of the SDK
         system: list[Any] = [{"role": "system", "content": "Be brief."}]
         answer = await talk.openai.chat.completions.create(
             model="m", messages=[*system, *transcript(*words)], **more
         )
         assert answer.choices[0].message.content
 
-    await say("hi")
-    await say("hi", "one", "more")
+    await send_messages("hi")
+    await send_messages("hi", "one", "more")
     await talk.openai.chat.completions.create(
         model="m", messages=[{"role": "system", "content": TITLE}, {"role": "user", "content": "hi"}]
     )
-    await say("aside", extra_headers={"x-midstream-ephemeral": "true"})
-    await say("hi", "one", "more", "two", "end")
-    await say("hi", "one", "other")  # A branch.
-    await say("changed", "one", "more", "two", "end")  # An edit.
-    await say("hi", "one", "more", "two", "end", "three", "after the branch")
+    await send_messages("aside", extra_headers={"x-midstream-ephemeral": "true"})
+    await send_messages("hi", "one", "more", "two", "end")
+    await send_messages("hi", "one", "other")  # A branch.
+    await send_messages("changed", "one", "more", "two", "end")  # An edit.
+    await send_messages("hi", "one", "more", "two", "end", "three", "after the branch")
 
 
-async def _agent_with_tools_of_its_own(talk: Talk) -> None:
+async def _agent_with_tools_of_its_own(talk: GatewayClients) -> None:
     create = talk.openai.chat.completions.create
     named = {"x-midstream-session": "mine"}
     whole = await create(model="m", messages=transcript("list"), extra_headers=named)
@@ -396,7 +396,7 @@ async def _agent_with_tools_of_its_own(talk: Talk) -> None:
     assert message.content
 
 
-async def _agent_in_trouble(talk: Talk) -> None:
+async def _agent_in_trouble(talk: GatewayClients) -> None:
     create = talk.openai.chat.completions.create
     assert (await create(model="m", messages=transcript("hi"))).choices
     assert (await create(model="m", messages=transcript("hi", "one", "gone"))).choices
@@ -409,7 +409,7 @@ class GatewayStory:
     """Calls of SDKs, and the script of the upstream behind the gateway."""
 
     def __init__(
-        self, live: Callable[[Talk], Awaitable[None]], script: Script, kind: str = "provider"
+        self, live: Callable[[GatewayClients], Awaitable[None]], script: Script, kind: str = "provider"
     ) -> None:
         self.live = live
         self.script = script

@@ -88,7 +88,7 @@ from tests.session.turn_stories import (
     response_lost,
     responses,
     resumable,
-    say,
+    sends,
     streams,
     writes,
 )
@@ -173,18 +173,18 @@ def client_tool(name: str = "at_client", *, needs_approval: bool = False) -> Cli
 
 
 def _streamed() -> JournalScript:
-    said = SendMessage(
+    message = SendMessage(
         UserMessage.of("use my tool"), (client_tool(), client_tool("other", needs_approval=True))
     )
     late = CallFinished(1, 1, ToolResult("b", "after all"))
     story = JournalScript().take(
-        command(said, connection=1), streams("I ", "ask"), asks(at_client("a"), at_client("b"))
+        command(message, connection=1), streams("I ", "ask"), asks(at_client("a"), at_client("b"))
     )
     story.take(command(ended("a", "from the client"), 1, connection=2))
     story.take(sessions.notice_of(story.session, "st", 3) or Withdraw())
     story.take(Cancel(), CancelExpired(1), command(late, 2, connection=3))
     story.take(
-        command(say("again"), stream="st2"), answers("fine", turn=2), command(say("third"), stream="st3")
+        command(sends("again"), stream="st2"), answers("fine", turn=2), command(sends("third"), stream="st3")
     )
     return story.take(command(Cancel(), 1, stream="st3"))
 
@@ -196,7 +196,7 @@ def _queued() -> JournalScript:
         )
 
     story = JournalScript().take(
-        command(say("first")), command(queue("second"), stream="st2"), queue("third"), queue("4th")
+        command(sends("first")), command(queue("second"), stream="st2"), queue("third"), queue("4th")
     )
     story.take(Withdraw(2), answers("one"), asks(reads("a"), turn=2), ended("a", turn=2))
     return story.take(answers("two", turn=2, response=2), TurnExpired(3), Cancel(3)).node()
@@ -204,7 +204,7 @@ def _queued() -> JournalScript:
 
 def _held_response() -> JournalScript:
     story = JournalScript().take(
-        say(), resumable(), streams("one "), breaks(), streams("two"), breaks(), response_lost()
+        sends(), resumable(), streams("one "), breaks(), streams("two"), breaks(), response_lost()
     )
     story.take(streams("anew", attempt=2), fails(attempt=2, retry_after_s=7.0), resumable(attempt=3))
     story.node().take(streams(" on", attempt=3), answers("anew on", attempt=3))
@@ -213,17 +213,17 @@ def _held_response() -> JournalScript:
 
 def _failing() -> JournalScript:
     story = JournalScript().take(
-        say(), fails(), streams("half", attempt=2), fails(attempt=2), fails(attempt=3)
+        sends(), fails(), streams("half", attempt=2), fails(attempt=2), fails(attempt=3)
     )
     story.take(Resume(), streams("other", response=1), answers("done", response=story.session.turns))
-    story.take(say("no"), fails(retriable=False, turn=2), command(Resume(), stream="r"))
+    story.take(sends("no"), fails(retriable=False, turn=2), command(Resume(), stream="r"))
     return story
 
 
 def _interrupted() -> JournalScript:
     story = (
         JournalScript()
-        .take(say(), streams("I was "), asks(writes("a"), reads("b")))
+        .take(sends(), streams("I was "), asks(writes("a"), reads("b")))
         .node(after_s=3 * LOOK_BACK_S)
     )
     story.take(Resume(), streams("I go on", response=2)).node(after_s=3 * LOOK_BACK_S)
@@ -231,7 +231,7 @@ def _interrupted() -> JournalScript:
 
 
 def _suspected() -> JournalScript:
-    story = JournalScript(agent="main", version="1").take(say(), asks(writes("a")))
+    story = JournalScript(agent="main", version="1").take(sends(), asks(writes("a")))
     for count in (1, 2, 3):
         story.node(suspected=count)
     return story.take(Resume()).node(is_handover=True)
@@ -240,14 +240,14 @@ def _suspected() -> JournalScript:
 def _compacted() -> JournalScript:
     story = JournalScript()
     for turn in (1, 2, 3):
-        story.take(say(f"message {turn}"), asks(reads("a"), turn=turn), ended("a", "x" * 20, turn=turn))
+        story.take(sends(f"message {turn}"), asks(reads("a"), turn=turn), ended("a", "x" * 20, turn=turn))
         story.take(answers("fine", turn=turn, response=2))
-    story.take(say("too long"), overflows(4, turn=4), answers("shorter", turn=4, attempt=2))
-    return story.take(say("still"), overflows(None, turn=5))
+    story.take(sends("too long"), overflows(4, turn=4), answers("shorter", turn=4, attempt=2))
+    return story.take(sends("still"), overflows(None, turn=5))
 
 
 def _stalled() -> JournalScript:
-    story = JournalScript().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), streams("at last"))
+    story = JournalScript().take(sends(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), streams("at last"))
     story.take(StallFinished(1, 1, StalledOn.FIRST_TOKEN, 12.0), Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 5.0))
     story.take(StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 6.0), asks(writes("a")))
     story.take(Stalled(1, 1, StalledOn.TOOL, 30.0, "a"), CallProgress(CallRef(1, 1, "a"), 1, "half of it"))
@@ -256,7 +256,7 @@ def _stalled() -> JournalScript:
 
 def _tools_that_come_and_go() -> JournalScript:
     story = JournalScript().take(
-        say(), ToolsFound(1, 1, 1, frozenset(("look", "write")), frozenset(("far",)))
+        sends(), ToolsFound(1, 1, 1, frozenset(("look", "write")), frozenset(("far",)))
     )
     story.take(asks(reads("a")), ended("a"), ToolsFound(1, 2, 1, frozenset(("look",))))
     return story.take(answers("ok", response=2))
@@ -296,7 +296,7 @@ def _parts() -> JournalScript:
     story.take(answers("cut", response=2))
     for finish in (Finish.LENGTH, Finish.FILTER):
         turn = story.session.turns + 1
-        story.take(say(), ModelResponded(AttemptRef(turn, 1, 1), Response((Text("It is"),), finish)))
+        story.take(sends(), ModelResponded(AttemptRef(turn, 1, 1), Response((Text("It is"),), finish)))
     return story
 
 
@@ -306,7 +306,8 @@ def _upstream() -> JournalScript:
         UpstreamCall("u1", "Bash", '{"command": "ls"}', "a.md", Outcome.OK),
     )
     story = JournalScript().take(
-        say(), ModelReuseDecided(AttemptRef(1, 1, 1), ReuseDecision("new", "nothing is known of it", "fresh"))
+        sends(),
+        ModelReuseDecided(AttemptRef(1, 1, 1), ReuseDecision("new", "nothing is known of it", "fresh")),
     )
     story.take(
         ModelReuseDecided(
@@ -321,7 +322,7 @@ def _upstream() -> JournalScript:
         ModelResponded(AttemptRef(1, 1, 1), Response((done, Text("One file.")))),
     )
     story.take(
-        say("and now"),
+        sends("and now"),
         ModelReuseDecided(AttemptRef(2, 1, 1), ReuseDecision("extends", "it goes on", "resumed")),
     )
     story.take(ModelStreamed(AttemptRef(2, 1, 1), (Delta(2, 1, 1, 0, "thinking", "", begun),)), fails(turn=2))
@@ -333,7 +334,7 @@ def _leave() -> JournalScript:
         return Answer(CallRef(1, 1, question_id), WORK, choice, "as you like", arguments, "somebody")
 
     story = JournalScript().take(
-        say(),
+        sends(),
         requests_permission("q1"),
         allowed("q1", Choice.ALLOW, '{"edited": true}'),
         UseAnswer(AttemptRef(1, 1, 1), "q1"),
@@ -356,7 +357,7 @@ def _leave() -> JournalScript:
 
 def _people() -> JournalScript:
     story = JournalScript().take(
-        say(), asks(needs_approval("a", answer_s=60.0), needs_approval("b"), at_person("c", 60.0))
+        sends(), asks(needs_approval("a", answer_s=60.0), needs_approval("b"), at_person("c", 60.0))
     )
     story.take(
         responses("a", Choice.ALLOW, "go", arguments='{"edited": true}'),
@@ -372,7 +373,7 @@ def _people() -> JournalScript:
 
 
 def _in_doubt() -> JournalScript:
-    story = JournalScript().take(say())
+    story = JournalScript().take(sends())
     for turn, (policy, choice) in enumerate(
         [
             (OnDoubt.UNKNOWN, None),
@@ -399,7 +400,7 @@ def _in_doubt() -> JournalScript:
 
 
 def _late() -> JournalScript:
-    story = JournalScript().take(say(), asks(writes("a"))).node().take(asks(writes("b"), response=2)).node()
+    story = JournalScript().take(sends(), asks(writes("a"))).node().take(asks(writes("b"), response=2)).node()
     story.take(asks(writes("c"), response=3), CallFinished(1, 1, ToolResult("a", "late")))
     queued = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
     story.take(queued, Cancel(), queued, CallProgress(CallRef(1, 3, "c"), 1, "almost"), Withdraw())
@@ -408,7 +409,7 @@ def _late() -> JournalScript:
 
 def _children() -> JournalScript:
     inner = [encode(EpochStarted(1, "node", AT)), encode(Delta(1, 1, 1, 0, "text", "from below"))]
-    story = JournalScript().take(say(), asks(at_child("a")))
+    story = JournalScript().take(sends(), asks(at_child("a")))
     story.take(
         ChildStreamed(CallRef(1, 1, "a"), "s::1.1.0", tuple(enumerate(inner, 1))),
         CallFinished(1, 1, ToolResult("a", "helped")),
@@ -433,18 +434,22 @@ def _limited() -> JournalScript:
 
 def _pruned() -> JournalScript:
     story = _streamed().prune()
-    story.take(say("after"), asks(reads("a"), turn=4), ended("a", turn=4), answers("ok", turn=4, response=2))
+    story.take(
+        sends("after"), asks(reads("a"), turn=4), ended("a", turn=4), answers("ok", turn=4, response=2)
+    )
     return story
 
 
 def _pruned_in_a_turn() -> JournalScript:
-    story = _compacted().take(say("on"), asks(reads("a"), turn=6), ended("a", turn=6)).prune()
+    story = _compacted().take(sends("on"), asks(reads("a"), turn=6), ended("a", turn=6)).prune()
     return story.node().take(answers("ok", turn=6, response=2, attempt=2))
 
 
 def _damaged() -> JournalScript:
     story = (
-        JournalScript().take(say(), asks(writes("a"), writes("b")), ended("a", "what is lost")).damage_last()
+        JournalScript()
+        .take(sends(), asks(writes("a"), writes("b")), ended("a", "what is lost"))
+        .damage_last()
     )
     return story.take(ended("b"), answers("ok", response=2))
 
@@ -452,7 +457,7 @@ def _damaged() -> JournalScript:
 def _damaged_late() -> JournalScript:
     story = (
         JournalScript()
-        .take(say(), asks(writes("a")))
+        .take(sends(), asks(writes("a")))
         .node()
         .take(CallFinished(1, 1, ToolResult("a", "too late")))
     )
@@ -460,7 +465,7 @@ def _damaged_late() -> JournalScript:
 
 
 def _driven() -> JournalScript:
-    asked = Response((ToolCall("a", "work"), ToolCall("b", "work")), Finish.CALLS)
+    sent_messages = Response((ToolCall("a", "work"), ToolCall("b", "work")), Finish.CALLS)
     story = JournalScript().take(
         driven_turn.Begin(UserMessage.of("go"), "pydantic-ai", "key", "digest"),
         driven_turn.RequestModelResponse(1, NOTHING),
@@ -471,7 +476,7 @@ def _driven() -> JournalScript:
     )
     story.take(
         driven_turn.RequestModelResponse(1, NOTHING),
-        driven_turn.Responded(asked, native='{"kind": "response"}'),
+        driven_turn.Responded(sent_messages, native='{"kind": "response"}'),
         driven_turn.BeginCall("a"),
     )
     story.take(
@@ -488,7 +493,7 @@ def _driven() -> JournalScript:
     story.take(
         driven_turn.Begin(UserMessage.of("go"), "pydantic-ai"),
         driven_turn.RequestModelResponse(1, NOTHING),
-        driven_turn.Responded(asked),
+        driven_turn.Responded(sent_messages),
         driven_turn.BeginCall("a"),
     )
     return story.take(Cancel())
@@ -537,14 +542,14 @@ def _application() -> JournalScript:
         Delta(*place, 2, "thinking", "", requested=look),
     )
     story.take(ModelStreamed(AttemptRef(*place), (Delta(*place, 0, "thinking", "hm"), *announced)))
-    asked = Response((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
+    sent_messages = Response((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
     plan = CallPlan("a", digest_of("look", "{}"), Site.CLIENT, has_effects=False)
-    story.take(ModelResponded(AttemptRef(*place), asked, (plan,))).node()
+    story.take(ModelResponded(AttemptRef(*place), sent_messages, (plan,))).node()
     seen = Step(Response((Text("I look."), look)), (ToolResult("a", "a tree"),))
     story.take(_resend(story, hi, seen, results=seen.results))
     story.take(ModelResponded(AttemptRef(1, 2, 1), Response((Text("A tree."),))))
-    said = (hi, seen, Step(Response((Text("A tree."),))))
-    story.take(_resend(story, *said, UserMessage.of("more")))
+    text = (hi, seen, Step(Response((Text("A tree."),))))
+    story.take(_resend(story, *text, UserMessage.of("more")))
     story.take(ModelStreamed(AttemptRef(2, 1, 1), (Delta(2, 1, 1, 0, "text", "half"),))).node(after_s=1.0)
     story.take(
         ModelFailed(
@@ -552,7 +557,7 @@ def _application() -> JournalScript:
         )
     )
     story.take(_resend(story, hi, UserMessage.of("edited"), tools=False))
-    story.take(ModelResponded(AttemptRef(3, 1, 1), asked, (plan,)))
+    story.take(ModelResponded(AttemptRef(3, 1, 1), sent_messages, (plan,)))
     story.take(_resend(story, UserMessage.of("elsewhere")))
     other = Step(Response((Text("never said"),)))
     return story.take(_resend(story, UserMessage.of("elsewhere"), other, UserMessage.of("twice")))

@@ -15,11 +15,14 @@ from tests.golden.transcripts import FOLDER, Json, replayed
 
 
 async def record_story(name: str) -> Json:
-    from tests.golden.gateway_stories import STORIES, talking
+    from tests.golden.gateway_stories import STORIES, gateway_clients
 
     story = STORIES[name]
     upstream_script = [list(steps) for steps in story.script]
-    async with gateway_before(story.kind, upstream_script) as (url, upstream), talking(url, upstream) as talk:
+    async with (
+        gateway_before(story.kind, upstream_script) as (url, upstream),
+        gateway_clients(url, upstream) as talk,
+    ):
         await story.live(talk)
         steps = talk.recorder.steps
     return {"upstream": {"kind": story.kind, "script": upstream_script}, "steps": steps}

@@ -41,9 +41,9 @@ def test_every_kind_of_record_and_of_nested_value_is_recorded() -> None:
 def test_a_renamed_tag_or_field_is_translated_only_at_its_path() -> None:
     names = {"turn_ended": "turn_over", "turn_ended.status": "how", "response_completed.body.parts": "pieces"}
     ended = '{"type":"turn_ended","turn":1,"status":"completed","at":2.0}'
-    said = '{"type":"response_completed","body":{"parts":[{"type":"text","parts":1}]},"parts":0}'
+    text = '{"type":"response_completed","body":{"parts":[{"type":"text","parts":1}]},"parts":0}'
     assert journal_adapter.renamed(ended, names) == '{"type":"turn_over","turn":1,"how":"completed","at":2.0}'
-    assert journal_adapter.renamed(said, names) == (
+    assert journal_adapter.renamed(text, names) == (
         '{"type":"response_completed","body":{"pieces":[{"type":"text","parts":1}]},"parts":0}'
     )
     assert journal_adapter.renamed('{"cut', names) == '{"cut'

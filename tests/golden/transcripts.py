@@ -164,7 +164,7 @@ async def replayed(story: Json, url: str, upstream: Upstream) -> Json:
 
 
 def _upstream_requests(upstream: Upstream, names: IdNames) -> Any:  # noqa: ANN401 - JSON
-    return json.loads(names.recorded(json.dumps(upstream.asked)))
+    return json.loads(names.recorded(json.dumps(upstream.sent_messages)))
 
 
 async def _replay_step(client: httpx2.AsyncClient, step: Json, names: IdNames) -> Json:

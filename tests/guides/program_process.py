@@ -49,14 +49,14 @@ def run(request: Request) -> Result:
         error = traceback.format_exc()
     finally:
         sys.path.remove(request.folder)
-        _forget_modules_of(Path(request.folder))
+        _unload_modules_of(Path(request.folder))
     left = [each.name for each in {*threading.enumerate()} - threads if not each.daemon]
     if left and not error:
         error = f"the program does not end: it left the threads {left}"
     return Result(printed.getvalue(), error)
 
 
-def _forget_modules_of(folder: Path) -> None:
+def _unload_modules_of(folder: Path) -> None:
     for name, module in [*sys.modules.items()]:
         file = getattr(module, "__file__", None)
         if file is not None and Path(file).is_relative_to(folder):

@@ -49,10 +49,10 @@ class Shell:
             MIDSTREAM_URL=url,
         )
 
-    def run(self, line: str, *, said: str = "") -> str:
+    def run(self, line: str, *, stdin: str = "") -> str:
         """Run a line to its end and return what it printed on stdout."""
         process = self.start(line)
-        out, err = process.communicate(said, timeout=WAIT_S)
+        out, err = process.communicate(stdin, timeout=WAIT_S)
         assert process.returncode == 0, f"{line}: {out}{err}"
         return out
 
@@ -111,7 +111,7 @@ def _lines_of(key: Key) -> list[str]:
 def _first_hour(shell: Shell, serve: str, chat: str) -> None:
     write_agent(shell.folder, "hello:agent")
     with shell.serving(serve):
-        assert "Take a coat: it is 8 degrees in Oslo." in shell.run(chat, said="Oslo?")
+        assert "Take a coat: it is 8 degrees in Oslo." in shell.run(chat, stdin="Oslo?")
 
 
 def _gateway(shell: Shell, export: str, gateway: str, curl: str) -> None:
@@ -181,14 +181,14 @@ def _encrypted_for_clients(shell: Shell, serve: str, chat: str) -> None:
     pytest.importorskip("cryptography")
     write_agent(shell.folder, "hello:agent", "app")
     with shell.serving(serve):
-        assert "Take a coat" in shell.run(chat, said="Oslo?")
+        assert "Take a coat" in shell.run(chat, stdin="Oslo?")
     assert b"Oslo" not in (shell.folder / "sessions.db").read_bytes()
 
 
 def _security(shell: Shell, serve: str, chat: str, login: str, access: str, curl: str) -> None:
     write_agent(shell.folder, "hello:agent", "app")
     with shell.serving(serve):
-        assert "Take a coat" in shell.run(chat, said="Oslo?")
+        assert "Take a coat" in shell.run(chat, stdin="Oslo?")
         assert shell.run(login).startswith(f"{shell.url}/#login=")
         assert "\tlogin\t" in shell.run(access)
         assert json.loads(shell.run(curl))["sessions"]

@@ -24,7 +24,7 @@ def test_a_profile_is_found_in_common_spellings() -> None:
         find_profile("nobody")
 
 
-def test_two_combined_profiles_accept_only_what_both_accept() -> None:
+def test_two_combined_profiles_accept_only_histories_that_both_accept() -> None:
     together = both(PROFILES["anthropic"], PROFILES["mistral-v3"])
     assert (together.id_size_exact, together.blank, together.ids_are_unique) == (9, "white", "list")
     assert both(PROFILES["anthropic"], PROFILES["anthropic"]) == PROFILES["anthropic"]

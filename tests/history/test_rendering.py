@@ -86,9 +86,9 @@ def test_rendered_messages_can_be_encoded_and_contain_all_content(history: Histo
     sent = msgspec.json.encode(render(history, "", profile, model=MODEL).messages).decode()
     words = [part.text for entry in history.entries for part in _parts_of(entry) if isinstance(part, Text)]
     words += [r.content for e in history.entries if isinstance(e, Step) for r in e.results]
-    for said in words:
-        if said.strip() and said.isprintable():
-            assert said in sent
+    for value in words:
+        if value.strip() and value.isprintable():
+            assert value in sent
 
 
 def _parts_of(entry: UserMessage | Step) -> tuple[object, ...]:
@@ -96,9 +96,12 @@ def _parts_of(entry: UserMessage | Step) -> tuple[object, ...]:
 
 
 def test_instructions_come_first_and_only_where_there_are_any() -> None:
-    said = {"role": "user", "content": "hi"}
-    assert render(History((HI,)), "Be brief.").messages == [{"role": "system", "content": "Be brief."}, said]
-    assert render(History((HI,)), " ").messages == [said]
+    message = {"role": "user", "content": "hi"}
+    assert render(History((HI,)), "Be brief.").messages == [
+        {"role": "system", "content": "Be brief."},
+        message,
+    ]
+    assert render(History((HI,)), " ").messages == [message]
 
 
 @pytest.mark.parametrize("profile", ["anthropic", "bedrock-claude", "gemini", "pydantic-ai"])
@@ -280,10 +283,10 @@ def test_an_upstream_call_is_described_in_text_for_another_model(profile: str) -
     response = Response((Text("I look."), ran, Text("Found.")))
     rendered = render(History((HI, Step(response), HI)), "", profile)
 
-    said = msgspec.json.encode(rendered.messages).decode()
-    assert "ran elsewhere: grep" in said
-    assert said.index("I look.") < said.index("line 1") < said.index("Found.")
-    assert "tool_use" not in said
+    text = msgspec.json.encode(rendered.messages).decode()
+    assert "ran elsewhere: grep" in text
+    assert text.index("I look.") < text.index("line 1") < text.index("Found.")
+    assert "tool_use" not in text
     assert findings(rendered, profile) == []
 
 

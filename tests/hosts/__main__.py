@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
     elif given.write:
         given.write.write_text(page_of(table, seed=given.seed), encoding="utf-8")
     if given.json:
-        told = {
+        found = {
             program: {
                 name: {
                     "played": len(all_),
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
             }
             for program, cells in table.items()
         }
-        given.json.write_text(json.dumps({"seed": given.seed, "result": told}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"seed": given.seed, "result": found}, indent=1) + "\n")
     return 1 if faults else 0
 
 

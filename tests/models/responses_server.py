@@ -86,7 +86,7 @@ class ResponsesServer:
         self._links = list(links)
         self._pace_s = pace_s
 
-    def forget(self) -> None:
+    def delete_responses(self) -> None:
         """Delete all responses."""
         self.kept.clear()
 
@@ -126,8 +126,8 @@ class ResponsesServer:
     def _make(self) -> str:
         response_id = f"resp_{len(self.kept) + 1}_{len(self.asked)}"
         start = {"id": response_id, "status": "queued"}
-        said_of_it = [event("created", response=start), event("in_progress", response=start)]
-        events = [*said_of_it, *self._responses.pop(0)]
+        outcome_of_it = [event("created", response=start), event("in_progress", response=start)]
+        events = [*outcome_of_it, *self._responses.pop(0)]
         self.kept[response_id] = [{**each, "sequence_number": n} for n, each in enumerate(events)]
         return response_id
 

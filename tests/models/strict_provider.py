@@ -153,12 +153,12 @@ def strict_provider() -> Iterator[StrictProvider]:
         def do_POST(self) -> None:
             body = self._body()
             status, response = provider.answer(self.path.partition("?")[0], body, dict(self.headers.items()))
-            said = json.dumps(response).encode()
+            reply = json.dumps(response).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(said)))
+            self.send_header("content-length", str(len(reply)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(reply)
 
         def _body(self) -> bytes:
             if "content-length" in self.headers:

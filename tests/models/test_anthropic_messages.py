@@ -230,9 +230,9 @@ async def test_other_servers_receive_their_headers_and_fields() -> None:
     async with hello_model(headers=headers, extra={"max_tokens": None}, tokens_max=5) as (server, model):
         await events_of_model(model, ModelRequest("", REQUEST.history))
     assert set(server.bodies[0]) == {"model", "messages", "stream"}
-    said = server.headers[0]
-    assert (said["authorization"], said["anthropic-version"]) == ("Bearer secret", "2024-01-01")
-    assert (said["anthropic-beta"], "x-api-key" in said, "idempotency-key" in said) == ("x", False, False)
+    shown = server.headers[0]
+    assert (shown["authorization"], shown["anthropic-version"]) == ("Bearer secret", "2024-01-01")
+    assert (shown["anthropic-beta"], "x-api-key" in shown, "idempotency-key" in shown) == ("x", False, False)
 
 
 @pytest.mark.parametrize("options", [{}, {"is_cached": False}, {"cache_ttl": "1h"}])
@@ -511,15 +511,15 @@ async def test_the_sdk_decodes_the_same_response_from_the_same_server() -> None:
         asked: list[Any] = server.bodies[0]["messages"]
         async with client, client.messages.stream(model="m", max_tokens=9, messages=asked) as reading:
             message = await reading.get_final_message()
-    thinking, sealed, said, called = message.content
+    thinking, sealed, given, called = message.content
     assert thinking.type == "thinking"
     assert sealed.type == "redacted_thinking"
-    assert said.type == "text"
+    assert given.type == "text"
     assert called.type == "tool_use"
     words = "".join(each.text for each in events if isinstance(each, TextDelta))
     thoughts = "".join(each.text for each in events if isinstance(each, ThinkingDelta))
     signatures = [each.signature for each in events if isinstance(each, ThinkingDelta) and each.signature]
     (asks,) = (each for each in events if isinstance(each, ToolCallRequested))
-    assert (words, thoughts) == (said.text, thinking.thinking)
+    assert (words, thoughts) == (given.text, thinking.thinking)
     assert signatures == [thinking.signature, sealed.data]
     assert (asks.id, asks.name, json.loads(asks.arguments)) == (called.id, called.name, called.input)

@@ -412,9 +412,9 @@ def parts_of(message: anthropic.types.Message) -> list[ResponsePart]:
             case "server_tool_use":
                 parts.append(UpstreamCall(block.id, block.name, _dumped(block.input)))
             case "web_search_tool_result":
-                told = parts[-1]
-                assert isinstance(told, UpstreamCall)
-                assert told.id == block.tool_use_id
+                reported = parts[-1]
+                assert isinstance(reported, UpstreamCall)
+                assert reported.id == block.tool_use_id
     return parts
 
 

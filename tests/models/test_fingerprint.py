@@ -42,14 +42,14 @@ PNG = base64.b64encode(bytes(range(250))).decode()
 
 @spec("REUSE-1")
 def test_text_of_models_and_tools_does_not_count() -> None:
-    told = outline_of(user_message("a"), step_of("yes", calls=["c1"]), user_message("b"))
+    outline = outline_of(user_message("a"), step_of("yes", calls=["c1"]), user_message("b"))
     response = Response(
         (Thinking("hm", "sig"), Text("as the host writes it"), ToolCall("c1", "other", "[1]")), model="m"
     )
     rewritten = outline_of(
         user_message("a"), Step(response, (ToolResult("c1", "[cleared]"),)), user_message("b")
     )
-    assert rewritten == told
+    assert rewritten == outline
 
 
 @spec("REUSE-1")
@@ -212,20 +212,29 @@ def test_the_common_prefix_is_found_by_bisection() -> None:
 
 @spec("REUSE-1")
 def test_the_tail_consists_of_the_trailing_user_messages_and_results() -> None:
-    told = outline_of(
+    outline = outline_of(
         user_message("a"),
         step_of(calls=["c1"]),
         step_of(calls=["c2", "c3"]),
         user_message("b"),
         user_message("c"),
     )
-    assert (told.tail_users, told.tail_results, told.answered) == (2, ("c2", "c3"), ("c1", "c2", "c3"))
-    told = outline_of(user_message("a"), step_of(calls=["c1"]), step_of(), user_message("b"))
-    assert (told.tail_users, told.tail_results, told.answered) == (1, (), ("c1",))
-    told = outline_of(user_message("a"), step_of(calls=["c1"]))
-    assert (told.tail_users, told.tail_results, told.answered) == (0, ("c1",), ("c1",))
-    told = outline_of(step_of())
-    assert (told.tail_users, told.tail_results, told.answered, told.fingerprint.count) == (0, (), (), 0)
+    assert (outline.tail_users, outline.tail_results, outline.answered) == (
+        2,
+        ("c2", "c3"),
+        ("c1", "c2", "c3"),
+    )
+    outline = outline_of(user_message("a"), step_of(calls=["c1"]), step_of(), user_message("b"))
+    assert (outline.tail_users, outline.tail_results, outline.answered) == (1, (), ("c1",))
+    outline = outline_of(user_message("a"), step_of(calls=["c1"]))
+    assert (outline.tail_users, outline.tail_results, outline.answered) == (0, ("c1",), ("c1",))
+    outline = outline_of(step_of())
+    assert (outline.tail_users, outline.tail_results, outline.answered, outline.fingerprint.count) == (
+        0,
+        (),
+        (),
+        0,
+    )
 
 
 _entries = st.lists(

@@ -379,7 +379,7 @@ async def test_the_next_node_resumes_the_response_or_requests_it_again(*, forget
                 await runner.wait(runner.newest.position)
             await first.stop()
             if forgets:
-                server.forget()
+                server.delete_responses()
             second = Host(Agent(model), MemoryStore(memory))
             await second.start()
             runner = await second.session("s")

@@ -142,7 +142,7 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 HELLO = b"data: hello\n\n"
 WHOLE = OK + b"content-length: 13\r\n\r\n" + HELLO
 
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class ScriptedSocketServer:
@@ -155,7 +155,7 @@ class ScriptedSocketServer:
         self._answers = list(answers)
         self._piece_bytes = piece_bytes
 
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while self._answers:
@@ -180,22 +180,22 @@ class ScriptedSocketServer:
 
 
 @contextlib.asynccontextmanager
-async def serving(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Run `talk` on each connection to an address; at the end wait for all of them."""
-    talks: list[asyncio.Event] = []
+async def serving(handle: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Run `handle` on each connection to an address; at the end wait for all of them."""
+    open_connections: list[asyncio.Event] = []
 
-    async def talked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talks.append(is_over := asyncio.Event())
+    async def handle_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_connections.append(is_over := asyncio.Event())
         try:
-            await talk(reader, writer)
+            await handle(reader, writer)
         finally:
             writer.close()
             is_over.set()
 
-    server = await asyncio.start_server(talked, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(handle_connection, "127.0.0.1", 0, ssl=tls)
     async with server, asyncio.timeout(WAIT_S):
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for is_over in talks:
+        for is_over in open_connections:
             await is_over.wait()
 
 
@@ -204,7 +204,7 @@ async def scripted(
     *answers: bytes | None, piece_bytes: int = 1 << 30, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[ScriptedSocketServer, Provider]]:
     peer = ScriptedSocketServer(*answers, piece_bytes=piece_bytes)
-    async with serving(peer.talk) as peer.url:
+    async with serving(peer.handle) as peer.url:
         provider = Provider(peer.url, "m", headers=headers, world=World())
         yield peer, provider
         await provider.aclose()
@@ -314,14 +314,14 @@ async def test_an_unread_response_stays_at_the_server() -> None:
     """A waiting reader must not fill the memory: the server cannot send the end before it reads."""
     size, sent = 64 << 20, asyncio.Event()
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(OK + b"content-length: %d\r\n\r\n" % size)
         writer.write((b":" * 63 + b"\n") * (size // 64))
         await writer.drain()
         sent.set()
 
-    async with serving(talk) as url:
+    async with serving(handle) as url:
         provider = Provider(url, "m", world=World())
         asked = provider.events("GET", "/responses/r")
         await anext(asked)
@@ -344,13 +344,13 @@ async def test_a_large_request_is_sent_completely() -> None:
 async def test_a_server_that_reads_nothing_is_a_stall() -> None:
     is_given_up = asyncio.Event()
 
-    async def talk(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await is_given_up.wait()
         with contextlib.suppress(OSError):
             while await reader.read(1 << 20):
                 pass
 
-    async with serving(talk) as url:
+    async with serving(handle) as url:
         limits = HttpLimits(connect_s=SHORT, first_byte_s=SHORT)
         provider = Provider(url, "m", limits=limits, world=World())
         with pytest.raises(ModelStalledError):
@@ -364,7 +364,7 @@ async def test_unrequested_bytes_close_the_connection() -> None:
     is_answered, is_left = asyncio.Event(), asyncio.Event()
     connections = 0
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         await reader.readuntil(b"\r\n\r\n{}")
@@ -376,7 +376,7 @@ async def test_unrequested_bytes_close_the_connection() -> None:
             await reader.read()
         is_left.set()
 
-    async with serving(talk) as url:
+    async with serving(handle) as url:
         provider = Provider(url, "m", world=World())
         assert await _event_data(provider) == [b"hello"]
         is_answered.set()
@@ -417,7 +417,7 @@ def test_an_invalid_header_is_refused_at_once(value: str) -> None:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_redirect_never_receives_the_key(status: int) -> None:
     elsewhere = ScriptedSocketServer(WHOLE)
-    async with serving(elsewhere.talk) as url:
+    async with serving(elsewhere.handle) as url:
         moved = f"HTTP/1.1 {status} Moved\r\nlocation: {url}/\r\ncontent-length: 0\r\n\r\n"
         async with scripted(moved.encode(), headers={"authorization": "Bearer key"}) as (_, provider):
             with pytest.raises(ModelError):
@@ -444,7 +444,7 @@ async def test_the_users_netrc_file_is_not_read(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("prefix", ["http://", ""])
 async def test_a_proxy_of_the_environment_is_used(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = ScriptedSocketServer(WHOLE)
-    async with serving(proxy.talk) as url:
+    async with serving(proxy.handle) as url:
         monkeypatch.setenv("http_proxy", prefix + url.removeprefix("http://"))
         monkeypatch.setenv("no_proxy", "other.example")
         provider = Provider("http://model.example/v1", "m", "key", world=World())
@@ -455,7 +455,7 @@ async def test_a_proxy_of_the_environment_is_used(prefix: str, monkeypatch: pyte
 
 async def test_a_proxy_tunnels_tls_and_never_receives_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = ScriptedSocketServer(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n")
-    async with serving(proxy.talk) as url:
+    async with serving(proxy.handle) as url:
         monkeypatch.setenv("all_proxy", url)
         provider = Provider("https://model.example/v1", "m", "secret-key", world=World())
         with pytest.raises(ModelUnavailableError):
@@ -476,7 +476,7 @@ async def test_a_server_certificate_trusted_by_the_system_is_accepted(
     provider_http._tls.cache_clear()
     peer = ScriptedSocketServer(WHOLE)
     try:
-        async with serving(peer.talk, tls=tls) as url:
+        async with serving(peer.handle, tls=tls) as url:
             provider = Provider(url.replace("http:", "https:"), "m", "key", world=World())
             if is_trusted:
                 assert await _event_data(provider) == [b"hello"]
@@ -503,7 +503,7 @@ def test_an_unsupported_proxy_is_refused_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_unclosed_connections_end_with_their_loop(caplog: pytest.LogCaptureFixture) -> None:
-    def talk(listening: socket.socket) -> None:
+    def handle(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection:
             connection.settimeout(WAIT_S)
@@ -514,7 +514,7 @@ def test_unclosed_connections_end_with_their_loop(caplog: pytest.LogCaptureFixtu
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(WAIT_S)
-        talking = threading.Thread(target=talk, args=(listening,))
+        talking = threading.Thread(target=handle, args=(listening,))
         talking.start()
         provider = Provider(f"http://127.0.0.1:{listening.getsockname()[1]}", "m", world=World())
         assert asyncio.run(_event_data(provider)) == [b"hello"]

@@ -109,12 +109,14 @@ async def test_a_test_model_calls_and_then_answers() -> None:
     asked = response_of(await events_of_model(model))
     assert [made.name for made in asked.calls] == ["read"]
     step = Step(asked, (ToolResult(asked.calls[0].id, "X"),))
-    told = response_of(await events_of_model(model, ModelRequest("", REQUEST.history.then(step), (READ,))))
-    assert (told.text, told.finish) == ("all done", Finish.STOP)
+    response = response_of(
+        await events_of_model(model, ModelRequest("", REQUEST.history.then(step), (READ,)))
+    )
+    assert (response.text, response.finish) == ("all done", Finish.STOP)
 
 
 async def test_thinking_text_and_calls_are_converted() -> None:
-    async def say(
+    async def stream_response(
         sent: list[messages.ModelMessage], info: AgentInfo
     ) -> AsyncIterator[str | dict[int, DeltaThinkingPart] | dict[int, DeltaToolCall]]:
         yield {0: DeltaThinkingPart(content="let me ")}
@@ -125,8 +127,8 @@ async def test_thinking_text_and_calls_are_converted() -> None:
         yield {2: DeltaToolCall(name="read", json_args='{"path": "y"}', tool_call_id="b")}
         yield {1: DeltaToolCall(json_args=': "x"}')}
 
-    *said, finished = await events_of_model(PydanticAIModel(FunctionModel(stream_function=say)))
-    assert said == [
+    *events, finished = await events_of_model(PydanticAIModel(FunctionModel(stream_function=stream_response)))
+    assert events == [
         ThinkingDelta("let me "),
         ThinkingDelta("see", "sig"),
         TextDelta("I will "),
@@ -141,17 +143,17 @@ async def test_thinking_text_and_calls_are_converted() -> None:
 async def test_the_provider_receives_the_tools_and_the_instructions() -> None:
     seen: list[tuple[AgentInfo, str | None]] = []
 
-    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_response(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         last = sent[-1]
         assert isinstance(last, messages.ModelRequest)
         seen.append((info, last.instructions))
         yield "ok"
 
-    await events_of_model(PydanticAIModel(FunctionModel(stream_function=say)))
+    await events_of_model(PydanticAIModel(FunctionModel(stream_function=stream_response)))
     (info, instructions) = seen[0]
     assert instructions == "Be brief."
-    told = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
-    assert told == [("read", "Read a file.", READ.parameters)]
+    found = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
+    assert found == [("read", "Read a file.", READ.parameters)]
 
 
 class RecordingTransport(httpx2.AsyncBaseTransport):
@@ -186,8 +188,8 @@ async def test_redacted_thinking_is_received_and_sent_back_unchanged() -> None:
 
     history = REQUEST.history.then(Step(responded, (ToolResult("toolu_1", "X"),)))
     await events_of_model(model, ModelRequest("", history, (READ,)))
-    (_, said, _) = unmarked(seen.bodies[1]["messages"])
-    assert said["content"][:2] == [
+    (_, content, _) = unmarked(seen.bodies[1]["messages"])
+    assert content["content"][:2] == [
         {"type": "thinking", "thinking": "hm", "signature": "c2ln"},
         {"type": "redacted_thinking", "data": "c2VhbGVk"},
     ]
@@ -341,13 +343,13 @@ def test_the_provider_decides_the_profile(system: str, name: str, profile: str) 
 async def test_a_tool_loop_that_lost_its_thinking_continues_without_it() -> None:
     seen: list[object] = []
 
-    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_response(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         seen.append((info.model_settings or {}).get("anthropic_thinking"))
         yield "ok"
 
     thinking = {"type": "enabled", "budget_tokens": 2000}
     model = PydanticAIModel(
-        FunctionModel(stream_function=say),
+        FunctionModel(stream_function=stream_response),
         settings=cast("ModelSettings", {"anthropic_thinking": thinking}),
         profile="anthropic",
     )

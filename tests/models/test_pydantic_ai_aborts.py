@@ -41,17 +41,17 @@ async def test_after_an_abort_the_next_message_works_and_has_the_finished_parts(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    heard: list[list[ModelMessage]] = []
+    received: list[list[ModelMessage]] = []
 
     def model(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        heard.append([*messages])
+        received.append([*messages])
         return ModelResponse([TextPart("all right")])
 
     with agent.override(model=FunctionModel(model)):
         result = await lab.run(agent, prompt="stop that", key="k2")
     assert result.output == "all right"
     assert [
-        (type(part).__name__, getattr(part, "content", "")) for each in heard[0] for part in each.parts
+        (type(part).__name__, getattr(part, "content", "")) for each in received[0] for part in each.parts
     ] == [
         ("SystemPromptPart", "Be brief."),
         ("UserPromptPart", "go"),
@@ -72,7 +72,7 @@ async def test_after_an_abort_the_next_message_works_and_has_the_finished_parts(
     lab.start_process()  # Replayed by another process: the same, without the model.
     lab_agent = lab.agent(system_prompt="Be brief.")
     again = await lab.run(lab_agent, prompt="stop that", key="k2")
-    assert (again.output, len(again.all_messages()), len(heard)) == (
+    assert (again.output, len(again.all_messages()), len(received)) == (
         "all right",
         len(result.all_messages()),
         1,
@@ -87,20 +87,20 @@ async def test_text_of_a_cut_response_is_in_the_next_run() -> None:
     agent = lab.agent()
     spoken = asyncio.Event()
 
-    async def speak(_messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
+    async def stream_text(_messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
         yield "one "
         yield "two "
         spoken.set()
         await asyncio.Event().wait()
 
-    async def hear() -> None:
+    async def read_stream() -> None:
         async with lab.durable.turn(SESSION):
-            with agent.override(model=FunctionModel(stream_function=speak)):
+            with agent.override(model=FunctionModel(stream_function=stream_text)):
                 async with agent.run_stream("go") as streamed:
                     async for _ in streamed.stream_text(delta=True, debounce_by=None):
                         pass
 
-    task = asyncio.create_task(hear())
+    task = asyncio.create_task(read_stream())
     async with asyncio.timeout(60):
         await spoken.wait()
         async for stored in lab.durable.follow(SESSION):
@@ -111,10 +111,10 @@ async def test_text_of_a_cut_response_is_in_the_next_run() -> None:
         await task
     lab.responses = ([], [TextPart("done")])
     result = await lab.run(prompt="and now?")
-    said = [
+    texts = [
         part.content for each in result.all_messages() for part in each.parts if isinstance(part, TextPart)
     ]
-    assert said == ["one two ", "done"]
+    assert texts == ["one two ", "done"]
 
 
 @spec("DRIVEN-9")
@@ -139,10 +139,10 @@ async def test_a_tool_that_raised_does_not_block_the_session() -> None:
 async def test_the_prompts_of_an_agent_override_those_of_a_stored_history(keyword: str, is_own: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab([TextPart("first")])
     lab.durable = DurableTurns(MemoryStore(lab.memory), own_prompts=is_own)
-    heard: list[list[ModelMessage]] = []
+    received: list[list[ModelMessage]] = []
 
     def model(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        heard.append([*messages])
+        received.append([*messages])
         return ModelResponse([TextPart("done")])
 
     stored: list[ModelMessage] = [
@@ -154,7 +154,9 @@ async def test_the_prompts_of_an_agent_override_those_of_a_stored_history(keywor
         FunctionModel(model), deps_type=type(None), capabilities=[lab.durable], **options
     )
     await lab.run(agent, prompt="more", message_history=stored)
-    prompts = [part.content for each in heard[0] for part in each.parts if isinstance(part, SystemPromptPart)]
+    prompts = [
+        part.content for each in received[0] for part in each.parts if isinstance(part, SystemPromptPart)
+    ]
     if not is_own:
         assert prompts == ["Old."]
     else:
@@ -162,7 +164,7 @@ async def test_the_prompts_of_an_agent_override_those_of_a_stored_history(keywor
         assert isinstance(stored[0].parts[0], SystemPromptPart)  # The application's own list is unchanged.
     plain: Agent[None, Any] = Agent(FunctionModel(model), deps_type=type(None), capabilities=[lab.durable])
     await lab.run(plain, prompt="and more", message_history=stored)
-    assert "Old." in str(heard[1])
+    assert "Old." in str(received[1])
 
 
 KILLED = """

@@ -51,9 +51,9 @@ events = st.lists(
 )
 
 
-def _built(*said: ModelEvent) -> tuple[list[Delta], Response | None]:
+def _built(*events: ModelEvent) -> tuple[list[Delta], Response | None]:
     builder = ResponseBuilder(AttemptRef(1, 2, 3))
-    deltas = [delta for event in said for delta in builder.add(event)]
+    deltas = [delta for event in events for delta in builder.add(event)]
     return deltas, builder.response()
 
 
@@ -106,8 +106,8 @@ def test_a_finish_is_recorded() -> None:
 
 
 @given(events)
-def test_joined_deltas_equal_the_response(said: list[ModelEvent]) -> None:
-    deltas, response = _built(*said, Finished())
+def test_joined_deltas_equal_the_response(sent: list[ModelEvent]) -> None:
+    deltas, response = _built(*sent, Finished())
     texts: dict[int, str] = {}
     for delta in deltas:
         texts[delta.part] = texts.get(delta.part, "") + delta.text
@@ -123,9 +123,9 @@ def test_joined_deltas_equal_the_response(said: list[ModelEvent]) -> None:
 
 
 @given(events)
-def test_any_output_of_a_model_can_be_stored(said: list[ModelEvent]) -> None:
+def test_any_output_of_a_model_can_be_stored(sent: list[ModelEvent]) -> None:
     """Providers split an emoji in two: half of it has no UTF-8 form."""
-    deltas, response = _built(*said, Finished())
+    deltas, response = _built(*sent, Finished())
     for delta in deltas:
         encode(delta)
     if response is not None:
@@ -135,8 +135,8 @@ def test_any_output_of_a_model_can_be_stored(said: list[ModelEvent]) -> None:
 
 
 @given(events)
-def test_merging_deltas_changes_no_text_and_never_crosses_parts(said: list[ModelEvent]) -> None:
-    deltas, _ = _built(*said)
+def test_merging_deltas_changes_no_text_and_never_crosses_parts(sent: list[ModelEvent]) -> None:
+    deltas, _ = _built(*sent)
     merged = merge_deltas(deltas)
     for part in {delta.part for delta in deltas}:
         assert "".join(d.text for d in merged if d.part == part) == "".join(
@@ -205,23 +205,25 @@ def test_an_end_without_a_start_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"),
+    ("shown", "expected"),
     [
         ({}, [RUNS, ENDED_CALL]),
         ({0: RUNS}, [ENDED_CALL]),
         ({0: ENDED_CALL}, []),
     ],
 )
-def test_a_resumed_response_emits_only_new_deltas(shown: dict[int, Words], told: list[UpstreamCall]) -> None:
+def test_a_resumed_response_emits_only_new_deltas(
+    shown: dict[int, Words], expected: list[UpstreamCall]
+) -> None:
     builder = ResponseBuilder(AttemptRef(1, 1, 1), shown)
     deltas = [delta for event in (START, END, Finished()) for delta in builder.add(event)]
 
-    assert [delta.call for delta in deltas] == told
+    assert [delta.call for delta in deltas] == expected
     assert builder.response() == Response((ENDED_CALL,))
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "events"),
     [
         ({0: ("text", "hi")}, START),
         ({0: RUNS}, TextDelta("hi")),
@@ -229,6 +231,6 @@ def test_a_resumed_response_emits_only_new_deltas(shown: dict[int, Words], told:
         ({0: RUNS}, Finished()),
     ],
 )
-def test_a_resumed_response_with_other_calls_is_refused(shown: dict[int, Words], said: ModelEvent) -> None:
+def test_a_resumed_response_with_other_calls_is_refused(shown: dict[int, Words], events: ModelEvent) -> None:
     with pytest.raises(ModelForgotError):
-        ResponseBuilder(AttemptRef(1, 1, 1), shown).add(said)
+        ResponseBuilder(AttemptRef(1, 1, 1), shown).add(events)

@@ -20,10 +20,10 @@ from midstream.testing.scripted_model import ScriptedModel, calls, text
 
 class RecordingObserver:
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.appended: list[tuple[str, str]] = []
 
     def on_append(self, session: str, records: Sequence[Record]) -> None:
-        self.told += [(session, type(record).__name__) for record in records]
+        self.appended += [(session, type(record).__name__) for record in records]
 
 
 class Failing:
@@ -43,7 +43,7 @@ async def test_an_observer_receives_every_record_of_a_turn_except_deltas(
     runner = await host.session("s1", create=True)
     await runner.submit(SendMessage(UserMessage.of("hi")))
     await world.settle()
-    assert noting.told == [
+    assert noting.appended == [
         ("s1", name)
         for name in (
             "EpochStarted",
@@ -61,7 +61,7 @@ async def test_an_observer_receives_every_record_of_a_turn_except_deltas(
 
 class Meeting(RecordingObserver):
     def answers(self, session: str, agent: str, model: str) -> None:
-        self.told.append((session, f"{agent} by {model}"))
+        self.appended.append((session, f"{agent} by {model}"))
 
 
 class Shy(Failing):
@@ -84,7 +84,7 @@ async def test_an_observer_receives_the_agent_and_model_before_the_first_append(
     await runner.submit(SendMessage(UserMessage.of("hi")))
     await world.settle()
     assert not runner.state.is_live
-    first = dict(reversed(meeting.told))
+    first = dict(reversed(meeting.appended))
     assert first == {"s1": "main by scripted", "s1::1.1.0": "helper by scripted"}
     assert "a secret" not in caplog.text
     await host.stop(grace_s=0)

@@ -79,7 +79,7 @@ async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None
         "chat scripted",
         "invoke_agent tested",
     ]
-    failed, _, called, said, turn = found
+    failed, _, called, content, turn = found
     assert turn.context is not None
     assert {span.parent.span_id if span.parent else None for span in found[:-1]} == {turn.context.span_id}
     assert turn.parent is None
@@ -104,8 +104,8 @@ async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None
         "midstream.turn": 1,
         "error.type": "error",
     }
-    assert (called.kind, said.kind, turn.kind) == (SpanKind.INTERNAL, SpanKind.CLIENT, SpanKind.INTERNAL)
-    assert dict(said.attributes or {}) == {
+    assert (called.kind, content.kind, turn.kind) == (SpanKind.INTERNAL, SpanKind.CLIENT, SpanKind.INTERNAL)
+    assert dict(content.attributes or {}) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "midstream",
         "gen_ai.request.model": "scripted",
@@ -170,9 +170,9 @@ async def test_each_operation_has_the_metric_of_its_kind() -> None:
 async def test_every_name_is_from_the_conventions_or_ours() -> None:
     watching = ExportingObserver()
     await run_watched_turn(watching.observer)
-    told = {name for span in watching.spans for name in span.attributes or {}}
+    found = {name for span in watching.spans for name in span.attributes or {}}
     labels = {name for each in watching.points.values() for point in each for name in point["attributes"]}
-    assert {name for name in told | labels if not name.startswith("midstream.")} <= REGISTERED
+    assert {name for name in found | labels if not name.startswith("midstream.")} <= REGISTERED
     assert {*watching.points} <= MEASURED
     assert {*DURATION.values()} <= MEASURED
 

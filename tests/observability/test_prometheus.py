@@ -33,13 +33,13 @@ def _samples(page: bytes) -> dict[str, float]:
 def test_the_number_of_model_labels_is_bounded() -> None:
     prometheus = Prometheus()
     for turn in range(1, MODELS_MAX + 51):
-        said = Response((), model=f"model-{turn}", usage=Usage(10, 5))
+        response = Response((), model=f"model-{turn}", usage=Usage(10, 5))
         prometheus.on_append(
-            "s1", [AttemptStarted(turn, 1, 1, 0.0), ResponseCompleted(turn, 1, 1, said, 1.0)]
+            "s1", [AttemptStarted(turn, 1, 1, 0.0), ResponseCompleted(turn, 1, 1, response, 1.0)]
         )
     found = _samples(prometheus.page({}))
-    told = [name for name in found if name.startswith("midstream_tokens_total") and "type=input" in name]
-    assert len(told) == MODELS_MAX + 1
+    reported = [name for name in found if name.startswith("midstream_tokens_total") and "type=input" in name]
+    assert len(reported) == MODELS_MAX + 1
     assert found["midstream_tokens_total model=other type=input"] == 500
 
 

@@ -86,7 +86,7 @@ def raising() -> set[str]:
     return {path.stem for path in HOME.glob("*.jinja") if "raise_exception(" in path.read_text("utf-8")}
 
 
-def can_say(name: str, chat: list[Json]) -> bool:
+def can_render(name: str, chat: list[Json]) -> bool:
     """Return whether a template can render the kinds of content in a list at all; no repair could change that."""
     if name == "google-gemma-2-2b-it":
         return all(
@@ -148,7 +148,7 @@ def _environment() -> Value:
     )
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = datetime(2026, 1, 1).strftime  # noqa: DTZ001 - a template asks for local time
+    made.globals["strftime_now"] = datetime(2026, 1, 1).strftime  # noqa: DTZ001 - a template uses local time
     return made
 
 

@@ -120,12 +120,12 @@ def _adapter(kind: str) -> Value:
 
 def _anthropic_types(form: str, messages: list[Any]) -> list[str]:
     del form
-    known = [{"role": m["role"], "content": _known_blocks(m["content"])} for m in messages]
+    known = [{"role": m["role"], "content": _typed_blocks(m["content"])} for m in messages]
     _read_all(_adapter("anthropic").validate_python(known))
     return []
 
 
-def _known_blocks(content: Value) -> Value:
+def _typed_blocks(content: Value) -> Value:
     """Return the message without the blocks that the installed version has no type for."""
     if isinstance(content, str):
         return content

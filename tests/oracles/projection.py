@@ -69,7 +69,7 @@ def _call(call_id: Value, name: Value, arguments: Value) -> Json:
 
 
 def _response(read: list[tuple[str, Any]], at: int) -> Json:
-    words = "\n".join(said for kind, said in read if kind == "words")
+    words = "\n".join(content for kind, content in read if kind == "words")
     made: Json = {"role": "assistant", "content": words or None}
     calls = [call for kind, call in read if kind == "call"]
     if calls:
@@ -82,11 +82,11 @@ def _response(read: list[tuple[str, Any]], at: int) -> Json:
 
 def _user(read: list[tuple[str, Any]], asked: dict[Any, Any]) -> list[Json]:
     made: list[Json] = []
-    given = {said[0] for kind, said in read if kind == "result" and isinstance(said[0], str)}
+    given = {content[0] for kind, content in read if kind == "result" and isinstance(content[0], str)}
     open_calls = {call_id: name for call_id, name in asked.items() if call_id not in given}
-    for kind, said in read:
+    for kind, content in read:
         if kind == "result":
-            call_id, words = said
+            call_id, words = content
             if isinstance(call_id, tuple):  # Gemini: by name, in order.
                 call_id = next(
                     (each for each, name in open_calls.items() if name == call_id[1]), f"no {call_id[1]}"
@@ -94,9 +94,9 @@ def _user(read: list[tuple[str, Any]], asked: dict[Any, Any]) -> list[Json]:
                 open_calls.pop(call_id, None)
             made.append({"role": "tool", "tool_call_id": call_id, "content": words})
         elif made and made[-1]["role"] == "user":
-            made[-1]["content"] += "\n" + said
+            made[-1]["content"] += "\n" + content
         else:
-            made.append({"role": "user", "content": said})
+            made.append({"role": "user", "content": content})
     return made
 
 

@@ -65,8 +65,8 @@ def langchain_faults(messages: list[Any]) -> Iterator[str]:
         if inner.get("invalid_tool_calls"):
             yield f"LC-INVALID {at}"
         listed = [*(inner.get("tool_calls") or []), *(inner.get("invalid_tool_calls") or [])]
-        said = inner.get("content")
-        for chunk in said if isinstance(said, list) else []:
+        content = inner.get("content")
+        for chunk in content if isinstance(content, list) else []:
             if isinstance(chunk, dict) and chunk.get("type") == "tool_use":
                 if not any(
                     chunk.get("id") == call.get("id") or chunk.get("input") == call.get("args")

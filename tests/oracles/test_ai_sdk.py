@@ -41,15 +41,17 @@ def test_the_ai_sdk_accepts_valid_and_repaired_histories_and_refuses_broken_ones
     verdicts = validate(asked)
     of_repaired = verdicts[:QUESTIONS]
     refused = [
-        (n, how, said) for n, ((_, _, how), said) in enumerate(zip(cases, of_repaired, strict=True)) if said
+        (n, how, verdict)
+        for n, ((_, _, how), verdict) in enumerate(zip(cases, of_repaired, strict=True))
+        if verdict
     ]
     assert refused == []
-    assert [said for said in verdicts[QUESTIONS : 2 * QUESTIONS] if said] == []
+    assert [verdict for verdict in verdicts[QUESTIONS : 2 * QUESTIONS] if verdict] == []
     raw = verdicts[2 * QUESTIONS :]
     was_broken = [_repair(form, messages) is not messages for messages in lacking_results]
-    assert [bool(said) for said in raw] == was_broken
+    assert [bool(verdict) for verdict in raw] == was_broken
     assert any(was_broken)
-    assert all("MissingToolResultsError" in said[0] for said in raw if said)
+    assert all("MissingToolResultsError" in verdict[0] for verdict in raw if verdict)
 
 
 def _repair(form: str, messages: list[Any]) -> list[Any]:
@@ -64,4 +66,4 @@ def test_the_ai_sdk_refuses_an_unknown_role_and_an_unknown_result() -> None:
     null = {"role": "tool", "tool_call_id": "c1", "content": None}
     verdicts = validate([[user], [user, typo], [user, asked, null, user]])
     assert verdicts[0] == []
-    assert [said[0].partition(":")[0] for said in verdicts[1:]] == ["message 1", "message 2"]
+    assert [verdict[0].partition(":")[0] for verdict in verdicts[1:]] == ["message 1", "message 2"]

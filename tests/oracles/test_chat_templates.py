@@ -15,7 +15,7 @@ from tests.oracles.chat_templates import (
     EXCLUDED,
     LENIENT,
     STRICT,
-    can_say,
+    can_render,
     lacking,
     raising,
     refusal,
@@ -50,9 +50,9 @@ def test_templates_render_repaired_histories_without_loss(form: str, profile: st
         _, messages, how = broken(form, Random(f"{form}/templates/{profile}/{number}"))
         done = midstream.history.operations.repair_by_name(messages, format=form, profile=profile)
         chat = with_due_prompt(as_chat(form, done.messages))
-        names = [name for name in TEMPLATES[profile] if can_say(name, chat)]
+        names = [name for name in TEMPLATES[profile] if can_render(name, chat)]
         asked.update({name: asked[name] + 1 for name in names})
-        refused += [(number, how, said) for name in names if (said := refusal(name, chat))]
+        refused += [(number, how, verdict) for name in names if (verdict := refusal(name, chat))]
         refused += [(number, how, word) for word in lost_words(messages, [done.messages, done.system])]
     assert refused == []
     assert sum(asked.values()) >= QUESTIONS * len(asked) / 2
@@ -64,7 +64,9 @@ def test_every_raising_template_is_used_or_excluded_with_a_reason() -> None:
 
 @pytest.mark.parametrize("name", [*STRICT, *LENIENT])
 def test_each_template_raises_for_some_unrepaired_history(name: str) -> None:
-    assert any("TemplateRaisedError" in refusal(name, chat) for chat in unrepaired() if can_say(name, chat))
+    assert any(
+        "TemplateRaisedError" in refusal(name, chat) for chat in unrepaired() if can_render(name, chat)
+    )
 
 
 @functools.cache

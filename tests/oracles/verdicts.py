@@ -47,9 +47,9 @@ def with_prompt(form: str, messages: list[Any], profile: str = "") -> list[Any]:
         return [*messages, prompt]
     if not last.get(key):
         return [*messages, prompt]
-    said = last[key] if isinstance(last[key], list) else [{"type": "text", "text": last[key]}]
+    content = last[key] if isinstance(last[key], list) else [{"type": "text", "text": last[key]}]
     words = prompt[key] if isinstance(prompt[key], list) else [{"type": "text", "text": "next"}]
-    return [*messages[:-1], {**last, key: [*said, *words]}]
+    return [*messages[:-1], {**last, key: [*content, *words]}]
 
 
 def refusals(form: str, messages: list[Any], profile: str = "") -> list[str]:
@@ -93,8 +93,8 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
     if _role_of(form, leading) == "assistant":
         found.append("starts with a response")
     for at, message in enumerate(messages):
-        said = message.get("data", message)
-        content = said.get("content", said.get("parts"))
+        given = message.get("data", message)
+        content = given.get("content", given.get("parts"))
         if _role_of(form, message) in ("user", "assistant", "system") and (
             not content or (isinstance(content, str) and content.isspace())
         ):
@@ -131,9 +131,9 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
 def _is_nothing(part: Value) -> bool:
     if not isinstance(part, dict):
         return isinstance(part, str) and not part.strip()
-    said = part.get("content", part.get("text", "x"))
+    content = part.get("content", part.get("text", "x"))
     has_words = part.get("part_kind") == "user-prompt" and "content" not in part
-    return has_words or (isinstance(said, str) and not said.strip())
+    return has_words or (isinstance(content, str) and not content.strip())
 
 
 def _role_of(form: str, message: Value) -> str:

@@ -45,7 +45,7 @@ ORPHAN_S = 10.0
 async def play(program: AgentProgram, name: str, folder: Path) -> SituationVerdict:
     """Play one situation in a new folder and judge it. The folder is left only if the situation did not hold."""
     situation, options = SITUATIONS[name]
-    played = program.as_asking() if name in ASKING else program
+    played = program.with_permission_requests() if name in ASKING else program
     if played is None:
         return SituationVerdict(facts=["requests none"])
     return await judge(played, name, folder, situation, options, limit_s=LIMIT_S)

@@ -56,14 +56,14 @@ class AgentProgram(Struct, frozen=True):
     is_agent: Callable[[str], bool]
     sessions: tuple[str, ...]
     asking: Callable[[RunFolders], list[str]] | None = None
-    prepare_asking: Callable[[RunFolders], None] | None = None
+    prepare_permissions: Callable[[RunFolders], None] | None = None
     other_version: Callable[[], list[str]] = list
 
-    def as_asking(self) -> AgentProgram | None:
+    def with_permission_requests(self) -> AgentProgram | None:
         """Return the program set so that it requests permissions, or None."""
         if self.asking is None:
             return None
-        return replace(self, upstream=self.asking, prepare=self.prepare_asking or self.prepare)
+        return replace(self, upstream=self.asking, prepare=self.prepare_permissions or self.prepare)
 
 
 def _nothing(_: RunFolders) -> None:
@@ -121,7 +121,7 @@ def _codex_settings(place: RunFolders, policy: str = "never", sandbox: str = "da
     (folder / "config.toml").write_text(settings + FEW_RETRIES)
 
 
-def _codex_asking_settings(place: RunFolders) -> None:
+def _codex_permission_settings(place: RunFolders) -> None:
     _codex_settings(place, "on-request", "read-only")
 
 
@@ -151,7 +151,7 @@ def _gemini_env(place: RunFolders) -> Mapping[str, str]:
     }
 
 
-def _opencode_asking_settings(place: RunFolders) -> None:
+def _opencode_permission_settings(place: RunFolders) -> None:
     _opencode_settings(place, permission={"bash": "ask"})
 
 
@@ -198,7 +198,7 @@ PROGRAMS: Mapping[str, AgentProgram] = {
             lambda line: "app-server" in line,
             (".codex/sessions",),
             asking=lambda _: ["--upstream", "codex", "--sandbox", "read-only"],
-            prepare_asking=_codex_asking_settings,
+            prepare_permissions=_codex_permission_settings,
         ),
         AgentProgram(
             "gemini",
@@ -217,7 +217,7 @@ PROGRAMS: Mapping[str, AgentProgram] = {
             lambda line: "opencode" in line and " acp" in line,
             (".local/share/opencode",),
             asking=lambda _: _with_env("opencode acp", {}),
-            prepare_asking=_opencode_asking_settings,
+            prepare_permissions=_opencode_permission_settings,
         ),
         AgentProgram(
             "claude-code-acp",
@@ -240,7 +240,7 @@ PROGRAMS: Mapping[str, AgentProgram] = {
             lambda line: "codex-acp" in line,
             (".codex/sessions",),
             asking=lambda place: _with_env("codex-acp", _codex_env(place)),
-            prepare_asking=_codex_asking_settings,
+            prepare_permissions=_codex_permission_settings,
         ),
     )
 }

@@ -50,7 +50,7 @@ def main() -> int:
         began = perf_counter()
         explored = explore(SmallWorld(scenario), states_max=STATES_MAX)
         spent = perf_counter() - began
-        print(  # noqa: T201 - a command talks to a terminal
+        print(  # noqa: T201 - a command writes to a terminal
             f"{name}: {explored.states:,} states, {explored.transitions:,} transitions, {explored.ends:,} ends,"
             f" {spent:.1f} s",
             flush=True,

@@ -41,14 +41,14 @@ def _check_fences(world: SmallWorld, kept: list[records.Record]) -> None:
         for connection in world.connections:
             server = connection.server
             if server is not None and 0 < server.connection < number:
-                assert server.cursor < place, f"an older connection was told event {server.cursor}"
+                assert server.cursor < place, f"an older connection received event {server.cursor}"
 
 
 def _check_commands(process: ClientProcess, accepted: list[CommandAccepted], synced: int) -> None:
     numbered = process.disk.numbered
     for record in accepted[: len(numbered)]:
-        is_said = record.digest == frames.digest_of(numbered[record.seqno])
-        assert is_said, f"command {record.seqno} was accepted with a payload that nobody said"
+        is_reported = record.digest == frames.digest_of(numbered[record.seqno])
+        assert is_reported, f"command {record.seqno} was accepted with a payload that no client sent"
     state = process.disk.state
     if state is not None:
         acked = state.next_seqno - len(state.unacked)
@@ -80,8 +80,10 @@ def is_at_end(world: SmallWorld) -> bool:
     """Return whether the world has come to its end: the turn has ended, and every client has the end."""
     if world.session.is_live or not world.session.turns:
         return False
-    told = [process for process in world.processes if not isinstance(process.stream.error, StreamFencedError)]
-    return bool(told) and all(_has_all_events(process, world) for process in told)
+    found = [
+        process for process in world.processes if not isinstance(process.stream.error, StreamFencedError)
+    ]
+    return bool(found) and all(_has_all_events(process, world) for process in found)
 
 
 def _has_all_events(process: ClientProcess, world: SmallWorld) -> bool:

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
         f"-artifact_prefix={place}/",
         *(f"-seed={seed}" for seed in arguments[1:2]),
     ]
-    print(f"what is found is written to {place}", flush=True)  # noqa: T201 - a command talks to a terminal
+    print(f"what is found is written to {place}", flush=True)  # noqa: T201 - a command writes to a terminal
     atheris.Setup([sys.argv[0], *options, str(corpus)], take, custom_mutator=_mutated)
     atheris.Fuzz()
 

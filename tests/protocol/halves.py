@@ -113,7 +113,7 @@ def _serves_time(half: ServerStream) -> None:
         half.handle_deadline(newest=EventId(1, 1), waiting_on="nothing", now=deadline.at)
 
 
-def _hears_command(seqno: int, payload: Payload) -> Callable[[ServerStream], None]:
+def _receive_command(seqno: int, payload: Payload) -> Callable[[ServerStream], None]:
     body = frames.encode(CommandFrame(seqno, msgspec.Raw(frames.encode(payload))))
     return lambda half: half.receive(body, now=0.0)
 
@@ -124,9 +124,9 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
     "open": lambda half: half.receive(frames.encode(Open("a", SECRET)), now=0.0),
     "open of a reader": lambda half: half.receive(frames.encode(Open()), now=0.0),
     "broken frame": lambda half: half.receive(b"?", now=0.0),
-    "command": _hears_command(0, SendPayload((Text("hi"),))),
-    "one command too many": _hears_command(1, CancelPayload()),
-    "message that is not command 0": _hears_command(1, SendPayload((Text("hi"),))),
+    "command": _receive_command(0, SendPayload((Text("hi"),))),
+    "one command too many": _receive_command(1, CancelPayload()),
+    "message that is not command 0": _receive_command(1, SendPayload((Text("hi"),))),
     "ping": lambda half: half.receive(frames.encode(Ping()), now=0.0),
     "close": lambda half: half.receive(frames.encode(Close()), now=0.0),
     "admit": lambda half: half.admit(Session(), epoch_at=None, now=0.0),

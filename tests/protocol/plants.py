@@ -175,7 +175,7 @@ class NoPlayback(ClientStream):
         self._frames = [*opened, *self._frames[1 + sent - self._outbox.acked :]]
 
 
-class TellsTwice(ClientStream):
+class DeliversTwice(ClientStream):
     """A client that restarts at the beginning with every connection and delivers events again."""
 
     def _take_events(self, frame: Events) -> None:
@@ -190,7 +190,7 @@ class TellsTwice(ClientStream):
         )
 
 
-class ForgetsTooEarly(ClientStream):
+class DeletesTooEarly(ClientStream):
     """A client that deletes the checkpoint when the end of the turn arrives, and not when the application has
     handled it.
     """

@@ -115,7 +115,7 @@ class ClientProcess:
         self.starts: tuple[Place, ...] = ()
         """Tools that run now."""
         self.can_abort = True
-        self.told: EventId | None = None
+        self.delivered: EventId | None = None
         """The last event delivered to its application."""
 
     def resumed(self, checkpoint: Checkpoint) -> ClientStream:
@@ -133,7 +133,7 @@ class ClientProcess:
 
     def fingerprint(self) -> Hashable:
         unread = tuple(each.event_id for each in self.unread)
-        seen = (unread, self.in_hand, self.starts, self.can_abort, self.told)
+        seen = (unread, self.in_hand, self.starts, self.can_abort, self.delivered)
         return (
             self.disk.fingerprint(),
             distinguishing_parts(self.stream),
@@ -198,14 +198,14 @@ class ClientProcess:
     def apply(self, event: Applied | Forget) -> None:
         """Store an event by its position, as STREAM-24 requires."""
         if isinstance(event, Forget):
-            self.told = None
+            self.delivered = None
             self.disk.log = tuple(
                 each for each in self.disk.log if each[0].position <= event.event_id.position
             )
             return
-        is_new = self.told is None or event.event_id > self.told
-        assert is_new, f"the application was told {event.event_id} after {self.told}"
-        self.told = event.event_id
+        is_new = self.delivered is None or event.event_id > self.delivered
+        assert is_new, f"the application received {event.event_id} after {self.delivered}"
+        self.delivered = event.event_id
         before = tuple(each for each in self.disk.log if each[0].position < event.event_id.position)
         self.disk.log = (*before, (event.event_id, records.encode(event.record)))
         self.in_hand = event.event_id

@@ -62,8 +62,8 @@ def _rows(kind: type[Struct]) -> str:
     meanings = _meanings(kind)
     for field in _fields(kind):
         default = "" if field.required else f"`{_json(_default(field))}`"
-        told = _one_line(meanings.get(field.encode_name, ""))
-        lines.append(f"| `{field.encode_name}` | {_word(field.type)} | {default} | {told} |\n")
+        reported = _one_line(meanings.get(field.encode_name, ""))
+        lines.append(f"| `{field.encode_name}` | {_word(field.type)} | {default} | {reported} |\n")
     return "".join(lines)
 
 
@@ -119,15 +119,15 @@ def _word(kind: types.Type) -> str:
 
 def _meanings(kind: type[Struct]) -> dict[str, str]:
     """Return the description of each member, from the docstring or below the member itself."""
-    found = dict(_said_below(kind))
-    told = inspect.getdoc(kind) or ""
-    for each in _ARGUMENT.finditer(told.partition("Args:\n")[2]):
+    found = dict(_docs_of_fields(kind))
+    reported = inspect.getdoc(kind) or ""
+    for each in _ARGUMENT.finditer(reported.partition("Args:\n")[2]):
         for name in each["names"].split(", "):
             found[name] = each["text"]
     return found
 
 
-def _said_below(kind: type[Struct]) -> Iterator[tuple[str, str]]:
+def _docs_of_fields(kind: type[Struct]) -> Iterator[tuple[str, str]]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     for before, after in zip(body.body, body.body[1:], strict=False):

@@ -33,9 +33,9 @@ def test_a_stream_that_began_with_a_cancel_an_answer_or_a_withdrawal_waits_for_a
 
 
 def test_a_stream_that_follows_a_turn_is_not_finishing() -> None:
-    said = ((0, frames.encode(SendPayload((Text("hi"),)))), (1, frames.encode(CancelPayload())))
-    assert not Checkpoint("a", "secret", None, 2, said).is_finishing
-    assert not Checkpoint("a", "secret", None, 2, said[1:]).is_finishing
+    sent = ((0, frames.encode(SendPayload((Text("hi"),)))), (1, frames.encode(CancelPayload())))
+    assert not Checkpoint("a", "secret", None, 2, sent).is_finishing
+    assert not Checkpoint("a", "secret", None, 2, sent[1:]).is_finishing
     assert not Checkpoint("a", "secret").is_finishing
 
 

@@ -727,10 +727,10 @@ def test_no_input_from_a_server_raises(is_reader: bool, script: list[tuple[bytes
             stream.end_connection(chance=0.5, now=now)
 
 
-def _opening(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
+def _opening(*sent: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
     """Return a stream that has sent its open and these payloads after it."""
     stream = ClientStream("a", "secret", stall_after_s=stall_after_s, now=0.0)
-    for payload in said:
+    for payload in sent:
         stream.submit(payload)
     stream.handle_deadline(now=0.0)
     stream.begin_connection(now=0.0)
@@ -739,8 +739,8 @@ def _opening(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStre
     return stream
 
 
-def _live(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
-    stream = _opening(*said, stall_after_s=stall_after_s)
+def _live(*sent: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
+    stream = _opening(*sent, stall_after_s=stall_after_s)
     receive(stream, Welcome("a", "0-0", "0-0"))
     assert (stream.writes(), stream.frames_to_send()) == ([], [])
     return stream
@@ -749,8 +749,8 @@ def _live(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
 def stream_in_turn(stall_after_s: float = STALL_AFTER_S) -> ClientStream:
     """Return a stream whose message opened turn 1, at event 1-3."""
     stream = _live(HI, stall_after_s=stall_after_s)
-    said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
-    opened: tuple[Record, ...] = (StreamOpened("a", "d"), CommandAccepted("a", 0, "d"), said)
+    message = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
+    opened: tuple[Record, ...] = (StreamOpened("a", "d"), CommandAccepted("a", 0, "d"), message)
     receive(stream, Events(tuple(event(number, record) for number, record in enumerate(opened, 1))))
     assert [type(event) for event in stream.events()] == [Applied] * 3
     stream.writes()

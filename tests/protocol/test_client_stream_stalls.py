@@ -27,21 +27,21 @@ def _stalling(waiting_on: str) -> ClientStream:
 @pytest.mark.parametrize("waiting_on", ["model", "tool", "client"])
 def test_a_stalled_turn_is_reported_once_and_nothing_else_happens(waiting_on: str) -> None:
     stream = _stalling(waiting_on)
-    told: list[bool] = []
+    stalls: list[bool] = []
     for at in (59.9, 60.0):
         stream.handle_deadline(now=at)
-        told.append(stream.is_stalled)
-    assert (told, stream.is_connection_wanted, stream.waiting_on) == ([False, True], True, waiting_on)
+        stalls.append(stream.is_stalled)
+    assert (stalls, stream.is_connection_wanted, stream.waiting_on) == ([False, True], True, waiting_on)
     assert due_at(stream) == 85.0, "only the server's silence is owed now"
     word = Events((event(4, delta("on")),))
     for frame, at in ((HeartbeatFrame("1-4", waiting_on), 70.0), (word, 80.0)):
         stream.receive(frames.encode(frame), now=at)
-        told.append(stream.is_stalled)
-    assert told[2:] == [True, False], "a heartbeat is no event"
+        stalls.append(stream.is_stalled)
+    assert stalls[2:] == [True, False], "a heartbeat is no event"
     for at in (105.0, 130.0):
         stream.receive(frames.encode(HeartbeatFrame("1-4", waiting_on)), now=at)
     stream.handle_deadline(now=140.0)
-    assert stream.is_stalled, "another silence is told again"
+    assert stream.is_stalled, "another silence is reported again"
 
 
 @spec("STREAM-47")
@@ -51,12 +51,12 @@ def test_the_servers_record_of_the_silence_does_not_end_it() -> None:
     noticed = StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 30.0)
     stream.receive(frames.encode(Events((event(4, noticed),))), now=30.0)
     stream.receive(frames.encode(HeartbeatFrame("1-4", "model")), now=50.0)
-    told: list[bool] = []
+    stalls: list[bool] = []
     for at in (59.9, 60.0):
         stream.handle_deadline(now=at)
-        told.append(stream.is_stalled)
+        stalls.append(stream.is_stalled)
     stream.receive(frames.encode(Events((event(5, noticed),))), now=70.0)
-    assert [*told, stream.is_stalled] == [False, True, True], "it is told once"
+    assert [*stalls, stream.is_stalled] == [False, True, True], "it is reported once"
 
 
 @spec("STREAM-47")
@@ -64,11 +64,11 @@ def test_the_servers_record_of_the_silence_does_not_end_it() -> None:
 def test_a_turn_that_waits_for_a_person_is_not_stalled(waiting_on: str) -> None:
     stream = _stalling(waiting_on)
     stream.handle_deadline(now=60.0)
-    told = [stream.is_stalled]
+    stalls = [stream.is_stalled]
     for at in (80.0, 105.0):
         stream.receive(frames.encode(HeartbeatFrame("1-3", "tool")), now=at)
     stream.handle_deadline(now=120.0)
-    assert [*told, stream.is_stalled] == [False, True], "once the person has answered it may"
+    assert [*stalls, stream.is_stalled] == [False, True], "once the person has answered it may"
 
 
 @spec("STREAM-47")

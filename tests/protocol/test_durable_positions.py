@@ -98,7 +98,7 @@ OLDER, KNOWN, OTHER, NEWER = (
 
 @spec("STREAM-104")
 @pytest.mark.parametrize(
-    ("known", "told", "after"),
+    ("known", "expected", "after"),
     [
         (None, KNOWN, KNOWN),
         (KNOWN, KNOWN, KNOWN),
@@ -107,9 +107,9 @@ OLDER, KNOWN, OTHER, NEWER = (
     ],
 )
 def test_the_newest_epoch_is_identified_by_its_start_time(
-    known: KnownEpoch | None, told: KnownEpoch, after: KnownEpoch
+    known: KnownEpoch | None, expected: KnownEpoch, after: KnownEpoch
 ) -> None:
-    assert newest_epoch_after(known, PROMISED, told.epoch, told.began_at) == after
+    assert newest_epoch_after(known, PROMISED, expected.epoch, expected.began_at) == after
 
 
 @spec("STREAM-104")

@@ -27,7 +27,7 @@ WORD = Delta(1, 1, 1, 0, "text", "hello")
 QUESTION = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "digest", 5.0)
 
 
-def said_by(child: str, record: Record) -> ChildDelta:
+def child_delta(child: str, record: Record) -> ChildDelta:
     return ChildDelta(1, 1, "c1", child, 7, msgspec.Raw(encode(record)))
 
 
@@ -38,7 +38,7 @@ def events_of(*records: Record) -> list[Event]:
 
 def test_only_text_deltas_are_text() -> None:
     thought = Delta(1, 1, 1, 0, "thinking", "hm")
-    events = events_of(WORD, thought, said_by("s::1.1.0", WORD))
+    events = events_of(WORD, thought, child_delta("s::1.1.0", WORD))
     assert [event.text for event in events] == ["hello", "", ""]
     assert [event.transcript for event in events] == ["hello"] * 3
 
@@ -102,7 +102,10 @@ def test_an_upstream_call_is_distinct_from_thinking() -> None:
 
 def test_only_the_sessions_own_turn_ends_it() -> None:
     ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
-    assert [Event("1-4", record).is_end for record in (ended, said_by("s::1.1.0", ended))] == [True, False]
+    assert [Event("1-4", record).is_end for record in (ended, child_delta("s::1.1.0", ended))] == [
+        True,
+        False,
+    ]
 
 
 def test_the_sessions_own_question_is_answered_in_the_session() -> None:
@@ -111,7 +114,7 @@ def test_the_sessions_own_question_is_answered_in_the_session() -> None:
 
 
 def test_a_question_is_found_through_nested_sub_agents() -> None:
-    event = Event("1-4", said_by("s::1.1.0", said_by("s::1.1.0::1.2.0", QUESTION)))
+    event = Event("1-4", child_delta("s::1.1.0", child_delta("s::1.1.0::1.2.0", QUESTION)))
     assert (event.path, event.question) == (("s::1.1.0", "s::1.1.0::1.2.0"), QUESTION)
     assert Event("1-4", WORD).question is None
 

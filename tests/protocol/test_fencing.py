@@ -23,7 +23,7 @@ from midstream.session.session import (
     restore_session,
 )
 from midstream.session.turn.commands import Cancel, Command, Refused
-from tests.session.turn_stories import AT, answers, say
+from tests.session.turn_stories import AT, answers, sends
 from tests.spec import spec
 
 SECRET = "s" * 43
@@ -41,9 +41,9 @@ def state_after(session: Session, *commands: Received) -> Session:
     return session
 
 
-def decided(session: Session, said: Received) -> tuple[Record, ...] | type[MidstreamError]:
+def decided(session: Session, command: Received) -> tuple[Record, ...] | type[MidstreamError]:
     try:
-        return decide(session, said, epoch=1, at=AT)
+        return decide(session, command, epoch=1, at=AT)
     except Refused as refused:
         return type(refused.error)
 
@@ -63,13 +63,13 @@ def admitted(by: int, session: Session) -> ServerStream:
     return stream
 
 
-RUNNING = state_after(NOTHING, command(0, say("hi"), 3))
+RUNNING = state_after(NOTHING, command(0, sends("hi"), 3))
 """Connection 3 has sent a message, and the turn runs."""
 
 
 @spec("STREAM-101")
 def test_the_first_command_records_its_connection() -> None:
-    (first, *_) = decide(NOTHING, command(0, say("hi"), 3), epoch=1, at=AT)
+    (first, *_) = decide(NOTHING, command(0, sends("hi"), 3), epoch=1, at=AT)
     assert first == StreamOpened("a", DIGEST, connection=3)
     assert b"connection" not in encode(StreamOpened("a", DIGEST)), (
         "of a client that does not count nothing is kept"
@@ -87,26 +87,26 @@ def test_a_command_of_a_newer_connection_takes_the_stream_once_in_its_append() -
 
 @spec("STREAM-57", "STREAM-101")
 @pytest.mark.parametrize(
-    "said",
+    "accepted_command",
     [
-        command(0, say("hi"), 4),
-        command(0, say("other words"), 4),
+        command(0, sends("hi"), 4),
+        command(0, sends("other words"), 4),
         command(1, Cancel(), 4),
         command(9, None, 4),
     ],
     ids=["a repetition", "a conflict", "an abort", "a gap"],
 )
-def test_every_command_of_an_older_connection_is_refused(said: Received) -> None:
-    session = state_after(RUNNING, command(0, say("hi"), 5))
-    assert decided(session, said) is StreamFencedError
-    assert decided(session, replace(said, secret_digest="another")) is WrongSecretError, (
+def test_every_command_of_an_older_connection_is_refused(accepted_command: Received) -> None:
+    session = state_after(RUNNING, command(0, sends("hi"), 5))
+    assert decided(session, accepted_command) is StreamFencedError
+    assert decided(session, replace(accepted_command, secret_digest="another")) is WrongSecretError, (
         "that is judged before"
     )
 
 
 @spec("STREAM-15", "STREAM-101")
 def test_an_abort_in_flight_on_the_older_connection_is_resent_on_the_newer_one() -> None:
-    session = state_after(RUNNING, command(0, say("hi"), 5))
+    session = state_after(RUNNING, command(0, sends("hi"), 5))
     assert decided(session, command(1, Cancel(), 3)) is StreamFencedError
     assert not state_after(session, command(1, Cancel(), 5)).is_live
     before = state_after(RUNNING, command(1, Cancel(), 3))
@@ -116,17 +116,17 @@ def test_an_abort_in_flight_on_the_older_connection_is_resent_on_the_newer_one()
 
 @spec("STREAM-12", "STREAM-101")
 def test_a_repetition_changes_only_the_connection_of_a_running_turn() -> None:
-    assert decided(RUNNING, command(0, say("hi"), 3)) == ()
-    assert decided(RUNNING, command(0, say("hi"), 0)) == ()
-    assert decided(RUNNING, command(0, say("hi"), 4)) == (StreamTaken("a", 4),)
+    assert decided(RUNNING, command(0, sends("hi"), 3)) == ()
+    assert decided(RUNNING, command(0, sends("hi"), 0)) == ()
+    assert decided(RUNNING, command(0, sends("hi"), 4)) == (StreamTaken("a", 4),)
     over = fold([(1, each) for each in decide(RUNNING, answers("ready"), epoch=1, at=AT)], RUNNING)
     assert not over.is_live
-    assert decided(over, command(0, say("hi"), 4)) == (), "there is nothing left to be told twice"
+    assert decided(over, command(0, sends("hi"), 4)) == (), "nothing is left to apply twice"
 
 
 @spec("STREAM-50", "STREAM-101")
 def test_a_connection_without_a_number_is_never_older() -> None:
-    uncounted = state_after(NOTHING, command(0, say("hi"), 0))
+    uncounted = state_after(NOTHING, command(0, sends("hi"), 0))
     assert decided(uncounted, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
     assert decided(RUNNING, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
 
@@ -157,7 +157,7 @@ def test_a_connection_that_opens_after_a_newer_one_is_refused(by: int, *, is_ref
 
 
 @spec("STREAM-58", "STREAM-85", "STREAM-101")
-def test_a_connection_with_another_secret_learns_nothing_of_newer_connections() -> None:
+def test_a_connection_with_another_secret_receives_nothing_about_newer_connections() -> None:
     stream = open_connection(1, secret="t" * 43)
     stream.admit(RUNNING, epoch_at=None, now=0.0)
     assert isinstance(stream.failure, WrongSecretError)
@@ -176,8 +176,8 @@ def test_a_connection_recognises_from_the_journal_that_it_is_the_older_one() -> 
 
 def test_a_command_carries_the_number_of_its_connection() -> None:
     stream = admitted(7, RUNNING)
-    said = frames.encode(SendPayload((Text("hi"),)))
-    stream.receive(frames.encode(CommandFrame(0, msgspec.Raw(said))), now=0.0)
+    sent = frames.encode(SendPayload((Text("hi"),)))
+    stream.receive(frames.encode(CommandFrame(0, msgspec.Raw(sent))), now=0.0)
     (request,) = stream.requests()
     assert isinstance(request, Submit)
     assert request.received.connection == 7
@@ -192,10 +192,8 @@ def test_a_notice_repeats_the_last_accepted_command() -> None:
     assert notice == Received("a", DIGEST, 1, "digest of None", None, connection=4)
     assert decided(session, notice) == (StreamTaken("a", 4),)
     taken = state_after(session, notice)
-    assert decided(taken, notice) == (), "said twice it is said once"
-    assert decided(state_after(taken, command(2, None, 4)), notice) == (), (
-        "also where more was said meanwhile"
-    )
+    assert decided(taken, notice) == (), "a repeated command has one effect"
+    assert decided(state_after(taken, command(2, None, 4)), notice) == (), "also after other commands"
 
 
 @spec("STREAM-102")

@@ -61,11 +61,11 @@ def _bent(draw: st.DrawFn, good: list[bytes]) -> bytes:
 _deep = st.sampled_from(
     [b"[" * 100_000, b'{"type":' * 50_000, b'{"type":"command","seqno":0,"payload":' * 20_000, b"\xff\xfe"]
 )
-_said_by_clients = _bent(CLIENT_FRAMES) | st.binary(max_size=60) | _deep
-_said_by_servers = _bent(SERVER_FRAMES) | st.binary(max_size=60) | _deep
+_client_frames = _bent(CLIENT_FRAMES) | st.binary(max_size=60) | _deep
+_server_frames = _bent(SERVER_FRAMES) | st.binary(max_size=60) | _deep
 
 
-@given(_said_by_clients | _said_by_servers | _bent(PAYLOADS))
+@given(_client_frames | _server_frames | _bent(PAYLOADS))
 def test_a_decoder_raises_only_documented_errors(body: bytes) -> None:
     decode_as_anything(body)
 
@@ -76,15 +76,15 @@ def test_a_reader_of_events_raises_only_documented_errors(pieces: list[bytes]) -
 
 
 @spec("STREAM-33")
-@given(st.lists(_said_by_clients | st.just(CUT), max_size=12))
-def test_a_server_survives_any_frames_of_a_client(said: list[bytes]) -> None:
-    feed_server(said)
+@given(st.lists(_client_frames | st.just(CUT), max_size=12))
+def test_a_server_survives_any_frames_of_a_client(sent: list[bytes]) -> None:
+    feed_server(sent)
 
 
 @spec("STREAM-33")
-@given(st.lists(_said_by_servers | st.just(CUT), max_size=12))
-def test_a_client_survives_any_frames_of_a_server(said: list[bytes]) -> None:
-    feed_client(said)
+@given(st.lists(_server_frames | st.just(CUT), max_size=12))
+def test_a_client_survives_any_frames_of_a_server(sent: list[bytes]) -> None:
+    feed_client(sent)
 
 
 def test_each_seed_of_the_fuzzer_is_accepted_by_its_target() -> None:

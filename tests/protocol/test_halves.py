@@ -146,15 +146,15 @@ CHECKS_OF_COMMANDS: tuple[tuple[str, bytes, str, str], ...] = (
 
 
 @spec("STREAM-57")
-@pytest.mark.parametrize(("code", "said", "stream", "secret"), CHECKS_OF_COMMANDS)
+@pytest.mark.parametrize(("code", "data", "stream", "secret"), CHECKS_OF_COMMANDS)
 async def test_a_command_is_checked_in_the_order_of_the_specification(
-    code: str, said: bytes, stream: str, secret: str
+    code: str, data: bytes, stream: str, secret: str
 ) -> None:
     server = CoreServer()
     first = await _open(server, "a", SECRET)
     await first.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI))))])
     wire = await _open(server, stream, secret)
-    await wire.send([said])
+    await wire.send([data])
     frame = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
     answers = [each for each in frame if isinstance(each, Ack | Error)]
     assert [each.code if isinstance(each, Error) else "ack" for each in answers] == [code]
@@ -186,16 +186,16 @@ OPENS: tuple[tuple[str, bytes], ...] = (
 
 
 @spec("STREAM-113")
-@pytest.mark.parametrize(("code", "said"), OPENS)
-async def test_an_open_is_checked_in_the_order_of_the_specification(code: str, said: bytes) -> None:
+@pytest.mark.parametrize(("code", "data"), OPENS)
+async def test_an_open_is_checked_in_the_order_of_the_specification(code: str, data: bytes) -> None:
     server = CoreServer()
     first = await server.connect("s")
     await first.send([frames.encode(Open("a", SECRET, connection=2))])
     await first.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI))))])
     wire = await server.connect("s")
-    await wire.send([said])
-    heard = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
-    assert [each.code for each in heard if isinstance(each, Error)] == [code]
+    await wire.send([data])
+    received = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
+    assert [each.code for each in received if isinstance(each, Error)] == [code]
     assert (wire.stream.is_closed, first.stream.is_closed) == (True, False)
 
 
@@ -227,12 +227,12 @@ async def test_an_event_id_is_checked_in_the_order_of_the_specification(
     assert server.host("s").newest.position == 5
     wire = await server.connect("s")
     await wire.send([frames.encode(Open(stream, secret, event_id, next_seqno))])
-    said = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
-    assert _outcome(said) == what
+    texts = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
+    assert _outcome(texts) == what
 
 
-def _outcome(said: list[frames.ServerFrame]) -> str:
-    first, second = (*said, None)[:2]
+def _outcome(sent: list[frames.ServerFrame]) -> str:
+    first, second = (*sent, None)[:2]
     match first, second:
         case frames.Error(code=code), _:
             return code
@@ -240,7 +240,7 @@ def _outcome(said: list[frames.ServerFrame]) -> str:
             return f"gone {begin}"
         case frames.Welcome(resume_from=begin), _:
             return begin
-    raise AssertionError(said)
+    raise AssertionError(sent)
 
 
 async def _open(server: CoreServer, stream: str, secret: str) -> CoreWire:

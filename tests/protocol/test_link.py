@@ -24,7 +24,7 @@ def due_at(link: Link) -> float:
     return link.deadline.at
 
 
-def test_a_connection_is_wanted_from_its_deadline_to_its_end() -> None:
+def test_a_connection_is_required_from_its_deadline_to_its_end() -> None:
     link = waiting()
     assert (link.state, link.is_wanted) == (LinkState.WAITING, False)
     link.handle_deadline(0.0)

@@ -70,7 +70,7 @@ def test_values_in_headers_may_be_missing_in_the_open_and_must_not_contradict_it
 
 @spec("STREAM-110")
 @pytest.mark.parametrize(
-    ("member", "told", "said"),
+    ("member", "content", "given"),
     [
         ("stream", "b", "a"),
         ("secret", "t", SECRET),
@@ -81,9 +81,11 @@ def test_values_in_headers_may_be_missing_in_the_open_and_must_not_contradict_it
         ("cancel_after_s", 1.0, 2.0),
     ],
 )
-def test_headers_that_contradict_the_open_end_the_connection(member: str, told: object, said: object) -> None:
-    stream = ServerStream(headers=replace(Open(), **{member: told}), now=0.0)
-    stream.receive(frames.encode(replace(Open("a", SECRET), **{member: said})), now=0.0)
+def test_headers_that_contradict_the_open_end_the_connection(
+    member: str, content: object, given: object
+) -> None:
+    stream = ServerStream(headers=replace(Open(), **{member: content}), now=0.0)
+    stream.receive(frames.encode(replace(Open("a", SECRET), **{member: given})), now=0.0)
     (error,) = map(frames.decode_server, stream.frames_to_send())
     assert isinstance(error, Error)
     assert (error.code, stream.requests(), stream.is_closed) == ("malformed_frame", [], True)

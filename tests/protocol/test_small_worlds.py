@@ -79,7 +79,10 @@ PLANTED: dict[type[SmallWorld], tuple[WorldScenario, str]] = {
     plants.AckBeforeSync: (WorldScenario(losses=0, power_cuts=1, words=0), "acknowledged"),
     plants.NoDedupe: (WorldScenario(losses=1, words=0), "not the end"),
     plants.FencedByArrival: (WorldScenario(losses=1, words=0), "not the end"),
-    plants.FencedInOneProcess: (WorldScenario(losses=1, servers=2, words=0), "was told"),
+    plants.FencedInOneProcess: (
+        WorldScenario(losses=1, servers=2, words=0),
+        "connection received",
+    ),
     plants.TakenFromOlder: (WorldScenario(losses=1, servers=2, aborts=1, words=0), "was accepted after"),
     plants.ReplayTooLate: (WorldScenario(losses=1, words=1), "no end came"),
     plants.EpochReused: (WorldScenario(losses=0, power_cuts=1, words=1), "not the end"),
@@ -92,8 +95,11 @@ PLANTED: dict[type[SmallWorld], tuple[WorldScenario, str]] = {
         "not the end",
     ),
     plants.at_client(plants.NoPlayback): (WorldScenario(losses=1, words=0), "not the end"),
-    plants.at_client(plants.TellsTwice): (WorldScenario(losses=1, words=0), "was told"),
-    plants.at_client(plants.ForgetsTooEarly): (
+    plants.at_client(plants.DeliversTwice): (
+        WorldScenario(losses=1, words=0),
+        "application received",
+    ),
+    plants.at_client(plants.DeletesTooEarly): (
         WorldScenario(losses=0, client_deaths=1, words=0),
         "not the end",
     ),

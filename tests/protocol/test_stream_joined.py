@@ -51,16 +51,16 @@ class Application:
         if link.unread:
             event = link.unread.popleft()
             if isinstance(event, Forget):
-                self.forget_after(event.event_id.position)
+                self.drop_after(event.event_id.position)
             else:
                 assert isinstance(event, Applied), "nothing is pruned here"
-                self.forget_after(event.event_id.position - 1)
+                self.drop_after(event.event_id.position - 1)
                 self.log.append(event)
                 self.in_hand = event.event_id
                 if isinstance(event.record, CallStarted):
                     self.to_answer.append(event.record)
 
-    def forget_after(self, position: int) -> None:
+    def drop_after(self, position: int) -> None:
         self.log = [event for event in self.log if event.event_id.position <= position]
 
     def send(self, link: Link, payload: frames.Payload) -> None:
@@ -88,8 +88,8 @@ def advance_model(host: MemoryHost, *, calls: bool, ends: bool) -> None:
     if not isinstance(turn, AwaitingModel):
         return
     if not ends:
-        said = Delta(turn.turn, turn.response_no, turn.attempt, 0, "text", "word ")
-        host.do(ModelStreamed(turn.ref, (said,)), at=1.0)
+        delta = Delta(turn.turn, turn.response_no, turn.attempt, 0, "text", "word ")
+        host.do(ModelStreamed(turn.ref, (delta,)), at=1.0)
     elif calls:
         response = Response((ToolCall("c", "look"),), Finish.CALLS)
         plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)

@@ -11,7 +11,7 @@ def test_a_heartbeat_older_than_the_last_event_is_ignored() -> None:
     silence = TurnSilence(3.0)
     silence.begin(0.0)
     silence.heartbeat("model", 1.0)
-    silence.begin(2.0)  # The event that asks a person.
+    silence.begin(2.0)  # The event of a question to a person.
     assert (silence.judge(4.9), silence.judge(5.0), silence.is_stalled) == (False, True, False)
     silence.heartbeat("person", 5.1)
     assert (silence.is_stalled, silence.due_at) == (False, 8.1)

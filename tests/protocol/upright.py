@@ -137,14 +137,14 @@ class _Journal:
         return [(EventId(1, position + 1 + n), body) for n, body in enumerate(self.bodies[position:])]
 
 
-def feed_server(said: Sequence[bytes]) -> None:
+def feed_server(sent: Sequence[bytes]) -> None:
     """Send these frames from clients to a server's half with the real decisions behind it; `CUT` ends a
     connection.
 
     Refusals are raised as `Refused`, accepted records fold, and all responses are frames.
     """
     journal, stream = _Journal(), ServerStream(now=0.0)
-    for number, body in enumerate(said):
+    for number, body in enumerate(sent):
         now = 2.0 * number
         if body == CUT:
             stream = ServerStream(now=now)
@@ -178,11 +178,11 @@ def _admit(stream: ServerStream, journal: _Journal, at: EventId | None, now: flo
     stream.admit(journal.state, epoch_at=1 if is_held else None, now=now)
 
 
-def feed_client(said: Sequence[bytes]) -> None:
+def feed_client(sent: Sequence[bytes]) -> None:
     """Send these frames from a server to a client with a message under way; `CUT` breaks the connection."""
     stream = ClientStream("a", SECRET, now=0.0)
     stream.submit(SendPayload((Text("hi"),)))
-    for number, body in enumerate(said):
+    for number, body in enumerate(sent):
         now = float(number)
         if not stream.is_connection_wanted and not stream.is_ended:
             stream.end_connection(chance=0.0, now=now)
@@ -236,16 +236,18 @@ def take(data: bytes) -> None:
 
 def seeds() -> list[bytes]:
     """Return seeds: good frames alone, in turn, and in stories with a cut in them."""
-    told: list[bytes] = [*PAST_FINDINGS]
-    for head, said in ((b"s", CLIENT_FRAMES), (b"c", SERVER_FRAMES)):
-        told += [head + frame for frame in said]
-        told += [b"d" + frame for frame in said]
-        told.append(head + BETWEEN.join(said))
-        told += [head + BETWEEN.join([*said[:n], CUT, *said[: n + 1]]) for n in range(1, len(said))]
-    told.append(
+    reported: list[bytes] = [*PAST_FINDINGS]
+    for head, content in ((b"s", CLIENT_FRAMES), (b"c", SERVER_FRAMES)):
+        reported += [head + frame for frame in content]
+        reported += [b"d" + frame for frame in content]
+        reported.append(head + BETWEEN.join(content))
+        reported += [
+            head + BETWEEN.join([*content[:n], CUT, *content[: n + 1]]) for n in range(1, len(content))
+        ]
+    reported.append(
         b"e" + PIECES.join([b"id: 1-2\r", b"\nevent: record\nda", b"ta: {}\n\n", b":\n\nretry: 10\n\n"])
     )
-    return told
+    return reported
 
 
 def dictionary() -> list[str]:
@@ -294,20 +296,20 @@ ODD: tuple[Any, ...] = (
 
 def mutate(data: bytes, chance: Random) -> bytes:
     """Return an input with one frame added, removed, two of them swapped, or another member in one."""
-    head, said = data[:1], data[1:].split(BETWEEN)
+    head, content = data[:1], data[1:].split(BETWEEN)
     good = [*(CLIENT_FRAMES if head == b"s" else SERVER_FRAMES), CUT]
-    at = chance.randrange(len(said))
+    at = chance.randrange(len(content))
     match chance.randrange(6):
         case 0:
-            said.insert(at, chance.choice(good))
-        case 1 if len(said) > 1:
-            said.pop(at)
+            content.insert(at, chance.choice(good))
+        case 1 if len(content) > 1:
+            content.pop(at)
         case 2:
-            other = chance.randrange(len(said))
-            said[at], said[other] = said[other], said[at]
+            other = chance.randrange(len(content))
+            content[at], content[other] = content[other], content[at]
         case _:
-            said[at] = _with_another_member(said[at], chance) or chance.choice(good)
-    return head + BETWEEN.join(said)
+            content[at] = _with_another_member(content[at], chance) or chance.choice(good)
+    return head + BETWEEN.join(content)
 
 
 def _with_another_member(frame: bytes, chance: Random) -> bytes:

@@ -283,7 +283,7 @@ class SmallWorld:
                 self.connections[number].up = (second, first, *rest)
             case ("word",):
                 self.count("words")
-                self.say_word()
+                self.stream_word()
             case ("response",):
                 self.response()
             case ("takeover",):
@@ -485,11 +485,13 @@ class SmallWorld:
             connection.server.handle_deadline(newest=self.newest, waiting_on=waits, now=deadline.at)
             connection.flush()
 
-    def say_word(self) -> None:
+    def stream_word(self) -> None:
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
-        said: ModelStreamed = streams("word", turn=turn.turn, response=turn.response_no, attempt=turn.attempt)
-        self.do(said)
+        command: ModelStreamed = streams(
+            "word", turn=turn.turn, response=turn.response_no, attempt=turn.attempt
+        )
+        self.do(command)
 
     def response(self) -> None:
         """Let the model call the client's tool in its first response, and answer in the next."""

@@ -185,7 +185,7 @@ class ClientLife:
         except Stuck as stuck:
             self.problems.append(f"stuck: {stuck}")
         self.problems += self.memory.wrongs
-        self.problems += [f"nobody heard: {complaint}" for complaint in self.loop.complaints]
+        self.problems += [f"unhandled: {complaint}" for complaint in self.loop.complaints]
         for process in [*self.dead, *(server.process for server in self.servers)]:
             self.loop.kill(process)
             self.loop.close_remains(process)
@@ -227,10 +227,12 @@ class ClientLife:
 
     def _answer(self, talk: AgentConversation) -> Sequence[UpstreamEvent]:
         """Answer with a name under which the agent's received messages are stored."""
-        told = tuple(token for heard in talk.messages for token in TOKEN.findall(words_of(heard.message)))
+        text = tuple(
+            token for received in talk.messages for token in TOKEN.findall(words_of(received.message))
+        )
         self._tokens += 1
         name = f"answer{self._tokens}"
-        self._told[name] = told
+        self._told[name] = text
         usage = Usage(len(words_of(talk.messages[-1].message)), 1)
         wants_tools = self.abilities.takes_tools and self.chance.random() < 0.4
         if wants_tools and talk.messages[-1].setup.instructions != "title":
@@ -313,9 +315,9 @@ class ClientLife:
     def _check(self, asked: RequestResult) -> None:
         if not asked.is_whole:
             return
-        told = self._told.get(asked.text, (f"no answer at all: {asked.text}",))
-        if told != asked.expected:
-            self.problems.append(f"told {told}, the host sent {asked.expected}")
+        reported = self._told.get(asked.text, (f"no answer at all: {asked.text}",))
+        if reported != asked.expected:
+            self.problems.append(f"the upstream received {reported}, the host sent {asked.expected}")
         self.figures["whole"] += 1
 
     def _accept(self, asked: RequestResult) -> bool:

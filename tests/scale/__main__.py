@@ -77,7 +77,7 @@ async def _run_both(given: argparse.Namespace, folder: Path) -> dict[str, ScaleR
                 kills=kills,
                 rolls=rolls,
                 within_s=300.0 + SECONDS_PER_KILL * kills + 300.0 * rolls,
-                tell=_print,
+                print_progress=_print,
             )
             if rolls:
                 report.verdict.problems += cuts_of(report)

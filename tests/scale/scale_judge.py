@@ -174,12 +174,12 @@ def _judge_session(
 
 
 def _judge_turns(name: str, records: Sequence[Record], verdict: ScaleVerdict) -> None:
-    said = [each.message for each in records if isinstance(each, MessageAccepted)]
+    messages = [each.message for each in records if isinstance(each, MessageAccepted)]
     expected = [UserMessage.of(message_of(turn)) for turn in range(TURNS)]
-    verdict.doubled += max(0, len(said) - TURNS)
-    verdict.lost += max(0, TURNS - len(said))
-    if said != expected:
-        verdict.problems.append(f"in session {name!r} these messages stand: {said}")
+    verdict.doubled += max(0, len(messages) - TURNS)
+    verdict.lost += max(0, TURNS - len(messages))
+    if messages != expected:
+        verdict.problems.append(f"in session {name!r} these messages stand: {messages}")
     ends = [each for each in records if isinstance(each, TurnEnded)]
     verdict.turns += len(ends)
     for turn, end in enumerate(ends):

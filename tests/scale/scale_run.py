@@ -79,7 +79,7 @@ class ScaleReport(Struct):
 
 
 class ScaleScene:
-    """All running parts: the targets of harms.
+    """All running parts, which the faults target.
 
     Args:
         tell: Prints a line of progress.
@@ -91,13 +91,13 @@ class ScaleScene:
         fleet: Fleet,
         balancer: Balancer,
         report: ScaleReport,
-        tell: Callable[[str], None],
+        print_progress: Callable[[str], None],
     ) -> None:
         self.engine = engine
         self.fleet = fleet
         self.balancer = balancer
         self.report = report
-        self.tell = tell
+        self.print_progress = print_progress
         self._harms: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -112,7 +112,7 @@ class ScaleScene:
                 self.report.harms = dict(sorted(self._harms.items()))
                 self.report.kills += kind in COUNTED
                 if kind in COUNTED and self.report.kills % 20 == 0:
-                    self.tell(f"{self.report.kills} of {kills} kills: {self.report.harms}")
+                    self.print_progress(f"{self.report.kills} of {kills} kills: {self.report.harms}")
             self.fleet.note_exits()
             for task in [each for each in self._tasks if each.done()]:
                 self._tasks.discard(task)
@@ -135,7 +135,9 @@ class ScaleScene:
         for _ in range(rounds):
             for server in self.fleet.servers:
                 self.report.ending_s.append(round(await self.fleet.restart(server), 2))
-                self.tell(f"{server.name} was restarted, and ended in {self.report.ending_s[-1]:g} s")
+                self.print_progress(
+                    f"{server.name} was restarted, and ended in {self.report.ending_s[-1]:g} s"
+                )
                 await World().sleep(ROLLING_ROUNDS_PAUSE_S)
 
     async def _do(self, kind: str, chance: random.Random) -> bool:
@@ -179,7 +181,7 @@ async def run(
     kills: int = 0,
     rolls: int = 0,
     within_s: float,
-    tell: Callable[[str], None],
+    print_progress: Callable[[str], None],
 ) -> ScaleReport:
     """Run until so many kills, or so many rolling restarts, were survived.
 
@@ -194,7 +196,7 @@ async def run(
     async with running_fleet(name_of(folder), folder) as fleet:
         balancer = Balancer([each.port for each in fleet.servers])
         async with balancer.listening():
-            scene = ScaleScene(engine, fleet, balancer, report, tell)
+            scene = ScaleScene(engine, fleet, balancer, report, print_progress)
             people = await _start_clients(folder, balancer.url, clients)
             try:
                 async with asyncio.timeout(within_s):
@@ -202,7 +204,7 @@ async def run(
                     await scene.roll(rolls)
                     await scene.calm()
                 (folder / ENOUGH).touch()
-                tell("nothing is harmed any more")
+                print_progress("nothing is harmed any more")
                 async with asyncio.timeout(END_S):
                     code = await people.wait()
                 if code != 0:

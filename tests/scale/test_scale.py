@@ -41,7 +41,7 @@ async def test_kills_of_servers_backends_and_the_database_lose_double_and_repeat
     tmp_path: Path, mortal: Engine
 ) -> None:
     report = await run(
-        tmp_path, mortal, seed=SEED, clients=CLIENTS, kills=KILLS, within_s=WITHIN_S, tell=print
+        tmp_path, mortal, seed=SEED, clients=CLIENTS, kills=KILLS, within_s=WITHIN_S, print_progress=print
     )
     _show(report)
     verdict = report.verdict
@@ -60,7 +60,9 @@ async def test_kills_of_servers_backends_and_the_database_lose_double_and_repeat
 async def test_a_rolling_restart_under_load_cuts_no_turn_and_costs_readers_only_a_reconnection(
     tmp_path: Path, mortal: Engine
 ) -> None:
-    report = await run(tmp_path, mortal, seed=SEED, clients=2, rolls=1, within_s=WITHIN_S, tell=print)
+    report = await run(
+        tmp_path, mortal, seed=SEED, clients=2, rolls=1, within_s=WITHIN_S, print_progress=print
+    )
     _show(report)
     assert report.verdict.problems + cuts_of(report) == []
     assert report.verdict.handovers > 0, "no turn was open when a server ended"

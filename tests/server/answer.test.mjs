@@ -1,4 +1,4 @@
-/** What an answer is after each event: each word once, and only what differs is replaced. */
+/** The answer after each event: each word once; only text that differs is replaced. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -8,13 +8,13 @@ import { AnswerText, completedText } from "../../src/midstream/server/static/cli
 const begun = { type: "message_accepted", turn: 1 };
 const attempt = (number, response = 1) => ({ type: "attempt_started", turn: 1, response, attempt: number });
 const delta = (text, more = {}) => ({ type: "delta", turn: 1, response: 1, kind: "text", text, ...more });
-const words = (text) => ({ type: "text", text });
+const textPart = (text) => ({ type: "text", text });
 const whole = (...parts) => ({ type: "response_completed", turn: 1, response: 1, body: { parts } });
 const ended = (status = "completed", more = {}) => ({ type: "turn_ended", turn: 1, status, ...more });
 const event = (record) => ({ type: "record", id: "1-1", record });
 
-/** Fold records; return each [text, replaces, transcript], after checking that the obvious reader is right. */
-function told(...records) {
+/** Fold records; return each [text, replaces, transcript], after a check against a simple reader. */
+function answersOf(...records) {
   const answer = new AnswerText();
   let shown = "";
   return records.map((record) => {
@@ -26,11 +26,11 @@ function told(...records) {
   });
 }
 
-const lastOf = (...records) => told(...records).at(-1);
+const lastOf = (...records) => answersOf(...records).at(-1);
 
 test("text deltas are concatenated, and thinking is not part of the answer", () => {
   const thought = delta("hm", { kind: "thinking" });
-  assert.deepEqual(told(begun, attempt(1), thought, delta("a"), delta("b"), whole(words("ab")), ended()).slice(2), [
+  assert.deepEqual(answersOf(begun, attempt(1), thought, delta("a"), delta("b"), whole(textPart("ab")), ended()).slice(2), [
     ["", false, ""],
     ["a", false, "a"],
     ["b", false, "ab"],
@@ -41,7 +41,7 @@ test("text deltas are concatenated, and thinking is not part of the answer", () 
 
 test("text that a new attempt repeats is not added again, and the rest follows it", () => {
   assert.deepEqual(
-    told(begun, attempt(1), delta("one "), delta("two "), attempt(2), delta("one two "), delta("three")).slice(4),
+    answersOf(begun, attempt(1), delta("one "), delta("two "), attempt(2), delta("one two "), delta("three")).slice(4),
     [
       ["", false, "one two "],
       ["", false, "one two "],
@@ -59,7 +59,7 @@ test("the first different word replaces the text of the failed attempt", () => {
 
 test("a shorter new attempt leaves nothing of the failed one", () => {
   const cut = [begun, attempt(1), delta("one "), delta("two"), attempt(2), delta("one ")];
-  assert.deepEqual(lastOf(...cut, whole(words("one "))), ["one ", true, "one "]);
+  assert.deepEqual(lastOf(...cut, whole(textPart("one "))), ["one ", true, "one "]);
   assert.deepEqual(lastOf(...cut, ended("cancelled")), ["one ", true, "one "]);
   assert.deepEqual(lastOf(begun, attempt(1), delta("a"), attempt(2), ended("failed")), ["", true, ""]);
 });
@@ -70,7 +70,7 @@ test("a continued attempt keeps its text", () => {
 });
 
 test("two responses are two paragraphs, and a cut second one leaves the first", () => {
-  const first = [begun, attempt(1), delta("look"), whole(words("look"), { type: "call", id: "c", name: "n" })];
+  const first = [begun, attempt(1), delta("look"), whole(textPart("look"), { type: "call", id: "c", name: "n" })];
   assert.deepEqual(lastOf(...first, attempt(1, 2), delta("found")), ["\n\nfound", false, "look\n\nfound"]);
   assert.deepEqual(lastOf(...first, attempt(1, 2), delta("fo"), attempt(2, 2), delta("found")), [
     "und",
@@ -86,11 +86,11 @@ test("two responses are two paragraphs, and a cut second one leaves the first", 
 test("an upstream call separates the texts around it, live and complete", () => {
   const call = { type: "upstream_call", id: "u", name: "grep" };
   const live = [begun, attempt(1), delta("a"), delta("", { call, kind: "thinking" }), delta("b")];
-  assert.deepEqual(lastOf(...live, whole(words("a"), call, words("b"))), ["", false, "a\n\nb"]);
+  assert.deepEqual(lastOf(...live, whole(textPart("a"), call, textPart("b"))), ["", false, "a\n\nb"]);
 });
 
 test("a reader that joins in the middle has the whole response when it is complete", () => {
-  assert.deepEqual(lastOf(delta("two"), whole(words("one two"))), ["one two", true, "one two"]);
+  assert.deepEqual(lastOf(delta("two"), whole(textPart("one two"))), ["one two", true, "one two"]);
 });
 
 test("a snapshot whose newest turn is another one has no text of the answer", () => {
@@ -102,9 +102,9 @@ test("a snapshot whose newest turn is another one has no text of the answer", ()
 });
 
 test("a snapshot has the answer so far, and the next turn starts empty", () => {
-  const user = (text) => ({ type: "user", parts: [words(text)] });
-  const step = { type: "step", response: { parts: [words("first")] } };
-  const session = { history: [user("hi"), step], running: { output: { parts: [words("sec")] } } };
+  const user = (text) => ({ type: "user", parts: [textPart(text)] });
+  const step = { type: "step", response: { parts: [textPart("first")] } };
+  const session = { history: [user("hi"), step], running: { output: { parts: [textPart("sec")] } } };
   const gone = { type: "gone", id: "1-1", hasSnapshot: true };
   const shown = { type: "snapshot", id: "1-9", session };
   assert.deepEqual(lastOf(begun, delta("x"), gone), ["", true, ""]);

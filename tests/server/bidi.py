@@ -158,9 +158,9 @@ async def firefox(program: str, profile: Path) -> AsyncIterator[Firefox]:
     async with contextlib.AsyncExitStack() as over:
         over.push_async_callback(process.wait)
         over.callback(os.killpg, process.pid, signal.SIGKILL)
-        said = b""
-        while (found := LISTENING.search(said)) is None:
-            said += await asyncio.wait_for(process.stdout.readline(), WAIT_S)
+        output = b""
+        while (found := LISTENING.search(output)) is None:
+            output += await asyncio.wait_for(process.stdout.readline(), WAIT_S)
         over.callback(asyncio.create_task(process.stdout.read()).cancel)
         connecting = websockets.connect(f"{found[1].decode()}/session", max_size=MESSAGE_BYTES_MAX)
         browser = Firefox(await over.enter_async_context(connecting))

@@ -37,14 +37,14 @@ const accepted = (stream = "k") => ({
 });
 const ended = { type: "turn_ended", turn: 1, status: "completed", at: 2 };
 
-/** A stream that has said "hi" and has been welcomed. */
-function saying(kept = {}, said = welcome()) {
-  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...kept }, NOW);
+/** A stream that sent "hi" and received a welcome. */
+function openedStream(stored = {}, greeting = welcome()) {
+  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...stored }, NOW);
   stream.send("hi", NOW);
   const written = stream.take().writes;
   open(stream);
   const opening = stream.take().frames;
-  stream.receive(said, NOW);
+  stream.receive(greeting, NOW);
   return { stream, written, opening };
 }
 
@@ -58,7 +58,7 @@ function textsOf(taken) {
 }
 
 test("a command is stored before any frame carries it", () => {
-  const { stream, written, opening } = saying();
+  const { stream, written, opening } = openedStream();
   assert.deepEqual(written[0], { op: "secret", value: { key: "k", secret: "x" } });
   const command = written.find((write) => write.op === "command");
   assert.equal(
@@ -71,7 +71,7 @@ test("a command is stored before any frame carries it", () => {
 });
 
 test("playback after a reconnect sends exactly the same strings, and only the unacknowledged ones", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.abort(0, NOW);
   const [abort] = stream.take().frames;
   stream.receive('{"type":"ack","seqno":0}', NOW);
@@ -83,7 +83,7 @@ test("playback after a reconnect sends exactly the same strings, and only the un
 });
 
 test("stopping twice is stopping once, also in the next life", () => {
-  const { stream, written } = saying();
+  const { stream, written } = openedStream();
   stream.abort(0, NOW);
   stream.abort(0, NOW);
   const commands = [...written, ...stream.take().writes].filter(({ op }) => op === "command").map(({ value }) => value);
@@ -94,7 +94,7 @@ test("stopping twice is stopping once, also in the next life", () => {
 });
 
 test("a command with a lost ack is dropped when the welcome counts it", () => {
-  const { stream } = saying({}, welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }));
+  const { stream } = openedStream({}, welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }));
   const taken = stream.take();
   assert.deepEqual(taken.frames, []);
   assert.deepEqual(
@@ -104,9 +104,9 @@ test("a command with a lost ack is dropped when the welcome counts it", () => {
   assert.equal(stream.isAcknowledged, true);
 });
 
-/** A stream that knows when epoch 1 began, and whose message is in it. */
-function knowing() {
-  const { stream } = saying({}, welcome({ began_at: 10.5 }));
+/** A stream with the start time of epoch 1, which has its message. */
+function streamWithEpoch() {
+  const { stream } = openedStream({}, welcome({ began_at: 10.5 }));
   const opened = { type: "stream_opened", stream: "k", secret_digest: "d" };
   const taken = { type: "command_accepted", stream: "k", seqno: 0, digest: "d" };
   stream.receive(events(["1-2", opened], ["1-3", taken], ["1-4", accepted()]), NOW);
@@ -114,7 +114,7 @@ function knowing() {
 }
 
 test("the start of the newest epoch is stored, and another start reveals a rolled-back server", () => {
-  const kept = knowing().record();
+  const kept = streamWithEpoch().record();
   assert.deepEqual(kept.known, { epoch: 1, beganAt: 10.5 });
   for (const [began_at, code] of [
     [10.5, undefined],
@@ -131,7 +131,7 @@ test("the start of the newest epoch is stored, and another start reveals a rolle
 
 test("another start of an epoch among the events reveals it too, and a server without a start time is trusted", () => {
   const epoch = (number, at) => ({ type: "epoch_started", epoch: number, owner: "x", at });
-  const first = knowing();
+  const first = streamWithEpoch();
   first.receive(events(["2-5", epoch(2, 20)]), NOW);
   assert.deepEqual(first.record().known, { epoch: 2, beganAt: 20 });
   for (const [at, code] of [
@@ -149,7 +149,7 @@ test("another start of an epoch among the events reveals it too, and a server wi
 });
 
 test("acks are cumulative and may repeat", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.abort(0, NOW);
   stream.receive('{"type":"ack","seqno":1}', NOW);
   stream.receive('{"type":"ack","seqno":0}', NOW);
@@ -158,7 +158,7 @@ test("acks are cumulative and may repeat", () => {
 });
 
 test("acks of single commands make room for the next ones, and hide no command whose ack is due", () => {
-  const { stream } = saying({}, welcome({ in_flight_max: 2 }));
+  const { stream } = openedStream({}, welcome({ in_flight_max: 2 }));
   for (const number of [1, 2]) stream.withdraw(number, NOW);
   const sent = () => stream.take().frames.map((frame) => JSON.parse(frame).seqno);
   assert.deepEqual(sent(), [1]);
@@ -172,7 +172,7 @@ test("acks of single commands make room for the next ones, and hide no command w
 });
 
 test("a new stream claims no commands, so that a server without it accepts it", () => {
-  const { opening } = saying({ cursor: "1-7" });
+  const { opening } = openedStream({ cursor: "1-7" });
   assert.deepEqual(JSON.parse(opening[0]), {
     type: "open",
     version: 1,
@@ -186,7 +186,7 @@ test("a new stream claims no commands, so that a server without it accepts it", 
 });
 
 test("events are applied once, by id, however often they arrive", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.take();
   stream.receive(events(["1-2", accepted()], ["1-3", delta("a")]), NOW);
   stream.receive(events(["1-2", accepted()], ["1-3", delta("a")], ["1-4", delta("b")]), NOW);
@@ -195,7 +195,7 @@ test("events are applied once, by id, however often they arrive", () => {
 });
 
 test("a gap in the positions causes a reconnect, and nothing after the gap is applied", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.take();
   assert.equal(stream.receive(events(["1-2", accepted()], ["1-4", delta("b")]), NOW), true);
   assert.equal(stream.take().events.length, 1);
@@ -203,13 +203,13 @@ test("a gap in the positions causes a reconnect, and nothing after the gap is ap
 });
 
 test("an old position under a new epoch is no duplicate but another timeline", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.receive(events(["1-2", accepted()]), NOW);
   assert.equal(stream.receive(events(["2-2", delta("x")]), NOW), true);
 });
 
 test("gone moves the cursor back with an event, and later events are applied from there", () => {
-  const { stream } = saying(
+  const { stream } = openedStream(
     { cursor: "1-9" },
     welcome({ resume_from: "0-0", event_id: "2-2", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
   );
@@ -222,7 +222,7 @@ test("gone moves the cursor back with an event, and later events are applied fro
 });
 
 test("a snapshot replaces all earlier events, and later ones are applied after it", () => {
-  const { stream } = saying({ cursor: "1-2" }, welcome({ resume_from: "1-7", event_id: "1-9", acked: 1 }));
+  const { stream } = openedStream({ cursor: "1-2" }, welcome({ resume_from: "1-7", event_id: "1-9", acked: 1 }));
   stream.receive('{"type":"gone","resume_from":"1-7","reason":"not kept","oldest":8,"has_snapshot":true}', NOW);
   stream.receive('{"type":"snapshot","event_id":"1-7","session":{"turns":1}}', NOW);
   stream.receive(events(["1-8", delta("x")]), NOW);
@@ -234,7 +234,7 @@ test("a snapshot replaces all earlier events, and later ones are applied after i
 });
 
 test("a stream whose turn had ended at the snapshot ends with it, and not before", () => {
-  const { stream } = saying(
+  const { stream } = openedStream(
     { cursor: "1-2" },
     welcome({ resume_from: "1-9", event_id: "1-9", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
   );
@@ -247,7 +247,7 @@ test("a stream whose turn had ended at the snapshot ends with it, and not before
 });
 
 test("the end of its own turn ends the stream, which is deleted when it was handled", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.receive('{"type":"ack","seqno":0}', NOW);
   stream.take();
   stream.receive(events(["1-2", accepted()], ["1-3", ended], ["1-4", delta("of another turn")]), NOW);
@@ -288,14 +288,14 @@ test("a stream whose turn was over when it was resumed ends with the events of t
 });
 
 test("another client's turn on the same session does not end the stream", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.receive(events(["1-2", { ...ended, turn: 7 }]), NOW);
   assert.equal(stream.phase, "live");
 });
 
 test("permanent refusals end the stream with their code", () => {
   for (const code of ["session_busy", "unauthorized", "stream_fenced", "malformed_frame"]) {
-    const { stream } = saying();
+    const { stream } = openedStream();
     stream.receive(
       JSON.stringify({
         type: "error",
@@ -307,8 +307,8 @@ test("permanent refusals end the stream with their code", () => {
     );
     assert.equal(stream.phase, "ended");
     assert.equal(stream.error.code, code);
-    const forgets = stream.take().writes.some((write) => write.op === "delete");
-    assert.equal(forgets, !["stream_fenced", "unauthorized"].includes(code));
+    const isDeleted = stream.take().writes.some((write) => write.op === "delete");
+    assert.equal(isDeleted, !["stream_fenced", "unauthorized"].includes(code));
   }
 });
 
@@ -317,7 +317,7 @@ test("a refused secret is not presented again, and another one is", () => {
   const onALine = (stream) => stream.receive(JSON.stringify(refusal), NOW) && stream.endConnection(0, NOW);
   const overHttp = (stream) => stream.endConnection(0, NOW, { error: new MidstreamError("wrong_secret", "no") });
   for (const refused of [onALine, overHttp]) {
-    const { stream } = saying();
+    const { stream } = openedStream();
     refused(stream);
     assert.deepEqual([stream.phase, stream.deadlineAt], ["waiting", NOW]);
     stream.showSecrets({ secret: "y" }, NOW);
@@ -334,7 +334,7 @@ test("a refused secret is not presented again, and another one is", () => {
 
 test("a changed secret that is refused, too, ends the stream; a welcome in between makes the next refusal a first one", () => {
   for (const isAccepted of [false, true]) {
-    const { stream } = saying();
+    const { stream } = openedStream();
     for (const secret of ["y", "z"]) {
       stream.endConnection(0, NOW, { error: new MidstreamError("wrong_secret", "no") });
       if (stream.phase === "ended") break;
@@ -348,7 +348,7 @@ test("a changed secret that is refused, too, ends the stream; a welcome in betwe
 });
 
 test("a draining server is retried, and not before its delay", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   const refusal = { type: "error", code: "draining", message: "bye", retry: "later", retry_after_s: 3 };
   assert.equal(stream.receive(JSON.stringify(refusal), NOW), true);
   stream.endConnection(0.5, NOW);
@@ -357,7 +357,7 @@ test("a draining server is retried, and not before its delay", () => {
 });
 
 test("a stopped turn is followed for no longer than half a minute, once the server has the stop", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.abort(0, NOW);
   const failAt = (now) => {
     open(stream, now);
@@ -379,7 +379,7 @@ test("a stop waits for the next attempt only for the delay that the server reque
     [0, 0],
     [5000, 5000],
   ]) {
-    const { stream } = saying();
+    const { stream } = openedStream();
     let now = NOW;
     for (let lost = 0; lost < 5; lost += 1) {
       stream.endConnection(0, now, { notBefore: now + askedMs });
@@ -394,7 +394,7 @@ test("a stop waits for the next attempt only for the delay that the server reque
 });
 
 test("a degraded server is reported once and never retried", () => {
-  const { stream } = saying({}, welcome({ is_degraded: true, reason: "memory only" }));
+  const { stream } = openedStream({}, welcome({ is_degraded: true, reason: "memory only" }));
   assert.equal(
     stream.take().writes.some((write) => write.op === "delete"),
     true,
@@ -416,7 +416,7 @@ test("a server that lost acknowledged commands is a lost stream, not a silent ne
 });
 
 test("three silent heartbeats are a dead connection; a ping shortens the wait", () => {
-  const { stream } = saying({}, welcome({ heartbeat_s: 2, acked: 1 }));
+  const { stream } = openedStream({}, welcome({ heartbeat_s: 2, acked: 1 }));
   assert.equal(stream.tick(NOW + 5999), false);
   assert.equal(stream.tick(NOW + 6000), true);
   stream.wake(NOW);
@@ -427,7 +427,7 @@ test("three silent heartbeats are a dead connection; a ping shortens the wait", 
 });
 
 test("a heartbeat that is ahead twice means a lost event", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   assert.equal(stream.receive('{"type":"heartbeat","event_id":"1-2"}', NOW), false);
   assert.equal(stream.receive('{"type":"heartbeat","event_id":"1-2"}', NOW), true);
 });
@@ -438,7 +438,7 @@ test("the first reconnect is immediate, later ones wait up to 1, 2, 4 .. 30 s, p
     [0, 1000, 2000, 4000, 30000, 30000],
   );
   assert.equal(backoffMs(3, 0.75), 1000);
-  const { stream } = saying();
+  const { stream } = openedStream();
   stream.endConnection(0, NOW);
   assert.equal(stream.deadlineAt, NOW);
   open(stream);
@@ -454,7 +454,7 @@ test("the first reconnect is immediate, later ones wait up to 1, 2, 4 .. 30 s, p
 });
 
 test("no pause is longer than the outage, also after short random ones", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   let now = NOW;
   for (let failures = 0; failures < 6; failures += 1) {
     stream.endConnection(0.95, now); // all within a quarter of a second
@@ -481,7 +481,7 @@ test("receive does not throw for any input", () => {
     '{"type":"gone"}',
     '{"type":"heartbeat"}',
   ];
-  for (const text of noise) saying().stream.receive(text, NOW);
+  for (const text of noise) openedStream().stream.receive(text, NOW);
   assert.throws(() => parseEventId("3"));
   assert.deepEqual(parseEventId("0"), parseEventId("0-0"));
 });
@@ -508,7 +508,7 @@ test("a stream beyond the look-back, or an incomplete one, is deleted", () => {
   assert.deepEqual(orphans.sort(), ["b", "c", "d", "f"]);
 });
 
-// --- the shell against a server in memory ----------------------------------------------------------------------
+// --- the shell against a server in memory -----------------------------------------------------------------------
 
 /** A correct server of one session, whose sockets can be cut at any message. */
 class SmallServer {
@@ -543,7 +543,7 @@ class SmallServer {
     socket.stream = stream;
     socket.at = event_id ? parseEventId(event_id).position : (known?.since ?? this.journal.length);
     const isIdle = this.journal.at(-1).type === "turn_ended" || this.journal.length === 1;
-    this.tell(socket, {
+    this.sendFrame(socket, {
       type: "welcome",
       stream: stream ?? "",
       event_id: `1-${this.journal.length}`,
@@ -567,18 +567,18 @@ class SmallServer {
         at: 1,
         stream: socket.stream,
       });
-      this.speak();
+      this.streamWord();
     }
-    this.tell(socket, { type: "ack", seqno: frame.seqno });
+    this.sendFrame(socket, { type: "ack", seqno: frame.seqno });
     this.publish();
   }
 
-  speak() {
+  streamWord() {
     const word = this.words.shift();
     this.journal.push(
       word === undefined ? { type: "turn_ended", turn: 1, status: "completed", at: 2 } : delta(word),
     );
-    if (word !== undefined) setImmediate(() => this.speak());
+    if (word !== undefined) setImmediate(() => this.streamWord());
     this.publish();
   }
 
@@ -587,12 +587,12 @@ class SmallServer {
       while (socket.at !== undefined && socket.at < this.journal.length && this.sockets.has(socket)) {
         const event = { id: `1-${socket.at + 1}`, record: this.journal[socket.at] };
         socket.at += 1;
-        this.tell(socket, { type: "events", events: [event] });
+        this.sendFrame(socket, { type: "events", events: [event] });
       }
     }
   }
 
-  tell(socket, frame) {
+  sendFrame(socket, frame) {
     if (!this.sockets.has(socket)) return;
     if (socket.budget-- <= 0) {
       this.sockets.delete(socket);
@@ -669,9 +669,9 @@ test("a message that was stored but never sent is sent by the next page", async 
   assert.equal((await second.findUnsent("s")).stream, stream);
   assert.deepEqual(others, []);
   assert.equal(stream.pendingText, "hello");
-  const said = [];
-  for await (const { record } of stream) if (record.type === "delta") said.push(record.text);
-  assert.equal(said.join(""), "the quick brown fox jumps over the lazy dog");
+  const texts = [];
+  for await (const { record } of stream) if (record.type === "delta") texts.push(record.text);
+  assert.equal(texts.join(""), "the quick brown fox jumps over the lazy dog");
   assert.equal(await second.findUnsent("s"), null);
 });
 
@@ -697,7 +697,7 @@ test("the page after a reload continues after the last event it had shown", asyn
   assert.equal(
     next[0],
     seen.at(-1),
-    "the event that was being shown comes again: nobody knows whether it was seen",
+    "the event that was being shown comes again: the page may not have shown it",
   );
   assert.deepEqual(next, all.slice(9));
 });
@@ -733,12 +733,12 @@ test("a cut is reported, waits for the requested delay, and the stream continues
   const client = await clientOf(server, {
     onstate: ({ phase }) => phases.at(-1) === phase || phases.push(phase),
   });
-  const said = [];
+  const texts = [];
   for await (const { record } of client.send("s", "hello")) {
-    if (record.type === "delta") said.push(record.text);
-    if (said.length === 5) client.cut(20);
+    if (record.type === "delta") texts.push(record.text);
+    if (texts.length === 5) client.cut(20);
   }
-  assert.equal(said.join(""), "the quick brown fox jumps over the lazy dog");
+  assert.equal(texts.join(""), "the quick brown fox jumps over the lazy dog");
   assert.deepEqual(phases, ["connecting", "live", "waiting", "connecting", "live", "ended"]);
 });
 
@@ -760,7 +760,7 @@ test("a follower receives the events of other clients, and stops when its loop i
 test("a slow reader holds its position and no memory: the rest is requested later", async () => {
   const server = new SmallServer();
   for (let number = 0; number < 20_000; number += 1) server.journal.push(delta(`${number} `));
-  server.tell = (socket, frame) => setImmediate(() => socket.onmessage?.({ data: JSON.stringify(frame) }));
+  server.sendFrame = (socket, frame) => setImmediate(() => socket.onmessage?.({ data: JSON.stringify(frame) }));
   let sockets = 0;
   const makeSocket = () => {
     sockets += 1;
@@ -799,7 +799,7 @@ test("keys and secrets are random and long enough", () => {
   assert.notEqual(randomText(16), randomText(16));
 });
 
-// --- people ------------------------------------------------------------------------------------------------------
+// --- questions --------------------------------------------------------------------------------------------------
 
 function payloadOf(first) {
   const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null }, NOW);
@@ -837,7 +837,7 @@ test("an answer names the call of its question, and no other", async () => {
 test("a refused answer rejects with the server's code", async () => {
   const server = new SmallServer();
   server.accept = (socket, frame) =>
-    server.tell(socket, { type: "error", code: "question_closed", message: "late", seqno: frame.seqno });
+    server.sendFrame(socket, { type: "error", code: "question_closed", message: "late", seqno: frame.seqno });
   const client = await clientOf(server);
   const answering = client.answer("s", { turn: 1, response: 1, call_id: "c", digest: "d" }, "allow");
   await assert.rejects(answering, (error) => error.code === "question_closed");
@@ -845,7 +845,7 @@ test("a refused answer rejects with the server's code", async () => {
 });
 
 test("the stream of a queued message lives until its own turn has ended", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   const queued = { type: "message_queued", number: 1, message: { parts: [] }, at: 1, stream: "k" };
   stream.receive(events(["1-2", queued], ["1-3", ended], ["1-4", { ...accepted(), turn: 2 }]), NOW);
   assert.deepEqual([stream.phase, stream.turn], ["live", 2]);
@@ -855,13 +855,13 @@ test("the stream of a queued message lives until its own turn has ended", () => 
 
 test("a stop reaches the turn of another client past a queued message of one's own", async () => {
   class Queueing extends SmallServer {
-    said = [];
+    commands = [];
     accept(socket, { seqno, payload }) {
-      this.said.push([socket.stream, payload.type]);
+      this.commands.push([socket.stream, payload.type]);
       this.streams.set(socket.stream, { since: this.journal.length });
       const queued = { type: "message_queued", number: 1, message: { parts: [] }, at: 1, stream: socket.stream };
       if (payload.type === "send") this.journal.push(queued);
-      this.tell(socket, { type: "ack", seqno });
+      this.sendFrame(socket, { type: "ack", seqno });
       this.publish();
     }
   }
@@ -870,14 +870,14 @@ test("a stop reaches the turn of another client past a queued message of one's o
   const mine = client.send("s", "and then")[Symbol.asyncIterator]();
   await mine.next();
   await client.cancel("s");
-  const [[saying, first], [stopping, second], ...more] = server.said;
+  const [[sendStream, first], [stopStream, second], ...more] = server.commands;
   assert.deepEqual([first, second, more], ["send", "cancel", []]);
-  assert.notEqual(saying, stopping);
+  assert.notEqual(sendStream, stopStream);
   client.close();
 });
 
 test("a withdrawn message ends its stream, and another one does not", () => {
-  const { stream } = saying();
+  const { stream } = openedStream();
   const withdrawn = { type: "message_withdrawn", number: 1, at: 1 };
   stream.receive(events(["1-2", { ...withdrawn, stream: "other" }]), NOW);
   assert.equal(stream.phase, "live");
@@ -906,15 +906,15 @@ test("a tab that is due a snapshot keeps its own connection until the snapshot h
     const shared = new SharedConnection("ws://x/shared", () => socket);
     shared.send('{"type":"open","event_id":"1-2","snapshots":"gone"}');
     const probe = new BroadcastChannel("midstream ws://x/shared");
-    const told = new Promise((resolve) => (probe.onmessage = resolve));
+    const received = new Promise((resolve) => (probe.onmessage = resolve));
     leader.postMessage({ at: 7 });
-    await told;
+    await received;
     probe.close();
-    const hear = (frame) => socket.onmessage({ data: JSON.stringify(frame) });
-    hear({ type: "welcome", resume_from: "1-7", event_id: "1-7" });
-    hear({ type: "gone", resume_from: "1-7", has_snapshot: true });
+    const receive = (frame) => socket.onmessage({ data: JSON.stringify(frame) });
+    receive({ type: "welcome", resume_from: "1-7", event_id: "1-7" });
+    receive({ type: "gone", resume_from: "1-7", has_snapshot: true });
     assert.equal(socket.isClosed, false);
-    hear({ type: "snapshot", event_id: "1-7", session: {} });
+    receive({ type: "snapshot", event_id: "1-7", session: {} });
     assert.equal(socket.isClosed, true);
     shared.close();
   } finally {
@@ -934,9 +934,9 @@ test("a response of a foreign program is judged by its status, and a server's ow
     [501, "", "protocol", "never", null],
     [404, foreign, "not_found", "never", null],
   ];
-  for (const [status, body, ...told] of cases) {
+  for (const [status, body, ...expected] of cases) {
     const { code, retry, retryAfterS } = await refusalOf(new Response(body, { status, headers: { "retry-after": "7" } }));
-    assert.deepEqual([code, retry, retryAfterS], told);
+    assert.deepEqual([code, retry, retryAfterS], expected);
   }
 });
 
@@ -947,7 +947,7 @@ test("an error page in the place of a known server is retried, and for an unknow
   stranger.endConnection(0, NOW, { error: missing });
   assert.deepEqual([stranger.phase, stranger.error.code], ["ended", "not_found"]);
   const kept = new Stream({ session: "s", key: "k", secret: "x", cursor: "1-1", life: 0 }, NOW);
-  for (const stream of [saying().stream, kept]) {
+  for (const stream of [openedStream().stream, kept]) {
     open(stream);
     stream.endConnection(0, NOW, { error: missing });
     assert.deepEqual([stream.phase, stream.trouble.code], ["waiting", "not_found"]);
@@ -957,7 +957,7 @@ test("an error page in the place of a known server is retried, and for an unknow
   }
 });
 
-// --- bugs of the server ----------------------------------------------------------------------------------------
+// --- bugs of the server -----------------------------------------------------------------------------------------
 
 test("a bug of the server ends the stream at once, over each transport, and the stream is kept", () => {
   const frame = { type: "error", code: "internal", message: "a bug", retry: "never" };
@@ -965,7 +965,7 @@ test("a bug of the server ends the stream at once, over each transport, and the 
     (stream) => stream.receive(JSON.stringify(frame), NOW),
     (stream) => stream.endConnection(0, NOW, { error: new MidstreamError("internal", "a bug", "never") }),
   ]) {
-    const { stream } = saying();
+    const { stream } = openedStream();
     meet(stream);
     assert.deepEqual([stream.phase, stream.error.code, stream.error.message], ["ended", "internal", "a bug"]);
     assert.equal(stream.isStored, true);

@@ -1,4 +1,4 @@
-/** What the browser client keeps over a reload, and what it publishes. */
+/** The browser client's storage across a reload, and its published names. */
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -16,55 +16,55 @@ function open(stream) {
   stream.beginConnection(NOW);
 }
 
-// --- what was kept -------------------------------------------------------------------------------------------------
+// --- damaged storage ------------------------------------------------------------------------------------------------
 
-/** Send a message to nobody, harm what was kept of it, and return the next page's client and its lines. */
-async function afterHarm(harm, lost = {}) {
+/** Send a message without a server, damage its stored rows, and return the next page's client and its sent frames. */
+async function afterDamage(damage, lost = {}) {
   const storage = new MemoryStorage();
   const dead = await connect({ url: "http://x", storage, makeSocket: () => ({ close() {}, send() {} }) });
   await dead.send("s", "hello").settled;
   dead.close();
   const { streams, secrets, commands } = await storage.load();
-  await storage.apply(harm({ streams, secrets, commands }));
-  const said = [];
+  await storage.apply(damage({ streams, secrets, commands }));
+  const sent = [];
   const makeSocket = () => {
-    const hear = (frame) => queueMicrotask(() => line.onmessage?.({ data: JSON.stringify(frame) }));
+    const receive = (frame) => queueMicrotask(() => line.onmessage?.({ data: JSON.stringify(frame) }));
     const line = {
       close() {},
       send(text) {
-        said.push(JSON.parse(text));
-        if (said.length > 1) return;
-        hear({ type: "welcome", event_id: "1-9", resume_from: "1-9", status: "running" });
-        hear({ type: "snapshot", event_id: "1-9", session: { status: "running" } });
-        hear({ type: "events", events: [END, { ...END, id: "1-11" }] });
+        sent.push(JSON.parse(text));
+        if (sent.length > 1) return;
+        receive({ type: "welcome", event_id: "1-9", resume_from: "1-9", status: "running" });
+        receive({ type: "snapshot", event_id: "1-9", session: { status: "running" } });
+        receive({ type: "events", events: [END, { ...END, id: "1-11" }] });
       },
     };
     queueMicrotask(() => line.onopen?.({}));
     return line;
   };
   Object.assign(storage, lost);
-  return { client: await connect({ url: "http://x", storage, makeSocket }), storage, said };
+  return { client: await connect({ url: "http://x", storage, makeSocket }), storage, sent };
 }
 
 test("unreadable commands are never skipped: that is reported, with the current session", async () => {
   for (const frame of [undefined, "{", '{"type":"command","seqno":7}']) {
-    const harm = ({ commands: [command] }) =>
+    const damage = ({ commands: [command] }) =>
       frame ? [{ op: "command", value: { ...command, frame } }] : [{ op: "acked", key: command.key, accepted: 1 }];
-    const { client, storage, said } = await afterHarm(harm);
+    const { client, storage, sent } = await afterDamage(damage);
     assert.equal(await client.findUnsent("s"), null);
     const [stream] = await client.resumeInterrupted();
-    const told = [];
-    for await (const event of stream) told.push(event.type === "record" ? event.id : event.type);
-    assert.deepEqual(told, ["lost", "snapshot", "1-10"]);
+    const delivered = [];
+    for await (const event of stream) delivered.push(event.type === "record" ? event.id : event.type);
+    assert.deepEqual(delivered, ["lost", "snapshot", "1-10"]);
     assert.match(stream.damage, /^command 0 /);
-    assert.deepEqual([said[0].snapshots, said[0].stream, said.length], ["begin", undefined, 2]);
-    assert.equal(said[1].type, "close");
+    assert.deepEqual([sent[0].snapshots, sent[0].stream, sent.length], ["begin", undefined, 2]);
+    assert.equal(sent[1].type, "close");
     assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });
   }
 });
 
 test("a stream with a lost secret, its own and its session's, is shown in the same way", async () => {
-  const { client } = await afterHarm(
+  const { client } = await afterDamage(
     ({ streams: [stream], commands: [command] }) => [
       { op: "delete", key: stream.key },
       { op: "stream", value: stream },
@@ -74,9 +74,9 @@ test("a stream with a lost secret, its own and its session's, is shown in the sa
   );
   const [stream] = await client.resumeInterrupted();
   assert.equal(stream.damage, "its secret is gone");
-  const told = [];
-  for await (const { type } of stream) told.push(type);
-  assert.deepEqual(told, ["lost", "snapshot", "record"]);
+  const delivered = [];
+  for await (const { type } of stream) delivered.push(type);
+  assert.deepEqual(delivered, ["lost", "snapshot", "record"]);
 });
 
 test("numbers of connections continue above those of the page before, and are stored first", async () => {
@@ -92,23 +92,23 @@ test("numbers of connections continue above those of the page before, and are st
   assert.equal(JSON.parse(reopened).connection > 2 ** 24, true);
 });
 
-// --- the secrets of sessions ---------------------------------------------------------------------------------------
+// --- the secrets of sessions ----------------------------------------------------------------------------------------
 
 /**
- * Connect to nobody for as long as a test takes: `opened` gives what the first connection was opened with. Or to a server
- * that says `answer` to the first frame of each.
+ * Connect without a response: `opened` resolves to the first frame of the first connection. Or connect to a server
+ * that responds with `answer` to the first frame of each connection.
  */
 async function silent(t, storage, { url = "http://x", answer = () => [] } = {}) {
   const openings = [];
-  let told;
-  const opened = new Promise((resolve) => (told = resolve));
+  let noteOpened;
+  const opened = new Promise((resolve) => (noteOpened = resolve));
   const makeSocket = () => {
     let isFirst = true;
     const line = {
       close() {},
       send(text) {
         if (isFirst) openings.push(JSON.parse(text));
-        told(openings[0]);
+        noteOpened(openings[0]);
         const frames = isFirst ? answer(openings.at(-1)) : [];
         isFirst = false;
         for (const frame of frames) queueMicrotask(() => line.onmessage?.({ data: JSON.stringify(frame) }));
@@ -122,15 +122,15 @@ async function silent(t, storage, { url = "http://x", answer = () => [] } = {}) 
   return { client, opened, openings };
 }
 
-/** Wait until something is so, for a while. */
-async function until(isSo) {
-  for (let turns = 0; !(await isSo()); turns += 1) {
+/** Wait until a condition is true, for a bounded number of turns of the loop. */
+async function until(condition) {
+  for (let turns = 0; !(await condition()); turns += 1) {
     assert.ok(turns < 1000);
     await new Promise(setImmediate);
   }
 }
 
-const keptOf = (storage, session) => storage.updateSecret("http://x", session, (kept) => kept);
+const storedSecretOf = (storage, session) => storage.updateSecret("http://x", session, (stored) => stored);
 const WELCOME = { type: "welcome", event_id: "1-9", resume_from: "1-9", acked: 0, status: "completed" };
 
 test("a session has one secret, whichever tab needs it first, for its streams, readers and sub-agents", async (t) => {
@@ -154,11 +154,11 @@ test("a reader presents the stored secret, or a viewer token in its place, and c
   assert.equal("secret" in (await one.opened), false);
   other.client.follow("s", "0-0", { word: "viewer-1" });
   assert.equal((await other.opened).secret, "viewer-1");
-  assert.equal(await storage.updateSecret("http://x", "s", (kept) => kept), null);
+  assert.equal(await storage.updateSecret("http://x", "s", (stored) => stored), null);
 });
 
-/** Keep a stream as a page of before sessions had secrets left it, or without its secret. */
-async function leftBehind(writes) {
+/** Store a stream as a page stored it before sessions had secrets, or without its secret. */
+async function storedBefore(writes) {
   const storage = new MemoryStorage();
   const stream = new Stream({ session: "s", key: "k" });
   stream.send("hello", 0);
@@ -168,26 +168,26 @@ async function leftBehind(writes) {
 }
 
 test("a stream that began with its own secret keeps it, and presents the session's beside it", async (t) => {
-  const storage = await leftBehind([{ op: "secret", value: { key: "k", secret: "own" } }]);
+  const storage = await storedBefore([{ op: "secret", value: { key: "k", secret: "own" } }]);
   const first = await silent(t, storage);
   await first.client.resumeInterrupted();
   const { secret, old_secret } = await first.opened;
   assert.deepEqual([secret, old_secret], ["own", undefined]);
   first.client.close();
   const second = await silent(t, storage);
-  await second.client.keepSecret("s", "told");
+  await second.client.keepSecret("s", "given");
   await second.client.resumeInterrupted();
   const opened = await second.opened;
-  assert.deepEqual([opened.secret, opened.old_secret], ["told", "own"]);
+  assert.deepEqual([opened.secret, opened.old_secret], ["given", "own"]);
 });
 
 test("a stream whose page died before it stored the secret continues with the session's", async (t) => {
-  const storage = await leftBehind([]);
+  const storage = await storedBefore([]);
   const { client, opened } = await silent(t, storage);
-  await client.keepSecret("s", "told");
+  await client.keepSecret("s", "given");
   const [stream] = await client.resumeInterrupted();
   assert.equal(stream.damage, "");
-  assert.equal((await opened).secret, "told");
+  assert.equal((await opened).secret, "given");
 });
 
 test("a session's secret is stored where the server encrypts the session under it, and nowhere else", async (t) => {
@@ -196,19 +196,19 @@ test("a session's secret is stored where the server encrypts the session under i
     const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted }] });
     const stream = client.send("s", "hello");
     await until(() => stream.connection.phase === "live");
-    const kept = await keptOf(storage, "s");
+    const kept = await storedSecretOf(storage, "s");
     assert.equal(kept?.secret, is_encrypted ? openings[0].secret : undefined);
     client.send("s::child", "and more");
     await until(() => openings.length === 2);
     assert.equal(openings[1].secret === openings[0].secret, is_encrypted);
-    assert.deepEqual(await keptOf(storage, "s"), kept);
+    assert.deepEqual(await storedSecretOf(storage, "s"), kept);
     const { streams, secrets } = await storage.load();
     assert.deepEqual([streams.length, secrets.map(({ secret }) => secret)], [2, openings.map(({ secret }) => secret)]);
     assert.equal((await client.secret("s")) === openings[0].secret, is_encrypted);
-    await client.keepSecret("s", "told");
-    assert.equal((await keptOf(storage, "s")).secret, "told");
+    await client.keepSecret("s", "given");
+    assert.equal((await storedSecretOf(storage, "s")).secret, "given");
     await client.discardSecret("s");
-    assert.equal((await keptOf(storage, "s"))?.secret, undefined);
+    assert.equal((await storedSecretOf(storage, "s"))?.secret, undefined);
   }
 });
 
@@ -218,12 +218,12 @@ test("a session that needed no secret, and begins again where it needs one, is n
   const { client, openings } = await silent(t, storage, { answer: () => [{ ...WELCOME, is_encrypted }] });
   const first = client.send("s", "hello");
   await until(() => first.connection.phase === "live");
-  await until(async () => (await keptOf(storage, "s")) === null);
+  await until(async () => (await storedSecretOf(storage, "s")) === null);
   is_encrypted = true;
   const again = client.send("s", "hello again");
   await until(() => again.connection.phase === "live");
   const { secret } = openings.at(-1);
-  await until(async () => (await keptOf(storage, "s"))?.secret === secret);
+  await until(async () => (await storedSecretOf(storage, "s"))?.secret === secret);
   assert.equal(await client.secret("s"), secret);
 });
 
@@ -262,7 +262,7 @@ test("a stream whose secret was changed while it was presented continues, and on
   assert.deepEqual(openings.map(({ secret }) => secret), ["former", "right", "wrong", "wrong", "expired"]);
 });
 
-// --- what an application decides -----------------------------------------------------------------------------------
+// --- settings of an application -------------------------------------------------------------------------------------
 
 test("while recovery is off nothing of a stream is stored, and it can be switched while the client runs", async (t) => {
   const storage = new MemoryStorage();
@@ -277,7 +277,7 @@ test("while recovery is off nothing of a stream is stored, and it can be switche
   assert.equal(unkept.pendingText, "hi");
   const { streams, secrets, commands } = await storage.load();
   for (const rows of [streams, secrets, commands]) assert.deepEqual(rows.map(({ key }) => key), [kept.key]);
-  assert.equal((await keptOf(storage, "unkept")).secret, await client.secret("unkept"), "what opens the session stays");
+  assert.equal((await storedSecretOf(storage, "unkept")).secret, await client.secret("unkept"), "what opens the session stays");
   client.close();
   const next = await silent(t, storage);
   next.client.settings = { isRecoveryOn: false, lookBackS: 0 };
@@ -287,7 +287,7 @@ test("while recovery is off nothing of a stream is stored, and it can be switche
 });
 
 test("streams older than the look-back are cleared, and orphans are", async (t) => {
-  const storage = await leftBehind([{ op: "secret", value: { key: "k", secret: "own" } }]);
+  const storage = await storedBefore([{ op: "secret", value: { key: "k", secret: "own" } }]);
   await storage.apply([{ op: "command", value: { key: "orphan", seqno: 0, frame: "{}" } }]);
   const left = async (options) => {
     const { client } = await silent(t, storage);
@@ -348,7 +348,7 @@ test("streams of an earlier page are resumed at the start, all at the same time,
   const oninterrupted = (stream) => {
     taken.push(`${stream.session}: ${stream.pendingText}`);
     if (stream.session === "s1") throw new Error("the page's");
-    return stream.ended; // goes on while the next ones are told of
+    return stream.ended; // continues while the next streams are reported
   };
   const makeSocket = () => ({ close() {}, send() {} });
   const next = await connect({ url: "http://x", storage, makeSocket, oninterrupted });
@@ -394,7 +394,7 @@ test("while another tab holds the stored streams only resumption waits, and then
   assert.deepEqual(taken, ["s"]);
 });
 
-// --- what is published ---------------------------------------------------------------------------------------------
+// --- published names ------------------------------------------------------------------------------------------------
 
 const declared = readFileSync(new URL("../../src/midstream/server/static/client/midstream.d.ts", import.meta.url), "utf8");
 

@@ -1,4 +1,4 @@
-/** What browsers and laptops do to the time of a page: throttled, frozen, asleep. No browser, and no waiting. */
+/** Effects of browsers and laptops on the time of a page: throttled, frozen, asleep. No browser, and no waiting. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -11,7 +11,7 @@ import { MemoryStorage } from "../../src/midstream/server/static/client/storage.
 const MINUTE = 60_000;
 const PING = '{"type":"ping"}';
 
-/** A clock whose timers fire when somebody lets them. */
+/** A clock whose timers fire when `fire` is called. */
 class Clock {
   ms = 0;
   #timers = new Map();
@@ -34,7 +34,7 @@ class Clock {
   }
 }
 
-/** A page that follows a session, and all lines it ever made. */
+/** A page that follows a session, and all its connections. */
 class Page {
   clock = new Clock();
   lines = [];
@@ -55,22 +55,22 @@ class Page {
   }
 
   #line() {
-    const line = { said: [], isClosed: false, send: (frame) => line.said.push(frame), close: () => (line.isClosed = true) };
+    const line = { sent: [], isClosed: false, send: (frame) => line.sent.push(frame), close: () => (line.isClosed = true) };
     this.lines.push(line);
     queueMicrotask(() => {
       if (!this.isServerUp) return line.onclose?.({});
       line.onopen?.({});
-      return this.hear({ type: "welcome", event_id: "1-1", resume_from: "1-1", acked: 0 });
+      return this.receive({ type: "welcome", event_id: "1-1", resume_from: "1-1", acked: 0 });
     });
     return line;
   }
 
-  hear(frame) {
+  receive(frame) {
     if (this.isServerUp) this.line.onmessage?.({ data: JSON.stringify(frame) });
   }
 
   beat() {
-    this.hear({ type: "heartbeat", event_id: "1-1", waiting_on: "nothing" });
+    this.receive({ type: "heartbeat", event_id: "1-1", waiting_on: "nothing" });
   }
 
   async settle() {
@@ -81,7 +81,7 @@ class Page {
   }
 
   get pings() {
-    return this.line.said.filter((frame) => frame === PING).length;
+    return this.line.sent.filter((frame) => frame === PING).length;
   }
 }
 
@@ -199,8 +199,8 @@ test("a turn without output for a minute has stalled, once, and never because th
   page.stream = page.client.send("s", "hi");
   await page.settle();
   const stalled = () => page.stream.connection.isStalled;
-  const waits = () => page.hear({ type: "heartbeat", event_id: "1-1", waiting_on: "model" });
-  page.hear({ type: "ack", seqno: 0 });
+  const waits = () => page.receive({ type: "heartbeat", event_id: "1-1", waiting_on: "model" });
+  page.receive({ type: "ack", seqno: 0 });
   for (let beats = 1; beats <= 5; beats += 1) {
     page.clock.ms += 10_000;
     waits();
@@ -212,7 +212,7 @@ test("a turn without output for a minute has stalled, once, and never because th
   page.clock.ms += 1000;
   page.clock.fire();
   assert.equal(stalled(), true);
-  page.hear({ type: "events", events: [{ id: "1-2", record: { type: "stream_opened", stream: page.stream.key } }] });
+  page.receive({ type: "events", events: [{ id: "1-2", record: { type: "stream_opened", stream: page.stream.key } }] });
   assert.equal(stalled(), false);
   page.clock.ms += 8 * 60 * MINUTE;
   page.clock.fire();
@@ -228,12 +228,12 @@ test("the server's reports of a silence do not end it", async () => {
   const stalled = () => page.stream.connection.isStalled;
   const noticed = (number) => {
     const record = { type: "stall_noticed", turn: 1, response: 1, waiting_for: "first_token", silent_s: 30, at: 0 };
-    page.hear({ type: "events", events: [{ id: `1-${number}`, record }] });
+    page.receive({ type: "events", events: [{ id: `1-${number}`, record }] });
   };
-  page.hear({ type: "ack", seqno: 0 });
+  page.receive({ type: "ack", seqno: 0 });
   for (let beats = 1; beats <= 6; beats += 1) {
     page.clock.ms += 9500;
-    page.hear({ type: "heartbeat", event_id: "1-1", waiting_on: "model" });
+    page.receive({ type: "heartbeat", event_id: "1-1", waiting_on: "model" });
     if (beats === 3) noticed(2);
     page.clock.fire();
   }
@@ -265,7 +265,7 @@ test("a command over plain HTTP carries the number of its connection, and a read
 });
 
 function withResolvers() {
-  const made = {};
-  made.promise = new Promise((resolve) => (made.resolve = resolve));
-  return made;
+  const deferred = {};
+  deferred.promise = new Promise((resolve) => (deferred.resolve = resolve));
+  return deferred;
 }

@@ -10,8 +10,8 @@ import { Stream } from "../../src/midstream/server/static/client/stream.js";
 const LIMITS = { reachWithinMs: 20_000 };
 const WELCOME = '{"type":"welcome","stream":"k","event_id":"1-1","resume_from":"1-1","acked":0,"turn":0}';
 
-function saying(kept = {}) {
-  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...kept }, 0, LIMITS);
+function openedStream(stored = {}) {
+  const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null, ...stored }, 0, LIMITS);
   stream.send("hi", 0);
   return stream;
 }
@@ -27,7 +27,7 @@ function failing(stream, from, to) {
 }
 
 test("a server that was never reached is abandoned after the limit, and the message stays stored", () => {
-  const stream = saying();
+  const stream = openedStream();
   assert.equal(failing(stream, 0, 60_000), 20_000);
   assert.equal(stream.error.code, "connection_lost");
   assert.match(stream.error.message, /^no connection to the server within 20 s \(last: refused\): check its address and scheme/);
@@ -35,7 +35,7 @@ test("a server that was never reached is abandoned after the limit, and the mess
 });
 
 test("a connection without any answer is abandoned after the limit too", () => {
-  const stream = saying();
+  const stream = openedStream();
   stream.tick(0);
   assert.equal(stream.phase, "connecting");
   stream.beginConnection(0);
@@ -45,7 +45,7 @@ test("a connection without any answer is abandoned after the limit too", () => {
 });
 
 test("a server that was reached once is retried for as long as the patience lasts", () => {
-  const stream = saying();
+  const stream = openedStream();
   stream.tick(0);
   stream.beginConnection(0);
   stream.receive(WELCOME, 0);
@@ -60,7 +60,7 @@ test("a stream of an earlier page has no such limit", () => {
 });
 
 test("time in which the page slept does not count", () => {
-  const stream = saying();
+  const stream = openedStream();
   stream.tick(0);
   stream.tick(50_000, true);
   assert.notEqual(stream.phase, "ended");

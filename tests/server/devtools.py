@@ -147,7 +147,7 @@ class Tab:
             "Storage.clearDataForOrigin", session=self._session, origin=origin, storageTypes="all"
         )
 
-    async def leave_for(self, url: str) -> None:
+    async def follow_link(self, url: str) -> None:
         """Follow a link to another page: the one before may be kept for the back button."""
         at, _ = await self._history()
         await self._browser.send("Page.navigate", session=self._session, url=url)
@@ -199,9 +199,9 @@ async def devtools(chromium: str, flags: Sequence[str], profile: Path) -> AsyncI
     async with contextlib.AsyncExitStack() as over:
         over.push_async_callback(process.communicate)
         over.callback(process.kill)
-        said = b""
-        while (found := LISTENING.search(said)) is None:
-            said += await asyncio.wait_for(process.stderr.readline(), WAIT_S)
+        output = b""
+        while (found := LISTENING.search(output)) is None:
+            output += await asyncio.wait_for(process.stderr.readline(), WAIT_S)
         over.callback(asyncio.create_task(process.stderr.read()).cancel)
         connecting = websockets.connect(found[1].decode(), max_size=MESSAGE_BYTES_MAX)
         browser = DevTools(await over.enter_async_context(connecting))

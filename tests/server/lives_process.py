@@ -47,13 +47,13 @@ async def main(folder: Path, port: int) -> None:
     life = len(lives.read_text().splitlines())
 
     def response(request: ModelRequest) -> list[ScriptedStep]:
-        said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
+        message = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
         words = [
             part
             for word in words_of(life).split(" ")[:-1]
             for part in (TextDelta(f"{word} "), Pause(PAUSE_S))
         ]
-        if said == UserMessage.of("fail"):
+        if message == UserMessage.of("fail"):
             return [*words[:6], ModelRejectedError("no such model")]
         half = len(words) // 2
         return [*words[:half], Gate(may_go_on), *words[half:], Finished()]

@@ -35,8 +35,8 @@ class Ahead(World):
 def _response(request: ModelRequest) -> list[ScriptedStep]:
     if steps_since_user(request.history):
         return text("It is paid.")
-    said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
-    is_delegated = said == UserMessage.of("delegate")
+    message = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
+    is_delegated = message == UserMessage.of("delegate")
     return calls(("clerk", '{"task":"pay"}')) if is_delegated else calls(("pay", '{"sum":3}'))
 
 

@@ -143,12 +143,12 @@ class Socket:
 
     async def receive_until(self, kind: str) -> list[Json]:
         """Receive frames up to and with the first one that is a `kind`, or that carries a record of this kind."""
-        heard: list[Json] = []
+        received: list[Json] = []
         while True:
             frame = await self.receive()
-            heard.append(frame)
+            received.append(frame)
             if kind in {frame["type"], *(event["record"]["type"] for event in frame.get("events", ()))}:
-                return heard
+                return received
 
     async def receive_close(self) -> tuple[int, str]:
         """Receive the close, and fail on any other frame."""

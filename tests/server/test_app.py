@@ -37,17 +37,17 @@ class UnopenedStore(MemoryStore):
 
 async def live(app: App, script: list[str]) -> list[Message]:
     """Send lifespan messages to the app, as an ASGI server does."""
-    told = iter([{"type": f"lifespan.{event}"} for event in script])
-    said: list[Message] = []
+    reported = iter([{"type": f"lifespan.{event}"} for event in script])
+    content: list[Message] = []
 
     async def receive() -> Message:
-        return next(told)
+        return next(reported)
 
     async def send(message: Message) -> None:
-        said.append(message)
+        content.append(message)
 
     await app({"type": "lifespan"}, receive, send)
-    return said
+    return content
 
 
 async def test_the_lifespan_of_the_app_starts_and_stops_the_host() -> None:

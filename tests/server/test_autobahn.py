@@ -92,5 +92,5 @@ async def test_our_endpoint_survives_the_suite(caplog: pytest.LogCaptureFixture)
     # Broken framing is refused as the suite expects, before our endpoint receives a message.
     assert [case for case in unlike_an_echo if case.startswith(FRAMING) and case not in WANTS_AN_ECHO] == []
     assert server.app.open_streams == 0
-    told = {record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR}
-    assert told <= {"Invalid UTF-8 sequence received from client."}
+    logged = {record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR}
+    assert logged <= {"Invalid UTF-8 sequence received from client."}

@@ -45,10 +45,10 @@ client.close();
 
 def _answers(gate: asyncio.Event) -> object:
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
-        said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
-        if said == UserMessage.of("fail"):
+        message = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
+        if message == UserMessage.of("fail"):
             return [TextDelta("some words"), ModelRejectedError("no such model")]
-        if said == UserMessage.of("wait"):
+        if message == UserMessage.of("wait"):
             return [TextDelta("some words"), Gate(gate), Finished()]
         return [TextDelta("well"), Finished()]
 

@@ -98,21 +98,21 @@ async def running(browser: Browser, server: Lives, program: str) -> tuple[Page, 
 
     context = await browser.new_context()
     await context.route("**/program", answer)
-    page, said = await context.new_page(), []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page, content = await context.new_page(), []
+    page.on("console", lambda message: content.append(message.text))
+    page.on("pageerror", lambda error: content.append(str(error)))
     await page.goto(f"{server.url}/program")
-    return page, said
+    return page, content
 
 
 async def test_every_program_of_the_guide_runs(browser: Browser, tmp_path: Path) -> None:
     async with lives(tmp_path) as server:
         for program in PROGRAMS:
-            page, said = await running(browser, server, f"{program}\nconsole.log('ran to its end');")
+            page, output = await running(browser, server, f"{program}\nconsole.log('ran to its end');")
             async with asyncio.timeout(WAIT_S):
-                while "ran to its end" not in said:
+                while "ran to its end" not in output:
                     await page.evaluate(A_FRAME)
-            assert not [line for line in said if "Error" in line]
+            assert not [line for line in output if "Error" in line]
 
 
 @pytest.mark.long
@@ -202,7 +202,7 @@ async def test_ask_returns_each_word_once_while_its_server_is_killed(
     browser: Browser, tmp_path: Path
 ) -> None:
     async with lives(tmp_path, is_held=True) as server:
-        page, said = await running(browser, server, ASK)
+        page, output = await running(browser, server, ASK)
         async with asyncio.timeout(WAIT_S):
             while "life1word5" not in await page.evaluate(RECORDS):
                 await page.evaluate(A_FRAME)
@@ -210,5 +210,5 @@ async def test_ask_returns_each_word_once_while_its_server_is_killed(
         server.release()
         await server.begin()
         async with asyncio.timeout(WAIT_S):
-            while words_of(2) not in said:
+            while words_of(2) not in output:
                 await page.evaluate(A_FRAME)

@@ -56,19 +56,19 @@ async def _output_of(url: str, folder: Path, *, within: float = 1) -> str:
 @needs_node
 async def test_an_absent_server_is_reported(tmp_path: Path) -> None:
     with held_port() as port:
-        said = await _output_of(
+        output = await _output_of(
             f"http://127.0.0.1:{port}", tmp_path, within=4
         )  # The first attempt is over by then.
     said_of_last = "(last: the connection to the server broke (ECONNREFUSED))"
-    assert said.startswith(f"connection_lost no connection to the server within 4 s {said_of_last}")
+    assert output.startswith(f"connection_lost no connection to the server within 4 s {said_of_last}")
 
 
 @needs_node
 async def test_a_wrong_scheme_is_reported(tmp_path: Path) -> None:
     async with served(make_app([text("hi")])) as server:
-        said = await _output_of(server.url.replace("http://", "https://"), tmp_path)
-    assert said.startswith(UNREACHED)
-    assert "check its address and scheme" in said
+        output = await _output_of(server.url.replace("http://", "https://"), tmp_path)
+    assert output.startswith(UNREACHED)
+    assert "check its address and scheme" in output
 
 
 @needs_node
@@ -90,8 +90,8 @@ async def test_a_failed_turn_throws_an_error_with_its_details(tmp_path: Path) ->
     with Serving(tmp_path, options=["--no-auth"]) as server:
         program = _program(server.url).replace('"hello"', '"fail"').replace("error.code,", members)
         (tmp_path / "ask.mjs").write_text(program)
-        said = await run_program("node", "ask.mjs", at=tmp_path)
-    assert said.startswith("TurnFailedError turn_failed model_rejected 1 true turn 1 of session 's1'")
+        output = await run_program("node", "ask.mjs", at=tmp_path)
+    assert output.startswith("TurnFailedError turn_failed model_rejected 1 true turn 1 of session 's1'")
 
 
 @needs_node
@@ -99,7 +99,7 @@ async def test_the_example_client_sends_its_token(tmp_path: Path) -> None:
     client = ROOT / "examples" / "minimal_client" / "ask.mjs"
     async with served(guarded_app()) as server:
 
-        async def asked(credential: str, folder: str) -> tuple[int | None, str]:
+        async def run_client(credential: str, folder: str) -> tuple[int | None, str]:
             process = await asyncio.create_subprocess_exec(
                 *("node", "--experimental-websocket", "--no-warnings", str(client)),
                 *(server.url, "s1", "Hello", folder),
@@ -109,15 +109,15 @@ async def test_the_example_client_sends_its_token(tmp_path: Path) -> None:
                 stderr=asyncio.subprocess.STDOUT,
             )
             try:
-                said, _ = await asyncio.wait_for(process.communicate(), RUN_S)
+                output, _ = await asyncio.wait_for(process.communicate(), RUN_S)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-            return process.returncode, said.decode()
+            return process.returncode, output.decode()
 
         ended = (1, "The stream ended with unauthorized.\n")
-        assert await asked(f"{server.url} the-token-of-nobody", "wrong") == ended
-        assert await asked(f"{server.url} the-token-of-ada", "right") == (0, "Hello.\n")
+        assert await run_client(f"{server.url} the-token-of-nobody", "wrong") == ended
+        assert await run_client(f"{server.url} the-token-of-ada", "right") == (0, "Hello.\n")
 
 
 @pytest.mark.long
@@ -138,21 +138,21 @@ async def test_a_page_of_an_allowed_origin_is_served_and_any_other_gets_an_error
     with Serving(tmp_path, options=[*options, "https://app.example"]) as server:
         for transport in ("auto", "sse"):
             program = _program(server.url, client="/client", transport=transport, within=1)
-            said = await _output_of_page(browser, program)
-            assert said.startswith(UNREACHED)
-            assert "midstream serve --allow-origin" in said
+            output = await _output_of_page(browser, program)
+            assert output.startswith(UNREACHED)
+            assert "midstream serve --allow-origin" in output
 
 
 async def _output_of_page(browser: Browser, program: str) -> str:
     """Return the last line that a page of only this program writes to its console."""
-    said: list[str] = []
+    texts: list[str] = []
     page = await (await browser.new_context()).new_page()
-    page.on("console", lambda message: said.append(message.text) if message.type == "log" else None)
+    page.on("console", lambda message: texts.append(message.text) if message.type == "log" else None)
     await page.route(f"{PAGE}/**", _answer(program))
     await page.goto(f"{PAGE}/")
-    await _wait_for(page, said)
+    await _wait_for(page, texts)
     await page.context.close()
-    return said[-1]
+    return texts[-1]
 
 
 def _answer(program: str) -> Callable[[Route], Awaitable[None]]:
@@ -167,7 +167,7 @@ def _answer(program: str) -> Callable[[Route], Awaitable[None]]:
     return answer
 
 
-async def _wait_for(page: Page, said: list[str]) -> None:
+async def _wait_for(page: Page, content: list[str]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not said:
+        while not content:
             await page.evaluate(A_FRAME)

@@ -120,8 +120,8 @@ async def test_rule_12_no_content_and_no_credential_is_in_a_log_an_error_or_a_re
         raise RuntimeError(canaries["tool"])
 
     def response(request: ModelRequest) -> list[ScriptedStep]:
-        said = request.history.entries[-1]
-        if hasattr(said, "parts"):
+        message = request.history.entries[-1]
+        if hasattr(message, "parts"):
             return calls(("look", "{}"), text=canaries["words"])
         raise ModelUnavailableError(f"the provider said {canaries['bug']}")
 
@@ -146,7 +146,7 @@ async def test_rule_12_no_content_and_no_credential_is_in_a_log_an_error_or_a_re
         assert [answer.status_code for answer in answers] == [401, 401, 401, 400, 400, 401]
         async with Socket(server.socket(headers={**who, "x-a": canaries["header"]})) as peer:
             await peer.send(canaries["frame"])
-            heard = [await peer.receive()]
+            received = [await peer.receive()]
             await peer.receive_close()
         raw = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
         await asyncio.to_thread(raw.request, "GET", f"/{canaries['query']}?{canaries['query']}")
@@ -157,7 +157,7 @@ async def test_rule_12_no_content_and_no_credential_is_in_a_log_an_error_or_a_re
     )
     seen = {
         "log": logged,
-        "errors": "".join(answer.text for answer in answers) + json.dumps(heard) + answers_raw.decode(),
+        "errors": "".join(answer.text for answer in answers) + json.dumps(received) + answers_raw.decode(),
         "reprs": f"{app.auth.access!r} {Open('k', canaries['secret'])!r}",
     }
     found = [(where, name) for where, text in seen.items() for name, word in canaries.items() if word in text]

@@ -39,7 +39,7 @@ async def test_the_answer_of_another_client_days_after_a_sigkill_runs_the_tool_o
     seen: list[Event] = []
     is_asked, is_over = asyncio.Event(), asyncio.Event()
 
-    async def speak(url: str) -> None:
+    async def run_turn(url: str) -> None:
         async with connect(url, state=tmp_path / "speaker.db") as speaker:
             async for event in speaker.send("s1", words):
                 seen.append(event)
@@ -49,7 +49,7 @@ async def test_the_answer_of_another_client_days_after_a_sigkill_runs_the_tool_o
 
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         async with _serving(tmp_path, port=port) as (first, url):
-            group.create_task(speak(url))
+            group.create_task(run_turn(url))
             await is_asked.wait()
             first.kill()
         assert not (tmp_path / "ledger").exists()

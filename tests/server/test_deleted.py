@@ -42,7 +42,7 @@ async def _run_turn(server: Served) -> None:
 @asynccontextmanager
 async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list[ServerSentEvent]]:
     """Follow by server-sent events; yield the list of events, which is complete after the block."""
-    heard: list[ServerSentEvent] = []
+    received: list[ServerSentEvent] = []
     is_welcome = asyncio.Event()
 
     async def follow() -> None:
@@ -50,7 +50,7 @@ async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list
         async with server.http.stream("GET", "/v1/sessions/s1/events", headers=headers) as answer:
             try:
                 async for piece in answer.aiter_raw():
-                    heard.extend(decoder.feed(piece))
+                    received.extend(decoder.feed(piece))
                     is_welcome.set()
             except httpx2.RemoteProtocolError:  # Cut.
                 return
@@ -58,7 +58,7 @@ async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list
 
     following = asyncio.create_task(follow())
     await asyncio.wait_for(is_welcome.wait(), WAIT_S)
-    yield heard
+    yield received
     await asyncio.wait_for(following, WAIT_S)
 
 
@@ -67,7 +67,7 @@ async def test_readers_over_each_transport_receive_the_deletion() -> None:
     async with served(make_app([text("hello")] * 2)) as server:
         await _run_turn(server)
         newest = (await server.http.get("/v1/sessions/s1")).json()["event_id"]
-        async with Socket(server.socket()) as socket, _events(server, {}) as heard:
+        async with Socket(server.socket()) as socket, _events(server, {}) as received:
             await socket.send({"type": "open"})
             assert (await socket.receive())["type"] == "welcome"
             name = {"x-midstream-connection": "c1"}
@@ -77,7 +77,7 @@ async def test_readers_over_each_transport_receive_the_deletion() -> None:
                 server.http.get(f"/v1/sessions/s1/poll?n=1&after={newest}", headers=name)
             )
             async with asyncio.timeout(WAIT_S):
-                while len(server.app.connections) < 3:  # noqa: ASYNC110 - nothing tells that one has come
+                while len(server.app.connections) < 3:  # noqa: ASYNC110 - no event reports a new connection
                     await asyncio.sleep(0)
             assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
             last = await socket.receive()
@@ -86,12 +86,12 @@ async def test_readers_over_each_transport_receive_the_deletion() -> None:
             answer = await asyncio.wait_for(poll, WAIT_S)
             polled = answer.json()
             # A poll that was not admitted yet is refused; a waiting one is answered.
-            told = (
+            found = (
                 [polled["code"]] if answer.status_code == 404 else [each["code"] for each in polled["frames"]]
             )
-            assert told == [GONE]
+            assert found == [GONE]
             assert not polled.get("more")
-        assert (heard[-1].event, json.loads(heard[-1].data)["code"]) == ("error", GONE)
+        assert (received[-1].event, json.loads(received[-1].data)["code"]) == ("error", GONE)
         assert (await server.http.get("/v1/sessions")).json()["sessions"] == []
 
 
@@ -141,8 +141,8 @@ async def test_a_client_of_a_deleted_session_does_not_reconnect() -> None:
         assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
         async with Socket(server.socket()) as late:
             await late.send(opening(event_id="1-3", next_seqno=1))
-            told = await late.receive()
-        assert (told["type"], told["code"], told.get("retry", "never")) == ("error", GONE, "never")
+            frame = await late.receive()
+        assert (frame["type"], frame["code"], frame.get("retry", "never")) == ("error", GONE, "never")
 
 
 @spec("STREAM-68")
@@ -167,8 +167,8 @@ async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -
             store.is_busy = False
             taken = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert taken.status_code == 200
-            heard = await reader.receive_until("turn_ended")
-            assert all(frame["type"] != "error" for frame in heard)
+            received = await reader.receive_until("turn_ended")
+            assert all(frame["type"] != "error" for frame in received)
             assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
             assert (await reader.receive())["code"] == GONE
 
@@ -194,7 +194,7 @@ async def test_one_of_two_concurrent_deletions_is_refused_and_no_turn_begins_mea
 
 @spec("STREAM-68")
 async def test_readers_at_the_running_node_receive_the_deletion_by_another_process(tmp_path: Path) -> None:
-    store = RefusingWhatIsFree(SQLiteStore(tmp_path / "m.db"))
+    store = BusyAfterRelease(SQLiteStore(tmp_path / "m.db"))
     async with (
         served(make_app([text("hello")] * 2, store=SQLiteStore(tmp_path / "m.db"))) as owner,
         served(make_app([text("hello")] * 2, store=store)) as other,
@@ -207,8 +207,8 @@ async def test_readers_at_the_running_node_receive_the_deletion_by_another_proce
             assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
             taken = await owner.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert taken.status_code == 200
-            heard = await reader.receive_until("turn_ended")
-            assert all(frame["type"] != "error" for frame in heard)
+            received = await reader.receive_until("turn_ended")
+            assert all(frame["type"] != "error" for frame in received)
             store.is_over = True
             assert (await other.http.delete("/v1/sessions/s1")).status_code == 204
             assert (await reader.receive())["code"] == GONE
@@ -220,7 +220,7 @@ async def test_readers_at_the_running_node_receive_the_deletion_by_another_proce
 async def test_a_deletion_proceeds_when_the_running_node_is_slow_to_confirm_its_release() -> None:
     memory = Memory()
     slow = NeverAnswering(MemoryStore(memory))
-    store = RefusingWhatIsFree(MemoryStore(memory))
+    store = BusyAfterRelease(MemoryStore(memory))
     async with (
         served(make_app([text("hello")] * 2, store=slow)) as owner,
         served(make_app([text("hello")] * 2, store=store)) as other,
@@ -264,7 +264,7 @@ class DeletionRefusingStore(StoreInFront):
             raise StoreBusyError("somebody else has the disk")
 
 
-class RefusingWhatIsFree(StoreInFront):
+class BusyAfterRelease(StoreInFront):
     """A store that is busy when its node has released the session to delete, until that is over."""
 
     is_over = False

@@ -74,7 +74,7 @@ async def test_an_outcome_before_the_start_of_its_call_is_refused_and_accepted_a
         )
         await peer.receive_until("call_started")
         await peer.send({**command, "seqno": 2})
-        heard = await peer.receive_until("turn_ended")
-    ended = [event["record"] for frame in heard for event in frame.get("events", ())]
+        received = await peer.receive_until("turn_ended")
+    ended = [event["record"] for frame in received for event in frame.get("events", ())]
     assert [each["result"]["content"] for each in ended if each["type"] == "call_ended"] == ["seen"]
     assert ended[-1]["status"] == "completed"

@@ -47,7 +47,15 @@ from midstream.session.model_settings import ModelSettings
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, Stall, text
 from midstream.testing.scripted_upstream import ScriptedUpstream
-from tests.dialects.gateway_serving import TOKEN, WAIT_S, asgi_client, make_gateway, say, served, serving
+from tests.dialects.gateway_serving import (
+    TOKEN,
+    WAIT_S,
+    asgi_client,
+    chat_request,
+    make_gateway,
+    served,
+    serving,
+)
 from tests.search import tried
 from tests.spec import spec
 
@@ -194,7 +202,7 @@ async def test_thinking_is_shown_to_anthropic_clients_only_where_they_request_it
 
 
 @spec("REUSE-67")
-async def test_a_tool_run_by_the_upstream_never_looks_like_a_call_for_the_client() -> None:
+async def test_a_tool_run_by_the_upstream_is_never_a_call_for_the_client() -> None:
     script: list[ModelEvent] = [
         UpstreamCallStarted("u1", "Bash", '{"command": "ls"}'),
         UpstreamCallEnded("u1", "README.md"),
@@ -270,18 +278,18 @@ async def test_an_error_before_the_first_token_has_its_status_in_every_api(
 
 async def test_a_context_overflow_is_recognisable_by_code_and_by_text() -> None:
     async with served([[ContextOverflowError("too long")]]) as gateway:
-        answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))
         assert answer.json()["error"]["code"] == "context_length_exceeded"
-        answer = await gateway.http.post("/v1/messages", json=say("hi"))
+        answer = await gateway.http.post("/v1/messages", json=chat_request("hi"))
         assert answer.json()["error"]["message"].startswith("prompt is too long")
 
 
 async def test_errors_carry_a_retry_delay_or_a_request_not_to_retry() -> None:
     async with served([[ModelUnavailableError("slow down", retry_after_s=7.0)]]) as gateway:
-        answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))
         assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("7", "true")
     async with served([[ModelRejectedError("never")]]) as gateway:
-        answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))
         assert answer.headers["x-should-retry"] == "false"
 
 
@@ -297,9 +305,9 @@ async def test_an_error_after_the_first_token_is_in_the_stream() -> None:
             assert last.type == "response.failed"
             assert last.response.error is not None
         async with gateway.anthropic(max_retries=0) as other:
-            told = await other.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=True)
+            answer = await other.messages.create(model="m", max_tokens=9, messages=MESSAGES, stream=True)
             with pytest.raises(anthropic.APIStatusError, match="gone"):
-                _ = [event async for event in told]
+                _ = [event async for event in answer]
 
 
 async def test_a_bug_of_an_upstream_is_reported_without_detail(caplog: pytest.LogCaptureFixture) -> None:
@@ -313,7 +321,7 @@ async def test_a_bug_of_an_upstream_is_reported_without_detail(caplog: pytest.Lo
 
     app = make_gateway(Broken())
     async with asgi_client(app) as client:
-        answer = await client.post("/v1/chat/completions", json=say("hi"))
+        answer = await client.post("/v1/chat/completions", json=chat_request("hi"))
     assert (answer.status_code, "secret" in answer.text) == (500, False)
     assert "ZeroDivisionError" in caplog.text
 
@@ -327,7 +335,7 @@ async def test_a_request_without_the_key_is_refused() -> None:
     async with served([HELLO]) as gateway:
         for shown in ({}, {"authorization": "Bearer other"}, {"x-api-key": ""}, {"authorization": TOKEN}):
             answer = await gateway.http.post(
-                "/v1/messages", json=say("hi"), headers={"authorization": "", **shown}
+                "/v1/messages", json=chat_request("hi"), headers={"authorization": "", **shown}
             )
             assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
         answer = await gateway.http.get("/v1/models", headers={"authorization": "", "x-api-key": TOKEN})
@@ -340,9 +348,9 @@ async def test_without_a_key_a_page_of_another_site_is_refused() -> None:
     async with served([HELLO], token=None) as gateway:
         foreign = {"origin": "https://elsewhere.example"}
         assert (
-            await gateway.http.post("/v1/chat/completions", json=say("hi"), headers=foreign)
+            await gateway.http.post("/v1/chat/completions", json=chat_request("hi"), headers=foreign)
         ).status_code == 403
-        assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).status_code == 200
+        assert (await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -383,7 +391,7 @@ async def test_an_unknown_model_is_refused_only_where_names_were_given() -> None
 
 async def test_settings_that_a_model_supports_reach_it_and_the_rest_is_named() -> None:
     async with served([HELLO]) as gateway:
-        body = say("hi", temperature=0, logprobs=True, max_tokens=9, seed=None)
+        body = chat_request("hi", temperature=0, logprobs=True, max_tokens=9, seed=None)
         answer = await gateway.http.post("/v1/chat/completions", json=body)
         assert answer.headers["x-midstream-ignored"] == "logprobs"
         assert gateway.model.requests[0].settings == ModelSettings(temperature=0, tokens_max=9)
@@ -393,7 +401,7 @@ async def test_unsupported_settings_are_named() -> None:
     model = ScriptedModel([HELLO])
     model.grants = frozenset({"stop"})
     async with serving(make_gateway(model), model) as gateway:
-        body = say("hi", stop="END", temperature=0, max_completion_tokens=9, tool_choice="required")
+        body = chat_request("hi", stop="END", temperature=0, max_completion_tokens=9, tool_choice="required")
         answer = await gateway.http.post("/v1/chat/completions", json=body)
         assert answer.headers["x-midstream-ignored"] == "tool_choice,temperature,max_completion_tokens"
         assert model.requests[0].settings == ModelSettings(stop=("END",))
@@ -403,15 +411,15 @@ async def test_a_pooled_upstream_receives_the_settings_it_supports() -> None:
     upstream, store = ScriptedUpstream(abilities=Abilities(grants=frozenset({"top_p"}))), MemoryStore()
     model = ScriptedModel([])
     async with serving(make_gateway(Pooled(upstream, store), store=store), model) as gateway:
-        answer = await gateway.http.post("/v1/chat/completions", json=say("hi", top_p=0.5, seed=3))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi", top_p=0.5, seed=3))
         assert answer.headers["x-midstream-ignored"] == "seed"
-        assert [said.settings for _, said in upstream.memory.arrived] == [ModelSettings(top_p=0.5)]
+        assert [sent.settings for _, sent in upstream.memory.arrived] == [ModelSettings(top_p=0.5)]
 
 
 async def test_a_draining_gateway_refuses_new_work() -> None:
     async with served([HELLO]) as gateway:
         gateway.gateway.drain()
-        answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
+        answer = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
         assert (await gateway.http.get("/ready")).status_code == 503
 
@@ -428,19 +436,19 @@ async def test_answers_stopped_by_the_shutdown_end_with_an_error_of_their_api(
     async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         serving = group.create_task(work)
         async with httpx2.AsyncClient(base_url=await listening, headers=headers, timeout=WAIT_S) as client:
-            whole = group.create_task(client.post("/v1/chat/completions", json=say("whole")))
-            asked = say("streamed", stream=True)
+            whole = group.create_task(client.post("/v1/chat/completions", json=chat_request("whole")))
+            asked = chat_request("streamed", stream=True)
             async with client.stream("POST", "/v1/chat/completions", json=asked) as stream:
                 pieces = stream.aiter_text()
-                heard = await anext(pieces)
+                received = await anext(pieces)
                 while sum(run.has_begun for run in app.responses.all()) < 2:  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0)
                 stop.set()
                 async for piece in pieces:
-                    heard += piece
+                    received += piece
             refused = await whole
         await serving
-    assert heard.rstrip().endswith('"type":"server_error","param":null,"code":"draining"}}')
+    assert received.rstrip().endswith('"type":"server_error","param":null,"code":"draining"}}')
     assert (refused.status_code, refused.headers["x-should-retry"]) == (502, "false")
     assert refused.json()["error"]["code"] == "draining"
 
@@ -449,7 +457,7 @@ async def test_a_late_request_does_not_start_a_stopped_gateway() -> None:
     store = MemoryStore()
     app = make_gateway(ScriptedModel([HELLO]), store=store)
     async with asgi_client(app) as client:
-        assert (await client.post("/v1/chat/completions", json=say("hi"))).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=chat_request("hi"))).status_code == 200
         await app.stop()
         late = await client.get("/v1/responses/resp_1")
     assert (late.status_code, late.headers["retry-after"]) == (503, "2")
@@ -458,17 +466,17 @@ async def test_a_late_request_does_not_start_a_stopped_gateway() -> None:
 
 async def test_the_gateway_starts_and_stops_with_the_server_it_is_mounted_in() -> None:
     app = make_gateway(ScriptedModel([]))
-    heard: list[str] = []
-    said = iter(("lifespan.startup", "lifespan.shutdown"))
+    received: list[str] = []
+    content = iter(("lifespan.startup", "lifespan.shutdown"))
 
     async def receive() -> dict[str, Any]:
-        return {"type": next(said)}
+        return {"type": next(content)}
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        heard.append(message["type"])
+        received.append(message["type"])
 
     await app({"type": "lifespan"}, receive, send)
-    assert heard == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert received == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 async def test_a_model_is_closed_with_the_gateway() -> None:
@@ -480,14 +488,14 @@ async def test_a_model_is_closed_with_the_gateway() -> None:
 
     model = Closing([HELLO])
     async with asgi_client(make_gateway(model)) as client:
-        assert (await client.post("/v1/chat/completions", json=say("hi"))).is_success
+        assert (await client.post("/v1/chat/completions", json=chat_request("hi"))).is_success
     assert model.closed == 1
 
 
 async def test_only_the_pool_limits_the_silence_of_an_agent() -> None:
     """A gateway with `--silence 600` waits so long: no other limit is shorter."""
     async with served([HELLO]) as gateway:
-        assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).is_success
+        assert (await gateway.http.post("/v1/chat/completions", json=chat_request("hi"))).is_success
         budgets = gateway.gateway._durable.host.agent.stalls
         assert gateway.model.requests[0].stalls is None
     limits = (budgets.first_token_max_s, budgets.between_tokens_max_s, budgets.upstream_tool_max_s)

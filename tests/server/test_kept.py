@@ -93,8 +93,8 @@ async def _begin(server: Served, **fields: object) -> list[Json]:
 @spec("STREAM-62", "STREAM-63", "STREAM-64")
 async def test_a_reader_behind_the_pruned_events_gets_a_snapshot_and_every_event_after_it() -> None:
     async with serve_pruned(turns=3) as (server, at):
-        heard = await _begin(server, event_id="0-0", snapshots="gone")
-        welcome, gone, snapshot, *rest = heard
+        received = await _begin(server, event_id="0-0", snapshots="gone")
+        welcome, gone, snapshot, *rest = received
         assert (welcome["oldest"], welcome["resume_from"]) == (at.position + 1, str(at))
         assert welcome["retention"] == msgspec.to_builtins(Retention())
         assert gone == {
@@ -105,8 +105,8 @@ async def test_a_reader_behind_the_pruned_events_gets_a_snapshot_and_every_event
             "has_snapshot": True,
         }
         assert (snapshot["type"], snapshot["event_id"]) == ("snapshot", str(at))
-        said = [entry for entry in snapshot["session"]["history"] if entry["type"] == "user"]
-        assert [each["parts"][0]["text"] for each in said] == ["question 0", "question 1"]
+        content = [entry for entry in snapshot["session"]["history"] if entry["type"] == "user"]
+        assert [each["parts"][0]["text"] for each in content] == ["question 0", "question 1"]
         events = records_of(rest)
         newest = EventId.parse(welcome["event_id"])
         positions = [EventId.parse(event["id"]).position for event in events]
@@ -117,17 +117,17 @@ async def test_a_reader_behind_the_pruned_events_gets_a_snapshot_and_every_event
 @spec("STREAM-63")
 async def test_a_reader_at_the_last_pruned_event_misses_nothing_and_gets_no_snapshot() -> None:
     async with serve_pruned() as (server, at):
-        heard = await _begin(server, event_id=str(at), snapshots="gone")
-        assert [frame["type"] for frame in heard[:2]] == ["welcome", "events"]
-        assert words_of(records_of(heard)) == "one two three four"
+        received = await _begin(server, event_id=str(at), snapshots="gone")
+        assert [frame["type"] for frame in received[:2]] == ["welcome", "events"]
+        assert words_of(records_of(received)) == "one two three four"
 
 
 @spec("STREAM-64")
 async def test_a_client_that_accepts_no_snapshot_continues_at_the_oldest_event() -> None:
     async with serve_pruned() as (server, at):
-        heard = await _begin(server, event_id="1-1", snapshots="never")
-        assert [frame["type"] for frame in heard[:3]] == ["welcome", "gone", "events"]
-        assert heard[1]["resume_from"] == str(at)
+        received = await _begin(server, event_id="1-1", snapshots="never")
+        assert [frame["type"] for frame in received[:3]] == ["welcome", "gone", "events"]
+        assert received[1]["resume_from"] == str(at)
 
 
 @spec("STREAM-65")
@@ -148,8 +148,8 @@ async def test_a_late_reader_gets_the_running_turn_so_far_and_then_the_rest() ->
         assert running["output"]["parts"] == [{"type": "text", "text": "so far, "}]
         assert EventId.parse(snapshot["event_id"]) >= EventId.parse(welcome["event_id"])
         go.set()
-        heard = await late.receive_until("turn_ended")
-        assert words_of(records_of(heard)) == "so good"
+        received = await late.receive_until("turn_ended")
+        assert words_of(records_of(received)) == "so good"
 
 
 @spec("STREAM-63")
@@ -205,7 +205,7 @@ class _OneWriteTransport:
     is_full = False
 
     def __init__(self, opened: bytes) -> None:
-        self.heard: list[Json] = []
+        self.received: list[Json] = []
         self.has_taken = asyncio.Event()
         self.may_go_on = asyncio.Event()
         self._frames = [opened]
@@ -216,8 +216,8 @@ class _OneWriteTransport:
         return self._frames.pop()
 
     async def send(self, frames: Sequence[bytes]) -> None:
-        self.heard += [json.loads(frame) for frame in frames]
-        if any(frame["type"] == "events" for frame in self.heard):
+        self.received += [json.loads(frame) for frame in frames]
+        if any(frame["type"] == "events" for frame in self.received):
             self.has_taken.set()
             await self.may_go_on.wait()
 
@@ -242,25 +242,25 @@ async def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle(
                 at = await prune(host)
                 slow.may_go_on.set()
                 await run_turn(host, "s1", "and now?")
-                await _until(lambda: "and now?" in json.dumps(slow.heard))
+                await _until(lambda: "and now?" in json.dumps(slow.received))
                 connection.end(DrainingError("the test is over"))
                 await running
-        kinds = [frame["type"] for frame in slow.heard]
+        kinds = [frame["type"] for frame in slow.received]
         place = kinds.index("gone")
         assert kinds[: place + 3] == ["welcome", "events", "gone", "snapshot", "events"]
-        assert slow.heard[place + 1]["event_id"] == str(at)
-        positions = [EventId.parse(each["id"]).position for each in records_of(slow.heard)]
+        assert slow.received[place + 1]["event_id"] == str(at)
+        positions = [EventId.parse(each["id"]).position for each in records_of(slow.received)]
         assert positions[:5] == [1, 2, 3, 4, at.position + 1]
 
 
 async def _followed(server: Served, after: str | None, snapshots: SnapshotWhen) -> list[Event]:
-    heard: list[Event] = []
+    received: list[Event] = []
     async with asyncio.timeout(WAIT_S), connect(server.url) as client:
         async for event in client.follow("s1", after, snapshots=snapshots):
-            heard.append(event)
+            received.append(event)
             if event.is_end or (snapshots is SnapshotWhen.BEGIN and isinstance(event.record, SnapshotFrame)):
                 break
-    return heard
+    return received
 
 
 @spec("STREAM-64", "STREAM-65")
@@ -296,9 +296,9 @@ async def test_a_client_that_returns_after_its_turn_was_pruned_receives_its_end(
         connect(server.url, state=state) as client,
     ):
         [turn] = await client.resume_interrupted()
-        heard = [event async for event in turn]
-        assert [type(event.record) for event in heard] == [Gone, SnapshotFrame]
-        assert heard[-1].id == str(at)
+        received = [event async for event in turn]
+        assert [type(event.record) for event in received] == [Gone, SnapshotFrame]
+        assert received[-1].id == str(at)
         assert await client.resume_interrupted() == []
 
 
@@ -334,15 +334,17 @@ async def test_events_that_arrive_during_batching_come_in_one_frame() -> None:
 
 @spec("STREAM-66")
 def test_a_snapshot_above_the_size_limit_omits_its_oldest_entries() -> None:
-    said = [(UserMessage.of(f"question {each}"), Step(Response((Text("x" * 900),)))) for each in range(20)]
+    messages = [
+        (UserMessage.of(f"question {each}"), Step(Response((Text("x" * 900),)))) for each in range(20)
+    ]
     state = Session(turns=20)
-    for message, step in said:
+    for message, step in messages:
         state = msgspec.structs.replace(state, history=state.history.then(message).then(step))
     snapshot = snapshot_of("s1", state, "3-9")
     assert body_within(snapshot, 10**6) == msgspec.json.encode(snapshot)
     body = body_within(snapshot, 10_000)
-    told = msgspec.json.decode(body)
+    report = msgspec.json.decode(body)
     assert len(body) <= 10_000
-    assert told["left_out"] == 30
-    assert told["history"] == msgspec.json.decode(msgspec.json.encode(snapshot.history[30:]))
+    assert report["left_out"] == 30
+    assert report["history"] == msgspec.json.decode(msgspec.json.encode(snapshot.history[30:]))
     assert len(msgspec.json.decode(body_within(snapshot, 1))["history"]) == 1

@@ -17,18 +17,18 @@ class LifespanServer:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.events: list[str] = []
-        self.said: list[Message] = []
+        self.sent: list[Message] = []
         self._error = error
-        self._told = iter(["startup", "shutdown"])
+        self.received_events = iter(["startup", "shutdown"])
 
     async def receive(self) -> Message:
-        event = next(self._told)
+        event = next(self.received_events)
         self.events.append(event)
         return {"type": f"lifespan.{event}"}
 
     async def send(self, message: Message) -> None:
         self.events.append(message["type"])
-        self.said.append(message)
+        self.sent.append(message)
 
     async def start(self) -> None:
         self.events.append("started")
@@ -51,7 +51,7 @@ async def test_the_server_receives_each_completion_after_the_work() -> None:
 async def test_a_failed_start_is_reported_with_its_reason_and_nothing_is_stopped() -> None:
     server = LifespanServer(StoreDamagedError("this file is no database"))
     await live(server.start, server.stop, server.receive, server.send)
-    assert server.said == [
+    assert server.sent == [
         {"type": "lifespan.startup.failed", "message": "store_damaged: this file is no database"}
     ]
     assert server.events == ["startup", "started", "lifespan.startup.failed"]

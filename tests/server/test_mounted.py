@@ -25,7 +25,7 @@ class Mounted(Worker):
 
 async def _half(folder: Path, server: Worker) -> None:
     """Run a turn to the middle of its answer."""
-    assert (await server.say("s", "think")).status_code == HTTPStatus.OK
+    assert (await server.send_message("s", "think")).status_code == HTTPStatus.OK
     await until_there(folder, "s", Delta)
 
 

@@ -87,13 +87,13 @@ class Chat(Struct):
 
     @property
     def words(self) -> Locator:
-        return self.page.locator(".turn").last.locator(".parts > .words")
+        return self.page.locator(".turn").last.locator(".parts > .text")
 
     @property
     def turn(self) -> Locator:
         return self.page.locator(".turn").last
 
-    async def say(self, words: str) -> None:
+    async def send_message(self, words: str) -> None:
         await self.page.fill("#text", words)
         await self.page.press("#text", "Enter")
 
@@ -113,7 +113,7 @@ class Chat(Struct):
     async def sees_kept(self, words: str) -> None:
         """Wait until a message that has not reached the server is stored: a reload before that loses it."""
         pending = self.page.locator(".turn.pending")
-        await expect(pending.locator(".said")).to_have_text(words, timeout=WAIT_MS)
+        await expect(pending.locator(".message")).to_have_text(words, timeout=WAIT_MS)
         await expect(pending.locator(".foot")).to_have_text(
             "Kept here until the server has it", timeout=WAIT_MS
         )
@@ -128,7 +128,7 @@ async def open_chat(browser: Browser, url: str) -> Chat:
     page = await context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda said: problems.append(said.text) if "Security Policy" in said.text else None)
+    page.on("console", lambda line: problems.append(line.text) if "Security Policy" in line.text else None)
     await page.goto(url)
     await expect(page.locator("#empty")).to_be_visible(timeout=WAIT_MS)
     return Chat(page, problems)
@@ -156,7 +156,7 @@ def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[Scripte
     return response
 
 
-def without_news(*kept_back: str) -> Callable[[WebSocketRoute], None]:
+def without_frames(*kept_back: str) -> Callable[[WebSocketRoute], None]:
     """Withhold frames with such text from a page's first socket: it receives no change."""
     routes: list[WebSocketRoute] = []
 
@@ -245,14 +245,14 @@ async def test_text_appears_as_it_streams_and_equals_the_journal(browser: Browse
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees("".join(WORDS[:HALF]))
         await chat.sees_end("running")
         gate.set()
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
         assert words_of(await records_of(server, chat.session)) == WHOLE
-        await expect(chat.turn.locator(".said")).to_have_text("go on")
+        await expect(chat.turn.locator(".message")).to_have_text("go on")
         await expect(chat.page.locator("#sessions a[aria-current] .name")).to_have_text(
             "go on", timeout=WAIT_MS
         )
@@ -263,7 +263,7 @@ async def test_a_page_reconnects_after_a_cut_with_every_word_once(browser: Brows
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees("".join(WORDS[:HALF]))
         await chat.page.click("#cut")
         await chat.sees_light("reconnecting")
@@ -272,7 +272,7 @@ async def test_a_page_reconnects_after_a_cut_with_every_word_once(browser: Brows
         await chat.sees_light("live")
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".how")).to_contain_text("1 cut survived")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("1 cut survived")
         assert await chat.page.locator(".turn").count() == 1
 
 
@@ -280,7 +280,7 @@ async def test_an_answer_continues_after_a_reload(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees("".join(WORDS[:HALF]))
         await chat.page.reload()
         await chat.sees("".join(WORDS[:HALF]))
@@ -288,8 +288,8 @@ async def test_an_answer_continues_after_a_reload(browser: Browser) -> None:
         gate.set()
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert said.count("message_accepted") == 1
+        kinds = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert kinds.count("message_accepted") == 1
 
 
 @pytest.mark.long
@@ -298,7 +298,7 @@ async def test_a_message_written_without_a_server_is_sent_after_a_reload(browser
     async with served(make_app([text("heard")])) as server:
         chat = await open_chat(browser, server.url)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
-        await chat.say("are you there?")
+        await chat.send_message("are you there?")
         await chat.sees_kept("are you there?")
         await chat.page.reload()
         await chat.sees("heard")
@@ -329,7 +329,7 @@ async def test_tool_calls_are_rows_that_change_from_running_to_their_outcome(bro
     ]
     async with served(make_app(script, tools=[look_up, fail])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("look it up")
+        await chat.send_message("look it up")
         first, second = chat.page.locator(".call").nth(0), chat.page.locator(".call").nth(1)
         await expect(first).to_have_attribute("data-state", "running", timeout=WAIT_MS)
         await expect(second).to_have_attribute("data-state", "error", timeout=WAIT_MS)
@@ -339,9 +339,9 @@ async def test_tool_calls_are_rows_that_change_from_running_to_their_outcome(bro
         await expect(first.locator("pre").nth(1)).to_be_hidden()
         await first.locator("summary").click()
         await expect(first.locator("pre").nth(1)).to_have_text("midstream: found")
-        await expect(chat.page.locator(".thinking .words")).to_be_hidden()
+        await expect(chat.page.locator(".thinking .text")).to_be_hidden()
         await chat.page.click(".thinking summary")
-        await expect(chat.page.locator(".thinking .words")).to_have_text("hm, tools")
+        await expect(chat.page.locator(".thinking .text")).to_have_text("hm, tools")
 
 
 @pytest.mark.long
@@ -354,7 +354,7 @@ async def test_a_tool_that_the_upstream_runs_is_shown_within_the_text(browser: B
     ]
     async with served(make_app(script)) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("look it up")
+        await chat.send_message("look it up")
         ran = chat.page.locator(".parts > .elsewhere")
         await expect(ran).to_have_attribute("data-state", "running", timeout=WAIT_MS)
         late = await chat.page.context.new_page()
@@ -379,7 +379,7 @@ async def test_a_tool_that_the_upstream_runs_is_shown_within_the_text(browser: B
 async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees("".join(WORDS[:HALF]))
         if way == "button":
             await chat.page.click("#stop")
@@ -388,8 +388,8 @@ async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str)
         await chat.sees_end("cancelled")
         await chat.sees("".join(WORDS[:HALF]))
         await expect(chat.page.locator("#send")).to_be_visible()
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert said.count("cancel_requested") == 1
+        kinds = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert kinds.count("cancel_requested") == 1
 
 
 @pytest.mark.long
@@ -397,7 +397,7 @@ async def test_stop_ends_the_turn_and_keeps_its_text(browser: Browser, way: str)
 async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, place: str) -> None:
     async with served(make_app(two_halves(asyncio.Event()))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees("".join(WORDS[:HALF]))
         context = chat.page.context if place == "same browser" else await browser.new_context()
         other = Chat(await context.new_page(), [])
@@ -418,10 +418,10 @@ async def test_a_failed_attempt_is_announced_and_its_text_removed(browser: Brows
 
     async with served(make_app(response)) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("speak")
+        await chat.send_message("speak")
         await chat.sees("The whole sentence.")
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".again")).to_contain_text("this is try 2")
+        await expect(chat.turn.locator(".again")).to_contain_text("this is attempt 2")
         await expect(chat.turn).not_to_contain_text("half of a sen")
 
 
@@ -435,7 +435,7 @@ async def test_a_turn_continues_after_a_restart_of_the_server(
 
     async with served(make(), port=port) as first:
         chat = await open_chat(browser, first.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees("".join(WORDS[:HALF]))
     await chat.sees_light("reconnecting")
     async with served(make(), port=port):
@@ -443,8 +443,8 @@ async def test_a_turn_continues_after_a_restart_of_the_server(
         await chat.sees_light("live")
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".again")).to_contain_text("this is try 2")
-        await expect(chat.turn.locator(".how")).to_contain_text("1 server restart survived")
+        await expect(chat.turn.locator(".again")).to_contain_text("this is attempt 2")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("1 server restart survived")
 
 
 @pytest.mark.long
@@ -458,19 +458,19 @@ async def test_after_an_older_copy_was_restored_the_page_shows_the_state_of_the_
     (tmp_path / "now").mkdir()
     async with served(make("now"), port=port) as first:
         chat = await open_chat(browser, first.url)
-        await chat.say("one")
+        await chat.send_message("one")
         await chat.sees_end("completed")
     shutil.copytree(tmp_path / "now", tmp_path / "older")
     async with served(make("now"), port=port):
         await chat.sees_light("live")
-        await chat.say("two")
+        await chat.send_message("two")
         await expect(chat.page.locator(".turn")).to_have_count(2)
         await chat.sees_end("completed")
     async with served(make("older"), port=port):
         await expect(chat.page.locator(".turn")).to_have_count(1, timeout=WAIT_MS)
         await chat.sees_light("live")
-        await chat.say("three")
-        await expect(chat.turn.locator(".said")).to_have_text("three")
+        await chat.send_message("three")
+        await expect(chat.turn.locator(".message")).to_have_text("three")
         await chat.sees_end("completed")
 
 
@@ -480,7 +480,7 @@ async def test_a_session_that_the_server_lost_is_reported_and_its_transcript_sta
 ) -> None:
     async with served(make_app([text("hello")]), port=port) as first:
         chat = await open_chat(browser, first.url)
-        await chat.say("one")
+        await chat.send_message("one")
         await chat.sees_end("completed")
     async with served(make_app(), port=port):
         await expect(chat.page.locator("#notice")).to_contain_text("no longer has this", timeout=WAIT_MS)
@@ -500,7 +500,7 @@ async def test_connections_that_die_after_a_few_messages_lose_and_repeat_nothing
     slowly = [step for word in WORDS for step in (TextDelta(word), Pause(0.03))]
     async with served(make_app([[*slowly, Finished()]])) as server:
         await chat.page.goto(server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees(WHOLE)
         await chat.sees_end("completed")
         assert words_of(await records_of(server, chat.session)) == WHOLE
@@ -516,11 +516,11 @@ async def test_a_message_with_a_lost_ack_is_shown_once_after_a_reload(browser: B
         return two_halves(gate)(request)
 
     context = await browser.new_context()
-    await context.route_web_socket("**/stream", without_news('"ack"', '"events":'))
+    await context.route_web_socket("**/stream", without_frames('"ack"', '"events":'))
     chat = Chat(await context.new_page(), [])
     async with served(make_app(response)) as server:
         await chat.page.goto(server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await asyncio.wait_for(is_asked.wait(), WAIT_S)
         await expect(chat.page.locator(".turn.pending")).to_have_count(1)
         await chat.page.reload()
@@ -543,7 +543,7 @@ async def test_input_is_disabled_until_the_page_is_ready(browser: Browser) -> No
         await chat.page.goto(server.url, wait_until="commit")
         await expect(chat.page.locator("#text")).to_be_disabled()
         await expect(chat.page.locator("#send")).to_be_disabled()
-        saying = asyncio.create_task(chat.say("are you there?"))
+        saying = asyncio.create_task(chat.send_message("are you there?"))
         gate.set()
         await saying
         await chat.sees("heard")
@@ -558,10 +558,10 @@ async def test_an_unsent_message_is_shown_after_a_reload_without_socket_and_serv
     await no_line_until(context, is_up)
     await context.route("**/v1/sessions/*", held_until(gate))
     chat = Chat(await context.new_page(), [])
-    pending = chat.page.locator(".turn.pending .said")
+    pending = chat.page.locator(".turn.pending .message")
     async with served(make_app([text("heard")])) as server:
         await chat.page.goto(server.url)
-        await chat.say("are you there?")
+        await chat.send_message("are you there?")
         await chat.sees_kept("are you there?")
         await chat.page.reload()
         await chat.sees_kept("are you there?")
@@ -583,7 +583,7 @@ async def test_a_message_stays_visible_when_the_connection_dies_between_its_ack_
     async with served(make_app([text("heard")])) as server:
         await chat.page.goto(server.url)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
-        await chat.say("are you there?")
+        await chat.send_message("are you there?")
         await chat.sees_kept("are you there?")
         await no_line_until(context, is_up, but=2)
         await chat.page.reload()
@@ -604,23 +604,23 @@ async def test_a_message_sent_while_the_session_is_loading_stays_visible(browser
     chat = Chat(await context.new_page(), [])
     async with served(make_app([text("heard")])) as server:
         await chat.page.goto(server.url)
-        await chat.say("one")
+        await chat.send_message("one")
         await chat.sees("heard")
         await chat.sees_end("completed")
         await no_line_until(context, is_up)
         await context.route("**/v1/sessions/*", held_until(gate))
         await chat.page.reload()
-        await chat.say("two")
-        await expect(chat.page.locator(".turn.pending .said")).to_have_text("two")
+        await chat.send_message("two")
+        await expect(chat.page.locator(".turn.pending .message")).to_have_text("two")
         gate.set()
-        await expect(chat.page.locator(".turn .said")).to_have_text(["one", "two"])
+        await expect(chat.page.locator(".turn .message")).to_have_text(["one", "two"])
         is_up.set()
         await chat.sees_end("completed")
         await chat.sees("heard")
-        await expect(chat.page.locator(".turn .said")).to_have_text(["one", "two"])
+        await expect(chat.page.locator(".turn .message")).to_have_text(["one", "two"])
 
 
-async def told_of(which: str, trial: Awaitable[None]) -> None:
+async def naming_failure(which: str, trial: Awaitable[None]) -> None:
     """Wait for one of several concurrent trials; its failure names it."""
     try:
         await trial
@@ -636,7 +636,7 @@ async def test_each_turn_is_complete_and_each_tool_runs_once_under_random_failur
     """Run the readers concurrently, since each of them mostly waits."""
     async with asyncio.TaskGroup() as readers:
         for seed in (1, 2):
-            readers.create_task(told_of(f"seed {seed}", _six_turns(browser, Random(seed))))
+            readers.create_task(naming_failure(f"seed {seed}", _six_turns(browser, Random(seed))))
 
 
 async def _six_turns(browser: Browser, random: Random) -> None:
@@ -666,7 +666,7 @@ async def _six_turns(browser: Browser, random: Random) -> None:
     async with served(make_app(response, tools=[note])) as server:
         await chat.page.goto(server.url)
         for turn in range(1, 7):
-            await chat.say(f"turn {turn}")
+            await chat.send_message(f"turn {turn}")
             for _ in range(random.randint(0, 2)):
                 await chat.sees_some(f"t{turn}w{random.randrange(40)} ")
                 if random.random() < 0.5:
@@ -678,8 +678,8 @@ async def _six_turns(browser: Browser, random: Random) -> None:
             await chat.sees("".join(words_of_turn(turn)))
             await expect(chat.turn.locator(".call[data-state=ok]")).to_have_count(1)
         assert runs == [1, 2, 3, 4, 5, 6]
-        said = [event["record"]["type"] for event in await records_of(server, chat.session)]
-        assert said.count("message_accepted") == 6
+        kinds = [event["record"]["type"] for event in await records_of(server, chat.session)]
+        assert kinds.count("message_accepted") == 6
         # The transcript shows the end at once; the stream is removed when its own connection has delivered
         # it.
         async with asyncio.timeout(WAIT_MS / 1000):
@@ -705,7 +705,7 @@ async def test_a_long_session_is_loaded_from_its_snapshot_in_the_middle_of_a_tur
 
     async with served(make_app(response, tools=[look_up])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees_some("5199")
         await chat.page.reload()
         await chat.sees_some("5199")
@@ -714,7 +714,7 @@ async def test_a_long_session_is_loaded_from_its_snapshot_in_the_middle_of_a_tur
         gate.set()
         await chat.sees("".join(long) + "and the end")
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".said")).to_have_text("go on")
+        await expect(chat.turn.locator(".message")).to_have_text("go on")
 
 
 async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> None:
@@ -730,10 +730,10 @@ async def test_hostile_text_is_shown_and_never_executed(browser: Browser) -> Non
     ]
     async with served(make_app(script, tools=[echo])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say(HOSTILE)
+        await chat.send_message(HOSTILE)
         await chat.sees_end("completed")
         await chat.sees(f"{HOSTILE} {BIDI}")
-        await expect(chat.turn.locator(".said")).to_have_text(HOSTILE)
+        await expect(chat.turn.locator(".message")).to_have_text(HOSTILE)
         await expect(chat.turn.locator(".call pre").nth(1)).to_contain_text(HOSTILE)
         # In the arguments and results that a reader judges, characters that reverse the text are named, not
         # applied.
@@ -751,14 +751,14 @@ async def test_a_refused_message_returns_to_the_text_box(browser: Browser) -> No
     """More messages wait than the limit allows: the next one is refused, and its text is kept."""
     async with served(make_app(two_halves(asyncio.Event()))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("first")
+        await chat.send_message("first")
         await chat.sees("".join(WORDS[:HALF]))
         runner = await server.app.host.session(chat.session)
         for number in range(QUEUE_MAX):
             waiting = SendMessage(UserMessage.of(f"waiting {number}"), when_busy=WhenBusy.QUEUE)
             await runner.submit(waiting)
         await expect(chat.page.locator("#queued li")).to_have_count(QUEUE_MAX, timeout=WAIT_MS)
-        await chat.say("one too many")
+        await chat.send_message("one too many")
         await expect(chat.page.locator("#notice")).to_contain_text("was not sent", timeout=WAIT_MS)
         await expect(chat.page.locator("#text")).to_have_value("one too many")
         await chat.sees("".join(WORDS[:HALF]))
@@ -768,15 +768,15 @@ async def test_a_refused_message_returns_to_the_text_box(browser: Browser) -> No
 async def test_each_session_has_its_address_and_a_link_in_the_list(browser: Browser) -> None:
     async with served(make_app([text("hello")])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("one")
+        await chat.send_message("one")
         await chat.sees_end("completed")
         first = chat.session
         await chat.page.click("#new")
         await expect(chat.page.locator("#empty")).to_be_visible()
-        await chat.say("two")
+        await chat.send_message("two")
         await chat.sees_end("completed")
         assert chat.session != first
         await chat.page.locator("#sessions a", has_text="one").click()
-        await expect(chat.turn.locator(".said")).to_have_text("one", timeout=WAIT_MS)
+        await expect(chat.turn.locator(".message")).to_have_text("one", timeout=WAIT_MS)
         assert chat.session == first
         await expect(chat.page.locator(".turn")).to_have_count(1)

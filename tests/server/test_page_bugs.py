@@ -40,7 +40,7 @@ async def test_a_server_bug_is_shown_once_and_stops_the_reconnects(
         chat = await open_chat(browser, server.url)
         sockets: list[str] = []
         chat.page.on("websocket", lambda socket: sockets.append(socket.url))
-        await chat.say("are you there?")
+        await chat.send_message("are you there?")
         await expect(chat.page.locator("#notice")).to_contain_text("(internal)", timeout=WAIT_MS)
         await chat.sees_light("idle")
         assert len(sockets) == 1
@@ -57,9 +57,9 @@ async def test_an_exception_in_a_turn_is_shown_as_its_end_without_promise_of_a_r
 
     async with served(make_app(response)) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("are you there?")
+        await chat.send_message("are you there?")
         await chat.sees_end("failed")
-        await expect(chat.turn.locator(".how")).to_contain_text("a bug of the model")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("a bug of the model")
         await expect(chat.turn.locator(".again")).to_have_text("The model did not answer (model).")
         await chat.sees_light("live")
 
@@ -70,7 +70,7 @@ async def test_a_full_disk_is_shown_until_there_is_space(browser: Browser) -> No
     async with served(make_app([text("with space again")], store=store)) as server:
         chat = await open_chat(browser, server.url)
         store.outage = StoreFullError("no space left: free some and try again")
-        await chat.say("are you there?")
+        await chat.send_message("are you there?")
         await expect(chat.page.locator("#notice")).to_contain_text("free some", timeout=WAIT_MS)
         await expect(chat.page.locator("#notice")).to_contain_text("(store_full)")
         store.outage = None

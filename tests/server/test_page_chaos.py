@@ -125,10 +125,10 @@ class Trial:
             if record["type"] == "response_completed"
         ]
         for each in (*self.speaking, self.hidden):
-            await expect(each.locator(".turn .said")).to_have_text(
+            await expect(each.locator(".turn .message")).to_have_text(
                 [f"turn {turn}" for turn in range(1, TURNS + 1)], timeout=END_MS
             )
-            await expect(each.locator(".turn .parts > .words")).to_have_text(
+            await expect(each.locator(".turn .parts > .text")).to_have_text(
                 answers, timeout=END_MS, use_inner_text=False
             )
 

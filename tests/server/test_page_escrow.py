@@ -100,18 +100,18 @@ TAKEN_UP = """(async () => {
 })()"""
 
 
-class Heard:
+class BrowserOutput:
     """Output of a browser: requested addresses and console lines."""
 
     def __init__(self, context: BrowserContext) -> None:
-        self.said: list[str] = []
-        context.on("request", lambda request: self.said.append(request.url))
-        context.on("console", lambda message: self.said.append(message.text))
+        self.lines: list[str] = []
+        context.on("request", lambda request: self.lines.append(request.url))
+        context.on("console", lambda message: self.lines.append(message.text))
         context.on("page", self._page)
 
     def _page(self, page: Page) -> None:
-        page.on("websocket", lambda socket: self.said.append(socket.url))
-        page.on("framenavigated", lambda frame: self.said.append(frame.url))
+        page.on("websocket", lambda socket: self.lines.append(socket.url))
+        page.on("framenavigated", lambda frame: self.lines.append(frame.url))
 
 
 @spec("STREAM-84", "STREAM-94", "STREAM-95")
@@ -121,14 +121,14 @@ async def test_the_page_continues_a_session_that_only_its_browser_can_open(
     FileKeys.make(tmp_path / "keys")
     options = ["--encrypt", "client", "--key-file", str(tmp_path / "keys")]
     context = await browser.new_context()
-    heard = Heard(context)
+    received = BrowserOutput(context)
     server = await asyncio.to_thread(Serving, tmp_path, port=port, options=options)
     try:
         chat = Chat(await context.new_page(), [])
         link = await asyncio.to_thread(run, "login", server.url)
         await chat.page.goto(link.stdout.strip())
         for words in ("one", "two"):
-            await chat.say(words)
+            await chat.send_message(words)
             await chat.sees(f"You said: {words}.")
             await chat.sees_end("completed")
         await chat.page.reload()
@@ -136,12 +136,12 @@ async def test_the_page_continues_a_session_that_only_its_browser_can_open(
         await expect(chat.page.locator("#sessions li")).to_have_count(1, timeout=WAIT_MS)
         server.kill()
         server = await asyncio.to_thread(Serving, tmp_path, port=port, options=options)
-        await chat.say("three")
+        await chat.send_message("three")
         await chat.sees("You said: three.")
         await expect(chat.page.locator(".turn")).to_have_count(3)
         secret = await chat.page.evaluate(SECRET, chat.session)
         assert len(secret) == 43
-        assert not any(secret in each for each in heard.said)
+        assert not any(secret in each for each in received.lines)
         assert await chat.page.evaluate("localStorage.length + sessionStorage.length") == 0
         await open_in_another_browser(browser, chat, secret)
     finally:

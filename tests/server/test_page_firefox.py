@@ -48,8 +48,8 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fir
         yield launched
 
 
-USER_TEXTS = ".turn .said"
-ANSWERS = ".turn .parts > .words"
+USER_TEXTS = ".turn .message"
+ANSWERS = ".turn .parts > .text"
 
 
 async def open_page(browser: Firefox, url: str, *, is_hidden: bool = False) -> FirefoxTab:

@@ -16,7 +16,7 @@ from tests.client.proxies import OfficeProxy, Upgrades
 from tests.server.devtools import CHROMIUM, DevTools, Tab
 from tests.server.serving import make_app, served
 from tests.server.test_page import HALF, KEPT, WAIT_MS, WAIT_S, WHOLE, WORDS, two_halves
-from tests.server.test_page_tabs import said_elsewhere, turns, until
+from tests.server.test_page_tabs import send_elsewhere, turns, until
 from tests.server.test_page_transports import CONNECT, SEND, page_at, value_of
 from tests.spec import spec
 
@@ -81,7 +81,9 @@ WRITE = """(words) => {
   document.querySelector("#text").value = words;
   document.querySelector("#composer").requestSubmit();
 }"""
-TEXTS = "[...document.querySelectorAll('.turn .parts > .words')].map((words) => words.textContent).join('|')"
+TEXTS = (
+    "[...document.querySelectorAll('.turn .parts > .text')].map((element) => element.textContent).join('|')"
+)
 CONNECT_AND_TAKE_UP = """async () => {
   const { connect } = await import("/static/client/midstream.js");
   globalThis.heard = {};
@@ -128,13 +130,13 @@ async def test_a_frozen_tab_hands_the_connection_to_a_live_one(chromium: DevTool
         first, *others = tabs = await tabs_of_one(chromium, server.url)
         await until(lambda: app.open_streams == 1)
         async with first.frozen():
-            await said_elsewhere(app, "s1", "go on")
+            await send_elsewhere(app, "s1", "go on")
             for tab in others:
                 await tab.until("words === 'Hello. Without it.'")
             await until(lambda: app.open_streams == 1)
         await first.until("words === 'Hello. Without it.'")
         await until(lambda: app.open_streams == 1)
-        await leave(tabs)
+        await close_clients(tabs)
 
 
 @pytest.mark.long
@@ -144,11 +146,11 @@ async def test_a_crashed_tab_leaves_the_connection_to_a_live_one(chromium: DevTo
         first, *others = await tabs_of_one(chromium, server.url)
         await until(lambda: app.open_streams == 1)
         await first.crash()
-        await said_elsewhere(app, "s1", "go on")
+        await send_elsewhere(app, "s1", "go on")
         for tab in others:
             await tab.until("words === 'Hello. Without it.'")
         await until(lambda: app.open_streams == 1)
-        await leave(others)
+        await close_clients(others)
 
 
 @pytest.mark.long
@@ -169,7 +171,7 @@ async def test_a_database_closed_by_the_browser_is_opened_again(chromium: DevToo
         assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", "Kept again."]
         assert await tab.evaluate("client.isDurable")
         assert await tab.evaluate(f"({KEPT})()") == 0
-        await leave([tab])
+        await close_clients([tab])
 
 
 @pytest.mark.long
@@ -197,13 +199,13 @@ async def test_throttled_timers_do_not_stall_a_background_tab(chromium: DevTools
         seen = await tab.evaluate("beats")
         await tab.until(f"beats >= {seen + 5}")
         assert await tab.evaluate("[sockets, stream.connection.phase]") == [sockets, "live"]
-        await said_elsewhere(app, "s1", "go on")
+        await send_elsewhere(app, "s1", "go on")
         await tab.until("words === 'Hello. Heard at once.'")
         assert await tab.evaluate("sockets") == sockets
-        await leave([tab])
+        await close_clients([tab])
 
 
-async def leave(tabs: list[Tab]) -> None:
+async def close_clients(tabs: list[Tab]) -> None:
     for tab in tabs:
         await tab.evaluate("client.close()")
 
@@ -220,7 +222,7 @@ async def test_a_tab_frozen_while_sending_continues_after_its_return(chromium: D
             await until(lambda: app.open_streams == 0)
             gate.set()
         assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", WHOLE]
-        await leave([tab])
+        await close_clients([tab])
 
 
 @pytest.mark.long
@@ -243,7 +245,7 @@ async def test_another_tab_takes_over_the_stream_of_a_frozen_one_which_then_yiel
         gate.set()
         assert await other.evaluate("listening") == "whole"
         assert "".join(WORDS[HALF:]) in str(await other.evaluate("words"))
-        await leave([tab, other])
+        await close_clients([tab, other])
 
 
 @pytest.mark.long
@@ -267,7 +269,7 @@ async def test_another_tab_never_clears_the_streams_of_a_live_one(
             assert await other.evaluate(clear) == 0
             assert await other.evaluate(ROWS) == [0, 0, 0]
         gate.set()
-        await leave([tab, other])
+        await close_clients([tab, other])
 
 
 @pytest.mark.long
@@ -291,14 +293,14 @@ async def test_the_next_page_takes_over_the_stored_streams_at_its_start(
         await tab.until("heard.ended === 2")
         for session in ("kept", "another"):
             assert "".join(WORDS[HALF:]) in await tab.evaluate(f"heard.{session}")
-        await leave([tab])
+        await close_clients([tab])
 
 
 async def away_and_back(tab: Tab, app: App, meanwhile: Callable[[], Awaitable[None]]) -> None:
     """Leave for another page, which puts this one in the cache, and return; assert that it is the same page."""
     here = await tab.evaluate("location.href")
     await tab.evaluate(f"({PUT_ASIDE})()")
-    await tab.leave_for(f"{here.partition('#')[0]}?elsewhere")
+    await tab.follow_link(f"{here.partition('#')[0]}?elsewhere")
     assert await tab.evaluate("globalThis.moves === undefined")
     await until(lambda: app.open_streams == 0)
     await meanwhile()
@@ -324,7 +326,7 @@ async def test_a_page_cached_while_sending_continues_after_its_return(
         await away_and_back(tab, app, meanwhile)
         assert [await tab.evaluate("listening"), await tab.evaluate("words")] == ["whole", WHOLE]
         assert await tab.evaluate(f"({KEPT})()") == 0
-        await leave([tab])
+        await close_clients([tab])
 
 
 @pytest.mark.long
@@ -336,7 +338,7 @@ async def test_a_cached_chat_page_shows_the_messages_of_its_absence_once(chromiu
         await tab.call(WRITE, "hello")
         await tab.until(f"({TEXTS}) === 'Hello.'")
         await tab.until("document.querySelector('.turn').dataset.status === 'completed'")
-        await away_and_back(tab, app, lambda: said_elsewhere(app, "s1", "go on"))
+        await away_and_back(tab, app, lambda: send_elsewhere(app, "s1", "go on"))
         await tab.until(f"({TEXTS}) === 'Hello.|Meanwhile.'")
         await tab.call(WRITE, "and now?")
         await tab.until(f"({TEXTS}) === 'Hello.|Meanwhile.|Afterwards.'")
@@ -360,7 +362,7 @@ async def test_another_tab_takes_over_the_stream_of_a_cached_page(chromium: DevT
         assert await tab.evaluate("listening") == "stream_fenced"
         gate.set()
         assert await other.evaluate("listening") == "whole"
-        await leave([tab, other])
+        await close_clients([tab, other])
 
 
 SLOW = """async () => {

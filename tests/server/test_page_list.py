@@ -45,7 +45,7 @@ async def test_every_session_can_be_reached_by_paging_and_by_search(browser: Bro
         await expect(chat.page.locator("#sessions-none")).to_be_visible(timeout=WAIT_MS)
         await chat.page.fill("#search", "n42")
         await lines.locator("a").click()
-        await expect(chat.turn.locator(".said")).to_have_text("subject 42", timeout=WAIT_MS)
+        await expect(chat.turn.locator(".message")).to_have_text("subject 42", timeout=WAIT_MS)
         assert chat.problems == []
 
 
@@ -54,8 +54,8 @@ async def test_the_page_and_the_api_agree_on_the_status_of_a_session(browser: Br
     gate = asyncio.Event()
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
-        said = request.history.entries[-1]
-        if said == UserMessage.of("fail"):
+        message = request.history.entries[-1]
+        if message == UserMessage.of("fail"):
             return [TextDelta("I try. "), ModelRejectedError("no such model")]
         return [TextDelta("I wait. "), Gate(gate), Finished()]
 
@@ -68,18 +68,18 @@ async def test_the_page_and_the_api_agree_on_the_status_of_a_session(browser: Br
 
         chat = await open_chat(browser, server.url)
         listed = chat.page.locator("#sessions a[aria-current] .when")
-        await chat.say("fail")
+        await chat.send_message("fail")
         await chat.sees_end("failed")
         await expect(listed).to_have_text("failed", timeout=WAIT_MS)
-        await expect(chat.turn.locator(".how")).to_have_text(re.compile("^Failed "))
+        await expect(chat.turn.locator(".turn-status")).to_have_text(re.compile("^Failed "))
         assert await word() == "failed"
-        await chat.say("wait")
+        await chat.send_message("wait")
         await chat.sees_end("running")
         await expect(listed).to_have_text("running", timeout=WAIT_MS)
-        await expect(chat.turn.locator(".how")).to_have_text(re.compile("^Running "))
+        await expect(chat.turn.locator(".turn-status")).to_have_text(re.compile("^Running "))
         assert await word() == "running"
         await chat.page.click("#stop")
         await chat.sees_end("cancelled")
         await expect(listed).to_have_text("cancelled", timeout=WAIT_MS)
-        await expect(chat.turn.locator(".how")).to_have_text(re.compile("^Cancelled "))
+        await expect(chat.turn.locator(".turn-status")).to_have_text(re.compile("^Cancelled "))
         assert await word() == "cancelled"

@@ -40,7 +40,7 @@ async def test_a_link_logs_in_one_browser_and_disappears_from_its_address(browse
     async with served(local_app(login)) as server:
         chat = await open_chat(browser, f"{server.url}/#login={login}&open=my-session")
         assert chat.session == "my-session"
-        await chat.say("hi")
+        await chat.send_message("hi")
         await chat.sees("Hello.")
         [kept] = await chat.page.context.cookies()
         assert (kept["httpOnly"], kept["sameSite"]) == (True, "Strict")
@@ -49,7 +49,7 @@ async def test_a_link_logs_in_one_browser_and_disappears_from_its_address(browse
         await chat.sees("Hello.")
 
         other = await open_chat(browser, f"{server.url}/#login={login}")
-        await expect(other.page.get_by_text("does not know this browser")).to_be_visible(timeout=WAIT_MS)
+        await expect(other.page.get_by_text("This browser is not logged in")).to_be_visible(timeout=WAIT_MS)
         assert await other.page.context.cookies() == []
 
 

@@ -59,10 +59,10 @@ async def test_a_call_runs_only_after_it_is_allowed(browser: Browser) -> None:
     paid: list[int] = []
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("pay 3")
+        await chat.send_message("pay 3")
         card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text('"sum": 3')
-        await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("Waiting for you")
         await expect(chat.page.locator("#sessions .asking .when")).to_have_text(
             "waiting for you", timeout=WAIT_MS
         )
@@ -83,7 +83,7 @@ async def test_arguments_can_be_changed_before_a_call_also_after_a_reload(
     paid: list[int] = []
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("pay 3")
+        await chat.send_message("pay 3")
         if reloaded:
             await question_card(chat, "approval")
             await chat.page.reload()
@@ -108,7 +108,7 @@ async def test_a_denial_carries_its_reason_and_an_answer_from_elsewhere_closes_t
     script = [PAY, PAY, text("Not then.")]
     async with served(make_app(script, tools=[purse(paid)])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("pay 3")
+        await chat.send_message("pay 3")
         card = await question_card(chat, "approval")
         await card.locator("input").fill("it is too much")
         await card.locator('[data-choice="deny"]').click()
@@ -134,7 +134,7 @@ async def test_a_question_can_be_answered_with_a_text_or_an_option(browser: Brow
     ]
     async with served(make_app(script, tools=[question()])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("choose")
+        await chat.send_message("choose")
         card = await question_card(chat, "question")
         await expect(card.locator(".why")).to_have_text("Which one?")
         await card.locator(".options button", has_text="blue").click()
@@ -164,7 +164,7 @@ async def test_a_person_decides_a_call_in_doubt(browser: Browser, port: int) -> 
 
     async with served(make(hangs=True), port=port, stop_within_s=1) as first:
         chat = await open_chat(browser, first.url)
-        await chat.say("launch it")
+        await chat.send_message("launch it")
         await asyncio.wait_for(started.wait(), WAIT_MS / 1000)
     async with served(make(hangs=False), port=port):
         card = await question_card(chat, "doubt")
@@ -172,13 +172,15 @@ async def test_a_person_decides_a_call_in_doubt(browser: Browser, port: int) -> 
         await card.locator("input").fill("it flies")
         await card.locator('[data-choice="happened"]').click()
         await chat.sees("Good.")
-        await expect(chat.turn.locator(".decided")).to_have_text("Said to have happened: it flies")
+        await expect(chat.turn.locator(".decided")).to_have_text("Confirmed to have happened: it flies")
 
 
 def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedStep]]:
     def response(request: ModelRequest) -> list[ScriptedStep]:
-        said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
-        return [TextDelta("thinking"), Gate(gate), *text(" done")] if len(said) == 1 else text("next done")
+        messages = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
+        return (
+            [TextDelta("thinking"), Gate(gate), *text(" done")] if len(messages) == 1 else text("next done")
+        )
 
     return response
 
@@ -188,11 +190,11 @@ async def test_queued_messages_are_listed_and_can_be_taken_back(browser: Browser
     gate = asyncio.Event()
     async with served(make_app(_two_turns(gate))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("first")
+        await chat.send_message("first")
         await chat.sees("thinking")
-        await chat.say("second")
+        await chat.send_message("second")
         await expect(chat.page.locator("#queued li")).to_have_count(1, timeout=WAIT_MS)
-        await chat.say("third")
+        await chat.send_message("third")
         await expect(chat.page.locator("#queued .name")).to_have_text(["second", "third"], timeout=WAIT_MS)
         await chat.page.reload()
         await expect(chat.page.locator("#queued .name")).to_have_text(["second", "third"], timeout=WAIT_MS)
@@ -203,7 +205,7 @@ async def test_queued_messages_are_listed_and_can_be_taken_back(browser: Browser
         await chat.sees("next done")
         await chat.sees_end("completed")
         await expect(chat.page.locator("#queue")).to_be_hidden()
-        await expect(chat.page.locator(".turn .said")).to_have_text(["first", "second"])
+        await expect(chat.page.locator(".turn .message")).to_have_text(["first", "second"])
 
 
 @pytest.mark.long
@@ -215,7 +217,7 @@ async def test_a_turn_with_a_missing_tool_reports_it_and_continues_by_a_button(
     path = tmp_path / "journal.db"
     async with served(make_app([PAY, text("Done.")], tools=[purse(paid)], store=SQLiteStore(path))) as server:
         first = await open_chat(browser, server.url)
-        await first.say("pay 3")
+        await first.send_message("pay 3")
         await question_card(first, "approval")
     app = make_app([PAY, text("Without it.")], store=SQLiteStore(path))
     app.settings = StreamSettings(heartbeat_s=0.3)  # The reason for the wait comes with a heartbeat.
@@ -241,13 +243,13 @@ async def test_a_failed_turn_can_be_resumed(browser: Browser) -> None:
     ]
     async with served(make_app(lambda _: lives.pop(0))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go")
+        await chat.send_message("go")
         await chat.sees_end("failed")
-        await expect(chat.turn.locator(".how")).to_contain_text("the key has expired")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("the key has expired")
         await chat.turn.locator(".resume").click()
         await chat.sees("the other half")
         await chat.sees_end("completed")
-        await expect(chat.turn.locator(".how")).to_contain_text("resumed")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("resumed")
         await expect(chat.turn.locator(".resume")).to_be_hidden()
         await expect(chat.page.locator(".turn")).to_have_count(1)
 
@@ -275,14 +277,14 @@ async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: B
     )
     async with served(asgi(boss, store=MemoryStore())) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("let the clerk pay")
+        await chat.send_message("let the clerk pay")
         work = chat.page.locator(".work")
-        await expect(work.locator(".words").first).to_have_text("I look.", timeout=WAIT_MS)
+        await expect(work.locator(".text").first).to_have_text("I look.", timeout=WAIT_MS)
         await expect(work.locator(".progress").first).to_have_text("half way", timeout=WAIT_MS)
         gate.set()
         await (await question_card(chat, "approval")).locator('[data-choice="allow"]').click()
-        await expect(work.locator(".words").last).to_have_text("It is paid.", timeout=WAIT_MS)
-        await expect(chat.page.locator(".turn > .responses > .response > .parts > .words").last).to_have_text(
+        await expect(work.locator(".text").last).to_have_text("It is paid.", timeout=WAIT_MS)
+        await expect(chat.page.locator(".turn > .responses > .response > .parts > .text").last).to_have_text(
             "Done.", timeout=WAIT_MS
         )
         assert paid == [3]
@@ -293,7 +295,7 @@ async def test_a_sub_agent_is_shown_below_its_call_with_its_questions(browser: B
 async def test_a_narrow_page_shows_a_question_without_horizontal_scrolling(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await _narrow(browser, server)
-        await chat.say("pay 3")
+        await chat.send_message("pay 3")
         card = await question_card(chat, "approval")
         box = await card.bounding_box()
         assert box is not None
@@ -316,7 +318,7 @@ async def test_a_call_can_be_allowed_only_after_its_whole_arguments_were_on_scre
     asks = calls(("pay", json.dumps({"why": "a long story " * 600 + "the end"})))
     async with served(make_app([asks, text("Done.")], tools=[pay])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("pay 3")
+        await chat.send_message("pay 3")
         card = await question_card(chat, "approval")
         for choice in ("allow", "edit"):
             await expect(card.locator(f'[data-choice="{choice}"]')).to_be_disabled()
@@ -338,7 +340,7 @@ async def test_enter_in_the_reason_field_denies_the_call(browser: Browser) -> No
     paid: list[int] = []
     async with served(make_app([PAY, text("Not then.")], tools=[purse(paid)])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("pay 3")
+        await chat.send_message("pay 3")
         card = await question_card(chat, "approval")
         await card.locator("input").press("Enter")
         await card.locator("input").fill("too much")
@@ -368,7 +370,7 @@ async def test_invisible_characters_are_shown_by_their_code_also_at_the_end_of_a
     async with served(make_app([asks, text("Done.")], tools=[pay])) as server:
         chat = await open_chat(browser, server.url)
         await chat.page.set_viewport_size({"width": 380, "height": 800})
-        await chat.say("pay")
+        await chat.send_message("pay")
         card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text(f"ann{VISIBLE_FORM}")
         await expect(card.locator(".asked-name")).to_have_text(name.replace(UNSEEN, VISIBLE_FORM))
@@ -423,11 +425,11 @@ async def test_a_permission_request_of_a_coding_agent_is_shown_within_its_answer
     coder = PermissionModel(PUSH)
     async with served(asgi(Agent(coder), store=MemoryStore())) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("build it")
+        await chat.send_message("build it")
         card = await question_card(chat, "approval")
         await expect(card.locator("pre")).to_contain_text("git push")
         await expect(card.locator('[data-choice="edit"]')).to_have_count(0)
-        await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
+        await expect(chat.turn.locator(".turn-status")).to_contain_text("Waiting for you")
         await chat.page.reload()
         card = await question_card(chat, "approval")
         await card.locator('[data-choice="allow"]').click()

@@ -44,8 +44,8 @@ NO_WAIT_ENDS = """(most) => {
 
 def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
     """Answer each message with its number."""
-    said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
-    return text(f"Answer {len(said)}.")
+    messages = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
+    return text(f"Answer {len(messages)}.")
 
 
 async def another(browser: Browser, url: str, chat: Chat) -> Chat:
@@ -64,13 +64,13 @@ async def test_a_session_begun_by_another_tab_appears(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await open_chat(browser, server.url)
         second = await another(browser, server.url, first)
-        await first.say("begin")
+        await first.send_message("begin")
         await first.sees("Answer 1.")
         await second.sees("Answer 1.")
-        await second.say("and then")
+        await second.send_message("and then")
         for chat in (first, second):
             await chat.sees("Answer 2.")
-            await expect(chat.page.locator(".turn .said")).to_have_text(["begin", "and then"])
+            await expect(chat.page.locator(".turn .message")).to_have_text(["begin", "and then"])
 
 
 @pytest.mark.long
@@ -85,11 +85,11 @@ async def test_a_message_from_an_outdated_tab_loads_the_earlier_turns(browser: B
         await second.page.route(
             f"**/v1/sessions/{first.session}", refuse
         )  # It receives no event of the beginning.
-        await first.say("begin")
+        await first.send_message("begin")
         await first.sees_end("completed")
-        await second.say("and then")
+        await second.send_message("and then")
         await second.sees("Answer 2.")
-        await expect(second.page.locator(".turn .said")).to_have_text(["begin", "and then"])
+        await expect(second.page.locator(".turn .message")).to_have_text(["begin", "and then"])
 
 
 @pytest.mark.long
@@ -122,7 +122,7 @@ async def test_stop_ends_the_turn_and_returns_the_focus_to_the_text_box(browser:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees_some(WORDS[0])
         await chat.page.click("#stop")
         await chat.sees_end("cancelled")
@@ -134,7 +134,7 @@ async def test_the_title_of_a_hidden_tab_shows_a_waiting_question(browser: Brows
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await open_chat(browser, server.url)
         await chat.page.evaluate(LOOK_HIDDEN)
-        await chat.say("pay")
+        await chat.send_message("pay")
         await expect(chat.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
 
 
@@ -146,7 +146,7 @@ async def test_the_title_of_a_hidden_tab_shows_a_question_of_a_session_begun_els
         first = await open_chat(browser, server.url)
         hidden = await another(browser, server.url, first)
         await hidden.page.evaluate(LOOK_HIDDEN)
-        await first.say("pay")
+        await first.send_message("pay")
         await expect(hidden.page).to_have_title("Waiting for you: pay \u2013 midstream", timeout=WAIT_MS)
 
 
@@ -161,7 +161,7 @@ async def test_a_malformed_address_disables_nothing(browser: Browser) -> None:
         await page.click("#new")
         await page.fill("#text", "hi")
         await page.press("#text", "Enter")
-        await expect(page.locator(".parts > .words")).to_have_text("Hello.", timeout=WAIT_MS)
+        await expect(page.locator(".parts > .text")).to_have_text("Hello.", timeout=WAIT_MS)
         assert problems == []
 
 
@@ -203,8 +203,8 @@ async def test_a_second_message_before_the_first_was_sent_stays_in_the_box_with_
     async with served(make_app([text("heard")])) as server:
         chat = await open_chat(browser, server.url)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.
-        await chat.say("first")
-        await chat.say("second")
+        await chat.send_message("first")
+        await chat.send_message("second")
         assert "stays in the box" in await notice(chat.page)
         assert await chat.page.input_value("#text") == "second"
 
@@ -227,7 +227,7 @@ async def test_a_click_on_retry_reconnects_at_once(browser: Browser) -> None:
         await chat.page.add_init_script("Math.random = () => 0;")  # No wait is short by random jitter.
         await chat.page.goto(server.url)
         await expect(chat.page.locator("#retry")).to_be_hidden()
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees_some(WORDS[0])
         await chat.page.evaluate(NO_WAIT_ENDS, 100)
         away.set()
@@ -248,7 +248,7 @@ async def test_a_click_on_retry_reconnects_at_once(browser: Browser) -> None:
 async def test_a_click_on_retry_loads_a_page_that_was_opened_without_its_server(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         first = await open_chat(browser, server.url)
-        await first.say("begin")
+        await first.send_message("begin")
         await first.sees_end("completed")
         away = asyncio.Event()
         away.set()
@@ -268,14 +268,14 @@ async def test_a_click_on_retry_loads_a_page_that_was_opened_without_its_server(
         await until(lambda: len(tries) == 3)  # After them it waits for two seconds.
         away.clear()
         await page.click("#retry")
-        await expect(page.locator(".parts > .words")).to_have_text("Answer 1.", timeout=WAIT_MS)
+        await expect(page.locator(".parts > .text")).to_have_text("Answer 1.", timeout=WAIT_MS)
 
 
 async def test_a_lost_session_is_not_shown_as_running(browser: Browser) -> None:
     gate = asyncio.Event()
     async with served(make_app(two_halves(gate))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees_some(WORDS[0])
         gone = (
             '{"type": "error", "code": "session_not_found", "message": "no such session", "retry": "never"}'
@@ -290,7 +290,7 @@ async def test_a_lost_session_is_not_shown_as_running(browser: Browser) -> None:
             "no longer has this session", timeout=WAIT_MS
         )
         await chat.sees_end("lost")
-        await expect(chat.turn.locator(".how").last).to_have_text("Lost with its session")
+        await expect(chat.turn.locator(".turn-status").last).to_have_text("Lost with its session")
         await expect(chat.page.locator("#stop")).to_be_hidden()
         gate.set()
 
@@ -313,14 +313,14 @@ async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(
     gate = asyncio.Event()
     async with served(make_app(cut_after([f"line {n}\n\n" for n in range(200)], gate))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("go on")
+        await chat.send_message("go on")
         await chat.sees_some("line 199")
         await expect(chat.page.locator("#to-end")).to_be_hidden()
         place = await chat.page.evaluate("() => (document.getElementById('scroller').scrollTop = 900)")
         await expect(chat.page.locator("#to-end")).to_have_text("To the end", timeout=WAIT_MS)
         gate.set()
         await chat.sees_end("completed")
-        await expect(chat.page.locator("#to-end")).to_have_text("New words below", timeout=WAIT_MS)
+        await expect(chat.page.locator("#to-end")).to_have_text("New text below", timeout=WAIT_MS)
         assert await chat.page.evaluate("() => document.getElementById('scroller').scrollTop") == place
         await chat.page.click("#to-end")
         await expect(chat.page.locator("#to-end")).to_be_hidden(timeout=WAIT_MS)
@@ -330,7 +330,7 @@ async def test_removing_the_text_of_a_failed_attempt_does_not_scroll_the_reader(
 async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("begin")
+        await chat.send_message("begin")
         await chat.sees_end("completed")
         one = chat.session
         await chat.page.fill("#text", "a draft")
@@ -344,7 +344,7 @@ async def test_a_draft_stays_with_its_session(browser: Browser) -> None:
 async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Browser) -> None:
     async with served(make_app(numbered)) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("begin")
+        await chat.send_message("begin")
         await chat.sees_end("completed")
         link = chat.page.locator(f'#sessions a[href="#{chat.session}"]')
         await link.focus()
@@ -359,7 +359,7 @@ async def test_the_focus_stays_in_the_list_when_that_is_refreshed(browser: Brows
 async def test_an_answer_given_without_a_server_is_marked_as_stored(browser: Browser) -> None:
     async with served(make_app([PAY, text("Done.")], tools=[purse([])])) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("pay")
+        await chat.send_message("pay")
         card = chat.page.locator("form.question")
         await expect(card).to_be_visible(timeout=WAIT_MS)
         await chat.page.evaluate("() => { WebSocket.prototype.send = () => {}; }")  # A black hole.

@@ -76,8 +76,8 @@ def turns(*responses: Sequence[ScriptedStep] | Callable[[ModelRequest], Sequence
     """Make an app with a model that answers one turn after the other."""
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
-        said = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
-        steps = responses[said - 1]
+        content = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
+        steps = responses[content - 1]
         return steps(request) if callable(steps) else steps
 
     return make_app(response)
@@ -89,7 +89,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await WORLD.sleep(LOOK_S)
 
 
-async def said_elsewhere(app: App, session: str, words: str) -> None:
+async def send_elsewhere(app: App, session: str, words: str) -> None:
     """Send a message in the session as another client."""
     runner = await app.host.session(session, create=False)
     await runner.submit(SendMessage(UserMessage.of(words)))
@@ -145,18 +145,18 @@ async def test_tabs_share_a_connection_and_another_one_leads_after_the_first_is_
     app = turns(text("Hello."), two_halves(gate), text("Still here."))
     async with served(app) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("hello")
+        await chat.send_message("hello")
         await chat.sees("Hello.")
         first, *others = await tabs_of(chat, 3)
         await until(lambda: app.open_streams == 1)
-        await said_elsewhere(app, chat.session, "go on")
+        await send_elsewhere(app, chat.session, "go on")
         await see([first, *others], HALF)
         assert app.open_streams == 1
         await first.page.close()
         gate.set()
         await see(others, WHOLE)
         await until(lambda: app.open_streams == 1)
-        await said_elsewhere(app, chat.session, "and now?")
+        await send_elsewhere(app, chat.session, "and now?")
         await see(others, "Still here.")
         assert app.open_streams == 1
         assert [await tab.page.locator(".turn").count() for tab in others] == [3, 3]
@@ -169,11 +169,11 @@ async def test_a_cut_of_the_leader_costs_no_tab_a_word(browser: Browser) -> None
     app = turns(text("Hello."), two_halves(gate))
     async with served(app) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("hello")
+        await chat.send_message("hello")
         await chat.sees("Hello.")
         tabs = await tabs_of(chat, 3)
         await until(lambda: app.open_streams == 1)
-        await said_elsewhere(app, chat.session, "go on")
+        await send_elsewhere(app, chat.session, "go on")
         await see(tabs, HALF)
         await chat.page.locator("#cut").evaluate("button => button.click()")
         gate.set()
@@ -186,14 +186,14 @@ async def test_a_frozen_leader_loses_the_lead_and_follows_after_it_wakes(browser
     app = turns(text("Hello."), text("Without it."))
     async with served(app) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("hello")
+        await chat.send_message("hello")
         await chat.sees("Hello.")
         await leads(chat)
         async with frozen(chat.page):
             others = (await tabs_of(chat, 3))[1:]
             # The connection of the frozen one, which no tab reads, and that of the new leader.
             await until(lambda: app.open_streams == 2)
-            await said_elsewhere(app, chat.session, "go on")
+            await send_elsewhere(app, chat.session, "go on")
             await see(others, "Without it.")
         await chat.sees("Without it.")
         await until(lambda: app.open_streams == 1)
@@ -206,11 +206,11 @@ async def test_a_tab_frozen_during_a_transaction_blocks_no_other(browser: Browse
     """A transaction that waited for the frozen page would block all others from the database."""
     async with served(turns(text("Hello."), text("Without it."))) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("hello")
+        await chat.send_message("hello")
         await chat.sees("Hello.")
         async with frozen(chat.page, STOPPED_IN_ITS_CHANGES):
             (other,) = (await tabs_of(chat, 2))[1:]
-            await other.say("go on")
+            await other.send_message("go on")
             await other.sees("Without it.")
             await other.sees_end("completed")
         await chat.sees("Without it.")
@@ -226,16 +226,16 @@ async def test_a_session_is_shown_without_the_lock_of_a_hanging_tab_after_a_wait
     app = turns(text("Hello."), text("Meanwhile."), text("After all."))
     async with served(app) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("hello")
+        await chat.send_message("hello")
         await chat.sees_end("completed")
         await leads(chat)
         await chat.page.context.add_init_script(IMPATIENT)
         await chat.page.evaluate(HOLD, ["streams", "secrets", "commands"])
         (other,) = (await tabs_of(chat, 2))[1:]
-        await said_elsewhere(app, chat.session, "go on")
+        await send_elsewhere(app, chat.session, "go on")
         await other.sees("Meanwhile.")
-        await other.say("and now?")
-        await expect(other.page.locator(".turn.pending .said")).to_have_text("and now?")
+        await other.send_message("and now?")
+        await expect(other.page.locator(".turn.pending .message")).to_have_text("and now?")
         await chat.page.evaluate("isHeld = false")
         await see([chat, other], "After all.")
         await expect(other.page.locator(".turn")).to_have_count(3)
@@ -249,11 +249,11 @@ async def test_a_message_sent_in_one_tab_appears_in_all(browser: Browser) -> Non
     app = turns(text("Hello."), two_halves(gate))
     async with served(app) as server:
         chat = await open_chat(browser, server.url)
-        await chat.say("hello")
+        await chat.send_message("hello")
         await chat.sees("Hello.")
         tabs = await tabs_of(chat, 2)
         await until(lambda: app.open_streams == 1)
-        await tabs[0].say("go on")
+        await tabs[0].send_message("go on")
         await see(tabs, HALF)
         gate.set()
         await see(tabs, WHOLE)

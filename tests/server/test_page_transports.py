@@ -15,7 +15,7 @@ from midstream.testing.scripted_model import text
 from tests.client.proxies import OfficeProxy, Upgrades
 from tests.server.devtools import CHROMIUM
 from tests.server.serving import make_app, served, words_of
-from tests.server.test_page import HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, records_of, told_of, two_halves
+from tests.server.test_page import HALF, WAIT_MS, WAIT_S, WHOLE, WORDS, naming_failure, records_of, two_halves
 from tests.server.test_page_tabs import until
 from tests.spec import spec
 
@@ -83,8 +83,8 @@ async def connect_at(page: Page, url: str, *, is_fast: bool = False, **options: 
 
 async def send(page: Page, session: str, words: str) -> str:
     await page.evaluate(SEND, [session, words])
-    heard: str = await value_of(page, "speaking")
-    return heard
+    received: str = await value_of(page, "speaking")
+    return received
 
 
 async def value_of(page: Page, expression: str) -> Any:  # noqa: ANN401 - JSON
@@ -93,7 +93,7 @@ async def value_of(page: Page, expression: str) -> Any:  # noqa: ANN401 - JSON
 
 
 async def remembered(page: Page) -> tuple[str, float]:
-    """Wait for the transport that a page remembers for its server, and for its lifetime in seconds."""
+    """Wait for the transport that a page has stored for its server, and for its lifetime in seconds."""
     async with asyncio.timeout(WAIT_S):
         while not (found := await page.evaluate(REMEMBERED)):
             await World().sleep(0.02)
@@ -119,7 +119,7 @@ async def test_a_working_transport_is_found_and_remembered(browser: Browser) -> 
     ]
     async with asyncio.TaskGroup() as proxies:
         for harm, transport in kinds:
-            proxies.create_task(told_of(str(harm), _finds_and_remembers(browser, harm, transport)))
+            proxies.create_task(naming_failure(str(harm), _finds_and_remembers(browser, harm, transport)))
 
 
 async def _finds_and_remembers(browser: Browser, harm: dict[str, Any], transport: str) -> None:

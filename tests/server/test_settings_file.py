@@ -41,15 +41,15 @@ class Stepped(World):
 @contextlib.asynccontextmanager
 async def followed(path: Path) -> AsyncIterator[tuple[Stepped, list[float]]]:
     """Follow a file; collect the heartbeat of each change."""
-    told: list[float] = []
+    reported: list[float] = []
     world = Stepped()
     file = SettingsFile(path, world=world)
     file.read()
-    following = asyncio.create_task(file.follow(lambda settings: told.append(settings.heartbeat_s)))
+    following = asyncio.create_task(file.follow(lambda settings: reported.append(settings.heartbeat_s)))
     try:
         async with asyncio.timeout(WAIT_S):
             await asyncio.sleep(0)
-            yield world, told
+            yield world, reported
     finally:
         following.cancel()
         await asyncio.wait([following])
@@ -91,25 +91,25 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
 async def test_each_change_is_announced_once(tmp_path: Path) -> None:
     path, beside = tmp_path / "streams.toml", tmp_path / "new"
     path.write_text("heartbeat_s = 1")
-    async with followed(path) as (world, told):
+    async with followed(path) as (world, announced):
         for content in ("heartbeat_s = 22", "heartbeat_s = 4"):
             beside.write_text(content)
             beside.replace(path)
             for _ in range(3):
                 await world.pass_a_second()
-        assert told == [22.0, 4.0]
+        assert announced == [22.0, 4.0]
 
 
 async def test_a_partly_written_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "streams.toml"
     path.write_text("heartbeat_s = 1")
-    async with followed(path) as (world, told):
+    async with followed(path) as (world, announced):
         for content in ("", "heartbeat_s = 2", "heartbeat_s = 22"):
             path.write_text(content)
             await world.pass_a_second()
-        assert told == []
+        assert announced == []
         await world.pass_a_second()
-        assert told == [22.0]
+        assert announced == [22.0]
 
 
 async def test_an_invalid_or_missing_file_leaves_the_settings_in_effect(
@@ -117,7 +117,7 @@ async def test_an_invalid_or_missing_file_leaves_the_settings_in_effect(
 ) -> None:
     path = tmp_path / "streams.toml"
     path.write_text("heartbeat_s = 1")
-    async with followed(path) as (world, told):
+    async with followed(path) as (world, announced):
         path.unlink()
         for _ in range(2):
             await world.pass_a_second()
@@ -125,8 +125,8 @@ async def test_an_invalid_or_missing_file_leaves_the_settings_in_effect(
             path.write_text("heartbeat_s = 333333")
             for _ in range(3):
                 await world.pass_a_second()
-        assert (told, caplog.text.count("the previous settings remain in effect")) == ([], 1)
+        assert (announced, caplog.text.count("the previous settings remain in effect")) == ([], 1)
         path.write_text("heartbeat_s = 4")
         for _ in range(2):
             await world.pass_a_second()
-        assert told == [4.0]
+        assert announced == [4.0]

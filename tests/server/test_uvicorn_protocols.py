@@ -38,7 +38,7 @@ TOO_LONG = (414, "uri_too_long")
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "code"),
+    ("data", "status", "code"),
     [
         (b"\x16\x03\x01\x00\r\n\r\n", 400, "bad_request"),
         (b"GET / HTTP/x\r\n\r\n", 400, "bad_request"),
@@ -61,12 +61,12 @@ TOO_LONG = (414, "uri_too_long")
     ],
 )
 async def test_a_malformed_request_is_refused_with_a_problem_and_affects_no_other(
-    said: bytes, status: int, code: str
+    data: bytes, status: int, code: str
 ) -> None:
     async with served(make_app()) as server:
         host, port = server.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(said)
+        writer.write(data)
         head, _, body = (await asyncio.wait_for(reader.read(), WAIT_S)).partition(b"\r\n\r\n")
         writer.close()
         assert (await server.http.get("/health")).status_code == 200
@@ -175,10 +175,10 @@ async def test_a_server_without_compiled_parts_resets_cut_bodies_too(
 
 
 @pytest.mark.parametrize(
-    ("said", "is_second"), [(b"", False), (b"GET /health HT", False), (b"GET /hea", True)]
+    ("data", "is_second"), [(b"", False), (b"GET /health HT", False), (b"GET /hea", True)]
 )
 async def test_the_wait_for_headers_is_bounded(
-    said: bytes,
+    data: bytes,
     is_second: bool,  # noqa: FBT001 - a case
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,7 +190,7 @@ async def test_the_wait_for_headers_is_bounded(
             writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"}"), WAIT_S)
             monkeypatch.setattr(uvicorn_protocols, "HEADERS_S", 0.05)
-        writer.write(said)
+        writer.write(data)
         with contextlib.suppress(ConnectionResetError):  # Bytes after the end are answered this way.
             assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
         writer.close()
@@ -267,14 +267,14 @@ async def test_no_time_limit_holds_for_a_client_whose_answer_or_websocket_is_ope
 
 async def test_the_protocol_of_a_handshake_is_freed_without_the_garbage_collector() -> None:
     made: list[weakref.ref[PlainHttp]] = []
-    heard: list[str] = []
+    received: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         assert (b"x-long", b"words") in scope["headers"]
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
-            heard.append(message["text"])
+            received.append(message["text"])
             await send({"type": "websocket.send", "text": message["text"]})
 
     raw = RawConnections(RawLimits())
@@ -300,7 +300,7 @@ async def test_the_protocol_of_a_handshake_is_freed_without_the_garbage_collecto
             await asyncio.wait_for(asyncio.gather(*state.tasks), WAIT_S)
     finally:
         gc.enable()
-    assert heard == ["one", "two"]
+    assert received == ["one", "two"]
 
 
 @contextlib.asynccontextmanager

@@ -116,20 +116,20 @@ async def test_a_draining_server_instructs_both_kinds_of_streams_to_reconnect_an
         await speaker.send(opening())
         await speaker.send(command())
         await speaker.receive_until("attempt_started")
-        heard = bytearray()
+        received = bytearray()
         async with asyncio.timeout(WAIT_S), server.http.stream("GET", "/v1/sessions/s1/events") as response:
             body = response.aiter_raw()
-            heard += await anext(body)
+            received += await anext(body)
             async with asyncio.timeout(60):
                 server.stop.set()
                 goodbye = (await speaker.receive_until("error"))[-1]
-                heard += await read_until_cut(body)
+                received += await read_until_cut(body)
                 close = await speaker.receive_close()
                 await server.serving
 
     assert (goodbye["code"], goodbye["retry"], goodbye["retry_after_s"]) == ("draining", "later", 1.0)
     assert close == (1012, "draining")
-    assert b'event: error\ndata: {"type":"error","code":"draining"' in heard
+    assert b'event: error\ndata: {"type":"error","code":"draining"' in received
 
 
 async def test_a_hung_tool_and_a_stalled_client_cannot_block_the_shutdown() -> None:
@@ -183,12 +183,12 @@ async def test_a_request_during_the_drain_gets_a_retry_delay_and_its_connection_
 
 async def read_until_cut(body: AsyncIterator[bytes]) -> bytes:
     """Read a body that must not end: its connection is cut."""
-    heard = bytearray()
+    received = bytearray()
     try:
         async for piece in body:
-            heard += piece
+            received += piece
     except (httpx2.RemoteProtocolError, httpx2.ReadError):
-        return bytes(heard)
+        return bytes(received)
     pytest.fail("the body ended cleanly")
 
 
@@ -216,8 +216,8 @@ async def test_five_hundred_open_streams_each_receive_the_turn() -> None:
                 await reader.readuntil(b"event: welcome")
             assert len(server.app.connections) == STREAMS
             gate.set()
-            told = [await reader.readuntil(b'"type":"turn_ended"') for reader, _ in streams]
-            assert all(b"hello all of you" in each for each in told)
+            found = [await reader.readuntil(b'"type":"turn_ended"') for reader, _ in streams]
+            assert all(b"hello all of you" in each for each in found)
 
             server.stop.set()
             for reader, writer in streams:

@@ -24,7 +24,7 @@ def _link(theirs: socket.socket, listener: socket.socket) -> WorkerLink:
 ours_of: dict[socket.socket, socket.socket] = {}
 
 
-async def test_a_worker_obeys_its_supervisor_and_ends_with_it() -> None:
+async def test_a_worker_follows_its_supervisor_and_ends_with_it() -> None:
     ours, theirs = socket.socketpair()
     ours_of[theirs] = ours
     accepted: asyncio.Queue[set[int]] = asyncio.Queue()
@@ -44,8 +44,8 @@ async def test_a_worker_obeys_its_supervisor_and_ends_with_it() -> None:
         reader, writer = await asyncio.open_connection(sock=theirs)
         async with asyncio.timeout(WAIT_S):
             await link.follow(accept, lambda: cuts.append(True))
-            said: list[Any] = [msgspec.json.decode(await reader.readline()) for _ in range(2)]
-            assert said == [
+            content: list[Any] = [msgspec.json.decode(await reader.readline()) for _ in range(2)]
+            assert content == [
                 {"type": "ready", "report": {"url": "u"}},
                 msgspec.to_builtins(Page(9, "page")),
             ]

@@ -1,4 +1,4 @@
-/** What the page shows is a fold of records; these are its rules. */
+/** Rules of the page's transcript, a fold of records. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -6,8 +6,8 @@ import { test } from "node:test";
 import { Transcript } from "../../src/midstream/server/static/transcript.js";
 import { indented } from "../../src/midstream/server/static/view.js";
 
-const said = { type: "message_accepted", turn: 1, message: { parts: [{ type: "text", text: "hi" }] }, at: 1 };
-const asked = (attempt, response = 1) => ({ type: "attempt_started", turn: 1, response, attempt, at: attempt });
+const accepted = { type: "message_accepted", turn: 1, message: { parts: [{ type: "text", text: "hi" }] }, at: 1 };
+const attempt = (number, response = 1) => ({ type: "attempt_started", turn: 1, response, attempt: number, at: number });
 const delta = (text, attempt = 1, kind = "text", part = 0) => ({
   type: "delta",
   turn: 1,
@@ -27,7 +27,7 @@ const responded = (...parts) => ({
   at: 5,
 });
 
-function told(...records) {
+function transcriptOf(...records) {
   const transcript = new Transcript("1-1");
   records.forEach((record, index) => transcript.apply({ id: `1-${index + 2}`, record }));
   return transcript;
@@ -40,9 +40,9 @@ const textOf = (transcript) =>
     .join("");
 
 test("text deltas are collected in their parts", () => {
-  const transcript = told(
-    said,
-    asked(1),
+  const transcript = transcriptOf(
+    accepted,
+    attempt(1),
     delta("so", 1, "thinking"),
     delta("He", 1, "text", 1),
     delta("llo", 1, "text", 1),
@@ -57,14 +57,14 @@ test("text deltas are collected in their parts", () => {
 test("an upstream call is shown within the text and ends where it started", () => {
   const ran = { type: "upstream_call", id: "u", name: "grep", arguments: "{}", content: "line 1", outcome: "ok" };
   const begun = { ...delta("", 1, "thinking", 1), call: { type: "upstream_call", id: "u", name: "grep" } };
-  const words = [delta("so"), begun, delta("found", 1, "text", 2)];
+  const parts = [delta("so"), begun, delta("found", 1, "text", 2)];
   const shown = { kind: "elsewhere", name: "grep", arguments: "{}" };
 
-  const running = told(said, asked(1), ...words);
+  const running = transcriptOf(accepted, attempt(1), ...parts);
   assert.deepEqual(responseOf(running).parts[1], { ...shown, text: "", state: "running" });
-  const ended = told(said, asked(1), ...words, { ...begun, call: ran });
+  const ended = transcriptOf(accepted, attempt(1), ...parts, { ...begun, call: ran });
   assert.deepEqual(responseOf(ended).parts[1], { ...shown, text: "line 1", state: "ok" });
-  const whole = told(said, asked(1), ...words, responded({ type: "text", text: "so" }, ran));
+  const whole = transcriptOf(accepted, attempt(1), ...parts, responded({ type: "text", text: "so" }, ran));
   assert.deepEqual(responseOf(whole).parts, [
     { kind: "text", text: "so" },
     { ...shown, text: "line 1", state: "ok" },
@@ -73,13 +73,13 @@ test("an upstream call is shown within the text and ends where it started", () =
 });
 
 test("an event that was applied before changes nothing", () => {
-  const transcript = told(said, asked(1), delta("a"));
+  const transcript = transcriptOf(accepted, attempt(1), delta("a"));
   assert.equal(transcript.apply({ id: "1-4", record: delta("a") }), null);
   assert.equal(textOf(transcript), "a");
 });
 
 test("a new attempt voids the output of the earlier one, and reports it", () => {
-  const transcript = told(said, asked(1), delta("half of a sen"), asked(2), delta("The whole", 2));
+  const transcript = transcriptOf(accepted, attempt(1), delta("half of a sen"), attempt(2), delta("The whole", 2));
   assert.equal(textOf(transcript), "The whole");
   assert.equal(responseOf(transcript).voided, 1);
   assert.deepEqual(
@@ -90,27 +90,27 @@ test("a new attempt voids the output of the earlier one, and reports it", () => 
 
 test("a continued attempt keeps its text and is requested again", () => {
   const failed = { type: "attempt_failed", turn: 1, response: 1, attempt: 1, code: "model_cut", message: "cut", at: 2 };
-  const goesOn = { type: "attempt_continued", turn: 1, response: 1, attempt: 1, number: 1, at: 3, not_before: 4 };
+  const continued = { type: "attempt_continued", turn: 1, response: 1, attempt: 1, number: 1, at: 3, not_before: 4 };
   const silence = { type: "stall_noticed", turn: 1, response: 1, waiting_for: "between_tokens", silent_s: 15, at: 3 };
-  const transcript = told(said, asked(1), delta("Half a "), failed, goesOn, silence, delta("word"));
+  const transcript = transcriptOf(accepted, attempt(1), delta("Half a "), failed, continued, silence, delta("word"));
   assert.equal(textOf(transcript), "Half a word");
   const response = responseOf(transcript);
   assert.deepEqual([response.failure, response.voided, response.notBefore], [null, 0, 4]);
 });
 
 test("a late delta of a void attempt is not shown", () => {
-  assert.equal(textOf(told(said, asked(1), asked(2), delta("late", 1), delta("new", 2))), "new");
+  assert.equal(textOf(transcriptOf(accepted, attempt(1), attempt(2), delta("late", 1), delta("new", 2))), "new");
 });
 
 test("a complete response replaces the streamed one, and its calls are planned", () => {
-  const transcript = told(said, asked(1), delta("Loo"), responded({ type: "text", text: "Look:" }, call));
+  const transcript = transcriptOf(accepted, attempt(1), delta("Loo"), responded({ type: "text", text: "Look:" }, call));
   assert.equal(textOf(transcript), "Look:");
   assert.equal(responseOf(transcript).calls.get("c1").state, "planned");
 });
 
 test("a call is planned, running, and ends with the outcome of its result", () => {
   for (const outcome of [undefined, "error", "unknown", "cancelled"]) {
-    const transcript = told(said, asked(1), responded(call), {
+    const transcript = transcriptOf(accepted, attempt(1), responded(call), {
       type: "call_started",
       turn: 1,
       response: 1,
@@ -127,7 +127,7 @@ test("a call is planned, running, and ends with the outcome of its result", () =
 });
 
 test("the end of a turn has its status, and a new node in the middle leaves a mark", () => {
-  const transcript = told(said, asked(1), { type: "epoch_started", epoch: 2, at: 3 }, asked(2));
+  const transcript = transcriptOf(accepted, attempt(1), { type: "epoch_started", epoch: 2, at: 3 }, attempt(2));
   assert.deepEqual(
     transcript.turns.get(1).marks.map((mark) => mark.kind),
     ["owner", "repeat"],
@@ -148,12 +148,12 @@ test("the end of a turn has its status, and a new node in the middle leaves a ma
 });
 
 test("a record of an unknown kind is skipped", () => {
-  assert.equal(told(said, { type: "moon_rose", turn: 1 }, { type: "tide" }).cursor, "1-4");
+  assert.equal(transcriptOf(accepted, { type: "moon_rose", turn: 1 }, { type: "tide" }).cursor, "1-4");
 });
 
-// --- people, queues and sub-agents ---
+// --- questions, queues and sub-agents ---
 
-const asks = (kind = "approval", more = {}) => ({
+const question = (kind = "approval", more = {}) => ({
   type: "question_asked",
   turn: 1,
   response: 1,
@@ -163,13 +163,13 @@ const asks = (kind = "approval", more = {}) => ({
   at: 6,
   ...more,
 });
-const answers = (choice, more = {}) => ({ ...asks(), type: "question_answered", choice, ...more });
+const questionAnswer = (choice, more = {}) => ({ ...question(), type: "question_answered", choice, ...more });
 const started = (more = {}) => ({ type: "call_started", turn: 1, response: 1, call_id: "c1", run: 1, at: 7, ...more });
 const ended = (status, code) => ({ type: "turn_ended", turn: 1, status, code, at: 9 });
 const callIn = (transcript) => responseOf(transcript).calls.get("c1");
 
 test("a question is open from its record to its answer, and an allowed call runs with the arguments of the person", () => {
-  const transcript = told(said, asked(1), responded(call), asks("approval", { text: "Sure?", expires_at: 60 }));
+  const transcript = transcriptOf(accepted, attempt(1), responded(call), question("approval", { text: "Sure?", expires_at: 60 }));
   assert.equal(callIn(transcript).state, "asking");
   assert.deepEqual(callIn(transcript).question, {
     turn: 1,
@@ -186,7 +186,7 @@ test("a question is open from its record to its answer, and an allowed call runs
     transcript.asking.map(({ session, call }) => [session, call.id]),
     [["", "c1"]],
   );
-  transcript.applyRecord(answers("allow", { arguments: '{"at":2}', by: "ann" }));
+  transcript.applyRecord(questionAnswer("allow", { arguments: '{"at":2}', by: "ann" }));
   assert.deepEqual([callIn(transcript).state, callIn(transcript).question], ["planned", null]);
   assert.deepEqual(callIn(transcript).answer, { choice: "allow", text: "", by: "ann" });
   transcript.applyRecord(started({ arguments: '{"at":2}' }));
@@ -196,7 +196,7 @@ test("a question is open from its record to its answer, and an allowed call runs
 
 test("a question without an answer in time closes with its call", () => {
   const result = { call_id: "c1", content: "nobody", outcome: "cancelled" };
-  const transcript = told(said, asked(1), responded(call), asks(), {
+  const transcript = transcriptOf(accepted, attempt(1), responded(call), question(), {
     type: "call_ended",
     turn: 1,
     response: 1,
@@ -208,9 +208,9 @@ test("a question without an answer in time closes with its call", () => {
 
 test("a call in doubt asks a person, and a late result is kept beside the reported one", () => {
   const doubted = { type: "call_in_doubt", turn: 1, response: 1, call_id: "c1", at: 8 };
-  const transcript = told(said, asked(1), responded(call), started(), doubted, asks("doubt"));
+  const transcript = transcriptOf(accepted, attempt(1), responded(call), started(), doubted, question("doubt"));
   assert.deepEqual(callIn(transcript).question.choices, ["happened", "rerun", "skip"]);
-  transcript.applyRecord(answers("skip", { kind: "doubt" }));
+  transcript.applyRecord(questionAnswer("skip", { kind: "doubt" }));
   assert.equal(callIn(transcript).state, "doubt");
   const unknown = { call_id: "c1", content: "?", outcome: "unknown" };
   transcript.applyRecord({ type: "call_ended", turn: 1, response: 1, result: unknown, at: 9 });
@@ -221,19 +221,19 @@ test("a call in doubt asks a person, and a late result is kept beside the report
 
 test("progress is the newest report of a running call", () => {
   const progressed = (text) => ({ type: "call_progressed", turn: 1, response: 1, call_id: "c1", run: 1, text, at: 8 });
-  const transcript = told(said, asked(1), responded(call), started(), progressed("10 %"), progressed("90 %"));
+  const transcript = transcriptOf(accepted, attempt(1), responded(call), started(), progressed("10 %"), progressed("90 %"));
   assert.equal(callIn(transcript).progress, "90 %");
 });
 
 test("messages wait in order until their turn or until they are withdrawn", () => {
   const queued = (number) => ({ type: "message_queued", number, message: { parts: [] }, at: 3, stream: `k${number}` });
-  const transcript = told(said, asked(1), queued(1), queued(2));
+  const transcript = transcriptOf(accepted, attempt(1), queued(1), queued(2));
   assert.deepEqual([...transcript.queue.keys()], [1, 2]);
   assert.equal(transcript.hasStream("k2"), true);
   transcript.applyRecord({ type: "message_withdrawn", number: 1, at: 4 });
   assert.deepEqual([...transcript.queue.keys()], [2]);
   transcript.applyRecord(ended("completed"));
-  transcript.applyRecord({ ...said, turn: 2, queued: 2, stream: "k2" });
+  transcript.applyRecord({ ...accepted, turn: 2, queued: 2, stream: "k2" });
   assert.deepEqual([...transcript.queue.keys()], []);
   assert.deepEqual([transcript.hasStream("k1"), transcript.hasStream("k2")], [false, true]);
 });
@@ -246,10 +246,10 @@ test("the last turn can resume where it was interrupted or failed, and then it r
     ["completed", "", false],
     ["cancelled", "", false],
   ]) {
-    const transcript = told(said, asked(1), ended(status, code));
+    const transcript = transcriptOf(accepted, attempt(1), ended(status, code));
     assert.equal(transcript.resumable !== null, isLeft, `${status} ${code}`);
   }
-  const transcript = told(said, asked(1), ended("failed", "model_rejected"));
+  const transcript = transcriptOf(accepted, attempt(1), ended("failed", "model_rejected"));
   transcript.applyRecord({ type: "turn_resumed", turn: 1, response: 1, at: 12, stream: "k" });
   assert.equal(transcript.resumable, null);
   assert.equal(transcript.running.number, 1);
@@ -266,8 +266,8 @@ test("records of a sub-agent are folded below its call, and its question is answ
     position: 2,
     record,
   });
-  const transcript = told(said, asked(1), responded(call), started());
-  for (const record of [said, asked(1), delta("I look"), responded({ type: "text", text: "I look." }, call), asks()])
+  const transcript = transcriptOf(accepted, attempt(1), responded(call), started());
+  for (const record of [accepted, attempt(1), delta("I look"), responded({ type: "text", text: "I look." }, call), question()])
     transcript.applyRecord(child(record));
   const { work } = callIn(transcript);
   assert.equal(work.session, "s::1.1.0");
@@ -276,12 +276,12 @@ test("records of a sub-agent are folded below its call, and its question is answ
     transcript.asking.map(({ session }) => session),
     ["s::1.1.0"],
   );
-  transcript.applyRecord(child(answers("allow")));
+  transcript.applyRecord(child(questionAnswer("allow")));
   transcript.applyRecord(child(started()));
-  transcript.applyRecord(child(child(said, "s::1.1.0::1.1.0")));
-  transcript.applyRecord(child(child(asked(1), "s::1.1.0::1.1.0")));
+  transcript.applyRecord(child(child(accepted, "s::1.1.0::1.1.0")));
+  transcript.applyRecord(child(child(attempt(1), "s::1.1.0::1.1.0")));
   transcript.applyRecord(child(child(responded(call), "s::1.1.0::1.1.0")));
-  transcript.applyRecord(child(child(asks(), "s::1.1.0::1.1.0")));
+  transcript.applyRecord(child(child(question(), "s::1.1.0::1.1.0")));
   assert.deepEqual(
     transcript.asking.map(({ session }) => session),
     ["s::1.1.0::1.1.0"],
@@ -290,9 +290,9 @@ test("records of a sub-agent are folded below its call, and its question is answ
 
 test("a reader sees the added and removed tools, and that the older part is no longer shown to the model", () => {
   const changed = (more) => ({ type: "tools_changed", turn: 1, at: 3, ...more });
-  const transcript = told(
-    said,
-    asked(1),
+  const transcript = transcriptOf(
+    accepted,
+    attempt(1),
     changed({ added: ["a", "b"], unreachable: ["mail"] }),
     changed({}),
     { type: "history_compacted", turn: 1, response: 1, cut: 3, at: 4 },
@@ -305,24 +305,24 @@ test("a reader sees the added and removed tools, and that the older part is no l
   ]);
 });
 
-const wants = (more = {}) =>
-  asks("approval", { call_id: "leave-1", attempt: 1, name: "Bash", arguments: '{"a":1}', is_fixed: true, ...more });
-const leaveIn = (transcript) => responseOf(transcript).calls.get("leave-1");
+const permission = (more = {}) =>
+  question("approval", { call_id: "leave-1", attempt: 1, name: "Bash", arguments: '{"a":1}', is_fixed: true, ...more });
+const permissionIn = (transcript) => responseOf(transcript).calls.get("leave-1");
 
 test("a permission of an upstream agent is a question within the response, until it is answered or closed", () => {
-  const transcript = told(said, asked(1), wants());
-  const { name, arguments: shown, state, question } = leaveIn(transcript);
+  const transcript = transcriptOf(accepted, attempt(1), permission());
+  const { name, arguments: shown, state, question } = permissionIn(transcript);
   assert.deepEqual([name, shown, state, question.isFixed], ["Bash", '{"a":1}', "asking", true]);
   assert.equal(transcript.asking.length, 1);
-  transcript.applyRecord(answers("allow", { call_id: "leave-1" }));
-  assert.deepEqual([leaveIn(transcript).state, transcript.asking.length], ["allowed", 0]);
+  transcript.applyRecord(questionAnswer("allow", { call_id: "leave-1" }));
+  assert.deepEqual([permissionIn(transcript).state, transcript.asking.length], ["allowed", 0]);
   for (const [why, after] of [
     ["withdrawn", "cancelled"],
     ["expired", "denied"],
   ]) {
-    const closing = told(said, asked(1), wants());
+    const closing = transcriptOf(accepted, attempt(1), permission());
     closing.applyRecord({ type: "question_closed", turn: 1, response: 1, call_id: "leave-1", why, at: 8 });
-    assert.deepEqual([leaveIn(closing).state, closing.asking.length], [after, 0]);
+    assert.deepEqual([permissionIn(closing).state, closing.asking.length], [after, 0]);
   }
 });
 
@@ -332,9 +332,9 @@ test("a snapshot in the middle of a response has the permission that its agent r
     turns: 1,
     last: "",
     history: [{ type: "user", parts: [] }],
-    running: { turn: 1, response: 1, attempt: 1, output: { parts: [{ type: "text", text: "so" }] }, questions: [wants()] },
+    running: { turn: 1, response: 1, attempt: 1, output: { parts: [{ type: "text", text: "so" }] }, questions: [permission()] },
   });
-  assert.equal(leaveIn(transcript).question.call_id, "leave-1");
+  assert.equal(permissionIn(transcript).question.call_id, "leave-1");
   assert.equal(responseOf(transcript).parts[0].text, "so");
 });
 
@@ -379,6 +379,6 @@ test("a pruned journal starts with the whole conversation, and the next turn fol
   assert.deepEqual([...transcript.turns.values()].map((turn) => turn.status), ["completed", "cancelled"]);
   assert.equal(transcript.turns.get(2).responses.size, 2);
   assert.equal(transcript.isPartial, true);
-  transcript.apply({ id: "1-41", record: { ...said, turn: 3 } });
+  transcript.apply({ id: "1-41", record: { ...accepted, turn: 3 } });
   assert.deepEqual([transcript.running.number, transcript.cursor], [3, "1-41"]);
 });

@@ -71,7 +71,7 @@ from tests.session.turn_stories import (
     overflows,
     reads,
     requests_permission,
-    say,
+    sends,
     streams,
     writes,
 )
@@ -126,11 +126,11 @@ def edge_of(
 ) -> MachineEdge:
     """Return the edge of a command."""
     if isinstance(records, Refused):
-        said: tuple[str, ...] = (f"[{records.error.code}]",)
+        content: tuple[str, ...] = (f"[{records.error.code}]",)
     else:
         kinds = [_kind(record) for record in records]
-        said = tuple(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
-    return MachineEdge(_kind(before.turn), _kind(command), said, _kind(after.turn))
+        content = tuple(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
+    return MachineEdge(_kind(before.turn), _kind(command), content, _kind(after.turn))
 
 
 def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> Iterator[RecordEffect]:
@@ -232,12 +232,12 @@ def _commands(session: Session) -> Iterator[tuple[Command, int, float]]:
 
 def _from_people(session: Session) -> Iterator[Command]:
     turn = session.turns
-    yield say()
-    yield SendMessage(say().message, when_busy=WhenBusy.QUEUE)
-    yield SendMessage(say().message, timeout_s=30.0)
-    yield SendMessage(say().message, timeout_s=30.0, responses_max=1)
-    yield SendMessage(say().message, keep=0, before=(say().message,), turns=turn)
-    yield SendMessage(say().message, keep=0, turns=turn + 1)
+    yield sends()
+    yield SendMessage(sends().message, when_busy=WhenBusy.QUEUE)
+    yield SendMessage(sends().message, timeout_s=30.0)
+    yield SendMessage(sends().message, timeout_s=30.0, responses_max=1)
+    yield SendMessage(sends().message, keep=0, before=(sends().message,), turns=turn)
+    yield SendMessage(sends().message, keep=0, turns=turn + 1)
     yield from (Withdraw(), Withdraw(session.queued), Withdraw(session.queued + 1))
     yield from (Cancel(), Cancel(turn), CancelExpired(turn), TurnExpired(turn))
     yield from (Resume(), Resume(turn))
@@ -333,7 +333,7 @@ def strays(session: Session) -> Iterator[Command]:
 
 def _after_many_responses(begin: Session) -> Session:
     """Return a session with all model calls of its turn made but the last permitted one."""
-    opened = sessions.decide(begin, say(), epoch=1, at=AT)
+    opened = sessions.decide(begin, sends(), epoch=1, at=AT)
     session = sessions.fold([(1, each) for each in opened], begin)
     assert isinstance(session.turn, AwaitingModel)
     return replace(session, turn=replace(session.turn, response_no=MODEL_CALLS_MAX))
@@ -430,4 +430,4 @@ def table(found: ExploredMachine) -> str:
 
 
 if __name__ == "__main__":
-    print(table(explored()))  # noqa: T201 - for whoever asks
+    print(table(explored()))  # noqa: T201 - a command prints the table

@@ -62,7 +62,7 @@ from tests.session.turn_stories import (
     needs_approval,
     overflows,
     reads,
-    say,
+    sends,
     streams,
     writes,
 )
@@ -193,17 +193,17 @@ def _stray(draw: st.DrawFn) -> Command:
         Resume(draw(st.sampled_from([None, turn]))),
         Withdraw(draw(st.sampled_from([None, turn]))),
         Recover(LOOK_BACK_S),
-        say("stray"),
+        sends("stray"),
         _queued(draw),
     ]
     return draw(st.sampled_from(commands))
 
 
 def _queued(draw: st.DrawFn) -> SendMessage:
-    said = say(draw(words))
+    newest = sends(draw(words))
     responses_max = draw(st.sampled_from([0, 0, 0, 1, 2]))
     return SendMessage(
-        said.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits), responses_max=responses_max
+        newest.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits), responses_max=responses_max
     )
 
 
@@ -248,7 +248,7 @@ def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallSta
 def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Command:
     turn, response, attempt = state.turn, state.response_no, state.attempt
     if state.questions and draw(_dice) > 4:
-        return _apt_leave(draw, state)
+        return _apt_permission(draw, state)
     match draw(_dice):
         case 7:
             cut = next_cut(session.history, session.cut)
@@ -280,7 +280,7 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
             return asks(*draw(_batches), turn=turn, response=response, attempt=attempt)
 
 
-def _apt_leave(draw: st.DrawFn, state: AwaitingModel) -> Command:
+def _apt_permission(draw: st.DrawFn, state: AwaitingModel) -> Command:
     question = draw(st.sampled_from(state.questions))
     if not question.is_open:
         kind = UseAnswer if draw(_dice) else PermissionWithdrawn

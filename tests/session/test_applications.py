@@ -59,7 +59,7 @@ class ApplicationLife:
     def __init__(self) -> None:
         self.session = Session()
         self.journal: list[tuple[int, Record]] = []
-        self.said: list[Entry] = []
+        self.sent: list[Entry] = []
         self.at = 1000.0
         self.node()
 
@@ -82,7 +82,7 @@ class ApplicationLife:
 
     def send(self, *entries: Entry, count: int | None = None) -> TranscriptAccepted:
         """Resend the conversation."""
-        self.said = list(entries)
+        self.sent = list(entries)
         found = compare(EntryChain().then(self.session.history), self.session.turn, Beginning(), entries)
         number = self.session.application.count if count is None else count
         request = ApplicationRequest(f"r{number + 1}", f"{number + 1:032x}")

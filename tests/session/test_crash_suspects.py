@@ -19,7 +19,7 @@ from tests.session.turn_stories import (
     ended,
     needs_approval,
     reads,
-    say,
+    sends,
     streams,
     writes,
 )
@@ -42,7 +42,7 @@ def _upstream(outcome: Outcome | None) -> ModelStreamed:
     return ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "", call),))
 
 
-IN_TOOL = _state_after(_start_epoch(Session()), say(), asks(writes("w")))
+IN_TOOL = _state_after(_start_epoch(Session()), sends(), asks(writes("w")))
 
 
 @spec("TURN-84")
@@ -50,15 +50,15 @@ IN_TOOL = _state_after(_start_epoch(Session()), say(), asks(writes("w")))
     ("commands", "is_suspect"),
     [
         ((), False),
-        ((say(),), False),
-        ((say(), streams("words")), False),
-        ((say(), asks(reads("r"))), True),
-        ((say(), asks(reads("r")), ended("r")), False),
-        ((say(), asks(at_client("c"))), False),
-        ((say(), asks(needs_approval("p"))), False),
-        ((say(), answers()), False),
-        ((say(), _upstream(None)), True),
-        ((say(), _upstream(Outcome.OK)), False),
+        ((sends(),), False),
+        ((sends(), streams("words")), False),
+        ((sends(), asks(reads("r"))), True),
+        ((sends(), asks(reads("r")), ended("r")), False),
+        ((sends(), asks(at_client("c"))), False),
+        ((sends(), asks(needs_approval("p"))), False),
+        ((sends(), answers()), False),
+        ((sends(), _upstream(None)), True),
+        ((sends(), _upstream(Outcome.OK)), False),
     ],
 )
 def test_only_a_session_with_code_running_in_the_server_is_a_suspect(
@@ -95,13 +95,13 @@ def test_the_next_message_ends_all_suspicion() -> None:
     suspect = _start_epoch(IN_TOOL, node="b", epoch=2, suspected=SUSPECTED_MAX)
     after = _state_after(suspect, Recover(), answers(response=2))
     assert after.suspected == SUSPECTED_MAX
-    assert _state_after(after, say()).suspected == 0
+    assert _state_after(after, sends()).suspected == 0
 
 
 @spec("TURN-84")
 def test_a_trial_ends_when_the_turn_ended_or_waits_for_clients_and_people() -> None:
     assert is_at_work(IN_TOOL)
-    assert is_at_work(_state_after(_start_epoch(Session()), say()))
-    assert not is_at_work(_state_after(_start_epoch(Session()), say(), answers()))
-    assert not is_at_work(_state_after(_start_epoch(Session()), say(), asks(at_client("c"))))
-    assert not is_at_work(_state_after(_start_epoch(Session()), say(), asks(needs_approval("p"))))
+    assert is_at_work(_state_after(_start_epoch(Session()), sends()))
+    assert not is_at_work(_state_after(_start_epoch(Session()), sends(), answers()))
+    assert not is_at_work(_state_after(_start_epoch(Session()), sends(), asks(at_client("c"))))
+    assert not is_at_work(_state_after(_start_epoch(Session()), sends(), asks(needs_approval("p"))))

@@ -41,7 +41,7 @@ from tests.session.turn_stories import (
     asks,
     at_client,
     ended,
-    say,
+    sends,
     writes,
 )
 from tests.spec import spec
@@ -56,7 +56,7 @@ def test_the_session_records_whether_it_has_blobs() -> None:
 
 @spec("TURN-28")
 def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
-    session = _live(say(), _queued("and then"))
+    session = _live(sends(), _queued("and then"))
     records = decide(session, answers(), epoch=1, at=AT)
     assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
     session = fold([(1, record) for record in records], session)
@@ -66,14 +66,14 @@ def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
 @spec("TURN-28")
 def test_a_queued_message_keeps_its_limits() -> None:
     later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, responses_max=3)
-    session = _live(say(), later, answers())
+    session = _live(sends(), later, answers())
     assert isinstance(session.turn, AwaitingModel)
     assert (session.turn.terms.timeout_s, session.turn.terms.responses_max) == (9.0, 3)
 
 
 @spec("TURN-28")
 def test_the_queue_is_bounded() -> None:
-    session = _live(say(), *(_queued(str(number)) for number in range(QUEUE_MAX)))
+    session = _live(sends(), *(_queued(str(number)) for number in range(QUEUE_MAX)))
     with pytest.raises(Refused) as refused:
         decide(session, _queued("one more"), epoch=1, at=AT)
     assert isinstance(refused.value.error, SessionBusyError)
@@ -81,7 +81,7 @@ def test_the_queue_is_bounded() -> None:
 
 @spec("TURN-29")
 def test_a_cancel_on_a_stream_takes_back_only_its_own_message() -> None:
-    session = _live(say())
+    session = _live(sends())
     session = _fold(session, Received("s", "secret", 0, "d0", _queued("later")))
     session = _fold(session, Received("s", "secret", 1, "d1", Cancel()))
     assert session.queue == ()
@@ -90,7 +90,7 @@ def test_a_cancel_on_a_stream_takes_back_only_its_own_message() -> None:
 
 @spec("TURN-29")
 def test_a_stream_with_a_queued_message_accepts_no_other() -> None:
-    session = _fold(_live(say()), Received("s", "secret", 0, "d0", _queued("later")))
+    session = _fold(_live(sends()), Received("s", "secret", 0, "d0", _queued("later")))
     with pytest.raises(Refused) as refused:
         decide(session, Received("s", "secret", 1, "d1", _queued("another")), epoch=1, at=AT)
     assert isinstance(refused.value.error, MalformedFrameError)
@@ -98,7 +98,7 @@ def test_a_stream_with_a_queued_message_accepts_no_other() -> None:
 
 @spec("TURN-31")
 def test_a_late_result_is_recorded_once() -> None:
-    session = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
+    session = _live(sends(), asks(writes("a")), Cancel(), CancelExpired(1))
     late = ended("a", "it was sent after all")
     records = decide(session, late, epoch=1, at=AT)
     assert records == (ResultArrivedLate(1, 1, late.result, AT),)
@@ -108,9 +108,9 @@ def test_a_late_result_is_recorded_once() -> None:
 
 @spec("TURN-31", "TURN-15")
 def test_a_client_can_send_late_results_of_its_own_calls_only() -> None:
-    said = Received("s", "secret", 0, "d0", say())
-    ours = _live(said, asks(writes("a")), Cancel(), CancelExpired(1))
-    theirs = _live(said, asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
+    message = Received("s", "secret", 0, "d0", sends())
+    ours = _live(message, asks(writes("a")), Cancel(), CancelExpired(1))
+    theirs = _live(message, asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
     received = Received("s", "secret", 1, "d1", ended("a", "late"))
     assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
     assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))
@@ -118,18 +118,18 @@ def test_a_client_can_send_late_results_of_its_own_calls_only() -> None:
 
 @spec("TURN-91")
 def test_a_message_can_carry_the_conversation_that_its_client_has_changed() -> None:
-    session = _live(say("one"), answers("1"), say("two"), answers("2", turn=2))
+    session = _live(sends("one"), answers("1"), sends("two"), answers("2", turn=2))
     old = session.history.entries
     others = (UserMessage.of("dos"),)
-    said = SendMessage(UserMessage.of("three"), keep=2, before=others, turns=2)
-    session = _fold(session, said)
-    assert session.history.entries == (*old[:2], *others, said.message)
+    newest = SendMessage(UserMessage.of("three"), keep=2, before=others, turns=2)
+    session = _fold(session, newest)
+    assert session.history.entries == (*old[:2], *others, newest.message)
     assert (session.turns, session.is_live) == (3, True)
 
 
 @spec("TURN-91")
 def test_a_change_before_the_cut_shows_the_model_the_older_part_again() -> None:
-    before = replace(_live(say("one"), answers("1"), say("two"), answers("2", turn=2)), cut=2)
+    before = replace(_live(sends("one"), answers("1"), sends("two"), answers("2", turn=2)), cut=2)
     assert _fold(before, SendMessage(UserMessage.of("x"), keep=2, turns=2)).cut == 2
     assert _fold(before, SendMessage(UserMessage.of("x"), keep=1, turns=2)).cut == 0
 
@@ -137,10 +137,13 @@ def test_a_change_before_the_cut_shows_the_model_the_older_part_again() -> None:
 @spec("TURN-91")
 @pytest.mark.parametrize(
     ("session", "code"),
-    [(_live(say()), "session_busy"), (_live(say(), answers(), say(), answers(turn=2)), "journal_moved")],
+    [
+        (_live(sends()), "session_busy"),
+        (_live(sends(), answers(), sends(), answers(turn=2)), "journal_moved"),
+    ],
 )
 def test_a_change_of_an_outdated_conversation_is_refused(session: Session, code: str) -> None:
-    said = SendMessage(UserMessage.of("x"), when_busy=WhenBusy.QUEUE, keep=0, turns=1)
+    message = SendMessage(UserMessage.of("x"), when_busy=WhenBusy.QUEUE, keep=0, turns=1)
     with pytest.raises(Refused) as refused:
-        decide(session, said, epoch=1, at=AT)
+        decide(session, message, epoch=1, at=AT)
     assert refused.value.error.code == code

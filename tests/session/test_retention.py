@@ -39,9 +39,9 @@ def _survey(records: Iterable[Record], *, begin: int = 1) -> PruningSurvey:
 def _turn(number: int, *, at: float, words: int = 3) -> list[Record]:
     """Return a turn of `words` + 3 records."""
     opened = MessageAccepted(number, UserMessage.of("hi"), at)
-    said = [Delta(number, 1, 1, 0, "text", "word ")] * words
+    text = [Delta(number, 1, 1, 0, "text", "word ")] * words
     ended = TurnEnded(number, TurnStatus.COMPLETED, at)
-    return [opened, *said, StepCommitted(number, 1), ended]
+    return [opened, *text, StepCommitted(number, 1), ended]
 
 
 @spec("STREAM-62")

@@ -107,7 +107,7 @@ from tests.session.turn_stories import (
     fails,
     overflows,
     reads,
-    say,
+    sends,
     streams,
     writes,
 )
@@ -187,10 +187,10 @@ def test_queued_messages_are_taken_once_and_in_order(life: SessionLife) -> None:
         record.queued for _, record in life.journal if isinstance(record, MessageAccepted) and record.queued
     ]
     back = {record.number for _, record in life.journal if isinstance(record, MessageWithdrawn)}
-    said = [record.number for _, record in life.journal if isinstance(record, MessageQueued)]
+    content = [record.number for _, record in life.journal if isinstance(record, MessageQueued)]
     waiting = [each.number for each in life.session.queue]
-    assert said == list(range(1, len(said) + 1))
-    assert taken + waiting == [number for number in said if number not in back]
+    assert content == list(range(1, len(content) + 1))
+    assert taken + waiting == [number for number in content if number not in back]
     assert life.session.is_live or not waiting
 
 
@@ -425,7 +425,7 @@ def _deed(data: st.DataObject, node: StaleNode) -> Command:
         ref = asked[0].ref
         return asks(*data.draw(batches()), turn=ref.turn, response=ref.response_no, attempt=ref.attempt)
     if not isinstance(state, RunningCalls):
-        return Cancel() if node.session.is_live else say()
+        return Cancel() if node.session.is_live else sends()
     possible: list[Command] = []
     for call in state.calls:
         call_ref = CallRef(state.turn, state.response_no, call.call.id)
@@ -460,7 +460,7 @@ OPENED = fold([(1, EpochStarted(1, "node", AT))])
 
 
 def test_the_first_command_opens_its_stream_in_its_own_append() -> None:
-    records = decide(OPENED, _command(0, say("hi")), epoch=1, at=AT)
+    records = decide(OPENED, _command(0, sends("hi")), epoch=1, at=AT)
     assert [type(record).__name__ for record in records] == [
         "StreamOpened",
         "CommandAccepted",
@@ -475,14 +475,14 @@ def test_the_first_command_opens_its_stream_in_its_own_append() -> None:
 
 
 def test_a_repeated_command_is_not_processed_again() -> None:
-    session = _after_commands(OPENED, _command(0, say()))
-    assert decide(session, _command(0, say()), epoch=1, at=AT) == ()
-    assert decide(_after_commands(session, _command(1, Cancel())), _command(0, say()), epoch=1, at=AT) == ()
+    session = _after_commands(OPENED, _command(0, sends()))
+    assert decide(session, _command(0, sends()), epoch=1, at=AT) == ()
+    assert decide(_after_commands(session, _command(1, Cancel())), _command(0, sends()), epoch=1, at=AT) == ()
 
 
 @spec("STREAM-12", "STREAM-52")
 def test_a_repeated_number_with_another_payload_is_a_conflict() -> None:
-    session = _after_commands(OPENED, _command(0, say()), _command(1, Cancel()))
+    session = _after_commands(OPENED, _command(0, sends()), _command(1, Cancel()))
     with pytest.raises(Refused) as refused:
         decide(session, _command(1, Cancel(7)), epoch=1, at=AT)
     assert type(refused.value.error) is SeqnoReusedError
@@ -492,17 +492,17 @@ def test_a_repeated_number_with_another_payload_is_a_conflict() -> None:
 @pytest.mark.parametrize(
     ("received", "error"),
     [
-        (_command(0, say("other words")), StreamReusedError),
+        (_command(0, sends("other words")), StreamReusedError),
         (_command(2, Cancel()), SeqnoGapError),
         (_command(1, Cancel(), secret="another"), WrongSecretError),
-        (_command(0, say(), secret="another"), WrongSecretError),
-        (_command(1, say("again")), MalformedFrameError),
-        (_command(0, say(), stream="another"), SessionBusyError),
+        (_command(0, sends(), secret="another"), WrongSecretError),
+        (_command(1, sends("again")), MalformedFrameError),
+        (_command(0, sends(), stream="another"), SessionBusyError),
     ],
     ids=["reused", "gap", "secret", "secret of a repetition", "second message", "busy"],
 )
 def test_a_command_that_breaks_a_rule_is_refused(received: Received, error: type[MidstreamError]) -> None:
-    session = _after_commands(OPENED, _command(0, say()))
+    session = _after_commands(OPENED, _command(0, sends()))
     with pytest.raises(Refused) as refused:
         decide(session, received, epoch=1, at=AT)
     assert type(refused.value.error) is error
@@ -533,13 +533,13 @@ def test_the_oldest_streams_are_dropped() -> None:
 
 
 def test_a_command_without_content_is_accepted() -> None:
-    session = _after_commands(OPENED, _command(0, say()), _command(1, None))
+    session = _after_commands(OPENED, _command(0, sends()), _command(1, None))
     assert session.streams["s"].accepted == 2
 
 
 @spec("TURN-9")
 def test_a_late_result_of_a_client_is_accepted_and_changes_nothing() -> None:
-    session = _after_commands(OPENED, _command(0, say()))
+    session = _after_commands(OPENED, _command(0, sends()))
     records = decide(session, _command(1, ended("a")), epoch=1, at=AT)
     assert records == (CommandAccepted("s", 1, f"digest of {ended('a')!r}"),)
 
@@ -547,7 +547,9 @@ def test_a_late_result_of_a_client_is_accepted_and_changes_nothing() -> None:
 @spec("TURN-15")
 def test_an_outcome_of_a_call_that_was_not_started_is_refused_and_a_second_one_changes_nothing() -> None:
     allowed_first = msgspec.structs.replace(at_client("b"), needs_approval=True)
-    session = _after_command(_after_commands(OPENED, _command(0, say())), asks(at_client("c"), allowed_first))
+    session = _after_command(
+        _after_commands(OPENED, _command(0, sends())), asks(at_client("c"), allowed_first)
+    )
     early, unknown, later = (ended(each, turn=turn) for each, turn in (("b", 1), ("x", 1), ("c", 2)))
     for command, code, retry in (
         (early, "call_not_started", "later"),
@@ -564,7 +566,7 @@ def test_an_outcome_of_a_call_that_was_not_started_is_refused_and_a_second_one_c
 
 @spec("TURN-15")
 def test_a_client_cannot_send_the_outcome_of_a_server_tool() -> None:
-    session = _after_commands(OPENED, _command(0, say()))
+    session = _after_commands(OPENED, _command(0, sends()))
     session = _after_command(session, asks(writes("a")))
     records = decide(session, _command(1, ended("a", "forged")), epoch=1, at=AT)
     assert [type(record) for record in records] == [CommandAccepted]
@@ -576,15 +578,15 @@ def test_a_client_cannot_send_the_outcome_of_a_server_tool() -> None:
 
 @spec("SEC-84")
 def test_a_result_counts_only_on_the_stream_of_its_turn() -> None:
-    session = _after_command(_after_commands(OPENED, _command(0, say())), asks(at_client("a")))
+    session = _after_command(_after_commands(OPENED, _command(0, sends())), asks(at_client("a")))
     forged = decide(session, _command(0, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
     assert [type(record) for record in forged] == [StreamOpened, CommandAccepted]
     real = decide(session, _command(1, ended("a", "real")), epoch=1, at=AT)
     assert isinstance(real[1], CallEnded)
     queued = _command(
-        0, msgspec.structs.replace(say("next"), when_busy=WhenBusy.QUEUE), stream="t", secret="u"
+        0, msgspec.structs.replace(sends("next"), when_busy=WhenBusy.QUEUE), stream="t", secret="u"
     )
-    other = _after_commands(OPENED, _command(0, say()), queued)
+    other = _after_commands(OPENED, _command(0, sends()), queued)
     other = _after_command(other, asks(at_client("a")))
     waiting = decide(other, _command(1, ended("a", "forged"), stream="t", secret="u"), epoch=1, at=AT)
     assert [type(record) for record in waiting] == [CommandAccepted]
@@ -599,15 +601,15 @@ def _after_command(session: Session, command: Command) -> Session:
 
 @spec("TURN-2")
 def test_turns_are_counted() -> None:
-    session = _after_command(_after_command(OPENED, say("one")), answers())
+    session = _after_command(_after_command(OPENED, sends("one")), answers())
     assert (session.turns, session.is_live) == (1, False)
-    records = decide(session, say("two"), epoch=1, at=AT)
+    records = decide(session, sends("two"), epoch=1, at=AT)
     assert isinstance(records[0], MessageAccepted)
     assert records[0].turn == 2
 
 
 def test_the_session_records_the_end_of_its_last_turn_and_its_own_beginning() -> None:
-    session = _after_command(_after_command(OPENED, say()), answers())
+    session = _after_command(_after_command(OPENED, sends()), answers())
     assert session.last_turn == TurnEnded(1, TurnStatus.COMPLETED, AT)
     assert session.started_at == AT
     later = evolve(session, EpochStarted(2, "next", AT + 5), epoch=2)
@@ -615,12 +617,12 @@ def test_the_session_records_the_end_of_its_last_turn_and_its_own_beginning() ->
 
 
 def test_a_fold_can_continue_from_an_earlier_fold() -> None:
-    journal = [(1, record) for record in decide(OPENED, say(), epoch=1, at=AT)]
+    journal = [(1, record) for record in decide(OPENED, sends(), epoch=1, at=AT)]
     assert fold(journal[1:], fold(journal[:1], OPENED)) == fold(journal, OPENED)
 
 
 def test_a_partial_response_is_not_in_the_history() -> None:
-    session = _after_command(_after_command(OPENED, say("hi")), streams("half"))
+    session = _after_command(_after_command(OPENED, sends("hi")), streams("half"))
     assert session.history.entries == (UserMessage.of("hi"),)
     session = _after_command(session, asks(reads("a")))
     assert session.history.entries == (UserMessage.of("hi"),)
@@ -631,9 +633,9 @@ def test_entries_left_out_for_the_model_stay_in_the_history_and_in_every_later_f
     life = SessionLife()
     life.append((EpochStarted(1, "o", AT),), epoch=1)
     for turn in (1, 2):
-        life.take(say(f"question {turn}"), epoch=1)
+        life.take(sends(f"question {turn}"), epoch=1)
         life.take(answers("x" * 50, turn=turn), epoch=1)
-    life.take(say("and now?"), epoch=1)
+    life.take(sends("and now?"), epoch=1)
     whole = life.session.history
     life.take(overflows(3, turn=3), epoch=1)
     assert life.session.history == whole
@@ -662,16 +664,16 @@ def _queued(words: str) -> SendMessage:
 
 
 def _with_result(content: str) -> Session:
-    session = _live(say(), asks(reads("a")))
+    session = _live(sends(), asks(reads("a")))
     records, _ = split_large_results(decide(session, ended("a", content), epoch=1, at=AT))
     return fold([(1, record) for record in records], session)
 
 
 @spec("TURN-30")
 def test_a_turn_cut_within_a_response_continues_with_an_instruction_to_the_model() -> None:
-    session = _live(say(), streams("half a sen"), fails(retriable=False), Resume())
+    session = _live(sends(), streams("half a sen"), fails(retriable=False), Resume())
     assert session.history.entries[-1] == UserMessage.of(CONTINUE)
-    session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, response=2), Resume())
+    session = _live(sends(), asks(reads("a")), ended("a"), fails(retriable=False, response=2), Resume())
     assert isinstance(session.history.entries[-1], Step)
 
 
@@ -698,7 +700,7 @@ def _tools_found(
 
 @spec("TURN-42")
 def test_a_change_of_the_tools_is_recorded_once_against_the_last_recorded_state() -> None:
-    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    session = fold((1, record) for record in decide(Session(), sends(), epoch=1, at=AT))
     assert decide(session, _tools_found(), epoch=1, at=AT) == ()
     for found, changed in (
         (_tools_found("b", "a"), ToolsChanged(1, AT, added=("a", "b"))),
@@ -714,7 +716,7 @@ def test_a_change_of_the_tools_is_recorded_once_against_the_last_recorded_state(
 @spec("TURN-9", "TURN-42")
 def test_tools_found_for_another_model_call_are_not_recorded() -> None:
     assert decide(Session(), _tools_found("a"), epoch=1, at=AT) == ()
-    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    session = fold((1, record) for record in decide(Session(), sends(), epoch=1, at=AT))
     assert decide(session, _tools_found("a", attempt=2), epoch=1, at=AT) == ()
     assert decide(session, _tools_found("a", turn=2), epoch=1, at=AT) == ()
 
@@ -783,12 +785,12 @@ def test_a_journal_cannot_be_pruned_within_a_turn_of_a_foreign_loop() -> None:
 
 
 def test_a_message_without_a_time_limit_gets_that_of_the_agent() -> None:
-    said = SendMessage(UserMessage.of("hi"))
+    message = SendMessage(UserMessage.of("hi"))
     short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
-    received = Received("stream", "secret", 0, "digest", said)
+    received = Received("stream", "secret", 0, "digest", message)
     timed = SendMessage(UserMessage.of("hi"), timeout_s=60.0)
-    assert with_turn_limit(said, 0.0) is said
-    assert with_turn_limit(said, 60.0) == timed
+    assert with_turn_limit(message, 0.0) is message
+    assert with_turn_limit(message, 60.0) == timed
     assert with_turn_limit(short, 60.0) is short
     assert with_turn_limit(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
     assert with_turn_limit(Cancel(), 60.0) == Cancel()

@@ -24,7 +24,7 @@ AT = 1000.0
 """Time of every command without a time of its own."""
 
 
-def say(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = "") -> SendMessage:
+def sends(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = "") -> SendMessage:
     return SendMessage(UserMessage.of(words), tools, stream)
 
 

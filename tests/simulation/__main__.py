@@ -68,8 +68,8 @@ def _searched(first: int, seconds: float, runs: int | None, jobs: int) -> int:
             total += figures
             untaken -= taken
             for seed, problems in failed:
-                said = "\n    ".join([f"seed {seed} failed; replay it: make sim ARGS={seed}", *problems])
-                _print(said)
+                text = "\n    ".join([f"seed {seed} failed; replay it: make sim ARGS={seed}", *problems])
+                _print(text)
             is_over = time.monotonic() - began_at > seconds or total["failed"] >= FAILURES_MAX
             if not is_over and (at := next(blocks, None)) is not None:
                 waiting.add(pool.submit(_block, at))
@@ -106,7 +106,7 @@ def _summary(figures: Counter[str]) -> str:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - a command talks to a terminal
+    print(line, flush=True)  # noqa: T201 - a command writes to a terminal
 
 
 _HEAD = Counter({"seeds": sys.maxsize, "failed": sys.maxsize})

@@ -69,13 +69,13 @@ class SimulatedClient:
         self._command = asyncio.Lock()
 
     async def live(self) -> None:
-        said = SendMessage(
+        message = SendMessage(
             UserMessage.of(f"message {self._number}"),
             client_tools() if self._chance.random() < 0.5 else (),
             when_busy=self._chance.choice([WhenBusy.QUEUE, WhenBusy.QUEUE, WhenBusy.REFUSE]),
             timeout_s=self._chance.choice([0.0, 0.0, 0.0, 25.0]),
         )
-        if await self._send(said):
+        if await self._send(message):
             if self._chance.random() < 0.2:
                 self._lab.spawn(self._change_my_mind())
             await follow(self._lab, self._chance, self.log, self._apply)
@@ -176,7 +176,7 @@ async def answer_everything(lab: Lab, chance: random.Random) -> None:
     await _answer_all(lab, chance, lambda _: True)
 
 
-async def answer_what_stays(lab: Lab, chance: random.Random) -> None:
+async def answer_unexpiring(lab: Lab, chance: random.Random) -> None:
     """Answer the questions that never expire, and leave all others to their sessions."""
     await _answer_all(lab, chance, lambda question: not question.expires_at)
 

@@ -175,7 +175,7 @@ def client_tools() -> tuple[ClientTool, ...]:
 # --- the model ------------------------------------------------------------------------------------------------
 
 
-class _Asking:
+class _PermissionRequesting:
     """A model whose agent now and then requests a permission in the middle of its answer, as coding agents do."""
 
     name = "asking"
@@ -207,7 +207,7 @@ class _Asking:
 
 
 def _model(outside: OutsideWorld, world: World) -> Model:
-    return _Asking(outside, world)
+    return _PermissionRequesting(outside, world)
 
 
 def _response(outside: OutsideWorld, request: ModelRequest) -> list[ScriptedStep]:

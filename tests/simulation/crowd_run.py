@@ -28,7 +28,7 @@ from midstream.retries import HEARTBEATS_MISSED_MAX, RECONNECT_BACKOFF
 from midstream.session import session as sessions
 from midstream.session.records import decode
 from midstream.session.session import Received
-from tests.session.turn_stories import say
+from tests.session.turn_stories import sends
 from tests.simulation.crowd import GREEDY_MOST, FleetNode, SimulatedFleet
 from tests.simulation.crowd_store import LATENCY_S, STORE_CORES, Rules
 
@@ -117,7 +117,7 @@ class Crowd:
     def __init__(self, fleet: SimulatedFleet, plan: FleetPlan) -> None:
         self.waiting: dict[str, Client] = {}
         self.spoken: Counter[str] = Counter()
-        self.is_speaking = True
+        self.is_streaming = True
         self._fleet = fleet
         self._plan = plan
         self._clock = fleet.clock
@@ -136,7 +136,7 @@ class Crowd:
         self._be_greedy()
 
     def _send_messages(self) -> None:
-        if not self.is_speaking:
+        if not self.is_streaming:
             return
         session = f"s{self._chance.randrange(self._plan.sessions)}"
         if session not in self.waiting:
@@ -147,7 +147,7 @@ class Crowd:
         self._clock.later(self._chance.expovariate(self._plan.turns_per_s), self._send_messages)
 
     def _be_greedy(self) -> None:
-        if self.is_speaking and (node := self._pick()) is not None:
+        if self.is_streaming and (node := self._pick()) is not None:
             self._fleet.send_greedy_request(node)
         self._clock.later(1 / GREEDY_PER_S, self._be_greedy)
 
@@ -190,7 +190,7 @@ class Crowd:
                 node, "read", lambda: client.is_over, partial(self._look_again, client, tries)
             )
             return
-        received = Received(client.stream, client.stream, 0, client.stream, say(stream=client.stream))
+        received = Received(client.stream, client.stream, 0, client.stream, sends(stream=client.stream))
         node.submit(client.session, received, partial(self._on_answer, client, tries))
 
     def _look_again(self, client: Client, tries: int, is_over: object) -> None:
@@ -405,7 +405,7 @@ def run(seed: int, plan: FleetPlan = SHORT, rules: Rules = SOUND) -> FleetReport
     spread = _spread(node.readers for node in fleet.nodes.values())
     spread_sessions = _spread(len(node.held) for node in fleet.nodes.values())
     nemesis.stop()
-    crowd.is_speaking = False
+    crowd.is_streaming = False
     fleet.clock.run(fleet.clock.now + REST_S, lambda: not (crowd.waiting or fleet.store.turns_open))
     problems = [*fleet.judge.problems, *_problems(fleet, crowd)]
     allowed = GREEDY_MARGIN * GREEDY_MOST * (1 + plan.seconds / 60)

@@ -150,8 +150,8 @@ class Lab:
         self.trace.append((round(self.loop.time(), 6), *what))
         if what[1] == "append" and len(what) > 4:
             for body in what[5]:  # type: ignore[attr-defined]
-                for tell in self.on_append:
-                    tell(str(what[2]), body)
+                for callback in self.on_append:
+                    callback(str(what[2]), body)
 
     # --- processes --------------------------------------------------------------------------------------------
 

@@ -194,8 +194,8 @@ class SimulatedLoop:
         if process.is_dead:
             return
         process.is_dead = True
-        for tell in process.on_death:
-            tell()
+        for callback in process.on_death:
+            callback()
 
     def thaw(self, process: SimulatedProcess) -> None:
         """Resume a frozen process."""
@@ -215,7 +215,7 @@ class SimulatedLoop:
                 ):  # Exceptions from a `finally` of a dead process are dropped.
                     task.own_context.run(work.close)
                     break
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way to say: we know
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # as in asyncio: no warning about a pending task
         process.tasks.clear()
 
     # --- the interface of asyncio

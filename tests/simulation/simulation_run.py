@@ -35,7 +35,7 @@ from tests.simulation.actors import (
     SimulatedClient,
     SimulatedReader,
     answer_everything,
-    answer_what_stays,
+    answer_unexpiring,
 )
 from tests.simulation.lab import Lab, SimulatedServer
 from tests.simulation.loop import SimulatedLoop, Stuck, current_process, pass_time
@@ -143,14 +143,14 @@ class Outcome(Struct):
 
     def figures(self) -> Counter[str]:
         """Return the figures, for totals."""
-        said = Counter(str(what[2]) for what in self.trace)
+        items = Counter(str(what[2]) for what in self.trace)
         return Counter(
             steps=self.steps,
             records=self.records,
-            deaths=said["dies"],
-            freezes=said["freezes"],
-            outages=said["outages"],
-            tools=said["tool begins"],
+            deaths=items["dies"],
+            freezes=items["freezes"],
+            outages=items["outages"],
+            tools=items["tool begins"],
             children=self.children,
         )
 
@@ -354,7 +354,7 @@ class Nemesis:
 
 async def _come_to_rest(lab: Lab, plan: RunPlan) -> None:
     """Wait until no turn is open and every client has received everything."""
-    answer = answer_what_stays if plan.is_deserted else answer_everything
+    answer = answer_unexpiring if plan.is_deserted else answer_everything
     chance = lab.chance("rest")
     until = lab.loop.time() + REST_S
     while lab.loop.time() < until:
@@ -380,8 +380,8 @@ def _open_turns(lab: Lab) -> list[str]:
 
 def _find_violations(lab: Lab, logs: list[ClientLog]) -> list[str]:
     journals = {name: found.records for name, found in lab.memory.sessions.items()}
-    heard = [log for log in logs if log.session in journals]
-    evidence = Evidence(journals, heard, lab.outside.ledger)
+    received = [log for log in logs if log.session in journals]
+    evidence = Evidence(journals, received, lab.outside.ledger)
     return [*(str(each) for each in check_ended(evidence)), *_used_twice(lab)]
 
 

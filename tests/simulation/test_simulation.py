@@ -77,7 +77,7 @@ def digest(seed: int) -> str:
 # --- the loop itself ----------------------------------------------------------------------------------------------
 
 
-def test_time_passes_only_while_everybody_waits() -> None:
+def test_time_passes_only_while_all_tasks_wait() -> None:
     loop = SimulatedLoop(None)
 
     async def wait() -> float:
@@ -87,7 +87,7 @@ def test_time_passes_only_while_everybody_waits() -> None:
     assert 3600.0 <= loop.run_until_complete(wait()) < 3601.0
 
 
-def test_a_killed_process_takes_no_further_step_and_a_frozen_one_goes_on_later() -> None:
+def test_a_killed_process_takes_no_further_step_and_a_thawed_one_continues() -> None:
     loop = SimulatedLoop(None)
     killed, frozen = SimulatedProcess("killed"), SimulatedProcess("frozen")
     steps: list[str] = []
@@ -113,7 +113,7 @@ def test_a_killed_process_takes_no_further_step_and_a_frozen_one_goes_on_later()
     assert steps[4:] == ["frozen 2"]
 
 
-def test_a_run_in_which_everybody_waits_for_ever_is_stuck() -> None:
+def test_a_run_in_which_all_tasks_wait_for_ever_is_stuck() -> None:
     async def wait() -> None:
         await asyncio.get_running_loop().create_future()
 

@@ -72,7 +72,7 @@ class _Clock:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - it talks to a terminal
+    print(line, flush=True)  # noqa: T201 - it writes to a terminal
 
 
 if __name__ == "__main__":

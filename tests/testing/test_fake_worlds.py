@@ -127,8 +127,8 @@ print("never")
 def test_a_killing_world_kills_its_process_and_reports_the_point() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL
-    said = [line.split()[:2] for line in done.stdout.splitlines()]
-    assert said == [[b"before_append", b"1"], [b"before_tool", b"1"], [b"before_tool", b"2"]]
+    output = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert output == [[b"before_append", b"1"], [b"before_tool", b"1"], [b"before_tool", b"2"]]
 
 
 def test_without_a_fault_point_a_killing_world_only_counts() -> None:

@@ -215,7 +215,7 @@ def _another_payload_under_the_number(case: HistoryCase) -> None:
     case.mine.sent[0] = "another digest"
 
 
-def _a_command_nobody_sent(case: HistoryCase) -> None:
+def _an_unsent_command(case: HistoryCase) -> None:
     case.insert(18, CommandAccepted("mine", 7, "digest 7"), epoch=2)
 
 
@@ -319,7 +319,7 @@ def _a_commit_of_nothing(case: HistoryCase) -> None:
     case.rewrite(16, None)
 
 
-def _a_record_nobody_can_read(case: HistoryCase) -> None:
+def _an_unreadable_record(case: HistoryCase) -> None:
     case.stored[17] = replace(case.stored[17], body=b"{")
 
 
@@ -335,7 +335,7 @@ def _an_end_the_client_was_not_shown(case: HistoryCase) -> None:
     case.mine.seen.pop()
 
 
-def _a_run_nobody_allowed(case: HistoryCase) -> None:
+def _an_unapproved_run(case: HistoryCase) -> None:
     case.rewrite(
         7,
         ResponseCompleted(
@@ -392,7 +392,7 @@ def _a_message_taken_back_that_did_not_wait(case: HistoryCase) -> None:
 FAULTS: list[tuple[Callable[[HistoryCase], None], Rule]] = [
     (_ack_of_a_command_that_is_not_stored, Rule.ACKED_NOT_STORED),
     (_another_payload_under_the_number, Rule.STORED_OTHERWISE),
-    (_a_command_nobody_sent, Rule.STORED_OTHERWISE),
+    (_an_unsent_command, Rule.STORED_OTHERWISE),
     (_a_command_twice, Rule.STORED_OTHERWISE),
     (_an_event_left_out, Rule.SEEN_GAP),
     (_a_reader_that_began_too_late, Rule.SEEN_GAP),
@@ -411,7 +411,7 @@ FAULTS: list[tuple[Callable[[HistoryCase], None], Rule]] = [
     (_one_run_executed_twice, Rule.RAN_TWICE),
     (_a_second_run_against_the_policy, Rule.RAN_AGAIN),
     (_a_third_rerun, Rule.RAN_AGAIN),
-    (_a_run_nobody_allowed, Rule.RAN_UNASKED),
+    (_an_unapproved_run, Rule.RAN_UNASKED),
     (_a_record_of_a_child_left_out, Rule.CHILD_SHOWN),
     (_a_record_of_a_child_twice, Rule.CHILD_SHOWN),
     (_another_record_than_the_childs, Rule.CHILD_SHOWN),
@@ -425,7 +425,7 @@ FAULTS: list[tuple[Callable[[HistoryCase], None], Rule]] = [
     (_an_epoch_without_its_record, Rule.EPOCH_BACK),
     (_a_step_with_a_dangling_call, Rule.HISTORY_INVALID),
     (_a_commit_of_nothing, Rule.HISTORY_INVALID),
-    (_a_record_nobody_can_read, Rule.HISTORY_INVALID),
+    (_an_unreadable_record, Rule.HISTORY_INVALID),
     (_a_command_of_a_stream_that_was_never_opened, Rule.HISTORY_INVALID),
     (_a_turn_without_end, Rule.TURN_OPEN),
     (_an_end_the_client_was_not_shown, Rule.END_UNSEEN),
@@ -446,7 +446,7 @@ def test_a_fault_is_found_and_named_by_its_rule(fault: Callable[[HistoryCase], N
 CONSEQUENCES: dict[Callable[[HistoryCase], None], tuple[Rule, ...]] = {
     _a_record_after_the_end: (Rule.HISTORY_INVALID,),
     _a_position_left_out: (Rule.TURN_OPEN, Rule.ACKED_NOT_STORED, Rule.END_UNSEEN, Rule.RAN_UNANNOUNCED),
-    _a_record_nobody_can_read: (Rule.TURN_OPEN, Rule.SEEN_NOT_STORED),
+    _an_unreadable_record: (Rule.TURN_OPEN, Rule.SEEN_NOT_STORED),
     _another_record_than_the_childs: (Rule.CHILD_OUTCOME,),
     _a_step_with_a_dangling_call: (Rule.OUTCOME_INVENTED,),
 }

@@ -46,7 +46,7 @@ class ScriptedPeer:
         return made
 
     def messages(self) -> Sequence[RecordedAnswer]:
-        return [RecordedAnswer(agent, words_of(said)) for agent, said in self.memory.arrived]
+        return [RecordedAnswer(agent, words_of(message)) for agent, message in self.memory.arrived]
 
     def expire(self, agent: str) -> None:
         self.memory.expire(agent)

@@ -28,7 +28,7 @@ async def test_the_script_is_followed_by_the_position_in_the_conversation_and_no
     assert ToolCallRequested("c1", "read", "{}") in first
 
 
-async def test_a_text_is_split_into_the_wanted_number_of_pieces() -> None:
+async def test_a_text_is_split_into_the_requested_number_of_pieces() -> None:
     assert [step.text for step in text("abcdef", tokens=3) if isinstance(step, TextDelta)] == [
         "ab",
         "cd",

@@ -124,7 +124,7 @@ def _message(text: str) -> UpstreamMessage:
 async def _send(
     agent: ScriptedAgent, text: str, events: list[UpstreamEvent] | None = None, *, key: str = ""
 ) -> Sequence[UpstreamEvent]:
-    heard = [] if events is None else events
+    received = [] if events is None else events
     async for event in agent.send(_message(text), key=key or text):
-        heard.append(event)
-    return heard
+        received.append(event)
+    return received

@@ -42,7 +42,7 @@ class ReadsTooMuch(MemoryStore):
         return await super().read(session, after=after, limit=limit + 1)
 
 
-class ForgetsEpochs(MemoryStore):
+class ReusesEpochs(MemoryStore):
     async def delete(self, session: str) -> bool:
         is_gone = await super().delete(session)
         self._memory.epochs_spent = 0
@@ -73,5 +73,5 @@ async def test_a_store_that_ignores_the_limit_fails() -> None:
 async def test_a_store_that_restarts_epochs_fails() -> None:
     with pytest.raises(FAILED):
         await StoreContract().test_older_epochs_cannot_append_to_a_recreated_session(
-            BrokenPlace(ForgetsEpochs)
+            BrokenPlace(ReusesEpochs)
         )

@@ -26,7 +26,7 @@ class Memory:
         self.kind = broken or Remembering
         self.lacks: frozenset[Trait] = frozenset({Trait.PROCESS})
         self.talks: dict[str, list[str]] = {}
-        self.heard: list[PeerMessage] = []
+        self.received: list[PeerMessage] = []
         self.running = 0
         self.made = 0
         self.is_refusing = False
@@ -38,7 +38,7 @@ class Memory:
         return self.kind(self)
 
     def messages(self) -> list[PeerMessage]:
-        return [*self.heard]
+        return [*self.received]
 
     def runs(self) -> int:
         return self.running
@@ -67,7 +67,7 @@ class Memory:
     def run_tool(self, name: str, arguments: str, content: str) -> None:
         self.tools.append((name, arguments, content))
 
-    def begin_talk(self, *texts: str) -> str:
+    def begin_conversation(self, *texts: str) -> str:
         self.made += 1
         self.talks[f"talk-{self.made}"] = [*texts]
         return f"talk-{self.made}"
@@ -89,11 +89,13 @@ class Remembering:
 
     async def open(self, setup: Setup, *, resume: str = "") -> Agent:
         if resume and self.memory.takes("wrong"):
-            return self._agent(self.memory.begin_talk(), source=self.memory.begin_talk())
-        return self._agent(resume or self.memory.begin_talk(), source=resume)
+            return self._agent(self.memory.begin_conversation(), source=self.memory.begin_conversation())
+        return self._agent(resume or self.memory.begin_conversation(), source=resume)
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> Agent:
-        return self._agent(self.memory.begin_talk(*self.memory.talks[agent][: int(mark)]), source=agent)
+        return self._agent(
+            self.memory.begin_conversation(*self.memory.talks[agent][: int(mark)]), source=agent
+        )
 
     async def verify(self) -> bool:
         return not self.memory.is_refusing
@@ -131,7 +133,7 @@ class Agent:
         try:
             text = "".join(part.text for part in outgoing.message.parts if isinstance(part, Text))
             memory.talks[self.talk].append(text)
-            memory.heard.append(PeerMessage(self.talk, text, key))
+            memory.received.append(PeerMessage(self.talk, text, key))
             is_hanging = memory.takes("hang")
             yield MessageTaken(self.talk, self.source)
             self.source = self.talk
@@ -187,12 +189,12 @@ class Wrapped(Remembering):
         return event
 
 
-class SaysNoName(Wrapped):
+class OmitsName(Wrapped):
     def changed(self, event: UpstreamEvent) -> UpstreamEvent | None:
         return None if isinstance(event, MessageTaken) else event
 
 
-class EchoesWhatItWasAsked(Wrapped):
+class EchoesRequestedName(Wrapped):
     async def open(self, setup: Setup, *, resume: str = "") -> Agent:
         self.asked = resume
         return await super().open(setup, resume=resume)
@@ -211,7 +213,7 @@ class LosesResults(Wrapped):
         return None if isinstance(event, UpstreamCallEnded) else event
 
 
-class StartsAnew(Remembering):
+class StartsFresh(Remembering):
     async def open(self, setup: Setup, *, resume: str = "") -> Agent:
         return await super().open(setup, resume=resume if resume in self.memory.talks else "")
 
@@ -220,7 +222,7 @@ LEFT: set[asyncio.Task[bool]] = set()
 """Kept, so that no garbage collection removes them before the suite has checked."""
 
 
-class LeavesTasks(Remembering):
+class LeaksTasks(Remembering):
     async def open(self, setup: Setup, *, resume: str = "") -> Agent:
         LEFT.add(asyncio.create_task(asyncio.Event().wait()))
         return await super().open(setup, resume=resume)
@@ -232,11 +234,11 @@ SUITE = UpstreamContract()
 @pytest.mark.parametrize(
     ("broken", "test"),
     [
-        (SaysNoName, SUITE.test_an_answer_is_opened_first_and_finished_last),
-        (EchoesWhatItWasAsked, SUITE.test_a_wrong_conversation_id_is_detected),
+        (OmitsName, SUITE.test_an_answer_is_opened_first_and_finished_last),
+        (EchoesRequestedName, SUITE.test_a_wrong_conversation_id_is_detected),
         (CountsNothing, SUITE.test_tokens_are_counted_once_an_answer),
         (LosesResults, SUITE.test_calls_and_results_of_its_own_tools_are_reported_in_pairs),
-        (StartsAnew, SUITE.test_a_deleted_agent_is_gone_and_receives_no_message),
+        (StartsFresh, SUITE.test_a_deleted_agent_is_gone_and_receives_no_message),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -250,7 +252,7 @@ async def test_a_broken_upstream_fails(
 async def test_an_upstream_that_leaves_tasks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midstream.testing.upstream_contract.LIMIT_S", 0.05)
     with pytest.raises(TimeoutError):
-        await SUITE.test_nothing_is_left_behind(Memory(LeavesTasks))
+        await SUITE.test_nothing_is_left_behind(Memory(LeaksTasks))
     for task in LEFT:
         task.cancel()
     LEFT.clear()

@@ -285,16 +285,16 @@ async def test_an_oversized_result_is_cut_with_a_mark(http: McpServer) -> None:
 async def test_a_server_receives_the_effect_key_and_its_progress_is_reported(
     shared: HttpProgram, http: McpServer
 ) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     send = (await _tools(http))["files__send"]
     for run in (1, 2):
-        context = CallContext("s", 1, 1, "c1", run, heard.append)
+        context = CallContext("s", 1, 1, "c1", run, received.append)
         async with asyncio.timeout(WAIT_S):
             assert await run_call(send, ToolCall("c1", "x", '{"text": "a"}'), context) == ToolResult(
                 "c1", "sent"
             )
     assert [line for line in shared.ledger.lines if line.startswith("send")] == ["send a s/1/1/c1"] * 2
-    assert heard == ["1 of 2: half"] * 2
+    assert received == ["1 of 2: half"] * 2
 
 
 def test_images_audio_and_files_are_replaced_by_a_note_in_the_result() -> None:

@@ -92,16 +92,16 @@ class Screen:
     """Shows the events of one session.
 
     Args:
-        say: Prints the agent's text.
-        tell: Prints whole lines about everything else.
+        print_text: Prints the agent's text.
+        print_line: Prints whole lines about everything else.
         ink: Colors; on a terminal, the line of a running call is overwritten when it ends.
         width: Columns of a terminal; 0 for a pipe or a file. These receive only complete responses, because printed
             text of a void attempt cannot be removed.
     """
 
-    def __init__(self, say: Write, tell: Write, ink: Ink, width: int) -> None:
-        self._say = say
-        self._tell = tell
+    def __init__(self, print_text: Write, print_line: Write, ink: Ink, width: int) -> None:
+        self._print_text = print_text
+        self._print_line = print_line
         self._ink = ink
         self._width = width
         self._flow: Flow | None = None
@@ -164,7 +164,7 @@ class Screen:
     def remark(self, line: str) -> None:
         """Print a separate line."""
         self.pause()
-        self._tell(f"{line}\n")
+        self._print_line(f"{line}\n")
 
     def pause(self) -> None:
         """End the current line, if any."""
@@ -172,7 +172,7 @@ class Screen:
             self._flow.end()
             self._flow, self._kind = None, ""
         if self._running is not None:
-            self._tell("\n")
+            self._print_line("\n")
             self._running, self._elsewhere = None, ""
 
     def _show_message(self, words: str) -> None:
@@ -204,12 +204,14 @@ class Screen:
     def _begin(self, kind: str) -> None:
         self._kind = kind
         if kind == "thinking":
-            self._tell(INDENT if self._width else "thinking: ")
-            self._flow = Flow(lambda text: self._tell(self._ink.dim(text)), indent=INDENT, width=self._width)
+            self._print_line(INDENT if self._width else "thinking: ")
+            self._flow = Flow(
+                lambda text: self._print_line(self._ink.dim(text)), indent=INDENT, width=self._width
+            )
             return
         if self._width:
-            self._say(f"{self._ink.cyan('agent')}  ")
-        self._flow = Flow(self._say, indent=INDENT, width=self._width)
+            self._print_text(f"{self._ink.cyan('agent')}  ")
+        self._flow = Flow(self._print_text, indent=INDENT, width=self._width)
 
     def _show_call_start(self, record: CallStarted) -> None:
         called = self._calls.get((record.turn, record.response, record.call_id))
@@ -218,11 +220,11 @@ class Screen:
         self.pause()
         called.runs, called.started_at = record.run, record.at
         called.arguments = record.arguments or called.arguments
-        self._tell(self._line_of(called))
+        self._print_line(self._line_of(called))
         if self._ink.is_terminal:
             self._running = called
         else:
-            self._tell("\n")
+            self._print_line("\n")
 
     def _show_call_end(self, record: CallEnded) -> None:
         key = (record.turn, record.response, record.result.call_id)
@@ -231,7 +233,7 @@ class Screen:
         called.content = record.result.content
         if called is self._running:
             self._running = None
-            self._tell(_ERASE_LINE)
+            self._print_line(_ERASE_LINE)
         self.remark(self._line_of(called))
 
     def _ran_elsewhere(self, call: UpstreamCall) -> None:
@@ -239,19 +241,19 @@ class Screen:
         if call.outcome is not None:
             if self._elsewhere == call.id and self._running is not None:
                 self._running = None
-                self._tell(_ERASE_LINE)
+                self._print_line(_ERASE_LINE)
             self._elsewhere = ""
             self.remark(self._line_of(called))
             return
         if self._elsewhere == call.id and self._running is not None:  # its arguments may have changed
-            self._tell(_ERASE_LINE)
+            self._print_line(_ERASE_LINE)
         else:
             self.pause()
-        self._tell(self._line_of(called))
+        self._print_line(self._line_of(called))
         if self._ink.is_terminal:
             self._running, self._elsewhere = called, call.id
         else:
-            self._tell("\n")
+            self._print_line("\n")
 
     def _show_turn_end(self, record: TurnEnded) -> None:
         if record.status is TurnStatus.COMPLETED:

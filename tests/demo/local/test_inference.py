@@ -81,15 +81,15 @@ async def test_closing_the_iterator_stops_the_model_at_its_next_token() -> None:
 
 async def test_a_cancelled_task_stops_the_model_too() -> None:
     llama = EndlessLlama()
-    heard = asyncio.Event()
+    received = asyncio.Event()
 
     async def listen() -> None:
         async with contextlib.aclosing(Engine(llama, "key").chat({})) as chunks:
             async for _ in chunks:
-                heard.set()
+                received.set()
 
     listening = asyncio.create_task(listen())
-    await asyncio.wait_for(heard.wait(), WAIT_S)
+    await asyncio.wait_for(received.wait(), WAIT_S)
     listening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await listening

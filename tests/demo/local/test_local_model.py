@@ -77,7 +77,7 @@ def tools(tmp_path: Path) -> list[Tool]:
     return [list_files, read_file, search, write_note]
 
 
-def asked(text: str, tools: list[Tool] | None = None) -> ModelRequest:
+def request_of(text: str, tools: list[Tool] | None = None) -> ModelRequest:
     return ModelRequest("", History((UserMessage.of(text),)), tuple(each.spec for each in tools or ()))
 
 
@@ -89,7 +89,7 @@ async def events_of(model: Model, request: ModelRequest) -> list[ModelEvent]:
 async def steps_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[Step]:
     """Run a turn: request a response, run the calls, repeat until the answer."""
     known = {each.name: each for each in tools}
-    request = asked(text, tools)
+    request = request_of(text, tools)
     for number in range(RESPONSES_MAX):
         builder = ResponseBuilder(AttemptRef(1, number, 1))
         for event in await events_of(model, request):
@@ -120,7 +120,7 @@ def test_the_constructor_reads_nothing() -> None:
 
 async def test_missing_weights_are_an_error_at_the_first_request(tmp_path: Path) -> None:
     with pytest.raises(ModelMissingError):
-        await events_of(LocalModel(tmp_path / "none.gguf"), asked("hi"))
+        await events_of(LocalModel(tmp_path / "none.gguf"), request_of("hi"))
 
 
 class TestRealModel:
@@ -131,19 +131,19 @@ class TestRealModel:
     @pytest.mark.long
     async def test_an_answer_is_streamed_and_the_same_every_time(self) -> None:
         model = LocalModel(response_tokens_max=30)
-        *words, finished = await events_of(model, asked("What is a harbour?"))
+        *words, finished = await events_of(model, request_of("What is a harbour?"))
         assert len(words) >= 20
         assert all(isinstance(event, TextDelta) for event in words)
         assert isinstance(finished, Finished)
         assert finished.finish in {Finish.STOP, Finish.LENGTH}
         assert finished.usage is not None
         assert finished.usage.output_tokens >= len(words)
-        await events_of(model, asked("What is a lighthouse?"))
-        assert (await events_of(model, asked("What is a harbour?")))[:-1] == words
+        await events_of(model, request_of("What is a lighthouse?"))
+        assert (await events_of(model, request_of("What is a harbour?")))[:-1] == words
 
     async def test_the_model_chooses_the_tool_and_writes_its_arguments(self, tools: list[Tool]) -> None:
         requested, finished = await events_of(
-            LocalModel(), asked("Look for the word rope in the files.", tools)
+            LocalModel(), request_of("Look for the word rope in the files.", tools)
         )
         assert isinstance(requested, ToolCallRequested)
         assert (requested.name, json.loads(requested.arguments)) == ("search", {"query": "rope"})
@@ -176,28 +176,32 @@ class TestRealModel:
             """List the files."""
             return ""
 
-        requested = (await events_of(LocalModel(), asked("List the files.", [list_files])))[0]
+        requested = (await events_of(LocalModel(), request_of("List the files.", [list_files])))[0]
         assert requested == ToolCallRequested("", "list_files", "{}")
 
     @pytest.mark.long
     async def test_closing_the_stream_leaves_the_model_usable(self) -> None:
         model = LocalModel()
         for _ in range(4):
-            async with contextlib.aclosing(model.stream(asked("Tell me a long story."))) as events:
+            async with contextlib.aclosing(model.stream(request_of("Tell me a long story."))) as events:
                 async with asyncio.timeout(WAIT_S):
                     assert isinstance(await anext(events), TextDelta)
-        assert len(await events_of(LocalModel(response_tokens_max=3), asked("hello"))) > 1
+        assert len(await events_of(LocalModel(response_tokens_max=3), request_of("hello"))) > 1
 
     async def test_a_conversation_longer_than_the_context_is_rejected_with_that_reason(self) -> None:
-        long = asked("word " * 6000)
+        long = request_of("word " * 6000)
         with pytest.raises(ModelRejectedError, match="longer than the model can read"):
             await events_of(LocalModel(), long)
 
     async def test_other_call_formats_give_the_model_the_plain_history(self, tools: list[Tool]) -> None:
         model = LocalModel(calls="native", response_tokens_max=10)
         history = (
-            asked("hi").history.then(Step(Response((Text("Hello!"),)))).then(UserMessage.of("Who are you?"))
+            request_of("hi")
+            .history.then(Step(Response((Text("Hello!"),))))
+            .then(UserMessage.of("Who are you?"))
         )
-        *words, finished = await events_of(model, ModelRequest("Be brief.", history, asked("", tools).tools))
+        *words, finished = await events_of(
+            model, ModelRequest("Be brief.", history, request_of("", tools).tools)
+        )
         assert words
         assert isinstance(finished, Finished)

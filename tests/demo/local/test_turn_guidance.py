@@ -70,8 +70,8 @@ LONG = (
 
 def request(text: str, *results: str, earlier: tuple[tuple[str, str], ...] = ()) -> ModelRequest:
     history = History()
-    for said, answered in earlier:
-        history = history.then(UserMessage.of(said)).then(Step(Response((Text(answered),))))
+    for content, answered in earlier:
+        history = history.then(UserMessage.of(content)).then(Step(Response((Text(answered),))))
     history = history.then(UserMessage.of(text))
     for number, result in enumerate(results):
         call = ToolCall(f"c{number}", "read_file")
@@ -148,8 +148,8 @@ def test_the_calls_of_a_turn_are_limited() -> None:
 
 def test_calls_of_earlier_turns_do_not_count() -> None:
     history = request("Read a.txt", "A").history.then(Step(Response((Text("It says A."),))))
-    asked = ModelRequest("", history.then(UserMessage.of("Read b.txt")), TOOLS)
-    found = due_call(asked)
+    request_of = ModelRequest("", history.then(UserMessage.of("Read b.txt")), TOOLS)
+    found = due_call(request_of)
     assert found is not None
     assert found.instruction.text == "Read b.txt"
     assert found.results == ()
@@ -231,8 +231,8 @@ def pieces_of(schema: object) -> list[dict[str, Any]]:
 
 
 def test_a_question_about_the_results_is_above_them() -> None:
-    asked = request("Read a.txt, then summarise it.", "A" * (RESULT_CHARS_MAX + 1))
-    (system, question) = answer_prompt(asked).messages
+    request_of = request("Read a.txt, then summarise it.", "A" * (RESULT_CHARS_MAX + 1))
+    (system, question) = answer_prompt(request_of).messages
     assert system["content"] == "You are a helpful assistant."
     assert question["content"] == f"Read a.txt, then summarise it.\n\nResults:\n{'A' * RESULT_CHARS_MAX}"
 
@@ -266,10 +266,10 @@ def test_a_repeating_answer_is_distinguished_from_a_list() -> None:
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=20), max_size=3))
 def test_every_message_has_a_due_call_or_answer(text: str, results: list[str]) -> None:
-    asked = request(text, *results)
-    found = due_call(asked)
+    request_of = request(text, *results)
+    found = due_call(request_of)
     if found is None:
-        assert answer_prompt(asked).messages[-1]["role"] == "user"
+        assert answer_prompt(request_of).messages[-1]["role"] == "user"
     else:
         for spec in found.instruction.tools:
             schema = arguments_prompt(found, spec).schema

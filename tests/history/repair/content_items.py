@@ -35,7 +35,9 @@ class ContentItem:
 def content_items(messages: Any) -> list[ContentItem]:
     """Return all content, in order."""
     return [
-        ContentItem(said.kind, text) for said in _items_of(messages, "words") if (text := _mended(said.text))
+        ContentItem(items.kind, text)
+        for items in _items_of(messages, "words")
+        if (text := _mended(items.text))
     ]
 
 
@@ -45,13 +47,13 @@ def lost_content(before: list[ContentItem], after: list[ContentItem]) -> Counter
     The same text comes first; where a result became marked text, or was joined with others, a part of a text:
     it is cut out of it, so that no other item can match there.
     """
-    there = Counter(said.text for said in after)
+    there = Counter(content.text for content in after)
     left: list[str] = []
-    for said in before:
-        if there[said.text]:
-            there[said.text] -= 1
+    for content in before:
+        if there[content.text]:
+            there[content.text] -= 1
         else:
-            left.append(said.text)
+            left.append(content.text)
     rest = sorted((text for text, count in there.items() for _ in range(count)), key=len)
     lost: Counter[str] = Counter()
     for text in sorted(left, key=len, reverse=True):
@@ -67,15 +69,17 @@ def lost_content(before: list[ContentItem], after: list[ContentItem]) -> Counter
 
 def out_of_order(before: list[ContentItem], after: list[ContentItem]) -> list[str]:
     """Return the content whose order has changed; results are left out, they move to their calls."""
-    count = Counter(said.text for said in before)
+    count = Counter(content.text for content in before)
     places: list[tuple[tuple[int, int], str]] = []
-    for said in before:
-        if said.kind != "result" and count[said.text] == 1:
+    for content in before:
+        if content.kind != "result" and count[content.text] == 1:
             spots = [
-                (at, other.text.index(said.text)) for at, other in enumerate(after) if said.text in other.text
+                (at, other.text.index(content.text))
+                for at, other in enumerate(after)
+                if content.text in other.text
             ]
             if len(spots) == 1:
-                places.append((spots[0], said.text))
+                places.append((spots[0], content.text))
     return [text for (here, _), (there, text) in itertools.pairwise(places) if there < here]
 
 
@@ -89,17 +93,17 @@ def _items_of(value: Any, kind: str) -> Iterator[ContentItem]:
         if any(key in value for key in _ARGUMENTS) and ("name" in value or "tool_name" in value):
             yield _call(value)
             return
-        listed = [said for key in _LISTS for said in _items_of(value.get(key) or [], kind)]
+        listed = [counted for key in _LISTS for counted in _items_of(value.get(key) or [], kind)]
         answer = "result" if _is_result(value) else kind
         is_message = "role" in value or "tool_calls" in value
         for key, item in value.items():
             if key in _ANSWERS and isinstance(item, dict):
-                yield from _leaves(item.get("content", item.get("response")), "result")
+                yield from _texts_below(item.get("content", item.get("response")), "result")
             elif key in ("content", "output", "json") and answer == "result":
                 yield from (
                     _items_of(item, answer)
                     if is_message and isinstance(item, list)
-                    else _leaves(item, answer)
+                    else _texts_below(item, answer)
                 )
             elif key == "content" and listed and isinstance(item, list):
                 yield from _unlisted(item, kind, listed)
@@ -114,27 +118,27 @@ def _items_of(value: Any, kind: str) -> Iterator[ContentItem]:
 def _unlisted(content: Any, kind: str, listed: list[ContentItem]) -> Iterator[ContentItem]:
     """Count a call once that LangChain has in the content and in `tool_calls`."""
     there = list(_items_of(content, kind))
-    if not any(said.kind == "call" for said in Counter(there) - Counter(listed)):
-        yield from (said for said in there if said.kind != "call")
+    if not any(items.kind == "call" for items in Counter(there) - Counter(listed)):
+        yield from (items for items in there if items.kind != "call")
         yield from listed  # It has them all, in order.
         return
     yield from there
     yield from (Counter(listed) - Counter(there)).elements()
 
 
-def _leaves(value: Any, kind: str) -> Iterator[ContentItem]:
+def _texts_below(value: Any, kind: str) -> Iterator[ContentItem]:
     """Return the texts of a result of any shape, without those of its images."""
     if isinstance(value, str):
         yield ContentItem(kind, value)
     elif isinstance(value, list):
         for item in value:
-            yield from _leaves(item, kind)
+            yield from _texts_below(item, kind)
     elif isinstance(value, dict):
         if value.get("type") in ("image", "image_url", "input_image", "document") or "image" in value:
             return
         for key, item in value.items():
             if key != "type":
-                yield from _leaves(item, kind)
+                yield from _texts_below(item, kind)
 
 
 def _is_result(value: Json) -> bool:

@@ -47,7 +47,7 @@ def test_a_step_in_the_format_of_another_provider_is_rewritten(form: str, shape:
 
 
 @pytest.mark.parametrize("form", SHAPES)
-def test_a_format_never_considers_its_own_messages_foreign(form: str) -> None:
+def test_a_format_never_classifies_its_own_messages_as_foreign(form: str) -> None:
     assert [shape_of(message, find_format(form)) for message in SHAPES[form]] == [None, None]
 
 

@@ -89,24 +89,24 @@ def test_drop_leaves_a_valid_list_unchanged_in_every_format() -> None:
 
 
 def test_drop_treats_the_items_of_one_response_together() -> None:
-    said = {"type": "message", "role": "assistant", "content": "m1x"}
-    whole = [user("q"), item("a"), item("b"), output("a"), output("b"), said, user("next")]
+    message = {"type": "message", "role": "assistant", "content": "m1x"}
+    whole = [user("q"), item("a"), item("b"), output("a"), output("b"), message, user("next")]
     assert repair(whole, mode="drop").messages is whole
-    assert repair([*whole[:4], *whole[5:]], mode="drop").messages == [user("q"), said, user("next")]
+    assert repair([*whole[:4], *whole[5:]], mode="drop").messages == [user("q"), message, user("next")]
 
 
 def test_sanitize_does_the_same_as_the_passes_of_tunacode() -> None:
     system = {"part_kind": "system-prompt", "content": "be brief"}
-    said = {"part_kind": "text", "content": "done"}
+    message = {"part_kind": "text", "content": "done"}
     history = [
         request(system, PROMPT) | {"run_id": "r1"},
         model_response(TOOL_CALL),
         request(TOOL_RETURN),
-        model_response(said),
+        model_response(message),
         request(PROMPT),
         model_response(),
         request({**PROMPT, "content": "again"}),
-        model_response({**said, "content": "half a"}, TOOL_CALL | {"tool_call_id": "other"}),
+        model_response({**message, "content": "half a"}, TOOL_CALL | {"tool_call_id": "other"}),
         prompt("pydantic-ai"),
     ]
     done = repair(history, mode="sanitize")
@@ -114,7 +114,7 @@ def test_sanitize_does_the_same_as_the_passes_of_tunacode() -> None:
         request(PROMPT),
         *history[1:4],
         request({**PROMPT, "content": "again"}),
-        model_response({**said, "content": "half a"}),
+        model_response({**message, "content": "half a"}),
         history[8],
     ]
     assert {edit.code for edit in done.edits} == {"sanitized"}

@@ -38,10 +38,10 @@ def test_two_open_calls_get_no_result_by_guessing() -> None:
 
 
 def test_a_call_written_twice_is_one_call() -> None:
-    found, told = answers(
+    found, function_response = answers(
         "openai-chat", [chat_response(chat_call("a")), chat_response(chat_call("a")), tool("a", "1")]
     )
-    assert (found, told) == ([["1"]], ["repeated-call"])
+    assert (found, function_response) == ([["1"]], ["repeated-call"])
 
 
 def test_a_real_result_replaces_its_placeholder() -> None:
@@ -74,12 +74,12 @@ def test_a_late_result_under_a_foreign_id_replaces_its_placeholder() -> None:
 
 
 def test_without_ids_the_latest_placeholder_of_the_name_is_replaced() -> None:
-    def told(response: str, key: str = "result") -> dict[str, Any]:
+    def function_response(response: str, key: str = "result") -> dict[str, Any]:
         return {"functionResponse": {"name": "read", "response": {key: response}}}
 
     call = {"role": "model", "parts": [{"functionCall": {"name": "read", "args": {}}}]}
-    stand_in = {"role": "user", "parts": [told(UNKNOWN, "error")]}
-    late = {"role": "user", "parts": [{"text": "w"}, told("late")]}
+    stand_in = {"role": "user", "parts": [function_response(UNKNOWN, "error")]}
+    late = {"role": "user", "parts": [{"text": "w"}, function_response("late")]}
     found, named = answers("gemini", [call, stand_in, dict(call), dict(stand_in), late])
     assert found == [[{"error": UNKNOWN}], [{"result": "late"}]]
     assert named == ["late-result"]

@@ -86,11 +86,11 @@ def monotone(pair: Pair, case: Broken, done: Repaired) -> Any:
     after = [*content_items(done.system), *content_items(done.messages)]
     lost = lost_content(content_items(case.messages), after)
     copied = {edit.at for edit in done.edits if edit.code in _COPIES}
-    copies = Counter(said.text for at in copied for said in content_items(case.messages[at]))
+    copies = Counter(counted.text for at in copied for counted in content_items(case.messages[at]))
     return {
         text: count
         for text, count in lost.items()
-        if count > copies[text] or not any(text in said.text for said in after)
+        if count > copies[text] or not any(text in counted.text for counted in after)
     }
 
 
@@ -106,7 +106,7 @@ def the_start_is_untouched(pair: Pair, case: Broken, done: Repaired) -> Any:
     """
     start = first_defect(case.whole, case.messages)
     if pair[0] in GROUPED and start:
-        start -= any(said.kind == "result" for said in content_items(case.messages[start - 1]))
+        start -= any(items.kind == "result" for items in content_items(case.messages[start - 1]))
     pairs = zip(case.messages[:start], done.messages[:start], strict=False)
     changed = [(mine, its) for mine, its in pairs if mine is not its]
     # An accident that removes a turn's end makes it one in progress, which needs signatures.
@@ -158,7 +158,7 @@ def junk_is_no_reason_to_raise(pair: Pair, data: st.DataObject) -> None:
 
 
 @spec("HISTORY-2")
-def what_is_fine_is_the_same_object(pair: Pair, data: st.DataObject) -> None:
+def a_valid_message_is_the_same_object(pair: Pair, data: st.DataObject) -> None:
     form, profile = pair
     seed = data.draw(seeds)
     messages = valid(form, Random(seed), turns=3) if profile is None else fine(pair, seed)
@@ -168,7 +168,7 @@ def what_is_fine_is_the_same_object(pair: Pair, data: st.DataObject) -> None:
 
 
 @spec("HISTORY-8")
-def repairing_commutes_with_going_on(pair: Pair, data: st.DataObject) -> None:
+def repairing_commutes_with_continuing(pair: Pair, data: st.DataObject) -> None:
     messages, more = data.draw(broken(pair)).messages, data.draw(following(pair))
     assume(is_past(pair, messages) and is_past(pair, repair_pair(pair, messages).messages))
     commutes(pair, messages, more)
@@ -191,14 +191,16 @@ def commutes(pair: Pair, messages: list[Any], more: list[Any]) -> None:
 
 def is_past(pair: Pair, messages: list[Any]) -> bool:
     """Return whether the end would be read the same if the list continued (the exceptions of HISTORY-8)."""
-    said = len(messages)
-    while pair[0] == "openai-responses" and said and _is_mute(messages[said - 1]):
-        said -= 1  # An empty message is no item that reasoning led to.
-    last = messages[said - 1] if said else None
+    content = len(messages)
+    while pair[0] == "openai-responses" and content and _is_mute(messages[content - 1]):
+        content -= 1  # An empty message is no item that reasoning led to.
+    last = messages[content - 1] if content else None
     if not isinstance(last, dict):
         return True
     if pair[1] == "gemini-3":
-        return last.get("role") == "model" and not any(said.kind == "call" for said in content_items(last))
+        return last.get("role") == "model" and not any(
+            content.kind == "call" for content in content_items(last)
+        )
     return last.get("type") != "reasoning"
 
 
@@ -218,12 +220,12 @@ def a_repaired_beginning_begins_the_repaired_whole(pair: Pair, data: st.DataObje
 
 def _is_joined(stand_in: Any, whole: Any) -> bool:
     """Return whether text of the next turn was put after results that are only placeholders."""
-    said, more = content_items(stand_in), content_items(whole)
-    return more[: len(said)] == said and all(each.text in ANSWERS for each in said)
+    items, more = content_items(stand_in), content_items(whole)
+    return more[: len(items)] == items and all(each.text in ANSWERS for each in items)
 
 
 @spec("HISTORY-7")
-def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> None:
+def a_repair_of_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> None:
     """Two turns before and two turns after a changed turn, messages are the same objects in the same places."""
     form, seed = pair[0], data.draw(seeds)
     turns = [
@@ -243,11 +245,11 @@ def what_happens_to_a_turn_stays_near_it(pair: Pair, data: st.DataObject) -> Non
 SEARCHES = (
     laws_hold_after_accidents,
     junk_is_no_reason_to_raise,
-    what_is_fine_is_the_same_object,
-    repairing_commutes_with_going_on,
+    a_valid_message_is_the_same_object,
+    repairing_commutes_with_continuing,
     repairing_commutes_with_late_results,
     a_repaired_beginning_begins_the_repaired_whole,
-    what_happens_to_a_turn_stays_near_it,
+    a_repair_of_a_turn_stays_near_it,
 )
 NAMED = attrgetter("__name__")
 Search = Callable[[Pair, st.DataObject], None]
@@ -298,8 +300,8 @@ def test_every_installed_validator_accepts_the_repaired_history(form: str, data:
     kept = {
         name: without_systems(repair_pair((form, SPEAKS_FOR.get(name)), messages).messages) for name in asked
     }
-    said = {name: objections(name, form, kept[name]) for name in asked if kept[name]}
-    assert {name: words for name, words in said.items() if words} == {}
+    problems = {name: objections(name, form, kept[name]) for name in asked if kept[name]}
+    assert {name: words for name, words in problems.items() if words} == {}
 
 
 _DIGEST = """

@@ -51,18 +51,18 @@ def test_deepseek_gets_a_placeholder_during_thinking() -> None:
 
 
 def test_reasoning_before_a_message_without_its_id_is_removed() -> None:
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
     led = {**RS, "summary": [{"type": "summary_text", "text": "hm"}]}
-    done = repair([user("q"), led, said, user("w")], format="openai-responses")
-    assert done.messages == [user("q"), said, user("w")]
+    done = repair([user("q"), led, message, user("w")], format="openai-responses")
+    assert done.messages == [user("q"), message, user("w")]
     assert [(edit.code, edit.at, edit.lost) for edit in done.edits] == [("nameless-follower", 1, "hm")]
-    named = [user("q"), led, {**said, "id": "msg_1"}, user("w")]
+    named = [user("q"), led, {**message, "id": "msg_1"}, user("w")]
     assert repair(named, format="openai-responses").messages is named
 
 
 def test_reasoning_is_removed_where_a_repair_removes_the_id_of_its_message() -> None:
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
-    done = repair([user("q"), RS, {**said, "id": "item_1"}, user("w")], format="openai-responses")
+    newest = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
+    done = repair([user("q"), RS, {**newest, "id": "item_1"}, user("w")], format="openai-responses")
     assert [message.get("type") for message in done.messages] == [None, "message", None]
     assert repair(done.messages, format="openai-responses").messages is done.messages
 

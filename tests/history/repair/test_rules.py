@@ -10,7 +10,7 @@ HOME = Path(midstream.history.repair.__file__).parent
 
 
 def test_every_code_of_an_edit_has_its_rule() -> None:
-    told = {
+    found = {
         node.args[0].value
         for path in HOME.glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -19,7 +19,7 @@ def test_every_code_of_an_edit_has_its_rule() -> None:
         and node.func.attr == "note"
         and isinstance(node.args[0], ast.Constant)
     }
-    assert told - REFUSALS.keys() == set()
+    assert found - REFUSALS.keys() == set()
 
 
 def test_a_rule_may_have_no_known_error_text() -> None:

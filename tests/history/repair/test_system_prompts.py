@@ -138,13 +138,13 @@ def test_a_prompt_that_an_agent_repeated_is_dropped() -> None:
 
 @pytest.mark.parametrize("profile", ["portable", "strict-template", "neutral"])
 def test_a_system_prompt_kept_as_text_counts_as_a_copy_in_a_later_repair(profile: str) -> None:
-    def said(*parts: tuple[str, str]) -> dict[str, Any]:
+    def request_with(*parts: tuple[str, str]) -> dict[str, Any]:
         return {"kind": "request", "parts": [{"part_kind": kind, "content": words} for kind, words in parts]}
 
     answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
-    told = ("system-prompt", "Be brief.")
-    start = [said(("user-prompt", "q")), answer, said(told, ("user-prompt", "r")), answer]
-    more = [said(("user-prompt", "s")), answer, said(told, ("user-prompt", "t")), answer]
+    reported = ("system-prompt", "Be brief.")
+    start = [request_with(("user-prompt", "q")), answer, request_with(reported, ("user-prompt", "r")), answer]
+    more = [request_with(("user-prompt", "s")), answer, request_with(reported, ("user-prompt", "t")), answer]
     stored = repair(start, format="pydantic-ai", profile=profile)
     later = repair([*stored.messages, *more], format="pydantic-ai", profile=profile)
     assert later.messages == repair([*start, *more], format="pydantic-ai", profile=profile).messages

@@ -16,15 +16,15 @@ def tidy(messages: list[Any], profile: str | None = None) -> tuple[list[Any], li
 
 
 def test_trailing_thinking_of_a_cut_response_gets_a_text_after_it() -> None:
-    done, told = tidy([user("q"), response(thought())])
+    done, edits = tidy([user("q"), response(thought())])
     assert done[1]["content"] == [thought(), text(INTERRUPTED)]
-    assert told == ["thinking-last"]
+    assert edits == ["thinking-last"]
 
 
 def test_a_response_stored_in_pieces_is_joined() -> None:
-    done, told = tidy([user("q"), response(thought()), response(text("a"), use("c"))])
+    done, edits = tidy([user("q"), response(thought()), response(text("a"), use("c"))])
     assert done[1:] == [response(thought(), text("a"), use("c"))]
-    assert told == ["split-response"]
+    assert edits == ["split-response"]
 
 
 def test_a_result_inside_a_response_does_not_split_it() -> None:
@@ -47,9 +47,9 @@ def test_trailing_thinking_after_moved_results_gets_a_text_in_the_same_pass() ->
 
 def test_thinking_of_two_responses_is_split() -> None:
     second = thought("so", "sig2.EqQB")
-    done, told = tidy([user("q"), response(thought(), use("a"), second, use("b"))])
+    done, edits = tidy([user("q"), response(thought(), use("a"), second, use("b"))])
     assert done[1:] == [response(thought(), use("a")), response(second, use("b"))]
-    assert told == ["spliced-thinking"]
+    assert edits == ["spliced-thinking"]
 
 
 def test_a_cut_hosted_call_is_closed() -> None:
@@ -73,20 +73,20 @@ def test_a_hosted_pair_is_left_unchanged() -> None:
 
 def test_a_hosted_id_may_be_any_value() -> None:
     """An id that is a list or an object used to raise TypeError; found by the property tests."""
-    done, told = tidy([user("q"), response(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
+    done, edits = tidy([user("q"), response(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
     assert [block["type"] for block in done[1]["content"]] == [SEARCH["type"], FOUND["type"], "text", "text"]
-    assert told == ["hosted-result-without-call", "hosted-call-without-result"]
+    assert edits == ["hosted-result-without-call", "hosted-call-without-result"]
 
 
 def test_broken_arguments_keep_their_text() -> None:
-    done, told = tidy([user("q"), response(use("a", '{"path": "x')), user("w")])
+    done, edits = tidy([user("q"), response(use("a", '{"path": "x')), user("w")])
     assert done[1]["content"][0]["input"] == {"_raw": '{"path": "x'}
-    assert told == ["broken-arguments"]
+    assert edits == ["broken-arguments"]
 
 
 def test_thinking_after_other_thinking_or_text_belongs_to_another_response() -> None:
     first, second, third = thought("1", "s1"), thought("2", "s2"), thought("3", "s3")
-    done, told = tidy([user("q"), response(first, second, text("a"), third, use("c"))])
+    done, edits = tidy([user("q"), response(first, second, text("a"), third, use("c"))])
     assert done[1:] == [
         response(first, text(INTERRUPTED)),
         user("Please continue."),
@@ -94,10 +94,10 @@ def test_thinking_after_other_thinking_or_text_belongs_to_another_response() -> 
         user("Please continue."),
         response(third, use("c")),
     ]
-    assert told == ["spliced-thinking", "thinking-last"]
+    assert edits == ["spliced-thinking", "thinking-last"]
 
 
-def test_a_response_that_thinks_around_its_hosted_tools_is_one() -> None:
+def test_a_response_with_thinking_around_its_hosted_tools_is_one() -> None:
     messages = [
         user("q"),
         response(thought("1", "s1"), SEARCH, FOUND, text("a"), thought("2", "s2"), text("b")),
@@ -112,22 +112,22 @@ def test_redacted_thinking_may_follow_other_thinking() -> None:
 
 
 def test_repeated_thinking_is_no_second_response() -> None:
-    done, told = tidy([user("q"), response(thought(), thought(), text("b"))])
+    done, edits = tidy([user("q"), response(thought(), thought(), text("b"))])
     assert done[1] == response(thought(), text("b"))
-    assert told == ["repeated-thinking"]
+    assert edits == ["repeated-thinking"]
 
 
 def test_a_text_that_is_no_string_becomes_one() -> None:
-    done, told = tidy([user([{"type": "text", "text": ["w"]}])])
+    done, edits = tidy([user([{"type": "text", "text": ["w"]}])])
     assert done == [user([text('["w"]')])]
-    assert told == ["content-shape"]
+    assert edits == ["content-shape"]
 
 
 def test_a_copy_of_a_cut_response_is_not_its_continuation() -> None:
     first, second = response(text("a"), thought("1", "s1")), response(text("a"), thought("2", "s2"))
-    done, told = tidy([user("q"), first, second])
+    done, edits = tidy([user("q"), first, second])
     assert done[1:] == [response(*each["content"], text(INTERRUPTED)) for each in (first, second)]
-    assert told == ["thinking-last", "thinking-last"]
+    assert edits == ["thinking-last", "thinking-last"]
 
 
 def test_a_response_of_pydantic_ai_may_think_several_times() -> None:

@@ -83,8 +83,8 @@ def test_a_prefill_does_not_end_in_white_space() -> None:
     for form in ("anthropic", "openai-chat"):
         rules: Any = {"format": form, "profile": "claude-proxy" if form == "openai-chat" else None}
         done = repair(history, prefill=True, **rules)
-        said = "The answer is" if form == "openai-chat" else [text("The answer is")]
-        assert done.messages == [user("q"), {"role": "assistant", "content": said}], form
+        words = "The answer is" if form == "openai-chat" else [text("The answer is")]
+        assert done.messages == [user("q"), {"role": "assistant", "content": words}], form
         assert [(edit.code, edit.at) for edit in done.edits] == [("white-prefill", 1)]
         assert repair(done.messages, prefill=True, **rules).messages is done.messages
         assert repair(history, **rules).messages is history

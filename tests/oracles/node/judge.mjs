@@ -1,7 +1,7 @@
-// The AI SDK's word on histories: one JSON list of model messages a line in, one verdict a line out.
+// Verdicts of the AI SDK on histories: one JSON list of model messages a line in, one verdict a line out.
 //
-// A verdict is {refused, received}: what the SDK threw or objected to, or null, and the prompt that the model
-// was given. The model is the SDK's own mock, so nothing leaves this process.
+// A verdict is {refused, received}: the error of the SDK, or null, and the prompt that the model
+// received. The model is the SDK's own mock, so this process sends nothing.
 
 import { createInterface } from "node:readline";
 
@@ -21,7 +21,7 @@ const answer = {
 };
 
 async function verdict(messages) {
-  // Up to version 6 generateText asked this schema itself; since then only the types do.
+  // Up to version 6 generateText checked this schema itself; since then only the types do.
   for (const [at, message] of messages.entries()) {
     const read = modelMessageSchema.safeParse(message);
     if (!read.success) return { refused: `message ${at}: ${read.error.message.slice(0, 300)}`, received: null };

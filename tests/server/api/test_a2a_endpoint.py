@@ -66,9 +66,11 @@ def message(words: str = "hi", name: str = "m", **more: object) -> Json:
 async def rpc(server: Served, method: str, params: Json, **headers: str) -> Json:
     """Return the response to a method."""
     body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
-    told = await server.http.post(PATH, json=body, headers={**VERSION, **headers})
-    assert (told.status_code, told.headers["content-type"]) == (200, "application/json"), told.text
-    found: Json = told.json()
+    response = await server.http.post(PATH, json=body, headers={**VERSION, **headers})
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json"), (
+        response.text
+    )
+    found: Json = response.json()
     assert (found["jsonrpc"], found["id"]) == ("2.0", 7)
     return found
 
@@ -93,9 +95,9 @@ def events_of(body: str) -> list[Json]:
 
 async def events(server: Served, method: str, params: Json) -> list[Json]:
     body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
-    told = await server.http.post(PATH, json=body, headers=VERSION)
-    assert told.headers["content-type"].startswith("text/event-stream"), told.text
-    return [each["result"] for each in events_of(told.text)]
+    response = await server.http.post(PATH, json=body, headers=VERSION)
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    return [each["result"] for each in events_of(response.text)]
 
 
 async def test_a_repeated_or_concurrent_message_starts_one_task() -> None:
@@ -177,12 +179,12 @@ async def test_questions_are_answered_in_turn_and_once() -> None:
         assert [*streamed[0]] == ["task"]
         done = await result(server, "GetTask", {"id": task["id"]})
         assert done["status"]["state"] == COMPLETED
-        said = [
+        content = [
             (each["messageId"], each["parts"][0]["text"])
             for each in done["history"]
             if "USER" in each["role"]
         ]
-        assert said == [("m", "ask"), ("a1", "This one"), ("a2", "Now")]
+        assert content == [("m", "ask"), ("a1", "This one"), ("a2", "Now")]
         assert (await result(server, "SendMessage", first))["task"] == done
         assert await error(server, "SendMessage", message("More", "a3", taskId=task["id"])) == -32004
 
@@ -282,14 +284,16 @@ async def test_unsupported_versions_and_invalid_bodies_are_refused() -> None:
     async with served(make()) as server:
         body = {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": "c~1"}}
         for version, code in (("", -32009), ("0.3", -32009), ("99.0", -32009), ("1.0.2", -32001)):
-            told = await server.http.post(PATH, json=body, headers={"a2a-version": version})
-            assert told.json()["error"]["code"] == code
+            response = await server.http.post(PATH, json=body, headers={"a2a-version": version})
+            assert response.json()["error"]["code"] == code
         for wrong, code in ((b"{", -32700), (b"[]", -32600), (b'{"jsonrpc": "1.0", "method": "x"}', -32600)):
             headers = {**VERSION, "content-type": "application/json"}
-            told = await server.http.post(f"{PATH}/", content=wrong, headers=headers)
-            assert told.json()["error"]["code"] == code
-        told = await server.http.post(PATH, content=b"{}", headers={**VERSION, "content-type": "text/plain"})
-        assert told.json()["error"]["code"] == -32005
+            response = await server.http.post(f"{PATH}/", content=wrong, headers=headers)
+            assert response.json()["error"]["code"] == code
+        response = await server.http.post(
+            PATH, content=b"{}", headers={**VERSION, "content-type": "text/plain"}
+        )
+        assert response.json()["error"]["code"] == -32005
 
 
 async def test_the_http_binding_serves_all_operations() -> None:
@@ -400,5 +404,5 @@ async def test_a_client_that_disconnects_does_not_stop_its_task() -> None:
         leaving.cancel()
         await asyncio.wait([leaving])
         gate.set()
-        told = await server.http.post(f"{PATH}/message:send", json=message(contextId="c"), headers=VERSION)
-        assert told.json()["task"]["artifacts"][0]["parts"] == [{"text": "Hello you"}]
+        answer = await server.http.post(f"{PATH}/message:send", json=message(contextId="c"), headers=VERSION)
+        assert answer.json()["task"]["artifacts"][0]["parts"] == [{"text": "Hello you"}]

@@ -53,9 +53,9 @@ def text_of(answer: httpx2.Response) -> str:
 
 def count(request: ModelRequest) -> Response:
     """Answer with the conversation that the model received: the user's texts and the number of responses."""
-    said = [entry.parts[0] for entry in request.history.entries if isinstance(entry, UserMessage)]
+    messages = [entry.parts[0] for entry in request.history.entries if isinstance(entry, UserMessage)]
     steps = sum(isinstance(entry, Step) for entry in request.history.entries)
-    return text(f"{[getattr(part, 'text', '') for part in said]} {steps}")
+    return text(f"{[getattr(part, 'text', '') for part in messages]} {steps}")
 
 
 def model_of(app: App) -> ScriptedModel:

@@ -13,8 +13,10 @@ async def test_a_repeated_producer_request_is_accepted_once() -> None:
     async with asgi_client(make_app()) as client:
         assert (await client.put("/v1/stream/s", headers=TEXT)).status_code == 201
         place = {**TEXT, "producer-id": "p", "producer-epoch": "0", "producer-seq": "0"}
-        told = [(await client.post("/v1/stream/s", content="x", headers=place)).status_code for _ in range(2)]
-        assert told == [200, 204]
+        response = [
+            (await client.post("/v1/stream/s", content="x", headers=place)).status_code for _ in range(2)
+        ]
+        assert response == [200, 204]
         assert (await client.get("/v1/stream/s")).text == "x"
 
 

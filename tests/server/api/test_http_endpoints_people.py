@@ -43,8 +43,8 @@ async def test_a_question_is_listed_until_it_is_answered_once() -> None:
         place = {name: asked[name] for name in ("turn", "response", "call_id", "digest")}
         url = "/v1/sessions/s1/answer"
         answers = [
-            await client.post(url, json=said)
-            for said in (
+            await client.post(url, json=given)
+            for given in (
                 {**place, "choice": "respond"},
                 {**place, "choice": "maybe"},
                 {**place, "choice": "allow", "digest": "0"},

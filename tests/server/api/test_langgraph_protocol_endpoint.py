@@ -25,10 +25,10 @@ def app() -> App:
 
 
 async def command(http: httpx2.AsyncClient, method: str, number: int = 1, **params: object) -> Json:
-    told: Json = (
+    response: Json = (
         await http.post(f"{BASE}/commands", json={"id": number, "method": method, "params": params})
     ).json()
-    return told
+    return response
 
 
 async def events(http: httpx2.AsyncClient, last: str, **body: object) -> list[Json]:
@@ -95,8 +95,8 @@ async def test_a_thread_without_messages_can_be_followed_before_its_first_run() 
 )
 async def test_invalid_commands_get_protocol_errors(method: str, params: Json, error: str) -> None:
     async with served(app()) as server, asyncio.timeout(WAIT_S):
-        told = await command(server.http, method, **params)
-        assert (told["type"], told["id"], told["error"]) == ("error", 1, error)
+        response = await command(server.http, method, **params)
+        assert (response["type"], response["id"], response["error"]) == ("error", 1, error)
 
 
 @pytest.mark.parametrize(

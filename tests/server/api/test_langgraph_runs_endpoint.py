@@ -172,7 +172,7 @@ async def test_the_same_message_sent_twice_is_one_run() -> None:
         assert [each["id"] for each in done["messages"]] == ["m1", "ai-1"]
 
 
-async def test_the_multitask_strategy_decides_what_a_message_does_to_the_running_run() -> None:
+async def test_the_multitask_strategy_decides_the_effect_of_a_message_on_the_running_run() -> None:
     gate = asyncio.Event()
     async with graph(slow(gate)) as client:
         first = await client.runs.create("t", "agent", input=user_input("slow"), if_not_exists="create")
@@ -320,14 +320,14 @@ async def _are_apart(ada: LangGraphClient, bob: LangGraphClient) -> None:
         assert refused.value.response.status_code in (401, 403, 404)
         with pytest.raises(HTTPStatusError):
             await bob.runs.wait(name, "agent", input=user_input("hi"))
-    told = []
+    reported = []
     for name in ("spoken", "nobody"):
         with pytest.raises(HTTPStatusError) as refused:
             await bob.runs.create(name, "agent", input=user_input("hi"))
-        told.append(
+        reported.append(
             (refused.value.response.status_code, refused.value.response.json()["detail"].replace(name, ""))
         )
-    assert told[0] == told[1], "names can be probed"
+    assert reported[0] == reported[1], "names can be probed"
     found = await ada.threads.search()
     assert [each["thread_id"] for each in found] == ["spoken"]
     assert await last_text(ada, "spoken") == "You said hi."
@@ -337,7 +337,7 @@ async def _are_apart(ada: LangGraphClient, bob: LangGraphClient) -> None:
 async def test_the_react_hook_shows_an_interrupt_and_resumes_with_a_decision() -> None:
     async with served(make_app(answer, tools=[burn])) as server, asyncio.timeout(WAIT_S * 2):
         resume = {"decisions": [{"type": "approve"}]}
-        told = await run_client(server.url, "decide", thread="t", text="burn", resume=resume, agent="agent")
-        assert told["asked"][0]["action_requests"][0]["args"] == {"what": "paper"}
-        assert [each["content"] for each in told["messages"] if each["type"] == "tool"] == ["burnt paper"]
-        assert json.dumps(told["messages"]).count("Done.") == 1
+        result = await run_client(server.url, "decide", thread="t", text="burn", resume=resume, agent="agent")
+        assert result["asked"][0]["action_requests"][0]["args"] == {"what": "paper"}
+        assert [each["content"] for each in result["messages"] if each["type"] == "tool"] == ["burnt paper"]
+        assert json.dumps(result["messages"]).count("Done.") == 1

@@ -89,8 +89,8 @@ class RawMcpClient(Struct):
         return messages_of((await self.post("tools/call", params, rpc_id)).text)
 
     async def notify(self, body: Json) -> int:
-        told = await self.http.post("/v1/mcp", json={"jsonrpc": "2.0", **body}, headers=self.headers)
-        return told.status_code
+        response = await self.http.post("/v1/mcp", json={"jsonrpc": "2.0", **body}, headers=self.headers)
+        return response.status_code
 
 
 async def initialized(
@@ -98,10 +98,10 @@ async def initialized(
 ) -> RawMcpClient:
     params = {"protocolVersion": version, "capabilities": capabilities}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-    told = await server.http.post("/v1/mcp", json=body, headers={**HEADERS, **(headers or {})})
-    assert told.json()["result"]["protocolVersion"] == version
+    response = await server.http.post("/v1/mcp", json=body, headers={**HEADERS, **(headers or {})})
+    assert response.json()["result"]["protocolVersion"] == version
     return RawMcpClient(
-        server.http, {**HEADERS, **(headers or {}), "mcp-session-id": told.headers["mcp-session-id"]}
+        server.http, {**HEADERS, **(headers or {}), "mcp-session-id": response.headers["mcp-session-id"]}
     )
 
 
@@ -185,10 +185,10 @@ async def test_a_client_without_forms_reads_open_questions_and_waits_for_the_ans
         session = result.structured_content["session"]
         (open_one,) = (await server.http.get("/v1/questions")).json()["questions"]
         answer = {name: open_one[name] for name in ("turn", "response", "call_id", "digest")}
-        told = await server.http.post(
+        response = await server.http.post(
             f"/v1/sessions/{session}/answer", json={"type": "answer", "choice": "allow", **answer}
         )
-        assert told.status_code == 202, told.text
+        assert response.status_code == 202, response.text
         waited = await client.call_tool("ask", {"message": "", "session": session})
         assert (waited.structured_content, script.calls) == ({"answer": "Done.", "session": session}, 1)
 
@@ -429,9 +429,9 @@ async def test_a_tool_can_be_called_only_in_its_permitted_task_modes() -> None:
             "content"
         ]
         old = await initialized(server, "2025-06-18")
-        told = (await old.post("tools/call", {"name": "always"}, 2)).text
-        assert "retry:" not in told
-        assert messages_of(told)[-1]["result"]["content"]
+        words = (await old.post("tools/call", {"name": "always"}, 2)).text
+        assert "retry:" not in words
+        assert messages_of(words)[-1]["result"]["content"]
         assert script.calls == 2
 
 
@@ -443,8 +443,11 @@ async def test_an_mcp_session_is_required_and_ends_with_its_deletion() -> None:
         assert (await peer.post("ping", {})).json() == {"jsonrpc": "2.0", "id": 1, "result": {}}
         assert (await peer.post("logging/setLevel", {})).json()["error"]["code"] == -32601
         assert (await server.http.delete("/v1/mcp", headers=peer.headers)).status_code == 204
-        for told in (await peer.post("ping", {}), await server.http.delete("/v1/mcp", headers=peer.headers)):
-            assert told.status_code == 404
+        for response in (
+            await peer.post("ping", {}),
+            await server.http.delete("/v1/mcp", headers=peer.headers),
+        ):
+            assert response.status_code == 404
 
 
 async def test_calls_of_other_principals_are_not_found() -> None:
@@ -459,11 +462,11 @@ async def test_calls_of_other_principals_are_not_found() -> None:
             assert (await eve.post(method, {"taskId": task["taskId"]}, 3)).json()["error"]["code"] == -32602
         read = await server.http.get("/v1/mcp", headers={**eve.headers, "last-event-id": last_id(stream)})
         assert read.status_code == 404
-        told = (
+        words = (
             await eve.post("tools/call", {**params, "arguments": {"message": "", "session": "hers"}}, 4)
         ).text
-        assert "Secret" not in told
-        told = (await eve.post("tools/call", params, 5)).text
-        assert "no session" in told
+        assert "Secret" not in words
+        words = (await eve.post("tools/call", params, 5)).text
+        assert "no session" in words
         assert (await initialized(server, headers=EVE)).headers
         assert (await server.http.post("/v1/mcp", json={})).status_code == 401

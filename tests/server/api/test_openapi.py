@@ -18,9 +18,9 @@ DIALECTS = r"^/v1/(a2a|ag-ui|chat|langgraph|mcp|stream)\b"
 
 
 def test_every_reference_within_the_description_resolves() -> None:
-    told = json.dumps(document())
+    text = json.dumps(document())
     names = set(document()["components"]["schemas"])
-    assert {each.partition('"')[0] for each in told.split("#/components/schemas/")[1:]} <= names
+    assert {each.partition('"')[0] for each in text.split("#/components/schemas/")[1:]} <= names
 
 
 async def test_a_frame_that_is_no_command_needs_no_stream_as_described() -> None:
@@ -30,9 +30,9 @@ async def test_a_frame_that_is_no_command_needs_no_stream_as_described() -> None
         if each["in"] == "header"
     }
     async with served(make_app()) as server:
-        said = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
+        response = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         asked = await server.http.post("/v1/sessions/s1/commands", json={"type": "ping"})
-    assert (said.status_code, asked.status_code) == (200, 200)
+    assert (response.status_code, asked.status_code) == (200, 200)
     assert not any(headers.values())
 
 
@@ -62,9 +62,9 @@ async def test_a_search_that_has_only_the_description_finds_no_fault() -> None:
     async with described() as server:
         process = await looking(server, *options, is_quiet=True)
         try:
-            said, _ = await asyncio.wait_for(process.communicate(), SEARCH_S)
+            output, _ = await asyncio.wait_for(process.communicate(), SEARCH_S)
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == 0, output.decode()

@@ -79,12 +79,12 @@ async def test_a_compressed_body_is_refused_with_the_accepted_encodings(path: st
     async with asgi_client(make_app([text("hi")])) as client:
         assert (await post(client, command())).status_code == 200
         body = gzip.compress(json.dumps(command()).encode())
-        told = await client.post(
+        response = await client.post(
             f"/v1/sessions/s1/{path}", content=body, headers={**KEYS, "content-encoding": "gzip"}
         )
-        assert (told.status_code, told.json()["code"]) == (415, "unsupported_media_type")
-        assert told.headers["accept-encoding"] == "identity"
-        assert "Content-Encoding" in told.json()["next"]
+        assert (response.status_code, response.json()["code"]) == (415, "unsupported_media_type")
+        assert response.headers["accept-encoding"] == "identity"
+        assert "Content-Encoding" in response.json()["next"]
         plain = await post(client, command(), **{"content-encoding": "identity"})
         assert (plain.status_code, plain.headers["x-midstream-replayed"]) == (200, "true")
 

@@ -62,9 +62,9 @@ def test_a_session_at_rest() -> None:
 
 def test_a_partial_response_is_shown_beside_the_history() -> None:
     snapshot = snapshot_after(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
-    said = Response((Text("hello"),), Finish.INTERRUPTED)
+    response = Response((Text("hello"),), Finish.INTERRUPTED)
     assert snapshot.history == (HI,)
-    assert snapshot.running == RunningTurn(1, 1, attempt=1, output=said)
+    assert snapshot.running == RunningTurn(1, 1, attempt=1, output=response)
 
 
 def test_the_text_of_an_abandoned_attempt_is_dropped() -> None:

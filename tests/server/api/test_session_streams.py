@@ -18,8 +18,8 @@ BEGINNING = {"offset": "-1"}
 
 async def run_turn(client: httpx2.AsyncClient, words: str, key: str) -> None:
     """Send a message, and wait until its turn is over."""
-    told = await post(client, command(words=words), **{**KEYS, "x-idempotency-key": key})
-    assert told.status_code == 200, told.text
+    response = await post(client, command(words=words), **{**KEYS, "x-idempotency-key": key})
+    assert response.status_code == 200, response.text
     async with asyncio.timeout(60):
         while (await client.get("/v1/sessions/s1")).json()["status"] == "running":  # noqa: ASYNC110 - the server's
             await asyncio.sleep(0)
@@ -47,8 +47,8 @@ async def test_a_session_can_be_read_from_each_offset_as_its_records() -> None:
         assert whole.headers["stream-next-offset"] == (await client.head(PATH)).headers["stream-next-offset"]
         for number, record in enumerate(records, 1):
             epoch, position = map(int, record["id"].split("-"))
-            told = await client.get(PATH, params={"offset": f"{epoch:016d}_{position:016d}"})
-            assert told.json() == records[number:]
+            response = await client.get(PATH, params={"offset": f"{epoch:016d}_{position:016d}"})
+            assert response.json() == records[number:]
         end = {"offset": whole.headers["stream-next-offset"]}
         await run_turn(client, "more", "k2")
         more = await client.get(PATH, params={**end, "live": "long-poll"})
@@ -61,8 +61,8 @@ async def test_the_stream_of_a_session_is_read_only() -> None:
     async with asgi_client(make_app([text("One.")])) as client:
         await run_turn(client, "hi", "k1")
         for method in ("PUT", "POST", "DELETE"):
-            told = await client.request(method, PATH, content="x")
-            assert (told.status_code, told.headers["allow"]) == (405, "GET, HEAD")
+            response = await client.request(method, PATH, content="x")
+            assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
         made = await client.put("/v1/stream/other", headers={"stream-forked-from": PATH})
         assert made.status_code == 404
         assert (await client.get("/v1/stream/sessions/s2")).status_code == 404

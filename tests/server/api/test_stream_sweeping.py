@@ -25,8 +25,8 @@ async def test_an_expired_stream_without_readers_is_removed() -> None:
             "ends": {"stream-expires-at": "2001-01-01T00:00:00Z"},
             "stays": {},
         }.items():
-            told = await client.put(f"/v1/stream/{name}", content="x", headers={**TEXT, **lifetime})
-            assert told.status_code == 201
+            response = await client.put(f"/v1/stream/{name}", content="x", headers={**TEXT, **lifetime})
+            assert response.status_code == 201
         sweeper = StreamSweeper(app.host, PlainStreams(app.host))
         await sweeper.sweep()
         assert await journals(store) == {"~soon", "~late", "~stays"}

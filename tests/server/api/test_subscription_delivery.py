@@ -48,8 +48,8 @@ async def test_an_append_on_one_server_wakes_a_subscription_that_another_server_
         await two.http.put("/v1/stream/events/a", headers=JSON, content='["a"]')
         [wake] = await wakes_of(one.http, 1)
         assert (wake["type"], wake["subscription_id"], wake["stream"]) == ("wake", "sub", "events/a")
-        told = await two.http.post(f"{SUBSCRIPTION}/claim", json={"worker": "w"})
-        assert told.json()["generation"] == wake["generation"]
+        response = await two.http.post(f"{SUBSCRIPTION}/claim", json={"worker": "w"})
+        assert response.json()["generation"] == wake["generation"]
 
 
 async def test_a_stored_but_unannounced_wake_is_announced_once() -> None:

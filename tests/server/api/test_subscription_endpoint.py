@@ -18,9 +18,9 @@ async def subscribed(client: httpx2.AsyncClient) -> None:
 
 
 async def claimed(client: httpx2.AsyncClient) -> Json:
-    told = await client.post(f"{SUBSCRIPTION}/claim", json={"worker": "w"})
-    assert told.status_code == 200, told.text
-    wake: Json = told.json()
+    response = await client.post(f"{SUBSCRIPTION}/claim", json={"worker": "w"})
+    assert response.status_code == 200, response.text
+    wake: Json = response.json()
     return wake
 
 
@@ -50,15 +50,15 @@ async def test_a_report_that_acks_too_much_changes_nothing() -> None:
         token = {"authorization": f"Bearer {wake['token']}"}
         acks = [{"stream": "events/a", "offset": f"{0:016d}_{2:016d}"}]
         body = report(wake, acks=acks, done=True)
-        told = await client.post(f"{SUBSCRIPTION}/ack", headers=token, json=body)
-        assert (told.status_code, told.json()["error"]["code"]) == (409, "INVALID_OFFSET")
+        response = await client.post(f"{SUBSCRIPTION}/ack", headers=token, json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (409, "INVALID_OFFSET")
         wrong = await client.post(f"{SUBSCRIPTION}/callback", headers=token, json=report(wake))
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (409, "FENCED")
         acks[0]["offset"] = wake["streams"][0]["tail_offset"]
-        told = await client.post(
+        response = await client.post(
             f"{SUBSCRIPTION}/ack", headers=token, json=report(wake, acks=acks, done=True)
         )
-        assert told.json() == {"ok": True, "next_wake": False}
+        assert response.json() == {"ok": True, "next_wake": False}
 
 
 async def test_a_token_is_valid_for_its_subscription_while_that_exists() -> None:
@@ -70,13 +70,13 @@ async def test_a_token_is_valid_for_its_subscription_while_that_exists() -> None
         assert (await client.delete(SUBSCRIPTION)).status_code == 204
         assert (await client.get(SUBSCRIPTION)).status_code == 404
         assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 201
-        told = await client.post(f"{SUBSCRIPTION}/release", headers=token, json=report(wake))
-        assert told.status_code == 401, "it is of the subscription before this one"
+        response = await client.post(f"{SUBSCRIPTION}/release", headers=token, json=report(wake))
+        assert response.status_code == 401, "it is of the subscription before this one"
         for other in ("", "Bearer ", "Bearer x", f"Basic {wake['token']}"):
-            told = await client.post(
+            response = await client.post(
                 f"{SUBSCRIPTION}/ack", headers={"authorization": other}, json=report(wake)
             )
-            assert told.status_code == 401
+            assert response.status_code == 401
 
 
 async def test_a_subscription_config_is_compared_as_a_whole_and_needs_its_wake_stream() -> None:
@@ -85,8 +85,8 @@ async def test_a_subscription_config_is_compared_as_a_whole_and_needs_its_wake_s
         await subscribed(client)
         assert (await client.put(SUBSCRIPTION, json=PULL)).status_code == 200
         for other in ({"pattern": "other"}, {"lease_ttl_ms": 2000}, {"streams": ["a"]}, {"description": "d"}):
-            told = await client.put(SUBSCRIPTION, json=PULL | other)
-            assert told.json()["error"]["code"] == "SUBSCRIPTION_ALREADY_EXISTS", other
+            response = await client.put(SUBSCRIPTION, json=PULL | other)
+            assert response.json()["error"]["code"] == "SUBSCRIPTION_ALREADY_EXISTS", other
         for wrong in ({"type": "x"}, {"lease_ttl_ms": 1}, {"streams": ["a~b"]}, {"pattern": ""}):
             assert (await client.put(SUBSCRIPTION, json=PULL | wrong)).status_code == 400, wrong
 
@@ -94,8 +94,8 @@ async def test_a_subscription_config_is_compared_as_a_whole_and_needs_its_wake_s
 async def test_subscriptions_of_one_principal_are_bounded() -> None:
     async with asgi_client(make_app()) as client:
         await subscribed(client)
-        told = [
+        response = [
             (await client.put(f"/v1/stream/__ds/subscriptions/s{number}", json=PULL)).status_code
             for number in range(SUBSCRIPTIONS_MAX)
         ]
-        assert told == [201] * (SUBSCRIPTIONS_MAX - 1) + [429]
+        assert response == [201] * (SUBSCRIPTIONS_MAX - 1) + [429]

@@ -85,8 +85,8 @@ async def test_only_new_messages_of_a_chat_are_sent_within_a_limit() -> None:
             {"role": "user", "parts": [{"type": "text", "text": "and?"}]},
         ]
         await submit_resent(runner, UnauthenticatedCaller(), Received("b", "s", 0, "d", None), messages, ())
-        said = [each for each in runner.state.history.entries if isinstance(each, UserMessage)]
-        assert said == [UserMessage.of("hi"), UserMessage.of("and?")]
+        users = [each for each in runner.state.history.entries if isinstance(each, UserMessage)]
+        assert users == [UserMessage.of("hi"), UserMessage.of("and?")]
         messages[-1] = {"role": "user", "parts": [{"type": "text", "text": "x" * FRAME_BYTES_MAX}]}
         with pytest.raises(FrameTooLargeError):
             await submit_resent(

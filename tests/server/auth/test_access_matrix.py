@@ -164,10 +164,10 @@ async def _send_request(
 
 async def _state_of(server: Served) -> list[object]:
     """Return all state that a caller without rights must not change."""
-    told = [
+    response = [
         await server.http.get(f"/v1/sessions/s1{what}", headers=ADA) for what in ("", "/owner", "/records")
     ]
-    return [(answer.status_code, answer.content) for answer in told]
+    return [(answer.status_code, answer.content) for answer in response]
 
 
 def test_the_tables_name_every_operation() -> None:
@@ -197,13 +197,13 @@ async def test_an_unauthenticated_caller_is_refused_on_every_endpoint(who: dict[
     async with _shared() as server:
         before = await _state_of(server)
         for operation in OPERATIONS:
-            told = await _send_request(server, operation, who)
+            answer = await _send_request(server, operation, who)
             if operation.name == "challenge":
-                assert told == (404, "not_found"), "this server does not authenticate users of its machine"
+                assert answer == (404, "not_found"), "this server does not authenticate users of its machine"
             elif operation.name in OPEN - {"login"}:
-                assert told == (200, ""), operation.name
+                assert answer == (200, ""), operation.name
             else:
-                assert told == (401, "unauthorized"), operation.name
+                assert answer == (401, "unauthorized"), operation.name
         with pytest.raises(websockets.InvalidStatus) as refused:
             async with server.socket(headers=who):
                 pass
@@ -216,8 +216,8 @@ async def test_a_neighbour_finds_no_session_on_any_endpoint() -> None:
         before = await _state_of(server)
         for operation in OF_SESSIONS:
             for with_stream in (True, False):
-                told = await _send_request(server, operation, EVE, with_stream=with_stream)
-                assert told == (404, "session_not_found"), operation.name
+                answer = await _send_request(server, operation, EVE, with_stream=with_stream)
+                assert answer == (404, "session_not_found"), operation.name
         assert await _send_request(server, _named("metrics"), EVE) == (403, "access")
         listed = [
             (await server.http.get("/v1/sessions", headers=who)).json()["sessions"] for who in (EVE, BOB, ADA)
@@ -234,13 +234,13 @@ async def test_a_reader_can_read_and_change_nothing_on_any_endpoint() -> None:
     async with _shared() as server:
         before = await _state_of(server)
         for operation in OF_SESSIONS:
-            told = await _send_request(server, operation, BOB)
+            response = await _send_request(server, operation, BOB)
             if operation.name in READER_OPERATIONS:
-                assert told == (200, ""), operation.name
+                assert response == (200, ""), operation.name
             elif operation.name == "ticket":
-                assert told == (201, ""), operation.name
+                assert response == (201, ""), operation.name
             else:
-                assert told == (403, "access"), operation.name
+                assert response == (403, "access"), operation.name
             if operation.name in STREAM_OPERATIONS:
                 assert await _send_request(server, operation, BOB, with_stream=False) == (200, ""), (
                     operation.name
@@ -324,8 +324,8 @@ async def test_a_plain_stream_belongs_to_its_owner() -> None:
         made = await server.http.put(path, content="one", headers={**ADA, **text})
         assert made.status_code == 201
         for method in ("GET", "POST", "PUT", "DELETE"):
-            told = await server.http.request(method, path, content="x", headers={**EVE, **text})
-            assert (told.status_code, told.json()["code"]) == (404, "session_not_found"), method
+            response = await server.http.request(method, path, content="x", headers={**EVE, **text})
+            assert (response.status_code, response.json()["code"]) == (404, "session_not_found"), method
         forked = {**EVE, **text, "stream-forked-from": path}
         assert (await server.http.put("/v1/stream/s8", headers=forked)).status_code == 404
         assert (await server.http.get(path, headers=ADA)).text == "one"
@@ -358,8 +358,8 @@ async def test_a_subscription_belongs_to_its_owner_and_sees_only_the_streams_of_
         token = {"authorization": f"Bearer {claimed.json()['token']}"}
         for subscription, expected in (("s2", 401), ("s1", 204), ("s1", 409)):
             path = f"/v1/stream/__ds/subscriptions/{subscription}/release"
-            told = await server.http.post(path, headers=token, json=release)
-            assert told.status_code == expected, told.text
+            response = await server.http.post(path, headers=token, json=release)
+            assert response.status_code == expected, response.text
         gone = await server.http.delete("/v1/stream/__ds/subscriptions/s1", headers=ADA)
         assert gone.status_code == 204
         again = await server.http.put("/v1/stream/eves", headers={**EVE, "content-type": "application/json"})

@@ -186,8 +186,8 @@ async def test_rule_2_no_hook_grants_access_across_tenants() -> None:
 
 
 async def _until_closed(socket: Socket) -> tuple[str, int]:
-    heard = await socket.receive_until("error")
-    return heard[-1]["code"], (await socket.receive_close())[0]
+    received = await socket.receive_until("error")
+    return received[-1]["code"], (await socket.receive_close())[0]
 
 
 @spec("STREAM-70")
@@ -229,17 +229,17 @@ async def test_rule_3_http_events_end_with_the_permission_and_not_as_an_end_of_t
             lines = events.aiter_lines()
             assert [await anext(lines), await anext(lines)] == ["retry: 1000", ""]
             await app.auth.lock_out(Principal("ada"))
-            heard: list[str] = []
+            received: list[str] = []
             with pytest.raises(
                 httpx2.RemoteProtocolError
             ):  # Cut: a clean end would mean the end of the turn.
-                await _read_lines(lines, heard)
-        assert any('"unauthorized"' in line for line in heard)
+                await _read_lines(lines, received)
+        assert any('"unauthorized"' in line for line in received)
 
 
-async def _read_lines(lines: AsyncIterator[str], heard: list[str]) -> None:
+async def _read_lines(lines: AsyncIterator[str], received: list[str]) -> None:
     async for line in lines:
-        heard.append(line)  # noqa: PERF401 - what came before the cut is kept
+        received.append(line)  # noqa: PERF401 - what came before the cut is kept
 
 
 # --- 4. credentials in addresses ------------------------------------------------------------------

@@ -141,8 +141,8 @@ async def test_acts_of_an_mcp_client_are_audited_with_the_session_of_the_call(tm
         headers = {**ADA, "mcp-session-id": begun.headers["mcp-session-id"]}
         params = {"name": "ask", "arguments": {"message": "hi", "session": "t"}}
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        told = await client.post("/v1/mcp", json=body, headers=headers)
-        last = re.findall(r"^id: (.*)$", told.text, re.MULTILINE)[-1]
+        response = await client.post("/v1/mcp", json=body, headers=headers)
+        last = re.findall(r"^id: (.*)$", response.text, re.MULTILINE)[-1]
         assert (await client.get("/v1/mcp", headers={**headers, "last-event-id": last})).status_code == 200
         assert (await client.delete("/v1/mcp", headers=headers)).status_code == 204
     lines = [json.loads(line) for line in path.read_text().splitlines()]

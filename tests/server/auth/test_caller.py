@@ -76,9 +76,9 @@ async def test_a_list_is_computed_from_the_visible_sessions_of_a_caller_and_not_
     assert await house.visit(Principal("ada", session="s2")).visible_sessions() == ["s2"]
     assert await house.visit(Principal("root", is_operator=True)).visible_sessions() is None
     assert await UnauthenticatedCaller().visible_sessions() is None
-    told = House(authorize=lambda _subject, _action, _session, _owner: True)
-    await told.store.open()
-    assert await told.visit(Principal("ada")).visible_sessions() is None, (
+    narrow = House(authorize=lambda _subject, _action, _session, _owner: True)
+    await narrow.store.open()
+    assert await narrow.visit(Principal("ada")).visible_sessions() is None, (
         "the application is asked about each"
     )
 

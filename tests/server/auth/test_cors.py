@@ -83,8 +83,8 @@ async def test_an_allowed_page_may_read_responses_and_errors(
 
 async def test_an_allowed_page_may_read_a_stream_of_events() -> None:
     async with asgi_client(make_app([text("hi")], allowed_origins=ALLOWED)) as client:
-        said = await client.post("/v1/sessions/s1/commands", json=command(), headers={**KEYS, **PAGE})
-        assert (said.status_code, _cors(said)) == (200, READABLE)
+        response = await client.post("/v1/sessions/s1/commands", json=command(), headers={**KEYS, **PAGE})
+        assert (response.status_code, _cors(response)) == (200, READABLE)
         followed = await client.get("/v1/sessions/s1/events", headers={**KEYS, **PAGE})
     assert (followed.status_code, _cors(followed)) == (200, READABLE)
 

@@ -54,15 +54,15 @@ async def test_without_the_secret_every_route_responds_as_for_a_missing_session(
     async with asgi_client(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
         await send_message(http)
         await follow_to_end(http)
-        said = []
+        given = []
         for session in ("s1", "none"):
             for headers in SHOWS:  # Also while another connection has the session open.
                 answer = await http.request(method, f"/v1/sessions/{session}{what}", headers=headers)
                 seen = {name: value for name, value in answer.headers.items() if name != "date"}
-                said.append((answer.status_code, answer.content, seen))
-    assert said == [said[0]] * len(said)
-    assert said[0][0] == 403
-    assert json.loads(said[0][1])["code"] == "wrong_secret"
+                given.append((answer.status_code, answer.content, seen))
+    assert given == [given[0]] * len(given)
+    assert given[0][0] == 403
+    assert json.loads(given[0][1])["code"] == "wrong_secret"
 
 
 class Ticking(World):
@@ -115,20 +115,20 @@ async def test_a_refused_stream_does_not_reveal_whether_a_session_exists(tmp_pat
     async with asgi_client(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
         await send_message(http)
         await follow_to_end(http)
-        said = []
+        given = []
         for session in ("s1", "none"):
             for key in ("k1", "k2"):  # Nor is the existence of the stream revealed.
                 for frame in (abort(1), PING, {"type": "close"}):
                     headers = {"x-idempotency-key": key, **WRONG}
                     answer = await http.post(f"/v1/sessions/{session}/commands", json=frame, headers=headers)
-                    said.append((answer.status_code, answer.content))
+                    given.append((answer.status_code, answer.content))
                 resumed = {"stream": key, "secret": OTHER, "event_id": "1-1", "next_seqno": 1}
                 for what in ("events", "poll"):
                     body = opening(**resumed)
                     answer = await http.post(f"/v1/sessions/{session}/{what}", json=body)
-                    said.append((answer.status_code, answer.content))
-    assert said == [said[0]] * len(said)
-    assert said[0][0] == 403
+                    given.append((answer.status_code, answer.content))
+    assert given == [given[0]] * len(given)
+    assert given[0][0] == 403
 
 
 async def _refused(server: Served, session: str, **fields: object) -> tuple[list[object], tuple[int, str]]:
@@ -142,13 +142,13 @@ async def test_a_refused_websocket_does_not_reveal_whether_a_session_exists(tmp_
     async with served(escrowed_app(tmp_path, [text("a canary")])) as server:
         await send_message(server.http)
         await follow_to_end(server.http)
-        said = []
+        content = []
         for session in ("s1", "none"):
-            said.append(await _refused(server, session))
-            said.append(await _refused(server, session, secret=OTHER))
+            content.append(await _refused(server, session))
+            content.append(await _refused(server, session, secret=OTHER))
             for key in ("k1", "k2"):
                 fields = {"stream": key, "secret": OTHER, "event_id": "1-1", "next_seqno": 1}
-                said.append(await _refused(server, session, **fields))
+                content.append(await _refused(server, session, **fields))
         shaken = []
         for session in ("s1", "none"):
             headers = {"x-idempotency-key": "k1", "x-idempotency-event-id": "1-1", **WRONG}
@@ -157,8 +157,8 @@ async def test_a_refused_websocket_does_not_reveal_whether_a_session_exists(tmp_
                     pass
             response = refused.value.response
             shaken.append((response.status_code, response.body))
-    assert said == [said[0]] * len(said)
-    assert said[0][0][0]["code"] == "wrong_secret"  # type: ignore[index]
+    assert content == [content[0]] * len(content)
+    assert content[0][0][0]["code"] == "wrong_secret"  # type: ignore[index]
     assert shaken == [shaken[0]] * 2
     assert shaken[0][0] == 403
 
@@ -206,11 +206,11 @@ async def test_lists_contain_no_content_of_encrypted_sessions(tmp_path: Path) ->
     async with asgi_client(app) as http:
         await send_message(http, words="a canary")
 
-        async def is_asked() -> bool:
+        async def has_question() -> bool:
             page = await http.get("/v1/questions?session=s1", headers=SHOWN)
             return bool(page.json()["questions"])
 
-        await until(is_asked)
+        await until(has_question)
         for headers in ({}, WRONG):
             page = await http.get("/v1/questions", headers=headers)
             assert page.json() == {"questions": [], "is_complete": True}
@@ -290,8 +290,8 @@ async def test_a_viewer_follows_until_its_token_is_revoked(tmp_path: Path) -> No
             await socket.send({"type": "open", "secret": word, "event_id": "0-0"})
             assert (await socket.receive())["type"] == "welcome"
             assert (await server.http.delete("/v1/sessions/s1/viewers", headers=SHOWN)).status_code == 204
-            heard = await socket.receive_until("error")
-            assert heard[-1]["code"] == "unauthorized"
+            received = await socket.receive_until("error")
+            assert received[-1]["code"] == "unauthorized"
         bearer = {"authorization": f"Bearer {word}"}
         assert (await server.http.get("/v1/sessions/s1", headers=bearer)).status_code == 403
 
@@ -344,10 +344,10 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
         await second.host.wait_for_recovery()
         assert (second.host.recovery.total, second.host.recovery.locked) == (1, 1)
 
-        async def is_known() -> bool:
+        async def is_locked() -> bool:
             return [second.host.is_locked(info) async for info in second.host.store.list()] == [True]
 
-        await until(is_known)
+        await until(is_locked)
         bearer = {"authorization": f"Bearer {word}"}
         shown = await http.get("/v1/sessions/s1", headers=bearer)
         assert (shown.status_code, shown.json()["status"]) == (200, "running")
@@ -361,10 +361,10 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
         await until(is_followed)
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
-        async def has_gone_on() -> bool:
+        async def has_continued() -> bool:
             return bool((await http.get("/v1/sessions/s1", headers=SHOWN)).json()["status"] != "running")
 
-        await until(has_gone_on)
+        await until(has_continued)
 
 
 @spec("STREAM-87")

@@ -50,8 +50,8 @@ async def test_an_outcome_is_accepted_from_a_client_that_was_away_for_longer_tha
         await on.world.advance(100 * TIMEOUT_S)
         again = MemoryWire()
         result = {"call_id": "c1", "content": "pushed", "outcome": "ok"}
-        said = {"type": "result", "turn": 1, "response": 1, "result": result}
-        again.client_sends(opening(next_seqno=1), {"type": "command", "seqno": 1, "payload": said})
+        content = {"type": "result", "turn": 1, "response": 1, "result": result}
+        again.client_sends(opening(next_seqno=1), {"type": "command", "seqno": 1, "payload": content})
         on.connect(again)
         await on.world.settle()
         assert again.sent_frames("error") == []

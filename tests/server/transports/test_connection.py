@@ -427,12 +427,12 @@ def test_changed_settings_apply_to_later_connections() -> None:
     assert among.choose_settings("s1", "old") == among.choose_settings("s1", "") == before
     among.settings = after
     assert among.choose_settings("s1", "new") == after
-    told = [among.settings_of("s1", name) for name in ("old", "new", "", "of another server")]
-    assert told == [before, after, after, after]
+    found = [among.settings_of("s1", name) for name in ("old", "new", "", "of another server")]
+    assert found == [before, after, after, after]
     assert among.settings_of("s2", "old") == after
     for number in range(NAMES_MAX):
         among.choose_settings("s1", str(number))
-    assert among.settings_of("s1", "old") == after, "it was heard too long ago"
+    assert among.settings_of("s1", "old") == after, "the report was too long ago"
 
 
 @pytest.fixture

@@ -51,9 +51,9 @@ async def two_servers() -> AsyncIterator[tuple[ConnectionBench, ConnectionBench]
         await asyncio.wait_for(host.stop(grace_s=0.1), WAIT_S)
 
 
-async def connected(on: ConnectionBench, number: int, *said: dict[str, object]) -> MemoryWire:
+async def connected(on: ConnectionBench, number: int, *fields: dict[str, object]) -> MemoryWire:
     wire = MemoryWire()
-    wire.client_sends(opening(connection=number), *said)
+    wire.client_sends(opening(connection=number), *fields)
     on.connect(wire)
     await on.world.settle()
     return wire
@@ -90,8 +90,8 @@ async def test_the_older_connection_receives_no_event_after_the_takeover_record(
     async with two_servers() as (one, other):
         first = await connected(one, 1, command())
         await connected(other, 2)
-        told = [each["record"]["type"] for frame in first.sent_frames("events") for each in frame["events"]]
-        assert told[-1] == "attempt_started"
+        found = [each["record"]["type"] for frame in first.sent_frames("events") for each in frame["events"]]
+        assert found[-1] == "attempt_started"
 
 
 @spec("STREAM-101")

@@ -43,16 +43,16 @@ def test_the_common_header_names_are_accepted_too() -> None:
 
 
 @spec("STREAM-37")
-@pytest.mark.parametrize("said", ["", "-1", "101", "1x", "²", "1" * 5000])
-def test_an_invalid_coalescing_time_is_refused(said: str) -> None:
+@pytest.mark.parametrize("text", ["", "-1", "101", "1x", "²", "1" * 5000])
+def test_an_invalid_coalescing_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="coalesce_ms"):
-        open_of(request_with(f"coalesce_ms={said}"))
+        open_of(request_with(f"coalesce_ms={text}"))
     assert open_of(request_with("coalesce_ms=20")).coalesce_s == 0.02
 
 
 @spec("STREAM-51")
 @pytest.mark.parametrize(
-    ("said", "key"),
+    ("text", "key"),
     [
         ("8e03978e-40d5", "8e03978e-40d5"),
         ('"8e03978e-40d5"', "8e03978e-40d5"),
@@ -61,9 +61,9 @@ def test_an_invalid_coalescing_time_is_refused(said: str) -> None:
         ('""', ""),
     ],
 )
-def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str) -> None:
-    assert open_of(request_with(idempotency_key=said)) == expected_open(key)
-    assert open_of(request_with(idempotency_key=said, x_idempotency_key=key)) == expected_open(key)
+def test_the_standard_key_is_a_quoted_string_or_a_bare_word(text: str, key: str) -> None:
+    assert open_of(request_with(idempotency_key=text)) == expected_open(key)
+    assert open_of(request_with(idempotency_key=text, x_idempotency_key=key)) == expected_open(key)
 
 
 @pytest.mark.parametrize(

@@ -395,8 +395,8 @@ async def test_a_handshake_with_an_event_id_opens_for_a_reader(shown: str) -> No
         async with Socket(server.socket()) as socket:
             await socket.send(opening())
             await socket.send(command())
-            told = records_of(await socket.receive_until("turn_ended"))
-        async with reader(server, told[0]["id"]) as socket:
+            records = records_of(await socket.receive_until("turn_ended"))
+        async with reader(server, records[0]["id"]) as socket:
             welcome, *frames = await socket.receive_until("turn_ended")
             await socket.send(opening())
             failure = await socket.receive()
@@ -404,10 +404,10 @@ async def test_a_handshake_with_an_event_id_opens_for_a_reader(shown: str) -> No
             async with reader(server, "x"):
                 pass
         with pytest.raises(websockets.InvalidStatus) as unknown:
-            async with Socket(server.socket("nobody", query=f"?after={told[0]['id']}")):
+            async with Socket(server.socket("nobody", query=f"?after={records[0]['id']}")):
                 pass
-    assert (welcome["type"], welcome["resume_from"]) == ("welcome", told[0]["id"])
-    assert records_of(frames) == told[1:]
+    assert (welcome["type"], welcome["resume_from"]) == ("welcome", records[0]["id"])
+    assert records_of(frames) == records[1:]
     assert (failure["type"], failure["code"]) == ("error", "protocol")
     assert malformed.value.response.status_code == 400
     assert unknown.value.response.status_code == 404

@@ -52,7 +52,7 @@ from tests.session.turn_stories import (
     fails,
     reads,
     requests_permission,
-    say,
+    sends,
     state_after,
     writes,
 )
@@ -94,7 +94,7 @@ def refused(state: TurnState, command: Answer | UseAnswer) -> str:
 
 @spec("TURN-77")
 def test_a_question_has_all_information_for_the_person_and_the_agent_waits() -> None:
-    records, state = apply_command(state_after(say()), requests_permission())
+    records, state = apply_command(state_after(sends()), requests_permission())
     assert records == (QUESTION,)
     assert is_waiting(state)
     assert pending_work(state) == (MODEL,)  # The agent waits inside, for as long as people take.
@@ -102,7 +102,7 @@ def test_a_question_has_all_information_for_the_person_and_the_agent_waits() -> 
 
 @spec("TURN-79")
 def test_an_answer_and_its_use_are_synced_before_the_agent_receives_it() -> None:
-    records, state = apply_command(state_after(say(), requests_permission()), allows())
+    records, state = apply_command(state_after(sends(), requests_permission()), allows())
     assert records == (ALLOWED,)
     assert pending_work(state) == (MODEL, DELIVER_ANSWER)
     assert not is_waiting(state)
@@ -115,7 +115,7 @@ def test_an_answer_and_its_use_are_synced_before_the_agent_receives_it() -> None
 
 @spec("TURN-79")
 def test_an_answer_is_used_once() -> None:
-    state = state_after(say(), requests_permission(), allows(), USE)
+    state = state_after(sends(), requests_permission(), allows(), USE)
     assert refused(state, USE) == "question_closed"
     assert refused(state, allows()) == "question_closed"
     # A repetition is another question.
@@ -125,26 +125,26 @@ def test_an_answer_is_used_once() -> None:
 
 @spec("TURN-79")
 def test_an_answer_that_is_missing_or_late_cannot_be_used() -> None:
-    waiting = state_after(say(), requests_permission())
+    waiting = state_after(sends(), requests_permission())
     assert refused(waiting, USE) == "question_closed"
     for state in (
-        state_after(say(), requests_permission(), allows(), Cancel()),
-        state_after(say(), asks(writes("a"))),
+        state_after(sends(), requests_permission(), allows(), Cancel()),
+        state_after(sends(), asks(writes("a"))),
     ):
         assert refused(state, USE) == "question_closed"
-    cut = state_after(say(), requests_permission(), allows(), fails())
+    cut = state_after(sends(), requests_permission(), allows(), fails())
     assert refused(cut, USE) == "question_closed"
     assert refused(cut, UseAnswer(AttemptRef(1, 1, 2), "leave-1")) == "question_closed"
 
 
 @spec("TURN-77", "TURN-33")
 def test_an_answer_is_bound_to_the_shown_arguments_and_the_first_one_stands() -> None:
-    waiting = state_after(say(), requests_permission())
+    waiting = state_after(sends(), requests_permission())
     assert refused(waiting, allows(digest="of other arguments")) == "answer_mismatch"
     assert refused(waiting, allows(choice=Choice.RERUN)) == "answer_mismatch"
     assert refused(waiting, allows("leave-2")) == "question_closed"
     assert (
-        refused(state_after(say(), requests_permission(), allows()), allows(choice=Choice.DENY))
+        refused(state_after(sends(), requests_permission(), allows()), allows(choice=Choice.DENY))
         == "question_closed"
     )
 
@@ -152,11 +152,11 @@ def test_an_answer_is_bound_to_the_shown_arguments_and_the_first_one_stands() ->
 @spec("TURN-81")
 def test_changed_arguments_are_a_json_object_and_accepted_only_where_the_agent_supports_them() -> None:
     edited = '{"path": "b"}'
-    records, _ = apply_command(state_after(say(), requests_permission()), allows(arguments=edited))
+    records, _ = apply_command(state_after(sends(), requests_permission()), allows(arguments=edited))
     assert isinstance(records[0], QuestionAnswered)
     assert records[0].arguments == edited
-    assert refused(state_after(say(), requests_permission()), allows(arguments="[]")) == "answer_mismatch"
-    fixed = state_after(say(), requests_permission(is_fixed=True))
+    assert refused(state_after(sends(), requests_permission()), allows(arguments="[]")) == "answer_mismatch"
+    fixed = state_after(sends(), requests_permission(is_fixed=True))
     assert refused(fixed, allows(arguments=edited)) == "answer_mismatch"
     assert is_waiting(fixed)
     denied, _ = apply_command(fixed, allows(choice=Choice.DENY, arguments=edited))
@@ -166,7 +166,7 @@ def test_changed_arguments_are_a_json_object_and_accepted_only_where_the_agent_s
 
 @spec("TURN-80")
 def test_the_end_of_an_attempt_closes_its_questions_first() -> None:
-    waiting = state_after(say(), requests_permission())
+    waiting = state_after(sends(), requests_permission())
     ended, state = apply_command(waiting, Cancel())
     assert ended == (
         WITHDRAWN,
@@ -191,18 +191,18 @@ def test_the_end_of_an_attempt_closes_its_questions_first() -> None:
 @spec("TURN-80")
 def test_an_agent_that_continues_without_an_answer_closes_its_question() -> None:
     dropped = PermissionWithdrawn(AttemptRef(1, 1, 1), "leave-1")
-    records, state = apply_command(state_after(say(), requests_permission()), dropped)
+    records, state = apply_command(state_after(sends(), requests_permission()), dropped)
     assert records == (WITHDRAWN,)
     assert refused(state, allows()) == "question_closed"
     assert apply_command(state, dropped) == ((), state)
     # Decided, and the agent is no longer there to receive it: nothing of it is left.
-    _, state = apply_command(state_after(say(), requests_permission(), allows()), dropped)
+    _, state = apply_command(state_after(sends(), requests_permission(), allows()), dropped)
     assert pending_work(state) == (MODEL,)
 
 
 @spec("TURN-80")
 def test_the_agent_is_informed_when_the_time_for_an_answer_is_over() -> None:
-    waiting = state_after(say(), requests_permission(answer_s=60.0))
+    waiting = state_after(sends(), requests_permission(answer_s=60.0))
     assert pending_work(waiting) == (MODEL, AwaitPerson(CallRef(1, 1, "leave-1"), AT + 60.0))
     expired = QuestionExpired(CallRef(1, 1, "leave-1"))
     assert apply_command(waiting, expired, at=AT + 59.0)[0] == ()
@@ -215,7 +215,7 @@ def test_the_agent_is_informed_when_the_time_for_an_answer_is_over() -> None:
 
 @spec("TURN-80", "TURN-16")
 def test_a_new_node_closes_the_question_and_begins_the_next_attempt_however_long_people_took() -> None:
-    waiting = after(state_after(say(), requests_permission()), EpochStarted(2, "next", AT), epoch=2)
+    waiting = after(state_after(sends(), requests_permission()), EpochStarted(2, "next", AT), epoch=2)
     late = AT + LOOK_BACK_S + 1.0
     records, state = apply_command(waiting, Recover(), epoch=2, at=late)
     closed = QuestionClosed(1, 1, "leave-1", CloseReason.WITHDRAWN, late)
@@ -226,7 +226,7 @@ def test_a_new_node_closes_the_question_and_begins_the_next_attempt_however_long
 @spec("TURN-79")
 def test_an_undelivered_answer_holds_once_for_the_same_question_of_the_next_attempt() -> None:
     cut = after(
-        state_after(say(), requests_permission(), allows(text="go", by="ann")),
+        state_after(sends(), requests_permission(), allows(text="go", by="ann")),
         EpochStarted(2, "next", AT),
         epoch=2,
     )
@@ -254,7 +254,7 @@ def test_an_undelivered_answer_holds_once_for_the_same_question_of_the_next_atte
 
 @spec("TURN-79")
 def test_an_expired_question_is_asked_again() -> None:
-    waiting = state_after(say(), requests_permission(answer_s=60.0))
+    waiting = state_after(sends(), requests_permission(answer_s=60.0))
     _, expired = apply_command(waiting, QuestionExpired(CallRef(1, 1, "leave-1")), at=AT + 60.0)
     _, state = apply_command(expired, fails(), at=AT + 61.0)
     records, _ = apply_command(state, requests_permission("leave-2", attempt=2), at=AT + 62.0)
@@ -263,8 +263,8 @@ def test_an_expired_question_is_asked_again() -> None:
 
 @spec("TURN-78")
 def test_the_time_limit_of_a_turn_is_paused_while_people_decide() -> None:
-    said = SendMessage(say().message, timeout_s=100.0)
-    _, state = apply_command(state_after(said), requests_permission(), at=AT + 10.0)
+    newest = SendMessage(sends().message, timeout_s=100.0)
+    _, state = apply_command(state_after(newest), requests_permission(), at=AT + 10.0)
     _, state = apply_command(state, requests_permission("leave-2"), at=AT + 20.0)
     assert pending_work(state) == (MODEL,)
     _, state = apply_command(state, allows(), at=AT + 30.0)
@@ -275,7 +275,7 @@ def test_the_time_limit_of_a_turn_is_paused_while_people_decide() -> None:
 
 @spec("TURN-77")
 def test_an_agent_that_asks_endlessly_is_refused() -> None:
-    state = state_after(say(), *(requests_permission(f"leave-{number}") for number in range(QUESTIONS_MAX)))
+    state = state_after(sends(), *(requests_permission(f"leave-{number}") for number in range(QUESTIONS_MAX)))
     with pytest.raises(Refused, match="64 questions already wait"):
         decide(state, requests_permission("one more"), epoch=1, at=AT)
 
@@ -300,6 +300,6 @@ def test_no_answer_is_used_twice_or_without_a_person(life: SessionLife) -> None:
 
 
 def test_a_call_in_doubt_is_no_question_of_an_agent() -> None:
-    held = after(state_after(say(), asks(writes("a", OnDoubt.HOLD))), EpochStarted(2, "next", AT), epoch=2)
+    held = after(state_after(sends(), asks(writes("a", OnDoubt.HOLD))), EpochStarted(2, "next", AT), epoch=2)
     records, _ = apply_command(held, Recover(), epoch=2)
     assert [each.attempt for each in records if isinstance(each, QuestionAsked)] == [0]

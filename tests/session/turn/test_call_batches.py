@@ -64,7 +64,7 @@ from tests.session.turn_stories import (
     needs_approval,
     reads,
     responses,
-    say,
+    sends,
     state_after,
     unknown,
     writes,
@@ -76,7 +76,7 @@ DIGEST = digest_of("work", "{}")
 
 def _found_by_the_next_node(*plans: CallPlan, at: float = AT) -> TurnState:
     """Run a batch, and let another node recover it."""
-    state = after(state_after(say(), asks(*plans)), EpochStarted(2, "next", AT), epoch=2)
+    state = after(state_after(sends(), asks(*plans)), EpochStarted(2, "next", AT), epoch=2)
     return apply_command(state, Recover(), epoch=2, at=at)[1]
 
 
@@ -85,7 +85,7 @@ def _found_by_the_next_node(*plans: CallPlan, at: float = AT) -> TurnState:
 
 @spec("TURN-32")
 def test_a_call_that_needs_approval_waits_without_pending_work() -> None:
-    records, state = apply_command(state_after(say()), asks(needs_approval("a"), reads("b")))
+    records, state = apply_command(state_after(sends()), asks(needs_approval("a"), reads("b")))
     assert [type(record) for record in records] == [ResponseCompleted, QuestionAsked]
     assert records[1] == QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?")
     assert pending_work(state) == ()
@@ -93,7 +93,7 @@ def test_a_call_that_needs_approval_waits_without_pending_work() -> None:
 
 @spec("TURN-32")
 def test_all_approvals_are_requested_at_once_and_calls_keep_their_order() -> None:
-    _, state = apply_command(state_after(say()), asks(needs_approval("a"), needs_approval("b")))
+    _, state = apply_command(state_after(sends()), asks(needs_approval("a"), needs_approval("b")))
     _, state = apply_command(state, responses("b", Choice.ALLOW))
     assert pending_work(state) == ()
     records, state = apply_command(state, responses("a", Choice.ALLOW))
@@ -107,14 +107,14 @@ def test_all_approvals_are_requested_at_once_and_calls_keep_their_order() -> Non
 
 @spec("TURN-32")
 def test_earlier_calls_without_effects_do_not_wait_for_a_person() -> None:
-    _, state = apply_command(state_after(say()), asks(reads("a"), needs_approval("b")))
+    _, state = apply_command(state_after(sends()), asks(reads("a"), needs_approval("b")))
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1),)
 
 
 @spec("TURN-33")
 def test_the_model_receives_a_denial_with_its_reason() -> None:
     records, state = apply_command(
-        state_after(say(), asks(needs_approval("a"))), responses("a", Choice.DENY, "too dear")
+        state_after(sends(), asks(needs_approval("a"))), responses("a", Choice.DENY, "too dear")
     )
     assert (
         CallEnded(1, 1, ToolResult("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT)
@@ -126,7 +126,7 @@ def test_the_model_receives_a_denial_with_its_reason() -> None:
 @spec("TURN-33")
 def test_a_person_may_change_the_arguments_and_the_model_is_informed() -> None:
     answer = responses("a", Choice.ALLOW, arguments='{"amount": 1}')
-    records, state = apply_command(state_after(say(), asks(needs_approval("a"))), answer)
+    records, state = apply_command(state_after(sends(), asks(needs_approval("a"))), answer)
     assert records[-1] == CallStarted(1, 1, "a", 1, AT, arguments='{"amount": 1}')
 
     records, _ = apply_command(state, ended("a", "paid"))
@@ -138,7 +138,7 @@ def test_a_person_may_change_the_arguments_and_the_model_is_informed() -> None:
 
 @spec("TURN-33")
 def test_an_answer_is_bound_to_the_shown_arguments() -> None:
-    state = state_after(say(), asks(needs_approval("a")))
+    state = state_after(sends(), asks(needs_approval("a")))
     other = responses("a", Choice.ALLOW)
     other = type(other)(CallRef(1, 1, "a"), digest_of("work", '{"amount": 1000}'), Choice.ALLOW)
     with pytest.raises(Refused) as refused:
@@ -150,14 +150,14 @@ def test_an_answer_is_bound_to_the_shown_arguments() -> None:
 @pytest.mark.parametrize("choice", [Choice.RESPOND, Choice.HAPPENED, Choice.RERUN, Choice.SKIP])
 def test_a_question_accepts_only_its_own_kinds_of_answers(choice: Choice) -> None:
     with pytest.raises(Refused) as refused:
-        decide(state_after(say(), asks(needs_approval("a"))), responses("a", choice), epoch=1, at=AT)
+        decide(state_after(sends(), asks(needs_approval("a"))), responses("a", choice), epoch=1, at=AT)
     assert isinstance(refused.value.error, AnswerMismatchError)
 
 
 @spec("TURN-33")
 @pytest.mark.parametrize("choice", Choice)
 def test_a_question_is_answered_once(choice: Choice) -> None:
-    state = state_after(say(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
+    state = state_after(sends(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
     with pytest.raises(Refused) as refused:
         decide(state, responses("a", choice), epoch=1, at=AT)
     assert isinstance(refused.value.error, QuestionClosedError)
@@ -165,7 +165,7 @@ def test_a_question_is_answered_once(choice: Choice) -> None:
 
 @spec("TURN-33")
 @pytest.mark.parametrize(
-    "state", [Idle(), state_after(say()), state_after(say(), asks(writes("a")), Cancel())], ids=repr
+    "state", [Idle(), state_after(sends()), state_after(sends(), asks(writes("a")), Cancel())], ids=repr
 )
 def test_an_answer_without_a_question_is_refused(state: TurnState) -> None:
     with pytest.raises(Refused) as refused:
@@ -175,7 +175,7 @@ def test_an_answer_without_a_question_is_refused(state: TurnState) -> None:
 
 @spec("TURN-34")
 def test_a_question_expires_where_it_has_a_limit() -> None:
-    state = state_after(say(), asks(needs_approval("a", answer_s=60.0)))
+    state = state_after(sends(), asks(needs_approval("a", answer_s=60.0)))
     assert pending_work(state) == (AwaitPerson(CallRef(1, 1, "a"), AT + 60.0),)
     assert decide(state, QuestionExpired(CallRef(1, 1, "a")), epoch=1, at=AT + 59.0) == ()
     records = decide(state, QuestionExpired(CallRef(1, 1, "a")), epoch=1, at=AT + 60.0)
@@ -191,7 +191,7 @@ def test_a_wait_for_a_person_survives_nodes_and_days() -> None:
 
 @spec("TURN-35")
 def test_a_permission_is_used_up_by_the_start() -> None:
-    state = state_after(say(), asks(needs_approval("a", OnDoubt.RERUN)), responses("a", Choice.ALLOW))
+    state = state_after(sends(), asks(needs_approval("a", OnDoubt.RERUN)), responses("a", Choice.ALLOW))
     state = after(state, EpochStarted(2, "next", AT), epoch=2)
     records, state = apply_command(state, Recover(), epoch=2)
     assert records == (
@@ -203,7 +203,7 @@ def test_a_permission_is_used_up_by_the_start() -> None:
 
 @spec("TURN-8", "TURN-32")
 def test_a_cancel_closes_calls_that_wait_for_a_person() -> None:
-    records, state = apply_command(state_after(say(), asks(needs_approval("a"))), Cancel())
+    records, state = apply_command(state_after(sends(), asks(needs_approval("a"))), Cancel())
     assert CallEnded(1, 1, ToolResult("a", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT) in records
     assert state == Idle()
 
@@ -213,7 +213,7 @@ def test_a_cancel_closes_calls_that_wait_for_a_person() -> None:
 
 @spec("TURN-32")
 def test_a_text_answers_a_question() -> None:
-    records, state = apply_command(state_after(say()), asks(at_person("a"), reads("b")))
+    records, state = apply_command(state_after(sends()), asks(at_person("a"), reads("b")))
     assert QuestionAsked(1, 1, "a", QuestionKind.QUESTION, DIGEST, AT, "Which one?") in records
     assert pending_work(state) == (RunCall(CallRef(1, 1, "b"), 1),)
     records, _ = apply_command(state, responses("a", Choice.RESPOND, "the blue one"))
@@ -222,7 +222,7 @@ def test_a_text_answers_a_question() -> None:
 
 @spec("TURN-34")
 def test_an_unanswered_question_is_closed() -> None:
-    state = state_after(say(), asks(at_person("a", answer_s=60.0)))
+    state = state_after(sends(), asks(at_person("a", answer_s=60.0)))
     records = decide(state, QuestionExpired(CallRef(1, 1, "a")), epoch=1, at=AT + 60.0)
     assert records[0] == CallEnded(1, 1, ToolResult("a", NO_RESPONSE_CONTENT, Outcome.CANCELLED), AT + 60.0)
 
@@ -294,7 +294,7 @@ def test_a_node_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
 
 @spec("TURN-37", "TURN-35")
 def test_a_call_with_approval_that_did_not_happen_needs_a_new_approval() -> None:
-    state = state_after(say(), asks(needs_approval("a", OnDoubt.PROBE)), responses("a", Choice.ALLOW))
+    state = state_after(sends(), asks(needs_approval("a", OnDoubt.PROBE)), responses("a", Choice.ALLOW))
     state = after(state, EpochStarted(2, "next", AT), epoch=2)
     _, state = apply_command(state, Recover(), epoch=2)
     records, state = apply_command(state, CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=2)
@@ -307,7 +307,7 @@ def test_a_call_with_approval_that_did_not_happen_needs_a_new_approval() -> None
 @pytest.mark.parametrize("plan", [writes("a"), writes("a", OnDoubt.HOLD)], ids=["unknown", "hold"])
 def test_the_result_of_a_probe_of_another_call_changes_nothing(plan: CallPlan) -> None:
     assert (
-        decide(state_after(say(), asks(plan)), CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=1, at=AT)
+        decide(state_after(sends(), asks(plan)), CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=1, at=AT)
         == ()
     )
     state = _found_by_the_next_node(plan)
@@ -338,7 +338,7 @@ def test_a_call_in_the_transaction_of_its_outcome_runs_again() -> None:
 
 @spec("TURN-38")
 def test_a_running_tool_reports_its_progress() -> None:
-    state = state_after(say(), asks(writes("a"), writes("b")))
+    state = state_after(sends(), asks(writes("a"), writes("b")))
     records, after_it = apply_command(state, CallProgress(CallRef(1, 1, "a"), 1, "half way"))
     assert records == (CallProgressed(1, 1, "a", 1, "half way", AT),)
     assert after_it == state
@@ -347,7 +347,7 @@ def test_a_running_tool_reports_its_progress() -> None:
 
 @spec("TURN-6")
 def test_the_last_outcome_of_people_and_tools_commits_the_step() -> None:
-    state = state_after(say(), asks(at_person("a"), reads("b")), ended("b"))
+    state = state_after(sends(), asks(at_person("a"), reads("b")), ended("b"))
     records, _ = apply_command(state, responses("a", Choice.RESPOND, "yes"))
     assert records[-2:] == (StepCommitted(1, 1), AttemptStarted(1, 2, 1, AT))
 
@@ -358,7 +358,7 @@ def test_the_last_outcome_of_people_and_tools_commits_the_step() -> None:
 
 def _lost(plan: CallPlan, *, at: float = AT) -> TurnState:
     """Run two calls, lose the outcome of the first, and let another node recover."""
-    began = state_after(say(), asks(plan, reads("b")))
+    began = state_after(sends(), asks(plan, reads("b")))
     state = after(began, OutcomeDamaged(1, 1, plan.call_id), EpochStarted(2, "next", AT), epoch=2)
     return apply_command(state, Recover(), epoch=2, at=at)[1]
 
@@ -388,7 +388,7 @@ def test_a_call_with_a_lost_outcome_is_in_doubt_and_does_not_run_again_if_it_sur
 
 @spec("TURN-72")
 def test_a_lost_outcome_of_a_committed_step_leaves_the_history_complete() -> None:
-    began = state_after(say(), asks(reads("a"), reads("b")))
+    began = state_after(sends(), asks(reads("a"), reads("b")))
     lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, ToolResult("b", "it says"), AT))
     step = step_of(lost)
     assert step is not None
@@ -398,15 +398,15 @@ def test_a_lost_outcome_of_a_committed_step_leaves_the_history_complete() -> Non
 @spec("TURN-72")
 @pytest.mark.parametrize("place", [(1, 2), (2, 1)])
 def test_a_lost_outcome_of_another_batch_does_not_affect_this_one(place: tuple[int, int]) -> None:
-    began = state_after(say(), asks(reads("a")))
+    began = state_after(sends(), asks(reads("a")))
     assert after(began, OutcomeDamaged(*place, "a")) == began
 
 
 @spec("TURN-67")
 def test_a_start_in_a_transaction_need_not_be_synced_first() -> None:
     plan = CallPlan("a", DIGEST, on_doubt=OnDoubt.IN_TRANSACTION)
-    records, _ = apply_command(state_after(say()), asks(plan))
+    records, _ = apply_command(state_after(sends()), asks(plan))
     assert CallStarted(1, 1, "a", 1, AT, has_effects=False) in records
     assert sync_of(records) is Sync.NORMAL
-    records, _ = apply_command(state_after(say()), asks(writes("a")))
+    records, _ = apply_command(state_after(sends()), asks(writes("a")))
     assert sync_of(records) is Sync.FULL

@@ -32,7 +32,7 @@ from tests.session.turn_stories import (
     reads,
     response_lost,
     resumable,
-    say,
+    sends,
     state_after,
     streams,
 )
@@ -47,7 +47,7 @@ def _recovered(state: TurnState, *, epoch: int = 2) -> tuple[tuple[object, ...],
 
 @spec("TURN-61")
 def test_the_token_of_a_kept_response_is_recorded_once() -> None:
-    records, state = apply_command(state_after(say()), resumable())
+    records, state = apply_command(state_after(sends()), resumable())
     assert records == (AttemptResumable(1, 1, 1, "resp_1"),)
     assert decide(state, resumable(), epoch=1, at=AT) == ()
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1)),)
@@ -55,20 +55,20 @@ def test_the_token_of_a_kept_response_is_recorded_once() -> None:
 
 @spec("TURN-61")
 def test_a_cut_response_that_is_kept_continues_as_the_same_attempt() -> None:
-    records, state = apply_command(state_after(say(), resumable(), streams("Half a ")), breaks())
+    records, state = apply_command(state_after(sends(), resumable(), streams("Half a ")), breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), not_before=AT + 1.0, continued=1),)
     assert isinstance(state, AwaitingModel)
     assert text_so_far(state) == {0: ("text", "Half a ")}
 
-    state = state_after(say(), resumable(), streams("Half a "), breaks(), streams("word"))
+    state = state_after(sends(), resumable(), streams("Half a "), breaks(), streams("word"))
     assert isinstance(state, AwaitingModel)
     assert text_so_far(state) == {0: ("text", "Half a word")}
 
 
 @spec("TURN-61")
 def test_a_new_node_continues_a_kept_response() -> None:
-    records, state = _recovered(state_after(say(), resumable(), streams("Half a ")))
+    records, state = _recovered(state_after(sends(), resumable(), streams("Half a ")))
     assert records == (AttemptContinued(1, 1, 1, 1, AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), continued=1),)
 
@@ -82,9 +82,9 @@ def test_a_new_node_continues_a_kept_response() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        state_after(say(), resumable(), breaks()),
-        state_after(say(), resumable(), streams("Half a "), breaks()),
-        _recovered(state_after(say(), resumable(), streams("Half a ")))[1],
+        state_after(sends(), resumable(), breaks()),
+        state_after(sends(), resumable(), streams("Half a "), breaks()),
+        _recovered(state_after(sends(), resumable(), streams("Half a ")))[1],
     ],
     ids=["mute", "in the middle", "another node"],
 )
@@ -98,18 +98,18 @@ def test_a_response_that_the_provider_lost_is_requested_again_at_once(state: Tur
 
 @spec("TURN-62")
 def test_a_continuation_without_new_content_is_not_tried_twice() -> None:
-    state = state_after(say(), resumable(), streams("Half a "), breaks())
+    state = state_after(sends(), resumable(), streams("Half a "), breaks())
     records, state = apply_command(state, breaks())
     assert records == (FAILED, AttemptStarted(1, 1, 2, AT, not_before=AT + 2.0))
 
-    state = state_after(say(), resumable(), streams("Half a "), breaks(), streams("word "))
+    state = state_after(sends(), resumable(), streams("Half a "), breaks(), streams("word "))
     records, state = apply_command(state, breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 2, AT, not_before=AT + 2.0))
 
 
 @spec("TURN-62", "TURN-4")
 def test_cuts_and_lost_responses_are_bounded_like_other_failures() -> None:
-    state: TurnState = state_after(say())
+    state: TurnState = state_after(sends())
     for number in range(MODEL_ATTEMPTS_MAX):
         attempt = number + 1
         _, state = apply_command(state, resumable(f"resp_{attempt}", attempt=attempt))
@@ -119,13 +119,13 @@ def test_cuts_and_lost_responses_are_bounded_like_other_failures() -> None:
 
 @spec("TURN-62")
 def test_a_response_that_the_provider_ended_is_requested_again() -> None:
-    records, _ = apply_command(state_after(say(), resumable(), streams("Half")), fails())
+    records, _ = apply_command(state_after(sends(), resumable(), streams("Half")), fails())
     assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
 
 
 @spec("TURN-61")
 def test_without_a_token_a_cut_attempt_is_repeated() -> None:
-    records, _ = apply_command(state_after(say(), streams("Half")), breaks())
+    records, _ = apply_command(state_after(sends(), streams("Half")), breaks())
     assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
 
 
@@ -134,7 +134,7 @@ def test_without_a_token_a_cut_attempt_is_repeated() -> None:
 
 @spec("TURN-65")
 def test_silence_of_a_model_is_recorded_and_changes_nothing() -> None:
-    before = state_after(say(), streams("Half"))
+    before = state_after(sends(), streams("Half"))
     records, state = apply_command(before, Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 15.0))
     assert records == (StallNoticed(1, 1, StalledOn.BETWEEN_TOKENS, 15.0, AT),)
     assert state == before
@@ -145,7 +145,7 @@ def test_silence_of_a_model_is_recorded_and_changes_nothing() -> None:
 
 @spec("TURN-65")
 def test_silence_of_a_tool_is_recorded_and_changes_nothing() -> None:
-    before = state_after(say(), asks(reads("a")))
+    before = state_after(sends(), asks(reads("a")))
     records, state = apply_command(before, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"))
     assert records == (StallNoticed(1, 1, StalledOn.TOOL, 60.0, AT, "a"),)
     assert state == before
@@ -155,10 +155,10 @@ def test_silence_of_a_tool_is_recorded_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        state_after(say(), answers()),
-        state_after(say(), asks(reads("b"))),
-        state_after(say(), asks(reads("a")), Cancel()),
-        state_after(say()),
+        state_after(sends(), answers()),
+        state_after(sends(), asks(reads("b"))),
+        state_after(sends(), asks(reads("a")), Cancel()),
+        state_after(sends()),
     ],
     ids=["idle", "another call", "cancelling", "model"],
 )

@@ -84,7 +84,7 @@ from tests.session.turn_stories import (
     impossible,
     overflows,
     reads,
-    say,
+    sends,
     state_after,
     streams,
     unknown,
@@ -97,7 +97,7 @@ from tests.spec import spec
 
 @spec("TURN-2")
 def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
-    records, state = apply_command(Idle(), say("hi"))
+    records, state = apply_command(Idle(), sends("hi"))
 
     assert records == (
         MessageAccepted(1, UserMessage.of("hi"), AT),
@@ -110,21 +110,21 @@ def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        state_after(say()),
-        state_after(say(), asks(writes("a"))),
-        state_after(say(), asks(writes("a")), Cancel()),
+        state_after(sends()),
+        state_after(sends(), asks(writes("a"))),
+        state_after(sends(), asks(writes("a")), Cancel()),
     ],
     ids=["awaiting model", "running calls", "cancelling"],
 )
 def test_a_message_in_a_live_turn_is_refused(state: TurnState) -> None:
     with pytest.raises(Refused) as refused:
-        decide(state, say("and another thing"), epoch=1, at=AT)
+        decide(state, sends("and another thing"), epoch=1, at=AT)
     assert isinstance(refused.value.error, SessionBusyError)
 
 
 @spec("TURN-5")
 def test_a_response_without_calls_ends_the_turn_in_one_append() -> None:
-    records, state = apply_command(state_after(say(), streams("hel", "lo")), answers("hello"))
+    records, state = apply_command(state_after(sends(), streams("hel", "lo")), answers("hello"))
 
     assert records == (
         ResponseCompleted(1, 1, 1, Response((Text("hello"),)), AT),
@@ -138,7 +138,7 @@ def test_a_response_without_calls_ends_the_turn_in_one_append() -> None:
 @spec("TURN-3", "TURN-9")
 @pytest.mark.parametrize("other", [{"turn": 2}, {"response": 2}, {"attempt": 2}, {"attempt": 0}])
 def test_output_of_another_attempt_changes_nothing(other: dict[str, int]) -> None:
-    state = state_after(say())
+    state = state_after(sends())
     assert decide(state, streams("x", **other), epoch=1, at=AT) == ()
     assert decide(state, answers("x", **other), epoch=1, at=AT) == ()
     other = {"turn": 1, "response": 1, "attempt": 1, **other}
@@ -150,7 +150,7 @@ def test_output_of_another_attempt_changes_nothing(other: dict[str, int]) -> Non
 
 @spec("TURN-4")
 def test_a_failed_attempt_is_retried_after_a_pause() -> None:
-    records, state = apply_command(state_after(say(), streams("half")), fails())
+    records, state = apply_command(state_after(sends(), streams("half")), fails())
     assert records == (
         AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
         AttemptStarted(1, 1, attempt=2, at=AT, not_before=AT + 1.0),
@@ -170,7 +170,7 @@ def test_a_failed_attempt_is_retried_after_a_pause() -> None:
 
 @spec("TURN-25")
 def test_a_conversation_that_is_too_long_is_shortened_and_the_request_repeated() -> None:
-    records, state = apply_command(state_after(say(), streams("half")), overflows(2))
+    records, state = apply_command(state_after(sends(), streams("half")), overflows(2))
     assert records == (
         AttemptFailed(1, 1, 1, "context_overflow", "too long", AT),
         HistoryCompacted(1, 1, cut=2, at=AT),
@@ -181,7 +181,7 @@ def test_a_conversation_that_is_too_long_is_shortened_and_the_request_repeated()
 
 @spec("TURN-25")
 def test_a_second_overflow_of_one_model_call_ends_the_turn_with_its_reason() -> None:
-    records, state = apply_command(state_after(say(), overflows(2)), overflows(4, attempt=2))
+    records, state = apply_command(state_after(sends(), overflows(2)), overflows(4, attempt=2))
     end = records[-1]
     assert isinstance(end, TurnEnded)
     assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
@@ -192,7 +192,7 @@ def test_a_second_overflow_of_one_model_call_ends_the_turn_with_its_reason() -> 
 
 @spec("TURN-25")
 def test_the_turn_ends_at_once_where_nothing_can_be_left_out() -> None:
-    records, _ = apply_command(state_after(say()), overflows(None))
+    records, _ = apply_command(state_after(sends()), overflows(None))
     end = records[-1]
     assert isinstance(end, TurnEnded)
     assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
@@ -201,33 +201,33 @@ def test_the_turn_ends_at_once_where_nothing_can_be_left_out() -> None:
 
 @spec("TURN-25")
 def test_each_model_call_may_be_shortened_once() -> None:
-    state = state_after(say(), overflows(2), asks(reads("a"), attempt=2), ended("a"))
+    state = state_after(sends(), overflows(2), asks(reads("a"), attempt=2), ended("a"))
     records, _ = apply_command(state, overflows(4, response=2))
     assert HistoryCompacted(1, 2, cut=4, at=AT) in records
 
 
 @spec("TURN-25")
 def test_a_shortened_request_has_all_its_attempts() -> None:
-    state = state_after(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
+    state = state_after(sends(), fails(), fails(attempt=2), overflows(2, attempt=3))
     _, state = apply_command(state, fails(attempt=4))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 5), not_before=AT + 1.0),)
 
 
 @spec("TURN-4")
 def test_a_longer_pause_requested_by_the_provider_is_kept() -> None:
-    _, state = apply_command(state_after(say()), fails(retry_after_s=30.0))
+    _, state = apply_command(state_after(sends()), fails(retry_after_s=30.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + 30.0),)
 
 
 @spec("TURN-4", "TURN-21")
 def test_the_pause_requested_by_a_provider_is_bounded() -> None:
-    _, state = apply_command(state_after(say()), fails(retry_after_s=86_400.0))
+    _, state = apply_command(state_after(sends()), fails(retry_after_s=86_400.0))
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + RETRY_AFTER_MAX_S),)
 
 
 @spec("TURN-4", "TURN-19")
 def test_a_permanent_failure_ends_the_turn_and_keeps_the_shown_text() -> None:
-    records, state = apply_command(state_after(say(), streams("Half a sen")), fails(retriable=False))
+    records, state = apply_command(state_after(sends(), streams("Half a sen")), fails(retriable=False))
     assert records == (
         AttemptFailed(1, 1, 1, "model_rejected", "it broke", AT),
         ResponseCompleted(1, 1, 1, Response((Text("Half a sen"),), Finish.INTERRUPTED), AT),
@@ -239,7 +239,7 @@ def test_a_permanent_failure_ends_the_turn_and_keeps_the_shown_text() -> None:
 
 @spec("TURN-3", "TURN-16")
 def test_text_of_a_failed_attempt_is_not_kept_with_the_next() -> None:
-    state = state_after(say(), streams("wrong"), fails(), streams("right", attempt=2))
+    state = state_after(sends(), streams("wrong"), fails(), streams("right", attempt=2))
     records, _ = apply_command(state, Cancel())
     assert records[1] == ResponseCompleted(1, 1, 2, Response((Text("right"),), Finish.INTERRUPTED), AT)
 
@@ -261,7 +261,7 @@ def test_a_turn_ends_at_the_limit_of_model_calls() -> None:
 
 @spec("TURN-6", "TURN-10")
 def test_nothing_is_committed_until_the_last_tool_returns() -> None:
-    records, state = apply_command(state_after(say()), asks(reads("a"), reads("b")))
+    records, state = apply_command(state_after(sends()), asks(reads("a"), reads("b")))
     assert [type(record) for record in records] == [ResponseCompleted, CallStarted, CallStarted]
     assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1), RunCall(CallRef(1, 1, "b"), 1))
 
@@ -284,7 +284,7 @@ def test_nothing_is_committed_until_the_last_tool_returns() -> None:
 
 @spec("TURN-10")
 def test_calls_with_effects_run_alone_and_in_order() -> None:
-    state = state_after(say(), asks(reads("a"), writes("b"), reads("c"), writes("d")))
+    state = state_after(sends(), asks(reads("a"), writes("b"), reads("c"), writes("d")))
     started = []
     for call_id in ("a", "b", "c", "d"):
         assert pending_work(state) == (RunCall(CallRef(1, 1, call_id), 1),)
@@ -295,13 +295,13 @@ def test_calls_with_effects_run_alone_and_in_order() -> None:
 
 @spec("TURN-10")
 def test_the_start_of_the_next_call_is_in_the_append_of_the_outcome_before_it() -> None:
-    records, _ = apply_command(state_after(say(), asks(writes("a"), writes("b"))), ended("a"))
+    records, _ = apply_command(state_after(sends(), asks(writes("a"), writes("b"))), ended("a"))
     assert records == (CallEnded(1, 1, ToolResult("a", "done"), AT), CallStarted(1, 1, "b", 1, AT))
 
 
 @spec("TURN-11")
 def test_a_call_that_cannot_run_gets_an_error_and_the_others_continue() -> None:
-    records, state = apply_command(state_after(say()), asks(impossible("a"), writes("b")))
+    records, state = apply_command(state_after(sends()), asks(impossible("a"), writes("b")))
     assert records[1:] == (
         CallEnded(1, 1, ToolResult("a", "There is no such tool.", Outcome.ERROR), AT),
         CallStarted(1, 1, "b", 1, AT),
@@ -311,7 +311,7 @@ def test_a_call_that_cannot_run_gets_an_error_and_the_others_continue() -> None:
 
 @spec("TURN-11", "TURN-6")
 def test_the_model_is_called_again_at_once_where_no_call_can_run() -> None:
-    records, state = apply_command(state_after(say()), asks(impossible("a")))
+    records, state = apply_command(state_after(sends()), asks(impossible("a")))
     assert [type(record) for record in records] == [
         ResponseCompleted,
         CallEnded,
@@ -342,7 +342,7 @@ def test_the_model_is_called_again_at_once_where_no_call_can_run() -> None:
 )
 def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> None:
     """`a` has ended, `b` waits for `c`: neither accepts an outcome."""
-    state = state_after(say(), asks(reads("a"), reads("c"), writes("b")), ended("a"))
+    state = state_after(sends(), asks(reads("a"), reads("c"), writes("b")), ended("a"))
     assert decide(state, late, epoch=1, at=AT) == ()
 
 
@@ -362,15 +362,15 @@ def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> Non
     ids=repr,
 )
 def test_an_ended_turn_ignores_all_commands_but_a_message(late: Command) -> None:
-    assert decide(state_after(say(), answers()), late, epoch=1, at=AT) == ()
+    assert decide(state_after(sends(), answers()), late, epoch=1, at=AT) == ()
 
 
 @spec("TURN-14")
 def test_a_call_at_a_client_waits_for_the_resume_window_and_then_expires() -> None:
-    assert pending_work(state_after(say(), asks(at_client("a", timeout_s=9_000.0)))) == (
+    assert pending_work(state_after(sends(), asks(at_client("a", timeout_s=9_000.0)))) == (
         AwaitClient(CallRef(1, 1, "a"), AT + 9_000.0),
     )
-    state = state_after(say(), asks(at_client("a", timeout_s=30.0)))
+    state = state_after(sends(), asks(at_client("a", timeout_s=30.0)))
     assert pending_work(state) == (AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),)
 
     records, state = apply_command(state, CallExpired(CallRef(1, 1, "a")))
@@ -380,7 +380,7 @@ def test_a_call_at_a_client_waits_for_the_resume_window_and_then_expires() -> No
 
 @spec("TURN-14")
 def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
-    assert pending_work(state_after(say(), asks(at_client("a")))) == (
+    assert pending_work(state_after(sends(), asks(at_client("a")))) == (
         AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),
     )
 
@@ -390,7 +390,7 @@ def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
 
 @spec("TURN-8", "TURN-19")
 def test_a_cancel_during_a_model_call_ends_the_turn_at_once() -> None:
-    records, state = apply_command(state_after(say(), streams("Once upon", " a time")), Cancel())
+    records, state = apply_command(state_after(sends(), streams("Once upon", " a time")), Cancel())
     assert records == (
         CancelRequested(1, AT, deadline_at=AT),
         ResponseCompleted(1, 1, 1, Response((Text("Once upon a time"),), Finish.INTERRUPTED), AT),
@@ -404,7 +404,7 @@ def test_a_cancel_during_a_model_call_ends_the_turn_at_once() -> None:
 def test_a_call_running_upstream_at_a_cancel_is_recorded_as_unknown() -> None:
     runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
     deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
-    records, _ = apply_command(state_after(say(), ModelStreamed(AttemptRef(1, 1, 1), deltas)), Cancel())
+    records, _ = apply_command(state_after(sends(), ModelStreamed(AttemptRef(1, 1, 1), deltas)), Cancel())
 
     cut = UpstreamCall("u", "grep", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
     assert records[1] == ResponseCompleted(1, 1, 1, Response((cut, ran), Finish.INTERRUPTED), AT)
@@ -412,18 +412,18 @@ def test_a_call_running_upstream_at_a_cancel_is_recorded_as_unknown() -> None:
 
 @spec("TURN-8")
 def test_a_cancel_before_the_first_token_leaves_no_empty_response() -> None:
-    records, _ = apply_command(state_after(say()), Cancel(turn=1))
+    records, _ = apply_command(state_after(sends()), Cancel(turn=1))
     assert records == (CancelRequested(1, AT, deadline_at=AT), TurnEnded(1, TurnStatus.CANCELLED, AT))
 
 
 @spec("TURN-9")
 def test_a_cancel_of_another_turn_changes_nothing() -> None:
-    assert decide(state_after(say()), Cancel(turn=7), epoch=1, at=AT) == ()
+    assert decide(state_after(sends()), Cancel(turn=7), epoch=1, at=AT) == ()
 
 
 @spec("TURN-7", "TURN-8")
 def test_an_outcome_during_a_cancel_is_kept() -> None:
-    state = state_after(say(), asks(writes("a"), writes("b")))
+    state = state_after(sends(), asks(writes("a"), writes("b")))
     records, state = apply_command(state, Cancel())
     assert records == (CancelRequested(1, AT, deadline_at=AT + CANCEL_GRACE_S),)
     assert pending_work(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
@@ -440,7 +440,7 @@ def test_an_outcome_during_a_cancel_is_kept() -> None:
 
 @spec("TURN-7")
 def test_a_cancel_waits_for_every_running_tool() -> None:
-    state = state_after(say(), asks(reads("a"), reads("b")), Cancel())
+    state = state_after(sends(), asks(reads("a"), reads("b")), Cancel())
     records, state = apply_command(state, ended("b"))
     assert records == (CallEnded(1, 1, ToolResult("b", "done"), AT),)
     assert pending_work(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
@@ -448,7 +448,7 @@ def test_a_cancel_waits_for_every_running_tool() -> None:
 
 @spec("TURN-8")
 def test_a_tool_that_does_not_stop_is_abandoned() -> None:
-    state = state_after(say(), asks(reads("a"), reads("b"), writes("c")), ended("b"), Cancel())
+    state = state_after(sends(), asks(reads("a"), reads("b"), writes("c")), ended("b"), Cancel())
     assert decide(state, CancelExpired(2), epoch=1, at=AT) == ()
 
     records, state = apply_command(state, CancelExpired(1))
@@ -466,12 +466,12 @@ def test_a_tool_that_does_not_stop_is_abandoned() -> None:
     "late", [Cancel(), Cancel(1), streams("x"), answers(), fails(), CallExpired(CallRef(1, 1, "a"))], ids=repr
 )
 def test_during_a_cancel_all_other_commands_are_ignored(late: Command) -> None:
-    assert decide(state_after(say(), asks(writes("a")), Cancel()), late, epoch=1, at=AT) == ()
+    assert decide(state_after(sends(), asks(writes("a")), Cancel()), late, epoch=1, at=AT) == ()
 
 
 @spec("TURN-8")
 def test_a_cancel_does_not_wait_for_a_client() -> None:
-    records, state = apply_command(state_after(say(), asks(at_client("a"))), Cancel())
+    records, state = apply_command(state_after(sends(), asks(at_client("a"))), Cancel())
     assert [type(record) for record in records] == [CancelRequested, CallEnded, StepCommitted, TurnEnded]
     assert records[1] == CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT)
     assert state == Idle()
@@ -486,14 +486,14 @@ def _taken_over(state: TurnState, *, epoch: int = 2) -> TurnState:
 
 @spec("TURN-16")
 def test_a_cut_model_call_is_announced_again() -> None:
-    records, state = apply_command(_taken_over(state_after(say(), streams("hel"))), Recover(), epoch=2)
+    records, state = apply_command(_taken_over(state_after(sends(), streams("hel"))), Recover(), epoch=2)
     assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
     assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
 
 
 @spec("TURN-18")
 def test_a_response_is_requested_again_however_many_nodes_die() -> None:
-    state = state_after(say(), streams("boom"))
+    state = state_after(sends(), streams("boom"))
     for epoch in range(2, 20):
         records, state = apply_command(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
         assert records == (AttemptStarted(1, 1, attempt=epoch, at=AT),)
@@ -503,13 +503,13 @@ def test_a_response_is_requested_again_however_many_nodes_die() -> None:
 @spec("TURN-85", "TURN-19")
 def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_its_finished_parts() -> None:
     suspect = Recover(is_suspect=True)
-    records, _ = apply_command(_taken_over(state_after(say(), streams("boom"))), suspect, epoch=2)
+    records, _ = apply_command(_taken_over(state_after(sends(), streams("boom"))), suspect, epoch=2)
     assert records == (
         ResponseCompleted(1, 1, 1, Response((Text("boom"),), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
-    running = state_after(say(), asks(reads("a"), writes("b")), ended("a"))
+    running = state_after(sends(), asks(reads("a"), writes("b")), ended("a"))
     records, _ = apply_command(_taken_over(running), suspect, epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), AT),
@@ -529,7 +529,7 @@ def _upstream_call_ended(outcome: Outcome | None, *, response: int = 1) -> Model
 
 @spec("TURN-83")
 @pytest.mark.parametrize(
-    ("said", "part"),
+    ("command", "part"),
     [
         (streams("I pay."), Text("I pay.")),
         (_upstream_call_ended(Outcome.OK), UpstreamCall("u", "shell", "{}", "done", Outcome.OK)),
@@ -538,13 +538,13 @@ def _upstream_call_ended(outcome: Outcome | None, *, response: int = 1) -> Model
     ids=["words", "a call that ended", "a call in doubt"],
 )
 def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_request(
-    said: ModelStreamed, part: ResponsePart
+    command: ModelStreamed, part: ResponsePart
 ) -> None:
     cut = (
         ResponseCompleted(1, 1, 1, Response((part,), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
     )
-    state = state_after(say(), _reuse_decided(), said)
+    state = state_after(sends(), _reuse_decided(), command)
     records, _ = apply_command(_taken_over(state), Recover(), epoch=2)
     assert records == (*cut, AttemptStarted(1, 2, attempt=1, at=AT))
 
@@ -558,14 +558,14 @@ def test_acts_of_an_agent_in_a_cut_attempt_enter_the_history_before_the_next_req
 @spec("TURN-83")
 def test_an_agent_that_only_thought_or_a_plain_model_gets_the_same_request_again() -> None:
     thought = ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "hm"),))
-    for state in (state_after(say(), _reuse_decided(), thought), state_after(say(), streams("hel"))):
+    for state in (state_after(sends(), _reuse_decided(), thought), state_after(sends(), streams("hel"))):
         records, _ = apply_command(_taken_over(state), Recover(), epoch=2)
         assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
 
 
 @spec("TURN-83")
 def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_model() -> None:
-    state = state_after(say())
+    state = state_after(sends())
     for response in range(1, MODEL_ATTEMPTS_MAX + 1):
         for command in (
             _reuse_decided(response=response),
@@ -580,10 +580,10 @@ def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_mode
 @spec("TURN-18")
 def test_a_turn_left_for_too_long_is_ended() -> None:
     late = AT + LOOK_BACK_S + 1
-    records, state = apply_command(_taken_over(state_after(say())), Recover(), epoch=2, at=late)
+    records, state = apply_command(_taken_over(state_after(sends())), Recover(), epoch=2, at=late)
     assert records == (TurnEnded(1, TurnStatus.INTERRUPTED, late),)
 
-    state = state_after(say(), asks(reads("a"), reads("b"), writes("c")), ended("a", "found"))
+    state = state_after(sends(), asks(reads("a"), reads("b"), writes("c")), ended("a", "found"))
     records, state = apply_command(_taken_over(state), Recover(), epoch=2, at=late)
     assert records == (
         CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), late),
@@ -596,7 +596,7 @@ def test_a_turn_left_for_too_long_is_ended() -> None:
 
 @spec("TURN-13")
 def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
-    state = _taken_over(state_after(say(), asks(writes("a"), writes("b"))))
+    state = _taken_over(state_after(sends(), asks(writes("a"), writes("b"))))
     records, state = apply_command(state, Recover(), epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
@@ -608,7 +608,7 @@ def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
 @spec("TURN-13")
 @pytest.mark.parametrize("on_doubt", [OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY])
 def test_a_tool_with_a_rerun_policy_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> None:
-    state = state_after(say(), asks(writes("a", on_doubt)))
+    state = state_after(sends(), asks(writes("a", on_doubt)))
     for epoch, run in ((2, 2), (3, 3)):
         records, state = apply_command(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
         assert records == (CallStarted(1, 1, "a", run, AT),)
@@ -624,14 +624,14 @@ def test_a_tool_with_a_rerun_policy_is_run_again_twice_and_no_more(on_doubt: OnD
 
 @spec("TURN-13", "TURN-12")
 def test_a_call_with_an_outcome_is_not_in_doubt() -> None:
-    state = _taken_over(state_after(say(), asks(reads("a"), reads("b")), ended("a", "found")))
+    state = _taken_over(state_after(sends(), asks(reads("a"), reads("b")), ended("a", "found")))
     records, _ = apply_command(state, Recover(), epoch=2)
     assert records == (CallStarted(1, 1, "b", 2, AT, has_effects=False),)
 
 
 @spec("TURN-14")
 def test_a_call_at_a_client_survives_its_server() -> None:
-    state = _taken_over(state_after(say(), asks(at_client("a"))))
+    state = _taken_over(state_after(sends(), asks(at_client("a"))))
     assert decide(state, Recover(), epoch=2, at=AT + 60) == ()
     assert pending_work(state) == (AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),)
 
@@ -641,7 +641,7 @@ def test_a_call_at_a_client_survives_its_server() -> None:
 
 @spec("TURN-8", "TURN-13")
 def test_a_cancel_is_finished_by_the_next_node() -> None:
-    state = _taken_over(state_after(say(), asks(writes("a"), writes("b")), Cancel()))
+    state = _taken_over(state_after(sends(), asks(writes("a"), writes("b")), Cancel()))
     records, state = apply_command(state, Recover(), epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
@@ -657,11 +657,11 @@ def test_a_cancel_is_finished_by_the_next_node() -> None:
     "state",
     [
         Idle(),
-        state_after(say(), streams("x")),
-        state_after(say(), asks(reads("a"), reads("b"), writes("c"))),
-        state_after(say(), asks(writes("a"), reads("b"))),
-        state_after(say(), asks(at_client("a"))),
-        state_after(say(), asks(writes("a")), Cancel()),
+        state_after(sends(), streams("x")),
+        state_after(sends(), asks(reads("a"), reads("b"), writes("c"))),
+        state_after(sends(), asks(writes("a"), reads("b"))),
+        state_after(sends(), asks(at_client("a"))),
+        state_after(sends(), asks(writes("a")), Cancel()),
     ],
     ids=["idle", "model", "reads", "write", "client", "cancelling"],
 )
@@ -672,7 +672,7 @@ def test_recovering_twice_is_recovering_once(state: TurnState) -> None:
 
 def test_the_client_tools_are_kept_for_the_whole_turn() -> None:
     tools = (ClientTool(ToolSpec("ask")),)
-    state = state_after(say(tools=tools), asks(reads("a")), ended("a"))
+    state = state_after(sends(tools=tools), asks(reads("a")), ended("a"))
     assert isinstance(state, AwaitingModel)
     assert state.terms.tools == tools
 
@@ -682,19 +682,19 @@ def test_the_client_tools_are_kept_for_the_whole_turn() -> None:
 
 STATES: dict[str, TurnState] = {
     "idle": Idle(),
-    "asked": state_after(say()),
-    "speaking": state_after(say(), streams("x")),
-    "failed once": state_after(say(), fails()),
-    "reading": state_after(say(), asks(reads("a"), reads("b"), writes("c"))),
-    "writing": state_after(say(), asks(writes("a"), reads("b"))),
-    "half done": state_after(say(), asks(reads("a"), reads("b")), ended("a")),
-    "at a client": state_after(say(), asks(at_client("a"))),
-    "second response": state_after(say(), asks(reads("a")), ended("a"), streams("y", response=2)),
-    "cancelling": state_after(say(), asks(writes("a"), writes("b")), Cancel()),
-    "cancelling two": state_after(say(), asks(reads("a"), reads("b")), Cancel()),
+    "asked": state_after(sends()),
+    "speaking": state_after(sends(), streams("x")),
+    "failed once": state_after(sends(), fails()),
+    "reading": state_after(sends(), asks(reads("a"), reads("b"), writes("c"))),
+    "writing": state_after(sends(), asks(writes("a"), reads("b"))),
+    "half done": state_after(sends(), asks(reads("a"), reads("b")), ended("a")),
+    "at a client": state_after(sends(), asks(at_client("a"))),
+    "second response": state_after(sends(), asks(reads("a")), ended("a"), streams("y", response=2)),
+    "cancelling": state_after(sends(), asks(writes("a"), writes("b")), Cancel()),
+    "cancelling two": state_after(sends(), asks(reads("a"), reads("b")), Cancel()),
 }
 COMMANDS = (
-    say("more"),
+    sends("more"),
     streams("x"),
     streams("y", response=2),
     answers(),
@@ -735,7 +735,7 @@ def test_every_state_decides_every_command_and_keeps_pending_work(command: Comma
 
 @spec("TURN-87")
 def test_a_sub_agent_that_killed_its_servers_ends_the_turn_of_its_parent() -> None:
-    running = state_after(say(), asks(reads("a"), reads("b")))
+    running = state_after(sends(), asks(reads("a"), reads("b")))
     result = ToolResult("a", "The sub-agent failed: it killed its server.", Outcome.ERROR)
     records, ended_state = apply_command(running, CallFinished(1, 1, result, is_suspect=True))
     assert records == (

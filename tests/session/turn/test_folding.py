@@ -40,7 +40,7 @@ from tests.session.turn_stories import (
     fails,
     needs_approval,
     responses,
-    say,
+    sends,
     state_after,
     streams,
     writes,
@@ -129,10 +129,10 @@ def test_the_limit_of_another_turn_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("state", "response_no"),
     [
-        (_interrupted(say()), 1),
-        (_interrupted(say(), streams("half")), 2),
-        (_interrupted(say(), asks(writes("a"))), 2),
-        (state_after(say(), fails(retriable=False)), 1),
+        (_interrupted(sends()), 1),
+        (_interrupted(sends(), streams("half")), 2),
+        (_interrupted(sends(), asks(writes("a"))), 2),
+        (state_after(sends(), fails(retriable=False)), 1),
         (state_after(_limited(), TurnExpired(1)), 1),
     ],
     ids=["silent", "half said", "in a tool", "failed", "too long"],
@@ -155,9 +155,9 @@ def test_a_resumed_turn_has_its_whole_time_again() -> None:
     ("state", "command"),
     [
         (Idle(), Resume()),
-        (state_after(say(), answers()), Resume()),
-        (state_after(say(), Cancel()), Resume()),
-        (_interrupted(say()), Resume(7)),
+        (state_after(sends(), answers()), Resume()),
+        (state_after(sends(), Cancel()), Resume()),
+        (_interrupted(sends()), Resume(7)),
     ],
     ids=["new", "completed", "cancelled", "another"],
 )
@@ -169,7 +169,7 @@ def test_a_finished_or_cancelled_turn_cannot_be_resumed(state: TurnState, comman
 
 @spec("TURN-30", "TURN-9")
 @pytest.mark.parametrize(
-    "state", [state_after(say()), state_after(say(), asks(writes("a")))], ids=["model", "tool"]
+    "state", [state_after(sends()), state_after(sends(), asks(writes("a")))], ids=["model", "tool"]
 )
 def test_resuming_a_running_turn_changes_nothing(state: TurnState) -> None:
     assert decide(state, Resume(), epoch=1, at=AT) == ()
@@ -177,5 +177,5 @@ def test_resuming_a_running_turn_changes_nothing(state: TurnState) -> None:
 
 @spec("TURN-30")
 def test_the_next_message_leaves_an_interrupted_turn_behind() -> None:
-    state = after(_interrupted(say()), MessageAccepted(2, UserMessage.of("never mind"), AT))
+    state = after(_interrupted(sends()), MessageAccepted(2, UserMessage.of("never mind"), AT))
     assert decide(state, Resume(), epoch=2, at=AT) == ()

@@ -147,16 +147,16 @@ def test_a_forked_child_has_no_keys_and_its_parent_keeps_them(keys: FileKeys) ->
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        said = b"it encrypted"
+        data = b"it encrypted"
         try:
             key.encrypt(b"body", HERE)
         except UsageError as error:
             try:
                 asyncio.run(keys.wrap(b"k" * 32, context=b""))
             except UsageError:
-                said = error.message.encode()
+                data = error.message.encode()
         finally:
-            os.write(writing, said)
+            os.write(writing, data)
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:

@@ -181,15 +181,15 @@ async def test_a_refusal_does_not_reveal_whether_the_session_exists(
     monkeypatch.setattr(hmac, "compare_digest", compared)
     monkeypatch.setattr(ciphers_module, "derive_key", counted)
     store.escrow.house = Counted(folder / "keys")
-    said: list[tuple[str, str, str, list[str]]] = []
+    content: list[tuple[str, str, str, list[str]]] = []
     for session, secret in [("s", OTHER), ("none", OTHER), ("s", ""), ("none", ""), ("none", SECRET)]:
         asked.clear()
         with pytest.raises(WrongSecretError) as refused:
             await store.escrow.open(session, secret)
         error = refused.value
-        said.append((error.code, error.message, str(error.retry_after_s), [*asked]))
-    assert said == [said[0]] * len(said)
-    assert said[0][3] == ["compare", "unwrap", "derive", "compare"]
+        content.append((error.code, error.message, str(error.retry_after_s), [*asked]))
+    assert content == [content[0]] * len(content)
+    assert content[0][3] == ["compare", "unwrap", "derive", "compare"]
 
 
 async def test_an_invalid_viewer_token_is_refused_like_any_secret(folder: Path) -> None:
@@ -414,11 +414,11 @@ async def test_a_client_that_begins_a_session_is_never_refused_by_a_concurrent_o
             await asyncio.sleep(0)
         return await store.escrow.open("s", SECRET, begins=True)
 
-    said = await asyncio.gather(_begin(one), comes_again(one), comes_again(one), comes_again(other))
-    assert said[1] == said[2]
-    assert said[0] == 1
+    content = await asyncio.gather(_begin(one), comes_again(one), comes_again(one), comes_again(other))
+    assert content[1] == content[2]
+    assert content[0] == 1
     assert await _bodies(one) == [CANARY.encode()] * 3
-    assert await other.escrow.open("s", SECRET) == said[1]
+    assert await other.escrow.open("s", SECRET) == content[1]
     assert await _bodies(other) == [CANARY.encode()] * 3
 
 
@@ -539,15 +539,17 @@ async def test_two_concurrent_changes_leave_one_valid_secret(folder: Path) -> No
     one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
     await _begin(one)
     third = "t" * 43
-    said = await asyncio.gather(
+    content = await asyncio.gather(
         one.escrow.open("s", OTHER, SECRET), other.escrow.open("s", third, SECRET), return_exceptions=True
     )
     [winner] = [
-        secret for secret, each in zip((OTHER, third), said, strict=True) if isinstance(each, OpenedSession)
+        secret
+        for secret, each in zip((OTHER, third), content, strict=True)
+        if isinstance(each, OpenedSession)
     ]
     last = await _opened_store(memory, folder)
     await last.escrow.open("s", winner)
-    assert [type(each) for each in said if not isinstance(each, OpenedSession)] == [WrongSecretError]
+    assert [type(each) for each in content if not isinstance(each, OpenedSession)] == [WrongSecretError]
 
 
 async def test_a_viewer_cannot_change_the_secret(folder: Path) -> None:

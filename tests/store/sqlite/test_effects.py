@@ -327,7 +327,7 @@ async def test_a_tool_that_blocks_all_sessions_is_named_in_the_log(
 
 
 @spec("TURN-68")
-async def test_a_failed_statement_reports_what_remains_of_it_and_of_the_transaction(
+async def test_a_failed_statement_reports_whether_it_and_the_transaction_remain(
     store: SQLiteStore,
 ) -> None:
     failed: list[TransactionError] = []

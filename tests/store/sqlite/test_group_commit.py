@@ -47,21 +47,21 @@ class Scribe:
         self.bug: BaseException | None = None
 
     def commit(self, batch: Sequence[QueuedOperation], *, is_patient: bool = True) -> list[Any]:
-        assert is_patient is (_where() == THREAD)
-        self.commits.append((_where(), len(batch)))
+        assert is_patient is (_thread_kind() == THREAD)
+        self.commits.append((_thread_kind(), len(batch)))
         if self.bug is not None:
             raise self.bug
         return [_answer(asked.write) for asked in batch]
 
     def checkpoint(self) -> None:
-        self.commits.append((_where(), 0))
+        self.commits.append((_thread_kind(), 0))
         self.log_pages = 0
 
     def clear_log(self) -> None:
         self.checkpoint()
 
 
-def _where() -> str:
+def _thread_kind() -> str:
     return LOOP if threading.current_thread() is threading.main_thread() else THREAD
 
 
@@ -80,7 +80,7 @@ class CommitBench:
         self.commits = Commits(self.scribe, self.thread, durability, self.clock)
 
     async def __aenter__(self) -> Self:
-        await self.after(self.commits.submit(_where, Sync.NORMAL))
+        await self.after(self.commits.submit(_thread_kind, Sync.NORMAL))
         self.scribe.commits.clear()
         return self
 
@@ -92,9 +92,9 @@ class CommitBench:
     async def after(answer: asyncio.Future[Any]) -> Any:  # noqa: ANN401 - as operations have them
         return await asyncio.wait_for(answer, WAIT_S)
 
-    async def where(self, sync: Sync = Sync.NORMAL) -> str:
+    async def run_and_locate(self, sync: Sync = Sync.NORMAL) -> str:
         """Commit an operation that may run on the loop, and return where it ran."""
-        return str(await self.after(self.ask(_where, sync)))
+        return str(await self.after(self.ask(_thread_kind, sync)))
 
     def ask(self, write: Callable[[], T], sync: Sync) -> asyncio.Future[T]:
         """Submit an operation that may run on the loop, as a store does."""
@@ -107,31 +107,31 @@ class CommitBench:
 
 async def test_a_single_operation_is_committed_on_the_event_loop() -> None:
     async with CommitBench() as bench:
-        answer = bench.ask(_where, Sync.NORMAL)
+        answer = bench.ask(_thread_kind, Sync.NORMAL)
         assert answer.result() == LOOP
         assert bench.scribe.commits == [(LOOP, 1)]
 
 
 async def test_an_operation_that_waits_for_the_disk_is_committed_on_the_thread() -> None:
     async with CommitBench() as bench:
-        assert await bench.where(Sync.FULL) == THREAD
+        assert await bench.run_and_locate(Sync.FULL) == THREAD
 
 
 @pytest.mark.parametrize(
     ("durability", "sync", "where"), [("power", Sync.NORMAL, THREAD), ("process", Sync.FULL, LOOP)]
 )
 async def test_the_durability_of_the_store_decides_which_operations_wait_for_the_disk(
-    durability: Durability, sync: Sync, where: str
+    durability: Durability, sync: Sync, run_and_locate: str
 ) -> None:
     async with CommitBench(durability) as bench:
-        assert await bench.where(sync) == where
+        assert await bench.run_and_locate(sync) == run_and_locate
 
 
 async def test_all_operations_wait_behind_a_commit_on_the_thread() -> None:
     async with CommitBench() as bench:
         may_go_on = threading.Event()
         slow = bench.commits.submit(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
-        behind = bench.ask(_where, Sync.NORMAL)
+        behind = bench.ask(_thread_kind, Sync.NORMAL)
         assert not behind.done()
         may_go_on.set()
         assert [await bench.after(slow), await bench.after(behind)] == [True, THREAD]
@@ -154,7 +154,7 @@ async def test_nothing_is_committed_on_the_loop_while_the_thread_is_busy() -> No
     async with CommitBench() as bench:
         may_go_on = threading.Event()
         working = bench.thread.submit(lambda: may_go_on.wait(WAIT_S))
-        behind = bench.ask(_where, Sync.NORMAL)
+        behind = bench.ask(_thread_kind, Sync.NORMAL)
         may_go_on.set()
         assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
 
@@ -163,13 +163,17 @@ async def test_the_first_commit_of_a_new_log_runs_on_the_thread() -> None:
     """It syncs the log's head, whatever sync was requested."""
     async with CommitBench() as bench:
         await bench.commits.clear_log()
-        assert [await bench.where(), await bench.where()] == [THREAD, LOOP]
+        assert [await bench.run_and_locate(), await bench.run_and_locate()] == [THREAD, LOOP]
 
 
 async def test_a_long_log_is_checkpointed_on_the_thread() -> None:
     async with CommitBench() as bench:
         bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
-        assert [await bench.where(), await bench.where(), await bench.where()] == [LOOP, THREAD, LOOP]
+        assert [await bench.run_and_locate(), await bench.run_and_locate(), await bench.run_and_locate()] == [
+            LOOP,
+            THREAD,
+            LOOP,
+        ]
         assert bench.scribe.commits == [(LOOP, 1), (THREAD, 0), (THREAD, 1), (LOOP, 1)]
 
 
@@ -181,18 +185,18 @@ async def test_after_a_slow_write_commits_run_on_the_thread_for_a_while() -> Non
             return LOOP
 
         await bench.after(bench.ask(be_slow, Sync.NORMAL))
-        assert await bench.where() == THREAD
+        assert await bench.run_and_locate() == THREAD
         bench.clock.now_s += 0.1 / AT_ONCE_SHARE - 0.1 - 0.01
-        assert await bench.where() == THREAD
+        assert await bench.run_and_locate() == THREAD
         bench.clock.now_s += 0.02
-        assert await bench.where() == LOOP
+        assert await bench.run_and_locate() == LOOP
 
 
 async def test_operations_that_shared_a_commit_share_the_next_one() -> None:
     async with CommitBench() as bench:
-        asked = [bench.commits.submit(_where, Sync.FULL) for _ in range(4)]
+        asked = [bench.commits.submit(_thread_kind, Sync.FULL) for _ in range(4)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
-        asked = [bench.ask(_where, Sync.NORMAL) for _ in range(3)]
+        asked = [bench.ask(_thread_kind, Sync.NORMAL) for _ in range(3)]
         await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 3), (THREAD, 3)]
 
@@ -204,7 +208,7 @@ async def test_an_immediate_commit_is_attempted_only_while_nothing_is_committed_
 ) -> None:
     async with CommitBench(durability) as bench:
         assert bench.commits.is_ready is is_ready
-        answer = bench.commits.submit(_where, Sync.FULL)
+        answer = bench.commits.submit(_thread_kind, Sync.FULL)
         assert not bench.commits.is_ready
         await bench.after(answer)
         assert bench.commits.is_ready is is_ready
@@ -217,7 +221,7 @@ async def test_an_immediate_commit_that_is_refused_must_be_submitted() -> None:
             raise JournalMovedError("moved")
 
         assert bench.commits.now(refuse, Sync.NORMAL) is None
-        assert await bench.where() == LOOP
+        assert await bench.run_and_locate() == LOOP
 
 
 async def test_a_refusal_and_a_bug_are_results_and_the_next_operation_is_committed() -> None:
@@ -230,9 +234,9 @@ async def test_a_refusal_and_a_bug_are_results_and_the_next_operation_is_committ
             await bench.after(bench.commits.submit(refuse, Sync.NORMAL))
         bench.scribe.bug = ZeroDivisionError()
         with pytest.raises(ZeroDivisionError):
-            await bench.after(bench.commits.submit(_where, Sync.FULL))
+            await bench.after(bench.commits.submit(_thread_kind, Sync.FULL))
         bench.scribe.bug = None
-        assert [await bench.where(Sync.FULL), await bench.where()] == [THREAD, LOOP]
+        assert [await bench.run_and_locate(Sync.FULL), await bench.run_and_locate()] == [THREAD, LOOP]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -242,7 +246,7 @@ async def test_all_operations_are_committed_in_the_order_of_their_submission(see
 
         def write(number: int) -> bool:
             order.append(number)
-            places.add(_where())
+            places.add(_thread_kind())
             return True
 
         asked = []

@@ -86,7 +86,7 @@ async def test_after_a_power_cut_each_journal_is_gapless_and_holds_all_synced_re
     lost_records = 0
     for number in range(CUTS):
         log = disk.log[: chance.randrange(has_schema, len(disk.log) + 1)]
-        found = await _what_is_found(folder / str(number), after_power_cut(log, chance))
+        found = await _read_state(folder / str(number), after_power_cut(log, chance))
         promised = _last_note(log)
         broken = {
             session: (found.ends[session], promised.ends[session], found.epochs[session])
@@ -100,7 +100,7 @@ async def test_after_a_power_cut_each_journal_is_gapless_and_holds_all_synced_re
     assert lost_records > 0, "no cut ever lost anything: the disk does not lose its power"
 
 
-async def _what_is_found(folder: Path, files: dict[str, bytes]) -> Note:
+async def _read_state(folder: Path, files: dict[str, bytes]) -> Note:
     """Return the ends of the journals, and the epochs of their next nodes."""
     _write(folder, files)
     store = SQLiteStore(folder / "x.db", durability="process")  # Nothing more is cut.

@@ -237,7 +237,7 @@ class ToyStore(ToyReader, Store):
             content.epochs_spent = max(content.epochs_spent, journal.epoch)
             del content.journals[name]
             for namespace in OF_SESSIONS:
-                self._forget(namespace, name)
+                self._remove_entry(namespace, name)
         commands = self.place.commands
         for number in [each for each, command in commands.items() if command.forwarded.session in going]:
             del commands[number]
@@ -304,7 +304,7 @@ class ToyStore(ToyReader, Store):
         found = await self.kv_get(namespace, key)
         if found is None or found.version != expected:
             return False
-        self._forget(namespace, key)
+        self._remove_entry(namespace, key)
         self.place.save()
         return True
 
@@ -327,7 +327,7 @@ class ToyStore(ToyReader, Store):
         journal = self.place.content.journals.get(session)
         return journal.epoch if journal else 0
 
-    def _forget(self, namespace: str, key: str) -> None:
+    def _remove_entry(self, namespace: str, key: str) -> None:
         found = self._content.entries.get(namespace, {}).pop(key, None)
         if found is not None:
             self._content.versions_spent = max(self._content.versions_spent, found.version)

@@ -85,8 +85,8 @@ def test_a_server_whose_agent_registers_the_store_serves_from_its_url_also_after
     shutil.copy(Path(__file__).with_name("store.py"), tmp_path / "toy_store.py")
     for words in ("one", "two"):
         with Serving(tmp_path, app=APP + REGISTERED, options=["--store", "toy:sessions.toy"]) as server:
-            said = run("chat", server.url, "--session", "s", said=words)
-            assert f"You said: {words}." in said.stdout, said.stderr
+            done = run("chat", server.url, "--session", "s", typed=words)
+            assert f"You said: {words}." in done.stdout, done.stderr
             server.kill()
     turns = ToyFile(tmp_path / "sessions.toy").content.journals["s"].mark.turns
     assert turns == 2

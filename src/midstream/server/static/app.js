@@ -230,7 +230,7 @@ class Page {
     this.#light.show({ phase: "ended", retryAt: null });
     const advice = {
       unauthorized: NOT_LOGGED_IN,
-      access: "You may not read this session. Log in as somebody who may, or choose another one.",
+      access: "You may not read this session. Log in as a person who may, or choose another session.",
     };
     this.#showNotice(advice[error.code] ?? `${error.message} (${error.code}). Choose another session, or begin a new one.`);
     return null;
@@ -448,7 +448,7 @@ class Page {
     this.#pending = null;
     if (find("notice").textContent === UNSENT_BEFORE) this.#showNotice("");
     if (message === null) return;
-    const text = element("div", "said", message.text);
+    const text = element("div", "message", message.text);
     text.dir = "auto";
     this.#pending = { ...message, node: element("article", "turn pending", text, element("footer", "foot", state)) };
     find("turns").append(this.#pending.node);
@@ -488,12 +488,12 @@ class Page {
 
   /** Display why the server stores nothing now, such as a full disk, until it stores again. */
   #showTrouble({ trouble, waitingOn }) {
-    let words = "";
-    if (OUTAGES.has(trouble?.code)) words = `${trouble.message} (${trouble.code}). Nothing is lost: this goes on by itself.`;
-    else if (waitingOn === "agent") words = HELD_TURN;
+    let text = "";
+    if (OUTAGES.has(trouble?.code)) text = `${trouble.message} (${trouble.code}). Nothing is lost: the turn continues by itself.`;
+    else if (waitingOn === "agent") text = HELD_TURN;
     const shown = find("notice").textContent;
-    if (words ? shown !== words : shown && shown === this.#trouble) this.#showNotice(words);
-    this.#trouble = words;
+    if (text ? shown !== text : shown && shown === this.#trouble) this.#showNotice(text);
+    this.#trouble = text;
   }
 
   #showSidebar(isShown) {
@@ -502,10 +502,10 @@ class Page {
     find("menu").setAttribute("aria-expanded", String(isShown));
   }
 
-  #showNotice(words) {
-    find("notice").textContent = words;
-    find("notice").hidden = !words;
-    if (words) find("notice").scrollIntoView({ block: "center" }); // never below the input
+  #showNotice(text) {
+    find("notice").textContent = text;
+    find("notice").hidden = !text;
+    if (text) find("notice").scrollIntoView({ block: "center" }); // never below the input
   }
 
   /** Draw the time and the band of a running turn, also without new events. */

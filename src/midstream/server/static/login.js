@@ -4,7 +4,7 @@ import { BASE } from "./requests.js";
 import { visible } from "./visible.js";
 
 export const NOT_LOGGED_IN =
-  "This server does not know this browser. Run \u201cmidstream login\u201d beside it, and open the link it prints.";
+  "This browser is not logged in. Run \u201cmidstream login\u201d beside it, and open the link it prints.";
 
 /** Log in with the token of the server's login link, and remove the token from the address. */
 export async function logIn() {
@@ -20,7 +20,7 @@ export async function logIn() {
   if (window.confirm(`${visible(detail)}.\n\nLog in with the link instead?`)) await postLogin({ login, replace: true });
 }
 
-/** Return whether the server knows this browser, as far as it responds. */
+/** Return whether this browser is logged in; true if the server does not respond. */
 export async function isLoggedIn() {
   const response = await fetch(`${BASE}/v1/sessions?limit=1`, { cache: "no-store" }).catch(() => null);
   return response?.status !== 401;

@@ -19,12 +19,12 @@ export class MessageQueue {
     find("queue").hidden = queue.length === 0;
     find("queued").replaceChildren(
       ...queue.map((each) => {
-        const words = element("span", "name", textOf(each.message));
-        words.dir = "auto";
+        const text = element("span", "name", textOf(each.message));
+        text.dir = "auto";
         const button = element("button", "quiet", "Take back");
         button.type = "button";
         button.addEventListener("click", () => this.#withdraw(each, button));
-        return element("li", "", words, button);
+        return element("li", "", text, button);
       }),
     );
   }

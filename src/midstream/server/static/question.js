@@ -40,7 +40,7 @@ export class QuestionCard {
   #question;
   #answer;
   #whenStored;
-  #words = element("input", "words-in");
+  #text = element("input", "answer-text");
   #edited = element("textarea", "edited");
   #shown = element("pre", "asked-arguments");
   #unseen = element("p", "unseen", "Scroll to the end of the arguments to decide.");
@@ -66,14 +66,14 @@ export class QuestionCard {
       event.preventDefault();
       // Enter in the text input sends a text, and never runs a call.
       const choice = question.choices.find((each) => WITH_TEXT.has(each));
-      if (choice && this.#words.value.trim()) this.#send(choice);
+      if (choice && this.#text.value.trim()) this.#send(choice);
     });
   }
 
   #paragraph(text) {
-    const made = element("p", "why", visible(text));
-    made.dir = "auto";
-    return made;
+    const created = element("p", "why", visible(text));
+    created.dir = "auto";
+    return created;
   }
 
   #fill(call) {
@@ -84,10 +84,10 @@ export class QuestionCard {
     this.#edited.spellcheck = false;
     this.#edited.setAttribute("aria-label", "Arguments, as JSON");
     this.#edited.hidden = true;
-    this.#words.placeholder = HINTS[kind] ?? "";
-    this.#words.setAttribute("aria-label", HINTS[kind] ?? "Words");
-    this.#words.autocomplete = "off";
-    this.#words.dir = "auto";
+    this.#text.placeholder = HINTS[kind] ?? "";
+    this.#text.setAttribute("aria-label", HINTS[kind] ?? "Answer");
+    this.#text.autocomplete = "off";
+    this.#text.dir = "auto";
     this.#problem.hidden = true;
     this.#problem.setAttribute("role", "alert");
     if (kind === "question") this.root.append(this.#options(call));
@@ -95,7 +95,7 @@ export class QuestionCard {
       const name = element("p", "asked-name", element("bdi", "", visible(call.name)));
       this.root.append(name, this.#shown, this.#unseen, this.#edited);
     }
-    if (choices.some((choice) => WITH_TEXT.has(choice))) this.root.append(this.#words);
+    if (choices.some((choice) => WITH_TEXT.has(choice))) this.root.append(this.#text);
     for (const choice of choices) this.#buttons.append(this.#button(LABELS[choice] ?? choice, choice));
     if (kind === "approval" && !isFixed) this.#buttons.append(this.#editButton());
     this.#storedNote.hidden = true;
@@ -127,41 +127,41 @@ export class QuestionCard {
   }
 
   #button(label, choice) {
-    const made = element("button", choice === this.#question.choices[0] ? "primary" : "quiet", label);
-    made.type = "button";
-    made.dataset.choice = choice;
-    made.addEventListener("click", () => this.#send(choice));
-    return made;
+    const created = element("button", choice === this.#question.choices[0] ? "primary" : "quiet", label);
+    created.type = "button";
+    created.dataset.choice = choice;
+    created.addEventListener("click", () => this.#send(choice));
+    return created;
   }
 
   #options(call) {
-    const made = element("div", "options");
+    const created = element("div", "options");
     for (const option of optionsOf(call)) {
       const button = element("button", "quiet", visible(option));
       button.type = "button";
       button.addEventListener("click", () => {
-        this.#words.value = option;
+        this.#text.value = option;
         this.#send("respond");
       });
-      made.append(button);
+      created.append(button);
     }
-    made.hidden = made.childElementCount === 0;
-    return made;
+    created.hidden = created.childElementCount === 0;
+    return created;
   }
 
   #editButton() {
-    const made = element("button", "quiet", "Edit arguments");
-    made.type = "button";
-    made.dataset.choice = "edit";
-    made.addEventListener("click", () => {
+    const created = element("button", "quiet", "Edit arguments");
+    created.type = "button";
+    created.dataset.choice = "edit";
+    created.addEventListener("click", () => {
       this.#isEditing = !this.#isEditing;
       this.#shown.hidden = this.#isEditing;
       this.#edited.hidden = !this.#isEditing;
-      made.textContent = this.#isEditing ? "Leave the arguments" : "Edit arguments";
+      created.textContent = this.#isEditing ? "Keep the arguments" : "Edit arguments";
       this.#allowButton().textContent = this.#isEditing ? "Allow with these" : LABELS.allow;
       if (this.#isEditing) this.#edited.focus();
     });
-    return made;
+    return created;
   }
 
   #allowButton() {
@@ -169,8 +169,8 @@ export class QuestionCard {
   }
 
   #send(choice) {
-    const text = WITH_TEXT.has(choice) ? this.#words.value.trim() : "";
-    if (choice === "respond" && !text) return void this.#words.focus();
+    const text = WITH_TEXT.has(choice) ? this.#text.value.trim() : "";
+    if (choice === "respond" && !text) return void this.#text.focus();
     let argumentsJson = null;
     if (choice === "allow" && this.#isEditing) {
       argumentsJson = objectIn(this.#edited.value);
@@ -199,9 +199,9 @@ export class QuestionCard {
     this.#whenStored().then(show, () => {}); // another tab blocks the database, so it is unknown whether the answer is stored
   }
 
-  #showProblem(words) {
-    this.#problem.textContent = words;
-    this.#problem.hidden = !words;
+  #showProblem(text) {
+    this.#problem.textContent = text;
+    this.#problem.hidden = !text;
   }
 }
 

@@ -3,7 +3,7 @@
 import { rootOf } from "./client/secrets.js";
 import { OPEN_STATUSES } from "./client/frames.js";
 import { request } from "./requests.js";
-import { element, find, statusWord } from "./view.js";
+import { element, find, statusLabel } from "./view.js";
 
 const LIST_EVERY_MS = 15_000;
 /** Sessions that each click on “Older sessions” adds. */
@@ -50,11 +50,11 @@ export class SessionList {
   /** Request the list, and display it. */
   async refresh() {
     const listing = (this.#listings += 1);
-    const words = find("search").value.trim();
+    const query = find("search").value.trim();
     let page;
     let waiting;
     try {
-      [page, waiting] = await Promise.all([readPages(words, this.#pages), request("/v1/questions")]);
+      [page, waiting] = await Promise.all([readPages(query, this.#pages), request("/v1/questions")]);
     } catch {
       return; // the earlier list stays; the light displays the failure
     }
@@ -65,9 +65,9 @@ export class SessionList {
     find("sessions").replaceChildren(...items);
     if (focused) items.map((item) => item.firstChild).find((link) => link.hash === focused)?.focus({ preventScroll: true });
     find("more").hidden = page.next === null;
-    find("search").hidden = !words && page.next === null && items.length < SEARCHED_MIN;
-    find("sessions-none").hidden = !words || items.length > 0;
-    find("sessions-empty").hidden = items.length > 0 || words !== "";
+    find("search").hidden = !query && page.next === null && items.length < SEARCHED_MIN;
+    find("sessions-none").hidden = !query || items.length > 0;
+    find("sessions-empty").hidden = items.length > 0 || query !== "";
   }
 
   #item(session, asking) {
@@ -79,18 +79,18 @@ export class SessionList {
     const isAsking = asking.has(session.id) || (isShown && shown.isAsking);
     const isOpen = OPEN_STATUSES.has(session.status);
     const status = isAsking && isOpen ? "waiting" : session.status;
-    const when = element("span", "when", isOpen || !UNDISPLAYED.has(status) ? statusWord(status) : ago(session.updated_at));
-    when.title = `${statusWord(status)}, changed ${new Date(session.updated_at * 1000).toLocaleString()}`;
+    const when = element("span", "when", isOpen || !UNDISPLAYED.has(status) ? statusLabel(status) : ago(session.updated_at));
+    when.title = `${statusLabel(status)}, changed ${new Date(session.updated_at * 1000).toLocaleString()}`;
     link.append(when);
     if (isShown) link.setAttribute("aria-current", "page");
     return element("li", isAsking ? `${session.status} asking` : session.status, link);
   }
 }
 
-/** Return the sessions that match `words`, from the first pages of the list, last changed first. */
-async function readPages(words, pages) {
+/** Return the sessions that match `query`, from the first pages of the list, last changed first. */
+async function readPages(query, pages) {
   const sessions = new Map(); // by id, as a session that changes meanwhile is on two pages
-  let next = `?${new URLSearchParams({ limit: LISTED_PER_PAGE, children: 0, q: words })}`;
+  let next = `?${new URLSearchParams({ limit: LISTED_PER_PAGE, children: 0, q: query })}`;
   for (let page = 0; page < pages && next !== null; page += 1) {
     const found = await request(`/v1/sessions${next}`);
     for (const session of found.sessions) if (!sessions.has(session.id)) sessions.set(session.id, session);

@@ -4,7 +4,7 @@ import { TurnView, find } from "./view.js";
 
 const NEAR_END_PX = 80;
 /** Types of records with something to read. */
-const HAS_NEWS = new Set(["delta", "message_accepted", "question_asked", "response_completed", "call_ended", "child_delta", "turn_ended"]);
+const READABLE = new Set(["delta", "message_accepted", "question_asked", "response_completed", "call_ended", "child_delta", "turn_ended"]);
 
 export class TurnList {
   #page;
@@ -14,7 +14,7 @@ export class TurnList {
   #resumable = null;
   #cuts = []; // lost connections of this page, {from, to} in ms of this clock
   #skewMs = -Infinity; // the server's clock minus this clock; the largest value is the best, as latency reduces it
-  #hasNews = false; // new content is below the visible part
+  #hasNewText = false; // new content is below the visible part
 
   /**
    * @param page `shown()` returns what is displayed: `{transcript, heldTurn, pendingNode, isLost}`; `drawn()` is called after
@@ -31,7 +31,7 @@ export class TurnList {
     const { pendingNode } = this.#page.shown();
     this.#views.clear();
     this.#cuts = [];
-    this.#hasNews = false;
+    this.#hasNewText = false;
     this.#resumable = null;
     find("turns").style.minHeight = "";
     find("turns").replaceChildren(...(pendingNode ? [pendingNode] : []));
@@ -41,7 +41,7 @@ export class TurnList {
   /** Draw a turn after an event. */
   noteRecord(record, turn) {
     if (record.at) this.#skewMs = Math.max(this.#skewMs, record.at * 1000 - Date.now());
-    this.#hasNews ||= HAS_NEWS.has(record.type);
+    this.#hasNewText ||= READABLE.has(record.type);
     this.draw(turn);
   }
 
@@ -74,7 +74,7 @@ export class TurnList {
     this.#isDrawing = false;
     const wasAtEnd = this.#isAtEnd();
     const { style, offsetHeight } = find("turns");
-    style.minHeight = wasAtEnd ? "" : `${offsetHeight}px`; // removed void words must not move the visible part
+    style.minHeight = wasAtEnd ? "" : `${offsetHeight}px`; // removed void text must not move the visible part
     const { resumable } = this.#page.shown().transcript; // only the last turn can be
     if (resumable !== this.#resumable) for (const turn of [this.#resumable, resumable]) if (turn !== null) this.#dirty.add(turn);
     this.#resumable = resumable;
@@ -89,9 +89,9 @@ export class TurnList {
     const { transcript, heldTurn, pendingNode, isLost } = this.#page.shown();
     if (transcript.turns.get(turn.number) !== turn) return; // a turn of another session
     if (!this.#views.has(turn.number)) {
-      const made = new TurnView(turn.number, this.#page.actions);
-      this.#views.set(turn.number, made);
-      find("turns").insertBefore(made.root, pendingNode);
+      const created = new TurnView(turn.number, this.#page.actions);
+      this.#views.set(turn.number, created);
+      find("turns").insertBefore(created.root, pendingNode);
     }
     const skewMs = Number.isFinite(this.#skewMs) ? this.#skewMs : 0;
     const toServer = (ms) => (ms === null ? null : (ms + skewMs) / 1000);
@@ -116,8 +116,8 @@ export class TurnList {
   /** Display the button that scrolls to the end. Only content that came after scrolling up counts as new. */
   #showWayDown() {
     const isAtEnd = this.#isAtEnd();
-    this.#hasNews &&= !isAtEnd;
+    this.#hasNewText &&= !isAtEnd;
     find("to-end").hidden = isAtEnd;
-    find("to-end").textContent = this.#hasNews ? "New words below" : "To the end";
+    find("to-end").textContent = this.#hasNewText ? "New text below" : "To the end";
   }
 }

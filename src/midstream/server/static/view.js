@@ -12,7 +12,7 @@ const BAND_WIDTH = 1000;
 /** Length of the preview of arguments in the row of a tool call. */
 const PREVIEW_CHARS = 120;
 
-const STATE_WORDS = {
+const STATE_LABELS = {
   planned: "planned",
   asking: "waiting for you",
   running: "running",
@@ -26,20 +26,20 @@ const STATE_WORDS = {
 };
 
 /** Labels of statuses that differ from those of the API and of `midstream sessions`. */
-const STATUS_WORDS = { waiting: "waiting for you" };
+const STATUS_LABELS = { waiting: "waiting for you" };
 
-export function statusWord(status) {
-  return STATUS_WORDS[status] ?? status;
+export function statusLabel(status) {
+  return STATUS_LABELS[status] ?? status;
 }
 
 export const find = (id) => document.getElementById(id);
 
 /** Return a new element with a class, text and children. */
 export function element(name, className = "", ...children) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
+  const created = document.createElement(name);
+  if (className) created.className = className;
+  created.append(...children);
+  return created;
 }
 
 /** Format a duration: "40 ms", "0.4 s", "12 s", "3 min 5 s". */
@@ -61,12 +61,12 @@ export function textOf(message) {
  * one, and `resume(turn)`. `whenStored()` resolves when the answers so far are stored in this browser.
  */
 export class TurnView {
-  #message = element("div", "said");
+  #message = element("div", "message");
   #responses = element("div", "responses");
   #responseViews = new Map();
   #foot = element("footer", "foot");
   #band = new Band();
-  #words = element("span", "how");
+  #status = element("span", "turn-status");
   #resume = element("button", "quiet resume", "Resume");
   #actions;
 
@@ -76,9 +76,9 @@ export class TurnView {
     this.root.dataset.turn = number;
     this.#message.dir = "auto";
     this.#resume.type = "button";
-    this.#resume.title = "Go on with this turn where it stopped";
+    this.#resume.title = "Continue this turn where it stopped";
     this.#resume.addEventListener("click", () => actions.resume(number));
-    this.#foot.append(this.#band.root, element("div", "ending", this.#words, this.#resume));
+    this.#foot.append(this.#band.root, element("div", "ending", this.#status, this.#resume));
     this.#foot.hidden = true;
   }
 
@@ -94,9 +94,9 @@ export class TurnView {
     this.root.dataset.status = statusOf(turn, isLost);
     for (const [number, response] of turn.responses) {
       if (!this.#responseViews.has(number)) {
-        const made = new ResponseView(this.#actions);
-        this.#responseViews.set(number, made);
-        this.#responses.append(made.root);
+        const created = new ResponseView(this.#actions);
+        this.#responseViews.set(number, created);
+        this.#responses.append(created.root);
       }
       this.#responseViews.get(number).show(response, !turn.status && !isLost && number === turn.responses.size, now);
     }
@@ -104,7 +104,7 @@ export class TurnView {
     this.#foot.hidden = !turn.status && !isTimed;
     this.#band.root.toggleAttribute("hidden", !isTimed);
     if (isTimed) this.#band.show(turn, cuts, turn.endedAt ?? Math.max(now, turn.startedAt));
-    setText(this.#words, footOf(turn, cuts, now, isLost));
+    setText(this.#status, footOf(turn, cuts, now, isLost));
   }
 }
 
@@ -115,30 +115,30 @@ function statusOf(turn, isLost) {
 
 function footOf(turn, cuts, now, isLost) {
   if (isLost && !turn.status) return "Lost with its session";
-  const status = statusWord(turn.status || activityOf(turn));
-  const words = [status.charAt(0).toUpperCase() + status.slice(1)];
+  const status = statusLabel(turn.status || activityOf(turn));
+  const parts = [status.charAt(0).toUpperCase() + status.slice(1)];
   if (turn.startedAt !== null)
-    words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
-  if (turn.problem) words[0] += `: ${turn.problem}`;
+    parts[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
+  if (turn.problem) parts[0] += `: ${turn.problem}`;
   const every = [...turn.responses.values()].flatMap((response) => [...response.calls.values()]);
   const calls = every.filter((call) => !call.isElsewhere).length;
   const repeats = turn.marks.filter((mark) => mark.kind === "repeat").length;
   const owners = turn.marks.filter((mark) => mark.kind === "owner").length;
-  if (calls) words.push(countOf(calls, "tool call"));
+  if (calls) parts.push(countOf(calls, "tool call"));
   const survived = cuts.filter((cut) => cut.to !== null).length;
-  if (survived) words.push(`${countOf(survived, "cut")} survived`);
-  if (owners) words.push(`${countOf(owners, "server restart")} survived`);
+  if (survived) parts.push(`${countOf(survived, "cut")} survived`);
+  if (owners) parts.push(`${countOf(owners, "server restart")} survived`);
   const resumed = turn.marks.filter((mark) => mark.kind === "resume").length;
-  if (resumed) words.push(resumed === 1 ? "resumed" : `resumed ${resumed} times`);
-  if (repeats) words.push(`${countOf(repeats, "response", "responses")} requested again`);
-  return words.join(" \u00b7 ");
+  if (resumed) parts.push(resumed === 1 ? "resumed" : `resumed ${resumed} times`);
+  if (repeats) parts.push(`${countOf(repeats, "response", "responses")} requested again`);
+  return parts.join(" \u00b7 ");
 }
 
 function activityOf(turn) {
   if (turn.isCancelling) return "cancelling";
   const calls = [...turn.responses.values()].flatMap((response) => [...response.calls.values()]);
-  const asks = (call) => call.question || (call.work && call.work.transcript.asking.length > 0);
-  return calls.some(asks) ? "waiting" : "running";
+  const isAsking = (call) => call.question || (call.work && call.work.transcript.asking.length > 0);
+  return calls.some(isAsking) ? "waiting" : "running";
 }
 
 function countOf(count, one, many = `${one}s`) {
@@ -165,7 +165,7 @@ class ResponseView {
   show(response, isLast, now) {
     const isWaiting = isLast && !response.isWhole;
     this.root.classList.toggle("is-waiting", isWaiting && !response.parts.some((part) => part?.text));
-    this.root.classList.toggle("is-speaking", isWaiting);
+    this.root.classList.toggle("is-streaming", isWaiting);
     this.#notes.hidden = response.notes.length === 0;
     for (const note of response.notes.slice(this.#notes.childElementCount))
       this.#notes.append(element("p", "note", visible(note)));
@@ -175,9 +175,9 @@ class ResponseView {
     this.#calls.hidden = response.calls.size === 0;
     for (const [id, call] of response.calls) {
       if (!this.#callViews.has(id)) {
-        const made = new CallView(call, this.#actions);
-        this.#callViews.set(id, made);
-        this.#calls.append(made.root);
+        const created = new CallView(call, this.#actions);
+        this.#callViews.set(id, created);
+        this.#calls.append(created.root);
       }
       this.#callViews.get(id).show(call, now);
     }
@@ -192,31 +192,31 @@ class ResponseView {
       this.#attempt = response.attempt;
     }
     for (const part of parts.slice(this.#partViews.length)) {
-      const made = partView(part.kind);
-      this.#partViews.push(made);
-      this.#parts.append(made.root);
+      const created = partView(part.kind);
+      this.#partViews.push(created);
+      this.#parts.append(created.root);
     }
     parts.forEach((part, index) => {
       const shown = this.#partViews[index];
       if (part.kind === "elsewhere") showUpstreamCall(shown, part);
-      else setText(shown.words, part.text);
+      else setText(shown.text, part.text);
     });
   }
 }
 
 function attemptNoteOf(response) {
   if (response.failure) return `The model did not answer (${response.failure.code}).`;
-  if (response.voided === 0) return `An earlier try gave nothing; this is try ${response.attempt}.`;
-  return `The model was cut off before this response was whole. Its text is void; this is try ${response.attempt}.`;
+  if (response.voided === 0) return `The previous attempt returned nothing; this is attempt ${response.attempt}.`;
+  return `The model was cut off before this response was whole. Its text is void; this is attempt ${response.attempt}.`;
 }
 
 function partView(kind) {
   if (kind === "elsewhere") return upstreamCallView();
-  const words = element("div", "words");
-  words.dir = "auto";
-  if (kind !== "thinking") return { kind, words, root: words };
-  const root = element("details", "thinking", element("summary", "", "Thinking"), words);
-  return { kind, words, root };
+  const text = element("div", "text");
+  text.dir = "auto";
+  if (kind !== "thinking") return { kind, text, root: text };
+  const root = element("details", "thinking", element("summary", "", "Thinking"), text);
+  return { kind, text, root };
 }
 
 /** Return the row of a tool call that the upstream runs itself. It has no question. */
@@ -235,7 +235,7 @@ function showUpstreamCall(shown, part) {
   setText(shown.preview, visible(part.arguments).slice(0, PREVIEW_CHARS));
   setText(shown.given, visible(indented(part.arguments)));
   setText(shown.result, visible(indented(part.text)));
-  setText(shown.state, `${STATE_WORDS[part.state] ?? part.state}, elsewhere`);
+  setText(shown.state, `${STATE_LABELS[part.state] ?? part.state}, elsewhere`);
 }
 
 /**
@@ -250,7 +250,7 @@ class CallView {
   #result = element("pre", "", "");
   #resultLabel = element("h4", "", "Result");
   #late = element("pre", "", "");
-  #lateLabel = element("h4", "", "Came late, after the call was closed");
+  #lateLabel = element("h4", "", "Received late, after the call was closed");
   #progress = element("p", "progress", "");
   #decided = element("p", "decided", "");
   #work = element("div", "work");
@@ -282,7 +282,7 @@ class CallView {
 
   show(call, now) {
     this.root.dataset.state = call.state;
-    setText(this.#state, `${STATE_WORDS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`);
+    setText(this.#state, `${STATE_LABELS[call.state] ?? call.state}${call.run > 1 ? `, run ${call.run}` : ""}`);
     setText(this.#time, call.startedAt && call.endedAt ? duration(call.endedAt - call.startedAt) : "");
     setText(this.#argumentsLabel, call.edited === null ? "Arguments" : "Arguments, as a person changed them");
     setText(this.#arguments, visible(indented(call.edited ?? call.arguments)));
@@ -321,9 +321,9 @@ class CallView {
     };
     for (const [number, turn] of transcript.turns) {
       if (!this.#workViews.has(number)) {
-        const made = new TurnView(number, this.#workActions);
-        this.#workViews.set(number, made);
-        this.#work.append(made.root);
+        const created = new TurnView(number, this.#workActions);
+        this.#workViews.set(number, created);
+        this.#work.append(created.root);
       }
       this.#workViews.get(number).show(turn, [], now, false);
     }
@@ -334,7 +334,7 @@ const DECISIONS = {
   allow: "Allowed",
   deny: "Denied",
   respond: "Answered",
-  happened: "Said to have happened",
+  happened: "Confirmed to have happened",
   rerun: "Sent to run again",
   skip: "Skipped",
 };
@@ -405,13 +405,13 @@ class Band {
 }
 
 function bar(kind, from, to, y, height, label) {
-  const made = document.createElementNS(SVG, "rect");
+  const created = document.createElementNS(SVG, "rect");
   const title = document.createElementNS(SVG, "title");
   title.textContent = label;
-  made.append(title);
+  created.append(title);
   const place = { class: kind, x: from, y, width: Math.max(to - from, 3), height };
-  for (const [name, value] of Object.entries(place)) made.setAttribute(name, String(value));
-  return made;
+  for (const [name, value] of Object.entries(place)) created.setAttribute(name, String(value));
+  return created;
 }
 
 /** Change the text node of an element. Added text is appended, so that a selection stays. */

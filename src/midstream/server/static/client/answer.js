@@ -1,8 +1,8 @@
 /**
  * Fold the events of a session into the text of its answer: each word once, also after interrupted attempts.
  *
- * When an attempt begins, the words of the earlier attempt at the same response are void. They stay displayed until the new
- * attempt differs. Repeated words add nothing, and the first word that differs replaces the void ones. Python's
+ * When an attempt begins, the text of the earlier attempt at the same response is void. It stays displayed until the new
+ * attempt differs. Repeated text adds nothing, and the first character that differs replaces the void text. Python's
  * `midstream.protocol.answer_text` has the same rule for the same records. This module is pure: no page, no clock.
  */
 
@@ -39,8 +39,8 @@ export class TurnFailedError extends MidstreamError {
 /** The text of the current turn's answer, event by event. */
 export class AnswerText {
   #settled = ""; // the text of complete responses
-  #begun = ""; // the displayed text of the current response, void words included
-  #repeated = null; // the number of void characters that the new attempt has repeated; null if no words are void
+  #begun = ""; // the displayed text of the current response, void text included
+  #repeated = null; // the number of void characters that the new attempt has repeated; null if no text is void
   #isAfterCall = false;
 
   /** Fold one event; return the added `text`, whether it `replaces` the displayed text, and the whole `transcript`. */

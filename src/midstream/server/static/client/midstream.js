@@ -279,7 +279,7 @@ export class Client {
     return word;
   }
 
-  /** Invalidate all viewer's words for a session. */
+  /** Invalidate all viewer words of a session. */
   async withdrawViewers(session) {
     await this.#requestOk(session, "/viewers", { method: "DELETE" });
   }
