@@ -20,7 +20,7 @@ def lines_run() -> Iterator[Lines]:
     """Count the lines of the package that run within the block."""
     lines = Lines()
 
-    def line(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ANN401 - what traces is a function like this
+    def line(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ANN401 - the signature of a trace function
         lines.count += 1
         return line
 

@@ -63,7 +63,7 @@ async def _saver(play: Play) -> AsyncIterator[Any]:
         async with AsyncSqliteSaver.from_conn_string(str(play.folder / "graph.db")) as saver:
             yield saver
         return
-    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # noqa: PLC0415 - only where it is measured
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # noqa: PLC0415 - only for the measurement
 
     async with AsyncPostgresSaver.from_conn_string(play.database) as saver:
         await saver.setup()
@@ -71,7 +71,7 @@ async def _saver(play: Play) -> AsyncIterator[Any]:
 
 
 def _guard(play: Play) -> Any:
-    from midstream.frameworks.langgraph import at_most_once  # noqa: PLC0415 - only where it is measured
+    from midstream.frameworks.langgraph import at_most_once  # noqa: PLC0415 - only for the measurement
 
     return at_most_once(play.store("calls.db"))
 

@@ -57,7 +57,7 @@ async def session(play: Play) -> AsyncIterator[Turn]:
 @asynccontextmanager
 async def midstream(play: Play) -> AsyncIterator[Turn]:
     """Run turns with midstream. A resumed run is the same call as the first one."""
-    from midstream.frameworks.openai_agents import DurableAgents  # noqa: PLC0415 - only where it is measured
+    from midstream.frameworks.openai_agents import DurableAgents  # noqa: PLC0415 - only for the measurement
 
     set_tracing_disabled(True)
     durable = DurableAgents(play.folder / "agent.db")

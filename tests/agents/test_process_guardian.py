@@ -310,7 +310,7 @@ def request_quietly(fields: dict[str, Any]) -> object:
     return None
 
 
-def wait_for(look: Callable[[], Any]) -> Any:  # noqa: ANN401 - what was looked for
+def wait_for(look: Callable[[], Any]) -> Any:  # noqa: ANN401 - the search term
     until = time.monotonic() + 60
     while not (found := look()):
         assert time.monotonic() < until, "it did not happen"

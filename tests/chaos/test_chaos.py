@@ -30,7 +30,7 @@ WITHIN_S = 240.0
 async def test_nothing_is_lost_duplicated_or_run_again_whatever_the_network_does(tmp_path: Path) -> None:
     plan = ChaosPlan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
     report = await run(plan, tmp_path, RECONNECTS, within_s=WITHIN_S, print_progress=print)
-    print(f"seed {SEED}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
+    print(f"seed {SEED}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown with a failure
     verdict = report.verdict
     assert verdict.problems == []
     assert (verdict.lost, verdict.duplicated, verdict.repeated) == (0, 0, 0)

@@ -722,7 +722,7 @@ async def _call_push(peer: WebSocketPeer | HttpPeer) -> None:
 async def _answer(peer: WebSocketPeer | HttpPeer) -> None:
     """Let the peer's model answer as soon as a response is requested."""
     async with asyncio.timeout(WAIT_S):
-        while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell
+        while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
     response = Response((Text("done"),))
     peer.host.do(ModelResponded(turn.ref, response), at=1.0)

@@ -71,7 +71,7 @@ class _Whole(httpx2.AsyncByteStream):
 
 async def _until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not is_so():  # noqa: ASYNC110 - what is waited for rings no bell
+        while not is_so():  # noqa: ASYNC110 - the awaited state has no event
             await asyncio.sleep(0)
 
 

@@ -134,7 +134,7 @@ class LiveStreamBench:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
-            while not is_so():  # noqa: ASYNC110 - what is waited for rings no bell
+            while not is_so():  # noqa: ASYNC110 - the awaited state has no event
                 await asyncio.sleep(0)
 
     async def await_connection(self, number: int = 1) -> FakeWire:

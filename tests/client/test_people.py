@@ -52,7 +52,7 @@ class Purse:
         self.paid: list[int] = []
 
         @tool(name="pay", needs_approval=True)
-        def pay(sum: int) -> str:  # noqa: A002 - what the model calls it
+        def pay(sum: int) -> str:  # noqa: A002 - the model's name for it
             """Pay."""
             self.paid.append(sum)
             return f"paid {sum}"

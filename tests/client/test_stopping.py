@@ -35,7 +35,7 @@ async def _until(events: AsyncIterator[Event], kind: type) -> Event:
 
 async def _running(server: Served) -> None:
     async with asyncio.timeout(WAIT_S):
-        while server.app.host.turns_running < 1:  # noqa: ASYNC110 - it rings no bell
+        while server.app.host.turns_running < 1:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
 
 

@@ -190,7 +190,7 @@ def test_a_wait_during_the_close_by_another_thread_raises_an_error() -> None:
     def call() -> None:
         try:
             portal.call(wait())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is looked at
+        except BaseException as error:  # noqa: BLE001 - any value is examined
             errors.append(error)
 
     thread = threading.Thread(target=call)

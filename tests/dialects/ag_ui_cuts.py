@@ -92,7 +92,7 @@ async def read_run(url: str, body: Json) -> list[Event]:
                 async with http.stream("POST", "/v1/ag-ui", json=body, headers=headers) as answer:
                     assert answer.status_code < 500, answer.status_code
                     async for piece in answer.aiter_text():
-                        pieces.append(piece)  # noqa: PERF401 - what came before a cut is kept
+                        pieces.append(piece)  # noqa: PERF401 - the part before a cut is kept
             except httpx2.HTTPError:
                 pass
             events += [event for event in events_of("".join(pieces)) if event[0]]

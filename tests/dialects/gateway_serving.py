@@ -35,11 +35,11 @@ class ServedGateway(Struct):
     http: httpx2.AsyncClient
     cutter: Cutter
 
-    def openai(self, *, url: str | None = None, **options: Any) -> openai.AsyncOpenAI:  # noqa: ANN401 - what the SDK or the gateway takes
+    def openai(self, *, url: str | None = None, **options: Any) -> openai.AsyncOpenAI:  # noqa: ANN401 - a parameter of the SDK or the gateway
         """Return OpenAI's own client for this gateway."""
         return openai.AsyncOpenAI(base_url=f"{url or self.url}/v1", api_key=TOKEN, timeout=WAIT_S, **options)
 
-    def anthropic(self, *, url: str | None = None, **options: Any) -> anthropic.AsyncAnthropic:  # noqa: ANN401 - what the SDK or the gateway takes
+    def anthropic(self, *, url: str | None = None, **options: Any) -> anthropic.AsyncAnthropic:  # noqa: ANN401 - a parameter of the SDK or the gateway
         """Return Anthropic's own client for this gateway."""
         return anthropic.AsyncAnthropic(base_url=url or self.url, api_key=TOKEN, timeout=WAIT_S, **options)
 
@@ -49,14 +49,14 @@ def make_gateway(
     *,
     store: Store | None = None,
     token: str | None = TOKEN,
-    **options: Any,  # noqa: ANN401 - what the SDK or the gateway takes
+    **options: Any,  # noqa: ANN401 - a parameter of the SDK or the gateway
 ) -> Gateway:
     """Make a gateway for a test."""
     return gateway(model, token=token, store=store, **options)
 
 
 @contextlib.asynccontextmanager
-async def served(script: Script = (), **options: Any) -> AsyncIterator[ServedGateway]:  # noqa: ANN401 - what the SDK or the gateway takes
+async def served(script: Script = (), **options: Any) -> AsyncIterator[ServedGateway]:  # noqa: ANN401 - a parameter of the SDK or the gateway
     """Serve a gateway to a scripted model until the end of the block."""
     model = ScriptedModel(script)
     async with serving(make_gateway(model, **options), model) as found:

@@ -31,17 +31,17 @@ ALL = ModelSettings(
 )
 
 
-def chat(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
+def chat(**fields: Any) -> Asked:  # noqa: ANN401 - any JSON of a body
     return read_chat(
         fields_of(msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], **fields}))
     )
 
 
-def responses(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
+def responses(**fields: Any) -> Asked:  # noqa: ANN401 - any JSON of a body
     return read_responses(fields_of(msgspec.json.encode({"input": "a", **fields})))
 
 
-def messages(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
+def messages(**fields: Any) -> Asked:  # noqa: ANN401 - any JSON of a body
     return read_messages(
         fields_of(msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], **fields}))
     )

@@ -30,7 +30,7 @@ from midstream.history.messages import (
 from tests.spec import spec
 
 
-def empty_request(**fields: Any) -> Asked:  # noqa: ANN401 - whatever the struct takes
+def empty_request(**fields: Any) -> Asked:  # noqa: ANN401 - the fields of the struct
     return Asked(dialect=dialect_registry.CHAT, model="m", messages=[], **fields)
 
 

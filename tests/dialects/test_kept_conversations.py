@@ -19,7 +19,7 @@ def counting(request: ModelRequest) -> Response:
     return text(f"answer {len(request.history.entries)}")
 
 
-def user(words: str) -> Any:  # noqa: ANN401 - what the SDK takes
+def user(words: str) -> Any:  # noqa: ANN401 - a parameter of the SDK
     return {"type": "message", "role": "user", "content": words}
 
 

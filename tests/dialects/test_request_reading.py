@@ -31,7 +31,7 @@ def new_cache() -> ReadingCache:
     return ReadingCache(bytes_min=0)
 
 
-def chat_body(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may hold
+def chat_body(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - any JSON of a body
     """Return a body of chat completions with alternating user messages and responses."""
     messages = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
     return msgspec.json.encode({"model": "m", "messages": messages, **more})

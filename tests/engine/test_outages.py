@@ -102,7 +102,7 @@ async def test_a_disk_that_stays_full_is_reported_to_every_client_and_costs_noth
         group.create_task(speaker.read(speaker.client.send("s", "build it"), turns=1))
         await is_running.wait()
         reading = [group.create_task(each.read(each.client.follow("s", "0"), turns=2)) for each in readers]
-        while not all(each.of(CallStarted) for each in readers):  # noqa: ASYNC110 - events have no bell
+        while not all(each.of(CallStarted) for each in readers):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
         disk.is_full = True
         go_on.set()

@@ -163,7 +163,7 @@ def main(folder: Path, step: int) -> None:
             ledger = Path("ledger").read_text(encoding="utf-8").split() if Path("ledger").exists() else []
             answer = Path("answer").read_text(encoding="utf-8")
             found = {"at": at, "killed": was_killed, "code": code, "answer": answer, "ledger": ledger}
-            print(json.dumps(found), flush=True)  # noqa: T201 - what the test reads
+            print(json.dumps(found), flush=True)  # noqa: T201 - read by the test
         if not was_killed:
             return
 

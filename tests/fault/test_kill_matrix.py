@@ -105,7 +105,7 @@ async def test_the_turn_survives_every_kill(
     reports = await asyncio.gather(*(one(number, case) for number, case in enumerate(cases)))
     figures = summary(reports)
     with capsys.disabled():
-        print(f"\n{table(figures)}")  # noqa: T201 - the table is what this test is run for
+        print(f"\n{table(figures)}")  # noqa: T201 - the table is the result of this test
     results = ROOT / "bench" / "results"
     results.mkdir(parents=True, exist_ok=True)
     report = {"machine": _machine(), "result": figures}

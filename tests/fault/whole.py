@@ -58,7 +58,7 @@ async def play_all(
                 print(f"{done} of {len(cases)}: {reports[-1].case} {reports[-1].problems}", flush=True)  # noqa: T201
     figures = {story: figures_of(story, reports) for story in stories}
     with capsys.disabled():
-        print(f"\n{table(summary(reports))}\n{lines_of(figures)}")  # noqa: T201 - what the matrix is run for
+        print(f"\n{table(summary(reports))}\n{lines_of(figures)}")  # noqa: T201 - the result of the matrix
     (ROOT / "bench" / "results" / results).write_text(json.dumps({"result": figures}, indent=2) + "\n")
     assert [f"{report.case}: {report.problems}" for report in reports if report.problems] == []
     assert sum(each.duplicates for each in reports) == 0

@@ -172,7 +172,7 @@ def test_langchain_agents_run_it_before_each_model_call() -> None:
     from langchain.agents.middleware import before_model
 
     @before_model
-    def repaired(state: Any, runtime: Any) -> Any:  # noqa: ANN401 - theirs
+    def repaired(state: Any, runtime: Any) -> Any:  # noqa: ANN401 - its parameters
         return repair_messages(state)
 
     agent = agents.create_agent(answering_agent("on it"), [deploy], middleware=[repaired])

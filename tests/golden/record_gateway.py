@@ -58,7 +58,7 @@ def main() -> None:
         if given.inputs:
             assert done["steps"] == story["steps"], f"{name}: an SDK was answered otherwise than its replay"
         path.write_text(text_of(done), encoding="utf-8")
-        print(f"{name}: {len(done['steps'])} steps")  # noqa: T201 - for the person who records
+        print(f"{name}: {len(done['steps'])} steps")  # noqa: T201 - for the person at the recording
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def main() -> None:
         examples_path(form).write_text(
             json.dumps(examples, indent=1, sort_keys=True) + "\n", encoding="ascii"
         )
-        print(f"{form}: {len(digests)} cases")  # noqa: T201 - for the person who records
+        print(f"{form}: {len(digests)} cases")  # noqa: T201 - for the person at the recording
     size = sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file())
     print(f"{size / 1e6:.1f} MB in {DATA.name}")  # noqa: T201 - as above
 

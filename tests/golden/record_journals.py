@@ -123,7 +123,7 @@ def main() -> None:
             outcomes_path(source).write_text(text, encoding="ascii")
         else:
             outcomes_path(source).write_bytes(packed(summary_of(name, outcome) for name, outcome in outcomes))
-        print(f"{source}: {len(outcomes)} journals, {records} records")  # noqa: T201 - for the person who records
+        print(f"{source}: {len(outcomes)} journals, {records} records")  # noqa: T201 - for the person at the recording
     size = sum(path.stat().st_size for path in (DATA / "journals").iterdir())
     print(f"{size / 1e6:.2f} MB in journals")  # noqa: T201 - as above
 

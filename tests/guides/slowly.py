@@ -24,7 +24,7 @@ class PausingModel:
     def __init__(self, model: Model) -> None:
         self._model = model
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the model has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of the model
         return getattr(self._model, name)
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:

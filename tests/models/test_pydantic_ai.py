@@ -489,7 +489,7 @@ class Google(TestModel):
         return "google"
 
     @contextlib.asynccontextmanager
-    async def request_stream(self, *args: Any, **more: Any) -> AsyncIterator[StreamedResponse]:  # noqa: ANN401 - theirs
+    async def request_stream(self, *args: Any, **more: Any) -> AsyncIterator[StreamedResponse]:  # noqa: ANN401 - its parameters
         async with super().request_stream(*args, **more) as streamed:
             whole = streamed.get
 

@@ -39,7 +39,7 @@ class Judging(Sampler):
     def __init__(self) -> None:
         self.shown: list[dict[str, Any]] = []
 
-    def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:  # noqa: ANN401 - whatever it is given
+    def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:  # noqa: ANN401 - any value
         self.shown.append(dict(kwargs.get("attributes") or args[4] or {}))
         return SamplingResult(Decision.RECORD_AND_SAMPLE)
 

@@ -107,7 +107,7 @@ def refusal(name: str, chat: list[Json]) -> str:
             bos_token="<s>",
             eos_token="</s>",
         )
-    except Exception as error:  # noqa: BLE001 - jinja2 lets through whatever the expressions raise
+    except Exception as error:  # noqa: BLE001 - jinja2 passes on each error of the expressions
         return f"{name}: {type(error).__name__}: {error}"
     return ""
 

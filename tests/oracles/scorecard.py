@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     cases, seed = [*numbers, 1000, 1][:2] if len(numbers) < 2 else numbers[:2]
     forms = [argument for argument in arguments if argument in WRITERS] or list(WRITERS)
     accidents = {"accidents": ODD} if "odd" in arguments else {}
-    print(_COLUMNS)  # noqa: T201 - this is what it is for
+    print(_COLUMNS)  # noqa: T201 - its purpose
     notes: list[str] = []
     for form in forms:
         print(_row(form, cases, seed, accidents, notes))  # noqa: T201

@@ -65,7 +65,7 @@ def distinguishing_parts(half: object, unseen: Collection[str] = UNSEEN) -> Hash
     )
 
 
-def _flat(value: Any, unseen: Collection[str]) -> Hashable:  # noqa: ANN401 - whatever a half keeps
+def _flat(value: Any, unseen: Collection[str]) -> Hashable:  # noqa: ANN401 - any state of a half
     kind = type(value)
     if kind in _PLAIN:
         return value  # type: ignore[no-any-return]  # it is hashable

@@ -70,7 +70,7 @@ async def test_a_rolling_restart_under_load_cuts_no_turn_and_costs_readers_only_
 
 
 def _show(report: ScaleReport) -> None:
-    print(f"seed {report.seed}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown where it fails
+    print(f"seed {report.seed}:", msgspec.json.encode(report).decode())  # noqa: T201 - shown with a failure
 
 
 def _an_event_less_and_a_run_more_are_seen(folder: Path, journals: dict[str, list[StoredRecord]]) -> None:

@@ -63,5 +63,5 @@ async def follow_to_end(http: httpx2.AsyncClient, session: str = "s1", *, key: s
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
     """Poll a condition, for ten seconds at most."""
     async with asyncio.timeout(60):
-        while not await is_so():  # noqa: ASYNC110 - what is waited for rings no bell
+        while not await is_so():  # noqa: ASYNC110 - the awaited state has no event
             await asyncio.sleep(0)

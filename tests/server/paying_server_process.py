@@ -42,7 +42,7 @@ def _response(request: ModelRequest) -> list[ScriptedStep]:
 
 async def main(folder: Path, port: int, days: float) -> None:
     @tool(needs_approval=True)
-    def pay(sum: int) -> str:  # noqa: A002 - what the model calls it
+    def pay(sum: int) -> str:  # noqa: A002 - the model's name for it
         """Pay."""
         with (folder / "ledger").open("a") as ledger:
             ledger.write(f"{sum}\n")

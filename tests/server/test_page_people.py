@@ -40,7 +40,7 @@ def purse(paid: list[int]) -> Tool:
     """Return a tool that a person must allow."""
 
     @tool(needs_approval=True)
-    def pay(sum: int) -> str:  # noqa: A002 - what the model calls it
+    def pay(sum: int) -> str:  # noqa: A002 - the model's name for it
         """Pay."""
         paid.append(sum)
         return f"paid {sum}"

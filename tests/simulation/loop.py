@@ -30,7 +30,7 @@ CLOSES_MAX = 20
 """Limit of further waits of a coroutine of a dead process while it is closed."""
 
 
-class Stuck(Exception):  # noqa: N818 - what became of the run
+class Stuck(Exception):  # noqa: N818 - the end of the run
     """Every task waits and no timer is left, or the run is endless."""
 
 

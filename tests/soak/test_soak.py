@@ -25,7 +25,7 @@ LEAKED_BYTES = 24 * 1024
 
 def _growing(soaked: dict[str, list[Gauges]]) -> dict[str, dict[str, float]]:
     for name, gauges in soaked.items():
-        print(f"{name}:", *gauges, sep="\n  ")  # noqa: T201 - shown where it fails
+        print(f"{name}:", *gauges, sep="\n  ")  # noqa: T201 - shown with a failure
     return {name: found for name, gauges in soaked.items() if (found := growing(gauges))}
 
 

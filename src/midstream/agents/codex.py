@@ -368,7 +368,7 @@ class CodexThread:
         self,
         outgoing: UpstreamMessage,
         *,
-        key: str,  # noqa: ARG002 - the app server takes none
+        key: str,  # noqa: ARG002 - the app server accepts none
         is_forced: bool = False,
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """Send a message; see `midstream.agents.upstreams` for the order of the events and the errors.

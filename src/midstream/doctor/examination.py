@@ -142,7 +142,7 @@ def _examine(
     tick: Callable[[int], None],
     key_file: KeyLocation | None,
 ) -> Examined:
-    if os.path.isdir(path):  # noqa: PTH112 - false where we may not even look
+    if os.path.isdir(path):  # noqa: PTH112 - false without permission to look
         return Examined(*examine_storage(path, profile, tick))
     require_file(path)
     head = head_of(path)
@@ -199,7 +199,7 @@ def _is_lone_line(line: Json) -> bool:
     return "sessionId" in line or "payload" in line or journals.is_export(line)
 
 
-def _value(line: FileLine) -> Any:  # noqa: ANN401 - whatever stands there
+def _value(line: FileLine) -> Any:  # noqa: ANN401 - any value
     try:
         return value_in(line.body).value if line.body else None
     except UnreadableHistoryError:

@@ -100,7 +100,7 @@ def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> Non
             make(draft)
             draft.chmod(stat.S_IMODE(like.stat().st_mode))
             _sync(draft)
-            os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
+            os.replace(draft, target)  # noqa: PTH105 - tests inject failures into `os`
         sync_names(target.parent)
 
 
@@ -134,7 +134,7 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
                 if body is not None:
                     (draft / name).parent.mkdir(parents=True, exist_ok=True)
                     _replace(draft / name, [body], mode=0o600)
-            os.rename(draft, target)  # noqa: PTH104 - `os` is where tests let it fail
+            os.rename(draft, target)  # noqa: PTH104 - tests inject failures into `os`
             sync_names(target.parent)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -176,7 +176,7 @@ def _replace(
             _replace(draft, better, mode=mode)
         draft.chmod(mode)
         before()
-        os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
+        os.replace(draft, target)  # noqa: PTH105 - tests inject failures into `os`
     sync_names(target.parent)
 
 

@@ -39,7 +39,7 @@ def places_in(paths: Iterable[Path]) -> Iterator[HistoryPlace]:
 
 
 def _below(path: Path) -> Iterator[HistoryPlace]:
-    if not os.path.isdir(path) or is_storage(path):  # noqa: PTH112 - false where we may not even look
+    if not os.path.isdir(path) or is_storage(path):  # noqa: PTH112 - false without permission to look
         yield HistoryPlace(path, is_named=True)
         return
     is_empty = True

@@ -41,7 +41,7 @@ class FolderRemedy:
 
 def is_storage(path: Path) -> bool:
     """Whether a folder is opencode's storage."""
-    return all(os.path.isdir(path / name) for name in ("message", "part"))  # noqa: PTH112 - false where we may not look
+    return all(os.path.isdir(path / name) for name in ("message", "part"))  # noqa: PTH112 - false without permission to look
 
 
 def examine_storage(
@@ -113,7 +113,7 @@ class _Storage(opencode.StorageFindings):
             if isinstance(info, dict):
                 yield opencode.StoredMessage(file.as_posix(), info, parts)
 
-    def _read(self, name: Path, files: list[Path]) -> Any:  # noqa: ANN401 - whatever the file holds
+    def _read(self, name: Path, files: list[Path]) -> Any:  # noqa: ANN401 - any JSON of the file
         files.append(name)
         try:
             place = self._path / name

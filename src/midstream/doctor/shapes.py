@@ -107,7 +107,7 @@ def _format_in(named: str | None) -> str | None:
     return None if named in FILE_KINDS else named
 
 
-def at(value: object, path: Sequence[str]) -> Any:  # noqa: ANN401 - whatever stands there
+def at(value: object, path: Sequence[str]) -> Any:  # noqa: ANN401 - any value
     """Return the value at a path of keys, or None."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None

@@ -45,7 +45,7 @@ class _Crossing:
     def __init__(self) -> None:
         self._origins: list[Any] = []
 
-    def there(self, message: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+    def there(self, message: Any) -> Any:  # noqa: ANN401 - any JSON of the file
         """Return a message in the form of a request, without thoughts, which are not sent."""
         if not isinstance(message, dict):
             return message
@@ -63,7 +63,7 @@ class _Crossing:
         response = {"role": role, "content": body or None, **({"tool_calls": calls} if calls else {})}
         return self._mark(response, message)
 
-    def _chunk(self, block: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+    def _chunk(self, block: Any) -> Any:  # noqa: ANN401 - any JSON of the file
         return self._mark(_chunk(block), block) if isinstance(block, dict) else block
 
     def _call(self, block: Json) -> Json:
@@ -79,7 +79,7 @@ class _Crossing:
         origin = self._origins[number] if isinstance(number, int) else {}
         return origin, {key: value for key, value in made.items() if key != _FROM}
 
-    def back(self, message: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+    def back(self, message: Any) -> Any:  # noqa: ANN401 - any JSON of the file
         """Return a repaired message in tinyagent's form."""
         if not isinstance(message, dict):
             return message
@@ -103,7 +103,7 @@ class _Crossing:
             case role:
                 return {**source, "role": role, "content": body}
 
-    def _block(self, chunk: Any) -> Any:  # noqa: ANN401 - whatever the file holds
+    def _block(self, chunk: Any) -> Any:  # noqa: ANN401 - any JSON of the file
         if not isinstance(chunk, dict):
             return chunk
         source, plain = self._origin(chunk)
@@ -148,7 +148,7 @@ def _object(text: object) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def _thoughts(message: Any) -> list[Json]:  # noqa: ANN401 - whatever the file holds
+def _thoughts(message: Any) -> list[Json]:  # noqa: ANN401 - any JSON of the file
     content = message.get("content") if isinstance(message, dict) else None
     return [block for block in content if _type(block) == "thinking"] if isinstance(content, list) else []
 

@@ -153,7 +153,7 @@ def require_agent(value: object) -> Agent:
     raise UsageError(f"`agent` is {describe(value)}; expected a `midstream.Agent`. {advice}")
 
 
-def require_model(value: Any) -> Model:  # noqa: ANN401 - whatever a caller gave
+def require_model(value: Any) -> Model:  # noqa: ANN401 - any value of a caller
     """Return `value` if it has the attributes of a `Model`.
 
     Raises:

@@ -415,7 +415,7 @@ class Runner:
             raise
         except MidstreamError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
+        except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others continue
             _log.exception("a session ended on a defect", extra={"session": self.session_id})
             self._fail(stop_error(error, self.session_id))
 

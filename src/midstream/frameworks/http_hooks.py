@@ -268,7 +268,7 @@ class _RequestHook:
                 self._on_repair(instead.repaired)
         except HistoryRefusedError:
             raise  # requested, with mode="strict"
-        except Exception as error:  # noqa: BLE001 - whatever went wrong: the caller's request is worth more
+        except Exception as error:  # noqa: BLE001 - the caller's request is more important than this error
             _log_failure(happened, error)
 
 

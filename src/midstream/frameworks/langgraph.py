@@ -123,7 +123,7 @@ class ToolGuard:
             "tools run at most once in asynchronous graphs only: use `ainvoke` or `astream` inside `guard.run(thread)`"
         )
 
-    async def __call__(self, request: ToolCallRequest, execute: Execute) -> Any:  # noqa: ANN401 - what LangGraph takes
+    async def __call__(self, request: ToolCallRequest, execute: Execute) -> Any:  # noqa: ANN401 - a parameter of LangGraph
         """Run a call, or return its outcome from the journal.
 
         Raises:

@@ -71,7 +71,7 @@ class Captured:
 
     async def run(
         self, context: CallContext, arguments: Mapping[str, Any], answers: Sequence[object], world: World
-    ) -> Any:  # noqa: ANN401 - what a tool returns
+    ) -> Any:  # noqa: ANN401 - a tool's result
         """Run the tool and return its value, or `InterruptRaised` if it needs another answer.
 
         Args:
@@ -223,7 +223,7 @@ def message_of(call: Any, result: ToolResult) -> ToolMessage:  # noqa: ANN401 - 
     return ToolMessage(result.content, tool_call_id=call["id"], name=call["name"], status=status)
 
 
-def text_of(value: Any, call_id: str) -> tuple[str, Outcome, bool]:  # noqa: ANN401 - what a tool returned
+def text_of(value: Any, call_id: str) -> tuple[str, Outcome, bool]:  # noqa: ANN401 - a tool's result
     """Return a tool's value as text, its outcome, and whether the value is more than that text."""
     if isinstance(value, ToolMessage):
         outcome = Outcome.ERROR if value.status == "error" else Outcome.OK
@@ -235,7 +235,7 @@ def text_of(value: Any, call_id: str) -> tuple[str, Outcome, bool]:  # noqa: ANN
     return "\n\n".join(storable(str(each.text)) for each in messages) or "Done.", Outcome.OK, True
 
 
-def _messages_in(value: Any) -> list[ToolMessage]:  # noqa: ANN401 - what a tool returned
+def _messages_in(value: Any) -> list[ToolMessage]:  # noqa: ANN401 - a tool's result
     if isinstance(value, ToolMessage):
         return [value]
     if isinstance(value, list):

@@ -373,7 +373,7 @@ async def _run_tool(
     )
     try:
         value = await run_bounded(running, shared.world)
-    except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
+    except Exception as error:  # noqa: BLE001 - foreign code: each error is a result
         failures.append(error)
         value = str(error) if isinstance(error, ToolTimeoutError) else f"{type(error).__name__}: {error}"
     for checking in tool.tool_output_guardrails or ():

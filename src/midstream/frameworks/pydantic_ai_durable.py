@@ -574,7 +574,7 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
         tool_args: dict[str, Any],
         ctx: RunContext[AgentDepsT],
         tool: ToolsetTool[AgentDepsT],
-    ) -> Any:  # noqa: ANN401 - whatever the tool returns
+    ) -> Any:  # noqa: ANN401 - a tool's result
         turn = self.run.turn
         started = await turn.start(ctx.tool_call_id or "", is_approved=ctx.tool_call_approved)
         if isinstance(started, CallEnded):

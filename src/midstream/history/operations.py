@@ -38,7 +38,7 @@ Outcome = Literal["unknown", "interrupted", "denied", "not-started"]
 def repair(
     messages: list[Value],
     *,
-    format: FormatName | None = None,  # noqa: A002 - the word every caller will look for
+    format: FormatName | None = None,  # noqa: A002 - the usual name for it
     profile: ProfileName | None = None,
     model: str | None = None,
     thinking: Thinking = None,
@@ -120,7 +120,7 @@ def check(
     messages: list[Value],
     profile: ProfileName | None = None,
     *,
-    format: FormatName | None = None,  # noqa: A002 - the word every caller will look for
+    format: FormatName | None = None,  # noqa: A002 - the usual name for it
     system: Value = None,
     live_tail: bool = False,
     prefill: bool = False,

@@ -94,7 +94,7 @@ class Observers:
         for observer in self._all:
             try:
                 observer.on_append(session, records)
-            except Exception as error:  # noqa: BLE001 - who looks on must not stop what it looks at
+            except Exception as error:  # noqa: BLE001 - an observer must not stop the observed work
                 _log_failure(session, error)
 
 

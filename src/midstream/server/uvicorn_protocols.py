@@ -146,7 +146,7 @@ class PlainHttp(HttpProtocol):
         ):  # else the connection is a WebSocket
             self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's terms
         """Refuse bytes that are not HTTP."""
         self._refuse(HTTPStatus.BAD_REQUEST)
 
@@ -240,7 +240,7 @@ class _Protocol(ServerProtocol):
             self.current_size = None
         super().recv_frame(frame)
 
-    def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote what was sent
+    def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote the request
         """Return a problem detail instead of the library's text."""
         is_ours = status == HTTPStatus.INTERNAL_SERVER_ERROR
         return _response_of(internal_problem() if is_ours else problem_of_http(HTTPException(int(status))))

@@ -22,7 +22,7 @@ SETTLE_TURNS = 50
 """Iterations of the event loop that `FakeWorld.advance` gives to the tasks that it woke."""
 
 
-class Crashed(Exception):  # noqa: N818 - what happened to the process, not an error of the program
+class Crashed(Exception):  # noqa: N818 - an event of the process, not an error of the program
     """A process would have died at this fault point. Every later fault point of the same `FakeWorld` raises it too."""
 
 

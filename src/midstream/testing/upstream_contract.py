@@ -608,7 +608,7 @@ class _Interrupted(Awaitable[T], Generator[Any, None, T]):
     def __await__(self) -> Generator[Any, None, T]:
         return self
 
-    def send(self, _: None, /) -> Any:  # noqa: ANN401 - whatever the event loop waits for
+    def send(self, _: None, /) -> Any:  # noqa: ANN401 - any file object of the event loop
         if self._steps_left == 0:
             self._pause = self._close_at_step().__await__()
         self._steps_left -= 1

@@ -450,7 +450,7 @@ async def run_call(found: Tool, call: ToolCall, context: CallContext) -> ToolRes
     try:
         async with limit:
             value = await _invoke(found.function, keywords)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: each error is a result
         if limit.expired():
             message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
             outcome = Outcome.UNKNOWN if found.has_effects else Outcome.ERROR
@@ -485,7 +485,7 @@ def call_within(
         return _unfit(call, error)
     try:
         value = attempt(effect)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: each error is a result
         undone = "Its changes were undone."
         return ToolResult(call.id, storable(f"{type(error).__name__}: {error}\n{undone}"), Outcome.ERROR)
     return _result_of(call, value)

@@ -129,7 +129,7 @@ def _mistral_common(form: str) -> Oracle:
         try:
             sent = [*plain, {"role": "user", "content": "next"}]
             judge.validate_messages([adapter.validate_python(message) for message in sent])
-        except Exception as refusal:  # noqa: BLE001 - whatever a validator raises is its word
+        except Exception as refusal:  # noqa: BLE001 - each error of a validator is its finding
             return f"{type(refusal).__name__}: {refusal}"[:300]
         return None
 
@@ -147,7 +147,7 @@ def _langgraph(form: str) -> Oracle:
             else:
                 read = core.convert_to_messages(as_chat(form, messages))
             executor._validate_chat_history(read)
-        except Exception as refusal:  # noqa: BLE001 - whatever a validator raises is its word
+        except Exception as refusal:  # noqa: BLE001 - each error of a validator is its finding
             return f"{type(refusal).__name__}: {refusal}"[:300]
         return None
 
@@ -165,7 +165,7 @@ def _typed(module: str, name: str) -> Callable[[str], Oracle]:
             for place, message in enumerate(messages):
                 try:
                     json.dumps(adapter.validate_python(message), default=list)
-                except Exception as refusal:  # noqa: BLE001 - whatever a validator raises is its word
+                except Exception as refusal:  # noqa: BLE001 - each error of a validator is its finding
                     return f"{place}: {refusal}"[:400]
             return None
 
@@ -185,7 +185,7 @@ def _google(form: str) -> Oracle:
             chats._validate_contents(contents)
             if not all(chats._validate_content(content) for content in contents):
                 return "a content without parts, or an empty part"
-        except Exception as refusal:  # noqa: BLE001 - whatever a validator raises is its word
+        except Exception as refusal:  # noqa: BLE001 - each error of a validator is its finding
             return f"{type(refusal).__name__}: {refusal}"[:300]
         return None
 
@@ -213,7 +213,7 @@ def _pydantic_ai(form: str) -> Oracle:
     def oracle(messages: list[Any]) -> str | None:
         try:
             shapes.ModelMessagesTypeAdapter.validate_python(messages)
-        except Exception as refusal:  # noqa: BLE001 - whatever a validator raises is its word
+        except Exception as refusal:  # noqa: BLE001 - each error of a validator is its finding
             return f"{type(refusal).__name__}: {refusal}"[:400]
         return None
 

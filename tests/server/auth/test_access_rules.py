@@ -239,7 +239,7 @@ async def test_rule_3_http_events_end_with_the_permission_and_not_as_an_end_of_t
 
 async def _read_lines(lines: AsyncIterator[str], received: list[str]) -> None:
     async for line in lines:
-        received.append(line)  # noqa: PERF401 - what came before the cut is kept
+        received.append(line)  # noqa: PERF401 - the part before the cut is kept
 
 
 # --- 4. credentials in addresses ------------------------------------------------------------------

@@ -52,7 +52,7 @@ async def post(client: httpx2.AsyncClient, frame: Json, **headers: str) -> httpx
 
 async def _until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not is_so():  # noqa: ASYNC110 - what is waited for rings no bell
+        while not is_so():  # noqa: ASYNC110 - the awaited state has no event
             await asyncio.sleep(0)
 
 

@@ -388,7 +388,7 @@ def one_each(block: Value, keys: Container[str]) -> list[Value]:
     """Split a block with several contents where each must have one; other keys stay with the first."""
     is_several = isinstance(block, dict) and len(block) > 1
     found = [key for key in block if key in keys] if is_several else []
-    if len(found) < 2:  # noqa: PLR2004 - it holds one thing, or none
+    if len(found) < 2:  # noqa: PLR2004 - it contains one value, or none
         return [block]
     first = {key: value for key, value in block.items() if key == found[0] or key not in found}
     return [first, *({key: block[key]} for key in found[1:])]

@@ -60,7 +60,7 @@ class WorkThread:
             error, result = None, None
             try:
                 result = work()
-            except BaseException as raised:  # noqa: BLE001 - the submitter raises it, whatever it is
+            except BaseException as raised:  # noqa: BLE001 - the submitter raises it
                 error = raised
             self._done += 1  # only this thread writes it, and only submitters write the other number
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
