@@ -73,14 +73,14 @@ class Conversation(msgspec.Struct):
     """Bytes that a conversation of `TURNS` turns sent upstream.
 
     Args:
-        message_bytes: Size of the user's messages, each counted once.
+        said_bytes: Size of the user's messages, each counted once.
         wrong: Turns answered by an agent without the whole conversation.
     """
 
     what: str
     contestant: str
     sent_bytes: int
-    message_bytes: int
+    said_bytes: int
     last_turn_bytes: int
     wrong: int
 
