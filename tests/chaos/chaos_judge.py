@@ -140,7 +140,7 @@ class SentPayloads:
 
     def sent(self, turn: int, stream: str, records: Sequence[Record]) -> dict[int, str]:
         """Return the digest of each command of a stream: first the message, then the commands that may follow it."""
-        say = SendPayload(UserMessage.of(message_of(turn)).parts, self._tools)
+        message = SendPayload(UserMessage.of(message_of(turn)).parts, self._tools)
         number = turn + 1
         later = (
             ResultPayload(number, ASK_RESPONSE, ToolResult("b", ANSWER_OF_CLIENT)),
@@ -150,7 +150,7 @@ class SentPayloads:
         )
         possible = {digest_of(encode(each)) for each in later}
         commands = [each for each in records if isinstance(each, CommandAccepted) and each.stream == stream]
-        return {0: digest_of(encode(say))} | {
+        return {0: digest_of(encode(message))} | {
             each.seqno: each.digest for each in commands if each.seqno and each.digest in possible
         }
 

@@ -144,7 +144,7 @@ async def run(
 
 
     Args:
-        folder: An empty folder for all files.     within_s: Bound of the whole run.     tell: Receives the
+        folder: An empty folder for all files.     within_s: Bound of the whole run.     print_progress: Receives the
             progress.
     """
     report = ChaosReport(plan.seed)

@@ -36,7 +36,7 @@ def test_an_agent_is_found_in_the_current_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "expected"),
     [
         ("told_app", "expected the agent as MODULE:AGENT, such as app:agent"),
         (":helper", "expected the agent as MODULE:AGENT"),
@@ -47,26 +47,26 @@ def test_an_agent_is_found_in_the_current_folder() -> None:
         ("told_app:other", "`agent` is 7; expected a `midstream.Agent`"),
     ],
 )
-def test_the_error_for_a_wrong_name_contains_the_remedy(name: str, says: str) -> None:
+def test_the_error_for_a_wrong_name_contains_the_remedy(name: str, expected: str) -> None:
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent(name)
-    assert says in raised.value.message
+    assert expected in raised.value.message
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "expected"),
     [
         ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("1 / 0", "ZeroDivisionError"),
         ("def", "SyntaxError"),
     ],
 )
-def test_the_error_of_a_failing_module_is_shown(folder: Path, source: str, says: str) -> None:
+def test_the_error_of_a_failing_module_is_shown(folder: Path, source: str, expected: str) -> None:
     (folder / "broken_app.py").write_text(source)
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent("broken_app:agent")
     assert "module 'broken_app' could not be imported" in raised.value.message
-    assert says in raised.value.message
+    assert expected in raised.value.message
 
 
 def test_the_error_for_a_module_without_an_agent_explains_how_to_make_one(folder: Path) -> None:

@@ -220,13 +220,13 @@ def test_a_resumed_chat_shows_the_rest_and_announces_an_event_that_may_appear_tw
 def test_a_chat_continues_after_a_kill_and_restart_of_the_server(
     server: Serving, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    with start_chat(server, environment, "--json", "--message", "long") as talking:
-        assert talking.stdout is not None
-        lines = [talking.stdout.readline() for _ in range(20)]
+    with start_chat(server, environment, "--json", "--message", "long") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(20)]
         server.kill()
         with Serving(tmp_path, port=server.port) as again:
-            lines += talking.stdout.readlines()
-            assert talking.wait(WAIT_S) == 0
+            lines += process.stdout.readlines()
+            assert process.wait(WAIT_S) == 0
             assert [json.loads(line) for line in lines] == exported(again, "-")[1:]
 
 
@@ -237,21 +237,21 @@ def test_a_file_has_the_answer_once_whichever_process_was_killed(
 ) -> None:
     written = tmp_path / "answer.txt"
     with written.open("w") as file:
-        talking = start_chat(server, environment, "--session", "mine", "--message", "long", stdout=file)
-    assert talking.stderr is not None
-    assert talking.stderr.readline().split() == [b"you", b"long"]
+        process = start_chat(server, environment, "--session", "mine", "--message", "long", stdout=file)
+    assert process.stderr is not None
+    assert process.stderr.readline().split() == [b"you", b"long"]
     with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
         assert any("w20" in event.transcript for event in events)
     if is_chat_killed:
-        talking.kill()
-        talking.communicate(timeout=WAIT_S)
+        process.kill()
+        process.communicate(timeout=WAIT_S)
         rest = run("chat", server.url, "--session", "mine", "--resume", environment=environment)
         written.write_text(written.read_text() + rest.stdout)
         shown = run("sessions", "show", "mine", "--store", server.store, "--raw").stdout
     else:
         server.kill()
         with Serving(tmp_path, port=server.port) as again:
-            assert talking.communicate(timeout=WAIT_S) is not None
+            assert process.communicate(timeout=WAIT_S) is not None
             shown = run("sessions", "show", "mine", "--store", again.store, "--raw").stdout
     assert written.read_text() == f"{LONG}\n"
     assert [word for word in shown.split() if word.startswith("w") and word[1:].isdecimal()] == LONG.split()[

@@ -80,19 +80,19 @@ def answer_after(server: Serving, session: str = "mine") -> str:
 
 
 def test_a_killed_tool_call_is_handled_by_its_policy(tmp_path: Path) -> None:
-    says = {"look": "there are rooms", "book": "may or may not have taken effect"}
+    expected = {"look": "there are rooms", "book": "may or may not have taken effect"}
     with Serving(tmp_path, app=APP) as server:
-        for tool in says:
+        for tool in expected:
             with connect(server.url) as client, contextlib.closing(client.send(tool, tool)) as events:
                 assert any(isinstance(event.record, CallProgressed) for event in events)
         server.kill()
     assert ledger(tmp_path) == ["Oslo", "Oslo"]
     with Serving(tmp_path, app=APP) as again:
-        answers = {tool: answer_after(again, tool) for tool in says}
+        answers = {tool: answer_after(again, tool) for tool in expected}
     for tool, answer in answers.items():
         assert answer.startswith("I will do it.")
         assert answer.count("I will do it.") == answer.count("I was told:") == 1
-        assert says[tool] in answer
+        assert expected[tool] in answer
     assert ledger(tmp_path) == ["Oslo", "Oslo", "Oslo"], "one tool ran again"
 
 

@@ -176,9 +176,9 @@ def answer_after(server: Serving, session: str = "mine") -> str:
 
 
 def test_a_killed_tool_call_is_handled_by_its_policy_and_finished_work_is_kept(tmp_path: Path) -> None:
-    says = {"book": "may or may not have taken effect", "look": "there are rooms"}
+    expected = {"book": "may or may not have taken effect", "look": "there are rooms"}
     with Serving(tmp_path, app=APP, agent="graph") as server:
-        for tool in says:
+        for tool in expected:
             with (
                 connect(server.url) as client,
                 contextlib.closing(client.send(tool, f"rest {tool}")) as events,
@@ -187,10 +187,10 @@ def test_a_killed_tool_call_is_handled_by_its_policy_and_finished_work_is_kept(t
         server.kill()
     assert ledger(tmp_path) == ["asked", "rest", "book", "asked", "rest", "look"]
     with Serving(tmp_path, app=APP, agent="graph") as again:
-        answers = {tool: answer_after(again, tool) for tool in says}
+        answers = {tool: answer_after(again, tool) for tool in expected}
     for tool, answer in answers.items():
         assert answer.count("I will do it.") == answer.count("I was told: rested,") == 1
-        assert says[tool] in answer
+        assert expected[tool] in answer
     assert Counter(ledger(tmp_path)) == {"asked": 4, "rest": 2, "book": 1, "look": 2}
 
 
@@ -272,7 +272,7 @@ def test_the_approvals_of_the_middleware_are_approvals(tmp_path: Path) -> None:
             ask(server, "pay", session)
         server.kill()
     with Serving(tmp_path, app=APP, agent="careful") as again:
-        for session, (choice, says) in choices.items():
+        for session, (choice, expected) in choices.items():
             (asked,) = http(f"{again.url}/v1/questions?session={session}")["questions"]
             assert (asked["kind"], asked["name"]) == ("approval", "approve")
             shown = json.loads(asked["arguments"])
@@ -281,7 +281,7 @@ def test_the_approvals_of_the_middleware_are_approvals(tmp_path: Path) -> None:
             how = [edited if each == "EDITED" else each for each in choice]
             done = run("sessions", "answer", session, *how, "--url", again.url)
             assert done.returncode == 0, done.stderr
-            assert says in answer_after(again, session)
+            assert expected in answer_after(again, session)
     assert [each for each in ledger(tmp_path) if each.startswith("pay")] == ["pay-Oslo", "pay-Rome"]
 
 

@@ -267,10 +267,10 @@ def test_a_pruned_journal_starts_with_its_text_and_results_without_their_times()
 
 
 def test_a_permission_request_of_an_upstream_agent_is_noted_with_its_result() -> None:
-    wants = QuestionAsked(
+    permission = QuestionAsked(
         1, 1, "leave-1", QuestionKind.APPROVAL, "d", 11.0, attempt=1, name="Bash", arguments='{"a":1}'
     )
-    assert note_of(wants) == 'requests permission for Bash {"a":1}'
+    assert note_of(permission) == 'requests permission for Bash {"a":1}'
     closed = QuestionClosed(1, 1, "leave-1", CloseReason.EXPIRED, 12.0)
     assert note_of(closed) == "the question is closed: no answer came in time"
     assert (

@@ -57,7 +57,7 @@ class HttpPeer:
         self._degraded_reason = degraded_reason
         self._writers: set[asyncio.StreamWriter] = set()
         self._following: dict[asyncio.StreamWriter, ServerStream] = {}
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[HttpPeer]:
@@ -72,8 +72,8 @@ class HttpPeer:
         for writer, stream in [*self._following.items()]:
             self.host.serve(stream, now=time.monotonic())
             _write_command(writer, b"".join(stream.frames_to_send()))
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -123,8 +123,8 @@ class HttpPeer:
         self.host.serve(stream, now=time.monotonic())
         sent = stream.frames_to_send()[0 if asked.is_opening else 1 :]
         while not sent:
-            async with self._news:
-                await self._news.wait()
+            async with self._changed:
+                await self._changed.wait()
             self.host.serve(stream, now=time.monotonic())
             sent = stream.frames_to_send()
         _write_polled(writer, sent)

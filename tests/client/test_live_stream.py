@@ -339,18 +339,18 @@ async def test_no_secret_is_read_for_a_session_without_one() -> None:
 
 
 @spec("STREAM-96")
-@pytest.mark.parametrize("is_told", [True, False], ids=["by a frame", "by the connection"])
+@pytest.mark.parametrize("is_reported", [True, False], ids=["by a frame", "by the connection"])
 @pytest.mark.parametrize("is_changed", [True, False])
-async def test_a_refused_secret_is_read_again_once(*, is_told: bool, is_changed: bool) -> None:
+async def test_a_refused_secret_is_read_again_once(*, is_reported: bool, is_changed: bool) -> None:
     refused = WrongSecretError("no")
     async with LiveStreamBench() as bench:
         if is_changed:
             bench.kept = deque([SecretsToShow("newer")])
-        if is_told:
+        if is_reported:
             (await bench.await_connection()).deliver(Error(refused.code, refused.message))
         else:
             bench.refusals.append(refused)
-        made = 1 + int(is_told)
+        made = 1 + int(is_reported)
         if is_changed:
             wire = await bench.await_connection(made)
             assert _opening(wire).secret == "newer"

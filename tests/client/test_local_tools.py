@@ -186,12 +186,12 @@ def test_a_call_runs_with_the_edited_arguments_in_this_process_and_the_next() ->
 
 
 @pytest.mark.parametrize(
-    ("says", "content", "runs"),
+    ("outcome", "content", "runs"),
     [(Happened("a: seen"), "a: seen", 0), (DidNotHappen(), "a: s1/1/1/c1", 1), (None, UNKNOWN_CONTENT, 0)],
 )
 @spec("TURN-37", "STREAM-18")
-async def test_a_call_in_doubt_with_a_probe_is_probed(says: Probed, content: str, runs: int) -> None:
-    @tool(name="look", probe=lambda path: says)
+async def test_a_call_in_doubt_with_a_probe_is_probed(outcome: Probed, content: str, runs: int) -> None:
+    @tool(name="look", probe=lambda path: outcome)
     def probe_path(path: str) -> str:
         """Look."""
         return look.function(path)  # type: ignore[no-any-return] # it is the function above

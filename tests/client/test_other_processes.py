@@ -107,9 +107,9 @@ async def test_a_secret_changed_by_another_process_is_sent_by_the_next_connectio
 
 
 @spec("STREAM-96")
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_reported", [True, False])
 async def test_a_secret_changed_while_a_connection_is_made_is_read_again(
-    tmp_path: Path, *, is_told: bool
+    tmp_path: Path, *, is_reported: bool
 ) -> None:
     gate = asyncio.Event()
     async with (
@@ -128,16 +128,16 @@ async def test_a_secret_changed_while_a_connection_is_made_is_read_again(
                 async def change() -> None:
                     for _ in range(2):
                         await _change_by_another_client(tmp_path, proxy.url)
-                    if not is_told:
+                    if not is_reported:
                         await client.keep_secret("s1", before)
 
                 asked = len(proxy.asked)
                 proxy.before_upgrade = change
                 proxy.cut()
                 gate.set()
-                if is_told:
+                if is_reported:
                     assert text + await _rest(events) == WHOLE
                 else:
                     with pytest.raises(WrongSecretError):
                         await _rest(events)
-                assert proxy.asked[asked:].count("upgrade") == 1 + is_told
+                assert proxy.asked[asked:].count("upgrade") == 1 + is_reported

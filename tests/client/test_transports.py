@@ -69,7 +69,7 @@ FOREIGN = b'{"type":"about:blank","code":"UNAVAILABLE","detail":"no healthy upst
 
 @spec("STREAM-107", "STREAM-28")
 @pytest.mark.parametrize(
-    ("status", "body", "said_s", "kind", "after_s"),
+    ("status", "body", "sent_s", "kind", "after_s"),
     [
         (503, _problem("draining", "later", 2.5), 9.0, DrainingError, 2.5),
         (403, _problem("access", "never"), None, AccessError, None),

@@ -65,10 +65,10 @@ async def test_a_cut_resets_every_connection_and_the_next_one_works(echo_port: i
 
 
 async def test_without_a_server_the_client_is_refused_at_once() -> None:
-    nobody = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    port = nobody.sockets[0].getsockname()[1]
-    nobody.close()
-    await nobody.wait_closed()
+    closed = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = closed.sockets[0].getsockname()[1]
+    closed.close()
+    await closed.wait_closed()
     async with asyncio.timeout(WAIT_S), Cutter(port, World()) as cutter:
         reader, writer = await connect(cutter)
         assert await reader.read() == b""

@@ -219,26 +219,26 @@ async def play(folder: Path, cuts: int, kills: int, seed: int, *options: str, wo
 def main(arguments: list[str]) -> int:
     """Run the long form."""
     options = long_form("a2a_kills", arguments, kills=20)
-    say = sys.stdout.write
-    say(f"seed {options.seed}\n")
+    write = sys.stdout.write
+    write(f"seed {options.seed}\n")
     failed: list[str] = []
     if reason := a2a_suite.lacking():
-        say(f"{reason}\n")
+        write(f"{reason}\n")
     else:
         with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as other:
             ours = asyncio.run(a2a_suite.judge(Path(made)))
             reference = asyncio.run(a2a_suite.judge_reference(Path(other)))
         failed = a2a_suite.faults(ours)
-        say(f"TCK: {a2a_suite.counts(ours)}; not as expected: {failed}\n")
+        write(f"TCK: {a2a_suite.counts(ours)}; not as expected: {failed}\n")
         if options.suite is not None:
             options.suite.write_text(a2a_suite.page(ours, reference), encoding="utf-8")
     if reason := lacking():
         sys.stderr.write(reason + "\n")
         return 1
     with tempfile.TemporaryDirectory() as made:
-        say(f"kills: {asyncio.run(play(Path(made), options.cuts, options.kills, options.seed))}\n")
+        write(f"kills: {asyncio.run(play(Path(made), options.cuts, options.kills, options.seed))}\n")
     with tempfile.TemporaryDirectory() as made:
-        say(f"questions: {asyncio.run(answer_questions(Path(made), options.kills, options.seed))}\n")
+        write(f"questions: {asyncio.run(answer_questions(Path(made), options.kills, options.seed))}\n")
     return int(bool(failed))
 
 

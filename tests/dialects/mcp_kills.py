@@ -264,20 +264,20 @@ async def play(folder: Path, kills: int, seed: int, *options: str, words: int = 
 def main(arguments: list[str]) -> int:
     """Run the long form."""
     options = long_form("mcp_kills", arguments, kills=20)
-    say = sys.stdout.write
-    say(f"seed {options.seed}\n")
+    write = sys.stdout.write
+    write(f"seed {options.seed}\n")
     failed: list[str] = []
     if reason := mcp_suite.lacking():
-        say(f"{reason}\n")
+        write(f"{reason}\n")
     else:
         with tempfile.TemporaryDirectory() as made:
             found = asyncio.run(mcp_suite.judge(Path(made)))
         failed = mcp_suite.faults(found)
-        say(f"conformance: {sum(each.passed for each in found)} checks passed; not as expected: {failed}\n")
+        write(f"conformance: {sum(each.passed for each in found)} checks passed; not as expected: {failed}\n")
         if options.suite is not None:
             options.suite.write_text(mcp_suite.PAGE + mcp_suite.table_of(found) + "\n", encoding="utf-8")
     with tempfile.TemporaryDirectory() as made:
-        say(f"kills: {asyncio.run(play(Path(made), options.kills, options.seed))}\n")
+        write(f"kills: {asyncio.run(play(Path(made), options.kills, options.seed))}\n")
     return int(bool(failed))
 
 

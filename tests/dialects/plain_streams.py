@@ -332,8 +332,8 @@ async def judge_stores() -> dict[str, Json]:
 
 
 def main(kills: int, seed: int, page: Path | None) -> int:
-    say = sys.stdout.write
-    say(f"seed {seed}\n")
+    write = sys.stdout.write
+    write(f"seed {seed}\n")
     failed = 0
     if not lacking():
         reports = asyncio.run(judge_stores())
@@ -341,10 +341,10 @@ def main(kills: int, seed: int, page: Path | None) -> int:
         if page is not None:
             page.write_text(page_of(reports), encoding="utf-8")
     else:
-        say(f"{lacking()}\n")
+        write(f"{lacking()}\n")
     for count in (1, 2):
         with tempfile.TemporaryDirectory() as made:
-            say(f"{count} servers: {asyncio.run(kill(Path(made), kills, seed, count=count))}\n")
+            write(f"{count} servers: {asyncio.run(kill(Path(made), kills, seed, count=count))}\n")
     return int(failed > 0)
 
 

@@ -77,10 +77,10 @@ async def test_two_chats_with_the_same_start_are_separate() -> None:
     async with served(lambda request: text(f"answer {len(gateway.model.requests)}")) as gateway:
         ours, theirs = await sessions_of(gateway, FIRST, FIRST)
         assert ours != theirs
-        goes_on = [
+        continuing = [
             chat(("user", "hi"), ("assistant", f"answer {number}"), ("user", "more")) for number in (1, 2)
         ]
-        assert await sessions_of(gateway, *goes_on) == [ours, theirs]
+        assert await sessions_of(gateway, *continuing) == [ours, theirs]
 
 
 @spec("REUSE-73")

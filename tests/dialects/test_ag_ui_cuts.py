@@ -78,8 +78,8 @@ async def test_a_page_that_is_opened_later_has_all_messages() -> None:
         result = await run_client(server.url, "run", id="later")
         opened = await run_client(server.url, "open", id="later")
         assert opened["messages"] == result["messages"]
-        nobody = await run_client(server.url, "open", id="nobody")
-        assert (nobody["messages"], nobody["finishes"]) == ([], 1)
+        unopened = await run_client(server.url, "open", id="nobody")
+        assert (unopened["messages"], unopened["finishes"]) == ([], 1)
 
 
 async def test_the_programs_of_the_guide_print_the_answer_despite_cut_connections(tmp_path: Path) -> None:

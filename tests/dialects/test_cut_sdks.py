@@ -95,8 +95,8 @@ async def test_an_sdk_gets_its_answer_through_the_relay(api: SdkApi) -> None:
 @spec("REUSE-70")
 async def test_the_retries_of_an_sdk_are_one_run(api: SdkApi) -> None:
     """The connection is cut before the status, when an SDK retries by itself."""
-    go_on = asyncio.Event()
-    async with served([[Gate(go_on), *text(WORDS)]], grace_s=60.0) as gateway:
+    may_continue = asyncio.Event()
+    async with served([[Gate(may_continue), *text(WORDS)]], grace_s=60.0) as gateway:
         async with api.client(gateway, url=gateway.cutter.url, max_retries=3) as client:
             asking = asyncio.create_task(api.whole(client))
             for _ in range(2):
@@ -104,7 +104,7 @@ async def test_the_retries_of_an_sdk_are_one_run(api: SdkApi) -> None:
                 assert gateway.cutter.cut() == 1
                 await until(lambda: not readers(gateway))
             await until(lambda: readers(gateway) == 1)
-            go_on.set()
+            may_continue.set()
             assert await asyncio.wait_for(asking, WAIT_S) == WORDS
         assert len(gateway.cutter.accepted_at) == 3
         assert len(gateway.model.requests) == 1
@@ -115,9 +115,9 @@ async def test_an_sdk_cut_in_the_middle_of_a_stream_repeats_its_request_and_gets
     api: SdkApi,
 ) -> None:
     """After the first word no SDK retries by itself: the application does."""
-    go_on = asyncio.Event()
+    may_continue = asyncio.Event()
     async with (
-        served([gated_response(go_on)], grace_s=60.0) as gateway,
+        served([gated_response(may_continue)], grace_s=60.0) as gateway,
         api.client(gateway, url=gateway.cutter.url, max_retries=3) as client,
     ):
         async with contextlib.aclosing(api.words(client)) as words:
@@ -128,6 +128,6 @@ async def test_an_sdk_cut_in_the_middle_of_a_stream_repeats_its_request_and_gets
             with pytest.raises(LOST):
                 await anext(words)
         await until(lambda: not readers(gateway))
-        go_on.set()
+        may_continue.set()
         assert await read(api.words(client)) == WORDS
         assert len(gateway.model.requests) == 1

@@ -44,12 +44,12 @@ class Ledgered:
 
     name = "ledgered"
 
-    def __init__(self, ledger: Path, error: Exception | None, *, is_told: bool = True) -> None:
+    def __init__(self, ledger: Path, error: Exception | None, *, is_informed: bool = True) -> None:
         self._ledger = ledger
         self._error = error
-        self._is_told = is_told
-        self.go_on = asyncio.Event()
-        self.go_on.set()
+        self._is_informed = is_informed
+        self.may_continue = asyncio.Event()
+        self.may_continue.set()
 
     @property
     def runs(self) -> int:
@@ -57,12 +57,12 @@ class Ledgered:
         return len(self._ledger.read_text().splitlines()) if self._ledger.exists() else 0
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        yield UpstreamCallStarted("c1", "order", "{}") if self._is_told else Working("order")
+        yield UpstreamCallStarted("c1", "order", "{}") if self._is_informed else Working("order")
         with self._ledger.open("a") as ledger:
             ledger.write(f"ordered for {request.session}\n")
-        if self._is_told:
+        if self._is_informed:
             yield UpstreamCallEnded("c1", "ordered")
-        await self.go_on.wait()
+        await self.may_continue.wait()
         if self._error is not None:
             raise self._error
         yield TextDelta("done")
@@ -127,7 +127,7 @@ async def test_no_sdk_repeats_an_answer_that_failed_after_a_tool_ran(
 
 @spec("REUSE-70")
 async def test_undescribed_work_of_the_upstream_counts_too(api: RetryingApi, tmp_path: Path) -> None:
-    model: Any = Ledgered(tmp_path / "ledger", ModelUnavailableError("gone"), is_told=False)
+    model: Any = Ledgered(tmp_path / "ledger", ModelUnavailableError("gone"), is_informed=False)
     async with serving(make_gateway(model), model) as gateway, api.client(gateway, max_retries=3) as client:
         with pytest.raises(REFUSED):
             await ask(api, client)
@@ -175,7 +175,7 @@ async def test_a_person_who_asks_again_later_or_under_another_key_gets_an_answer
 async def test_a_retry_after_the_grace_does_not_restart_the_answer(api: RetryingApi, tmp_path: Path) -> None:
     """The answer was cancelled because no client read it; its tool's effect remains."""
     model: Any = Ledgered(tmp_path / "ledger", None)
-    model.go_on.clear()
+    model.may_continue.clear()
     async with serving(make_gateway(model, grace_s=0.0), model) as gateway:
         async with api.client(gateway, url=gateway.cutter.url, max_retries=0) as client:
             asking = asyncio.ensure_future(ask(api, client))

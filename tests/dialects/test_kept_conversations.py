@@ -64,13 +64,13 @@ async def test_the_results_of_a_call_reach_it_in_its_conversation() -> None:
 
 
 async def test_a_conversation_makes_one_response_at_a_time() -> None:
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)]) as gateway, gateway.openai(max_retries=0) as client:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)]) as gateway, gateway.openai(max_retries=0) as client:
         made = await client.conversations.create()
         running = await client.responses.create(model="m", input="hi", background=True, conversation=made.id)
         with pytest.raises(openai.ConflictError, match="another response"):
             await client.responses.create(model="m", input="more", conversation=made.id)
-        go_on.set()
+        may_continue.set()
         stream = await client.responses.retrieve(running.id, stream=True)
         assert [event.type async for event in stream][-1] == "response.completed"
 

@@ -74,10 +74,10 @@ async def cut_after_two_words(gateway: ServedGateway, body: Json, **headers: str
 
 @spec("REUSE-70")
 async def test_a_client_that_lost_its_connection_gets_the_whole_answer_of_the_same_run() -> None:
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)]) as gateway:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)]) as gateway:
         await cut_after_two_words(gateway, chat_request("hi"))
-        go_on.set()
+        may_continue.set()
         async with gateway.openai(url=gateway.cutter.url) as client:
             body: Any = {**chat_request("hi"), "stream": True}
             stream = await client.chat.completions.create(**body)
@@ -89,8 +89,8 @@ async def test_a_client_that_lost_its_connection_gets_the_whole_answer_of_the_sa
 @spec("REUSE-70")
 async def test_the_retries_of_openais_client_are_one_run() -> None:
     """The connection is cut before the status, when the SDK retries by itself."""
-    go_on = asyncio.Event()
-    async with served([[Gate(go_on), *text(WORDS)]]) as gateway:
+    may_continue = asyncio.Event()
+    async with served([[Gate(may_continue), *text(WORDS)]]) as gateway:
         async with gateway.openai(url=gateway.cutter.url, max_retries=3) as client:
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
             for number in (1, 2):
@@ -99,7 +99,7 @@ async def test_the_retries_of_openais_client_are_one_run() -> None:
                 assert gateway.cutter.cut() == 1
                 await until(lambda: not any(live.readers for live in gateway.gateway.responses.all()))
             await until(lambda: len(gateway.cutter.accepted_at) == 3)
-            go_on.set()
+            may_continue.set()
             answer = await asyncio.wait_for(asking, WAIT_S)
         assert answer.choices[0].message.content == WORDS
         assert len(gateway.model.requests) == 1
@@ -107,13 +107,13 @@ async def test_the_retries_of_openais_client_are_one_run() -> None:
 
 @spec("REUSE-70")
 async def test_a_retry_joins_while_the_first_connection_still_seems_open() -> None:
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)]) as gateway:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)]) as gateway:
         first = asyncio.create_task(read(gateway, chat_request("hi")))
         await until(lambda: len(gateway.model.requests) == 1)
         second = asyncio.create_task(read(gateway, chat_request("hi"), **RETRY))
         await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
-        go_on.set()
+        may_continue.set()
         received = await asyncio.gather(first, second)
         assert [words_of(chunks) for chunks in received] == [WORDS, WORDS]
         assert received[0] == received[1]
@@ -139,12 +139,12 @@ async def test_two_equal_concurrent_questions_are_two_runs() -> None:
 
 @spec("REUSE-71")
 async def test_in_a_named_conversation_two_equal_concurrent_questions_are_one_run() -> None:
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)]) as gateway:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)]) as gateway:
         named = {"x-midstream-session": "s1"}
         both = [asyncio.create_task(read(gateway, chat_request("hi"), **named)) for _ in range(2)]
         await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
-        go_on.set()
+        may_continue.set()
         assert [words_of(chunks) for chunks in await asyncio.gather(*both)] == [WORDS, WORDS]
         assert len(gateway.model.requests) == 1
 
@@ -224,13 +224,13 @@ async def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> No
 
 async def test_answers_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_responses, "OPEN_MAX", 1)
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)]) as gateway:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)]) as gateway:
         first = asyncio.create_task(read(gateway, chat_request("hi")))
         await until(lambda: len(gateway.gateway.responses) == 1)
         answer = await gateway.http.post("/v1/chat/completions", json=chat_request("ho"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        go_on.set()
+        may_continue.set()
         assert words_of(await first) == WORDS
 
 

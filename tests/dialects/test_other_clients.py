@@ -186,8 +186,8 @@ async def test_a_client_whose_connection_is_cut_gets_its_answer_from_one_run(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     client = ai_sdk if name == "ai_sdk" else request.getfixturevalue(name)
-    go_on = asyncio.Event()
-    script: list[ScriptedStep] = [Gate(go_on), *text("one two")]
+    may_continue = asyncio.Event()
+    script: list[ScriptedStep] = [Gate(may_continue), *text("one two")]
     async with served([script], grace_s=60.0) as gateway:
         asking = asyncio.create_task(client(gateway.cutter.url, "whole"))
         async with asyncio.timeout(WAIT_S):
@@ -195,7 +195,7 @@ async def test_a_client_whose_connection_is_cut_gets_its_answer_from_one_run(
             gateway.cutter.cut()
             await until(lambda: not any(run.readers for run in gateway.gateway.responses.all()))
             await _read_through_the_relay(gateway, asking)
-        go_on.set()
+        may_continue.set()
         assert (await asking)["text"] == "one two"
         assert len(gateway.model.requests) == 1
 

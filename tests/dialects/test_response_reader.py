@@ -19,8 +19,8 @@ async def test_a_silent_stream_gets_a_keep_alive(
     path: str, sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
-    go_on = asyncio.Event()
-    async with served([[TextDelta("a"), Gate(go_on), TextDelta("b"), Finished()]]) as gateway:
+    may_continue = asyncio.Event()
+    async with served([[TextDelta("a"), Gate(may_continue), TextDelta("b"), Finished()]]) as gateway:
         body = chat_request("hi", stream=True)
         async with gateway.http.stream("POST", f"/v1/{path}", json=body) as answer:
             lines = answer.aiter_lines()
@@ -29,17 +29,20 @@ async def test_a_silent_stream_gets_a_keep_alive(
             async for line in lines:
                 received.append(line)
                 if received.count(sign) == 2 + (path == "messages"):  # it opens with one
-                    go_on.set()
+                    may_continue.set()
         assert received.count(sign) >= 2
 
 
 async def test_a_stream_without_any_output_opens_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
-    go_on = asyncio.Event()
-    async with served([[Gate(go_on), TextDelta("b"), Finished()]]) as gateway, gateway.openai() as client:
+    may_continue = asyncio.Event()
+    async with (
+        served([[Gate(may_continue), TextDelta("b"), Finished()]]) as gateway,
+        gateway.openai() as client,
+    ):
         asks: Any = [{"role": "user", "content": "hi"}]
         stream = await client.chat.completions.create(model="m", messages=asks, stream=True)
-        go_on.set()
+        may_continue.set()
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "b"
 
 

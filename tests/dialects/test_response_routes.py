@@ -30,11 +30,11 @@ async def await_end(client: openai.AsyncOpenAI, response_id: str) -> Any:  # noq
 
 @spec("REUSE-75")
 async def test_a_background_answer_completes_without_readers() -> None:
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)], grace_s=0.0) as gateway, gateway.openai() as client:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)], grace_s=0.0) as gateway, gateway.openai() as client:
         response = await client.responses.create(model="m", input="hi", background=True)
         assert (response.status, response.background) == ("in_progress", True)
-        go_on.set()
+        may_continue.set()
         whole = await await_end(client, response.id)
         assert (whole.status, whole.output_text) == ("completed", WORDS)
         assert (response.completed_at, whole.completed_at is not None) == (None, True)
@@ -45,8 +45,8 @@ async def test_a_background_answer_completes_without_readers() -> None:
 
 @spec("REUSE-75")
 async def test_a_stream_continues_after_the_last_received_event() -> None:
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)]) as gateway, gateway.openai() as client:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)]) as gateway, gateway.openai() as client:
         seen: list[Any] = []
         stream = await client.responses.create(model="m", input="hi", background=True, stream=True)
         async for event in stream:
@@ -54,7 +54,7 @@ async def test_a_stream_continues_after_the_last_received_event() -> None:
             if event.type == "response.output_text.delta":
                 break
         await stream.close()
-        go_on.set()
+        may_continue.set()
         rest = await client.responses.retrieve(
             seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number
         )
@@ -131,11 +131,11 @@ async def test_an_unstored_response_cannot_be_retrieved() -> None:
 
 
 async def test_the_items_of_a_response_are_its_own_and_not_earlier_ones() -> None:
-    go_on = asyncio.Event()
-    async with served([gated_response(go_on)]) as gateway, gateway.openai() as client:
+    may_continue = asyncio.Event()
+    async with served([gated_response(may_continue)]) as gateway, gateway.openai() as client:
         first = await client.responses.create(model="m", input="one", background=True)
         assert len((await client.responses.input_items.list(first.id)).data) == 1
-        go_on.set()
+        may_continue.set()
         await await_end(client, first.id)
         second = await client.responses.create(model="m", input="two", previous_response_id=first.id)
         listed = (await client.responses.input_items.list(second.id)).data

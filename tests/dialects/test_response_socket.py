@@ -60,10 +60,10 @@ async def test_a_result_of_an_unknown_call_is_refused_and_ends_the_chain() -> No
         client.responses.connect() as connection,
     ):
         first = (await request_response(connection, input="hi", store=False))[-1].response
-        going_on = {"store": False, "previous_response_id": first.id}
-        (refused,) = await request_response(connection, input=strange, **going_on)
+        continuing = {"store": False, "previous_response_id": first.id}
+        (refused,) = await request_response(connection, input=strange, **continuing)
         assert (refused.error.code, refused.error.param) == ("malformed_frame", "input")
-        (gone,) = await request_response(connection, input="more", **going_on)
+        (gone,) = await request_response(connection, input="more", **continuing)
         assert gone.error.code == "previous_response_not_found"
         stored = await client.responses.create(model="m", input="hi")
         with pytest.raises(openai.BadRequestError):

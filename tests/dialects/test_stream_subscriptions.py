@@ -163,8 +163,8 @@ def test_a_recreated_stream_is_read_from_its_start() -> None:
     assert gone.links == {}
     named = done.with_link("events/a", None, is_explicit=True).settle({})
     assert named.links["events/a"].birth == 0
-    anew = {"events/a": Tail(9, 2)}
-    assert named.settle(anew).pending(anew) == ["events/a"]
+    recreated = {"events/a": Tail(9, 2)}
+    assert named.settle(recreated).pending(recreated) == ["events/a"]
 
 
 def test_its_own_wake_stream_never_wakes_it() -> None:

@@ -169,8 +169,8 @@ async def test_a_chat_shows_questions_of_sub_agents_and_accepts_their_answers(
         runner = await server.app.host.session("c")
         before = runner.state.history.entries
         again = {"id": "c", "messages": [*result["messages"], chat_message("two")]}
-        told_again = await server.http.post("/v1/chat", json=again)
-        assert told_again.text.count("Which paint?") >= 2
+        repeated = await server.http.post("/v1/chat", json=again)
+        assert repeated.text.count("Which paint?") >= 2
         assert runner.state.history.entries[: len(before)] == before
 
 

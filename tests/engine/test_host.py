@@ -229,14 +229,14 @@ class SlowTo(StoreInFront):
 
     def __init__(self, operation: str, store: Store) -> None:
         super().__init__(store)
-        self.was_asked = asyncio.Event()
-        self.may_go_on = asyncio.Event()
+        self.was_called = asyncio.Event()
+        self.may_continue = asyncio.Event()
         self._operation = operation
 
     async def before_operation(self, operation: str, session: str) -> None:
         if operation == self._operation:
-            self.was_asked.set()
-            await self.may_go_on.wait()
+            self.was_called.set()
+            await self.may_continue.wait()
 
 
 async def test_a_host_stopped_while_it_opens_its_store_leaves_nothing_open() -> None:
@@ -244,9 +244,9 @@ async def test_a_host_stopped_while_it_opens_its_store_leaves_nothing_open() -> 
     store = SlowTo("open", behind)
     host = Host(Agent(ScriptedModel([])), store)
     starting = asyncio.ensure_future(host.start())
-    await store.was_asked.wait()
+    await store.was_called.wait()
     await host.stop()
-    store.may_go_on.set()
+    store.may_continue.set()
     with pytest.raises(DrainingError):
         await starting
     assert behind.node == ""

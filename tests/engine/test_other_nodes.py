@@ -50,8 +50,8 @@ class Hold:
     """A gate before an operation."""
 
     def __init__(self) -> None:
-        self.was_asked = asyncio.Event()
-        self.may_go_on = asyncio.Event()
+        self.was_called = asyncio.Event()
+        self.may_continue = asyncio.Event()
 
 
 class ScriptedStore(StoreInFront):
@@ -74,8 +74,8 @@ class ScriptedStore(StoreInFront):
 
     async def before_operation(self, operation: str, session: str) -> None:
         if hold := self._holds.pop(operation, None):
-            hold.was_asked.set()
-            await hold.may_go_on.wait()
+            hold.was_called.set()
+            await hold.may_continue.wait()
         if operation == self.refused:
             raise StoreBusyError("somebody else has the disk")
 
@@ -390,9 +390,9 @@ async def test_readers_of_a_releasing_node_are_informed_once_another_process_has
     reading = asyncio.ensure_future(reader.wait(reader.newest.position))
     asking = store.hold("forward")
     deleting = asyncio.ensure_future(there.delete("s"))
-    await asking.was_asked.wait()
+    await asking.was_called.wait()
     store.refused = "delete"
-    asking.may_go_on.set()
+    asking.may_continue.set()
     with pytest.raises(StoreBusyError):
         await deleting
     assert _is_free(places, "s"), "the node has let go of it"
@@ -420,9 +420,9 @@ async def test_a_session_given_up_while_another_node_claims_it_counts_as_handed_
     claim = claiming.hold("claim")
     second = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
     asking = asyncio.ensure_future(theirs.submit(second))
-    await claim.was_asked.wait()  # the session was found held
+    await claim.was_called.wait()  # the session was found held
     await here.stop(grace_s=0.01)
-    claim.may_go_on.set()
+    claim.may_continue.set()
     await asking
     assert places.handovers() == [False, True]
 
@@ -439,10 +439,10 @@ async def test_a_stopping_host_gives_up_a_session_that_it_was_just_claiming(
     hold = claiming.hold(moment)
     second = Host(Agent(ScriptedModel([[Stall()]])), claiming)
     await second.start()
-    await hold.was_asked.wait()
+    await hold.was_called.wait()
     stopping = asyncio.ensure_future(second.stop(grace_s=0.01))
     await _until(lambda: all(task.cancelling() for task in second._opening.values()))
-    hold.may_go_on.set()
+    hold.may_continue.set()
     await stopping
     third = await places.host([[Stall()]])
     assert (await third.session("s")).state.is_live
@@ -460,10 +460,10 @@ async def test_a_session_that_a_busy_store_gives_up_late_counts_as_handed_over(p
     releasing = busy.hold("release")
     stopping = asyncio.ensure_future(here.stop(grace_s=WAIT_S))
     go.set()
-    await releasing.was_asked.wait()
+    await releasing.was_called.wait()
     done, _ = await asyncio.wait({stopping}, timeout=RELEASE_WITHIN_S + 0.1)
     assert not done, "the rest of the grace is left"
-    releasing.may_go_on.set()
+    releasing.may_continue.set()
     await stopping
     await run_turn(there, "s", "and?")
     assert places.handovers() == [False, True]
@@ -484,13 +484,13 @@ async def test_a_command_during_the_release_of_its_session_is_accepted_or_leaves
     reader.attach()
     releasing = owning.hold("release")
     deletion = asyncio.ensure_future(there.delete("s"))
-    await releasing.was_asked.wait()
+    await releasing.was_called.wait()
     second = deleting.hold("delete") if is_first else owning.hold("find")
     asking = asyncio.ensure_future(reader.submit(_command("wait, one more")))
-    releasing.may_go_on.set()
+    releasing.may_continue.set()
     if is_first:
         await asking
-        second.may_go_on.set()
+        second.may_continue.set()
         with pytest.raises(SessionBusyError):
             await deletion
         assert reader.state.is_live
@@ -498,7 +498,7 @@ async def test_a_command_during_the_release_of_its_session_is_accepted_or_leaves
         assert begun == [False, True], "it was let go, and claimed anew"
     else:
         await deletion
-        second.may_go_on.set()
+        second.may_continue.set()
         with pytest.raises(JournalMovedError, match="deleted"):
             await asking
         assert places.memory.sessions == {}, "no other one is begun for it"
@@ -663,7 +663,7 @@ async def _follow_dead_node(places: Places, store: ScriptedStore) -> tuple[Host,
     await _until(lambda: there._caretaker.peers == 1)
     watching = store.hold("watch")
     there._caretaker.refresh_followed()
-    await watching.was_asked.wait()
+    await watching.was_called.wait()
     await places.kill(here)
     return there, theirs
 
@@ -704,7 +704,7 @@ async def test_an_unread_turn_continues_after_a_failed_claim_of_its_session(
     await _until(lambda: there._caretaker.peers == 1)
     watching = store.hold("watch")
     there._caretaker.refresh_followed()
-    await watching.was_asked.wait()
+    await watching.was_called.wait()
     await _send_message(here, "second")
     await places.kill(here)
     store.refused = "read"
@@ -729,9 +729,9 @@ async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     assert isinstance(here.store, MemoryStore)
     places.memory.living.discard(here.store.node)  # its lock was lost for a moment
     places.memory.wake_watchers()
-    await claim.was_asked.wait()
+    await claim.was_called.wait()
     places.memory.living.add(here.store.node)
-    claim.may_go_on.set()
+    claim.may_continue.set()
     await _until(lambda: not there._awake["s"]._mailbox.is_idle or "s" not in there._caretaker._taking_up)
     await places.kill(here)
     assert any(isinstance(each, TurnEnded) for each in await records_until_end(theirs, after=0))

@@ -80,13 +80,13 @@ class OutageReader:
 async def test_a_disk_that_stays_full_is_reported_to_every_client_and_costs_nothing(
     tmp_path: Path, disk: Disk
 ) -> None:
-    is_running, go_on, runs = asyncio.Event(), asyncio.Event(), []
+    is_running, may_continue, runs = asyncio.Event(), asyncio.Event(), []
 
     @tool
     async def build(target: str) -> str:
         runs.append(target)
         is_running.set()
-        await go_on.wait()
+        await may_continue.wait()
         return "built " + target
 
     world = FastForwardWorld()
@@ -105,7 +105,7 @@ async def test_a_disk_that_stays_full_is_reported_to_every_client_and_costs_noth
         while not all(each.of(CallStarted) for each in readers):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
         disk.is_full = True
-        go_on.set()
+        may_continue.set()
         waiting = group.create_task(late.read(late.client.send("s", "and then?"), turns=1))
         for each in (*readers, speaker, late):
             await each.has_error.wait()
@@ -115,11 +115,11 @@ async def test_a_disk_that_stays_full_is_reported_to_every_client_and_costs_noth
         for each in (*readers, speaker, late):
             await each.client.__aexit__(None, None, None)
 
-    everybody = (*readers, speaker, late)
-    assert {(error.code, error.retry) for each in everybody for error in each.errors} == {
+    all_readers = (*readers, speaker, late)
+    assert {(error.code, error.retry) for each in all_readers for error in each.errors} == {
         ("store_full", "later")
     }
-    assert all("free some" in error.message for each in everybody for error in each.errors)
+    assert all("free some" in error.message for each in all_readers for error in each.errors)
     assert runs == ["all"]
     for each in readers:
         places = [int(event.id.partition("-")[2]) for event in each.events]

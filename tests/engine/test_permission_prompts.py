@@ -59,21 +59,21 @@ class PermissionModel:
 
     name = "coder"
 
-    def __init__(self, *wants: Permission, terms: Ask = Ask("Sure?"), is_hasty: bool = False) -> None:  # noqa: B008
+    def __init__(self, *permissions: Permission, terms: Ask = Ask("Sure?"), is_hasty: bool = False) -> None:  # noqa: B008
         self.done: list[str] = []
         """The permitted actions that it ran."""
         self.received: list[Decision] = []
         self.at_decision: Callable[[], None] = lambda: None
-        self._wants = wants or (MAKE,)
+        self._permissions = permissions or (MAKE,)
         self._terms = terms
         self._is_hasty = is_hasty
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         yield TextDelta("Let me see. ")
         if self._is_hasty:
-            await asyncio.gather(*(self._do(request, each) for each in self._wants))
+            await asyncio.gather(*(self._do(request, each) for each in self._permissions))
         else:
-            for each in self._wants:
+            for each in self._permissions:
                 await self._do(request, each)
         yield Working()
         yield TextDelta("Done.")
@@ -411,9 +411,9 @@ async def test_an_unused_permission_of_a_dead_process_is_not_asked_about_again()
     memory.living.clear()
     world = FakeWorld(1, at=1_000_060.0)
     second = Host(Agent(coder), MemoryStore(memory, world=world), world=world)
-    nobody = QuestionAnswerer()
-    await world.live_through(_turn(second, nobody))
-    assert nobody.given == 0
+    answerer = QuestionAnswerer()
+    await world.live_through(_turn(second, answerer))
+    assert answerer.given == 0
     assert coder.done == ['{"command":"make"}']
     (_, repeated) = (each for each in _journal(memory) if isinstance(each, QuestionAsked))
     assert repeated.repeats

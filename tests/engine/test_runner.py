@@ -718,13 +718,13 @@ async def test_a_session_taken_over_during_its_turn_leaves_nothing_in_memory() -
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("hi")))
         store.outage = LeaseLostError("another process has it")
-        going_on.set()
+        may_continue.set()
         for _ in range(100):
             await asyncio.sleep(0)
         assert runner.has_failed
 
-    store, going_on = FailingStore(MemoryStore()), asyncio.Event()
-    host = Host(Agent(model := ScriptedModel([[Gate(going_on), *text("ok")]])), store)
+    store, may_continue = FailingStore(MemoryStore()), asyncio.Event()
+    host = Host(Agent(model := ScriptedModel([[Gate(may_continue), *text("ok")]])), store)
     await host.start()
     await host.wait_for_recovery()
     kept = await _references(host)

@@ -42,13 +42,13 @@ async def test_a_session_that_wakes_during_its_deletion_does_no_work(monkeypatch
     host = await _start(Host(Agent(ScriptedModel([text("a")])), store))
     await run_turn(host, "s", "one")
     deleting = asyncio.ensure_future(host.delete("s"))
-    await store.was_asked.wait()
+    await store.was_called.wait()
     await host.session("t", create=True)
     assert host.awake("s") is None, "it went to sleep"
     woken = await host.session("s")
     with pytest.raises(UnavailableError, match="is being deleted"):
         await woken.submit(SendMessage(UserMessage.of("two")))
-    store.may_go_on.set()
+    store.may_continue.set()
     await deleting
     with pytest.raises(SessionNotFoundError):
         await woken.wait(woken.newest.position)

@@ -47,13 +47,13 @@ async def test_finishing_starts_nothing_new_and_cuts_a_model_call_only_in_its_mo
 
 
 async def test_a_running_tool_is_waited_for_and_the_next_model_call_is_not_started() -> None:
-    entered, go_on = asyncio.Event(), asyncio.Event()
+    entered, may_continue = asyncio.Event(), asyncio.Event()
 
     @tool(has_effects=True)
     async def work() -> str:
         """Work."""
         entered.set()
-        await go_on.wait()
+        await may_continue.wait()
         return "worked"
 
     agent = Agent(ScriptedModel([calls(("work", "{}")), text("done")]), tools=[work])
@@ -64,7 +64,7 @@ async def test_a_running_tool_is_waited_for_and_the_next_model_call_is_not_start
             await entered.wait()
             stopping = asyncio.create_task(runner.stop(StopMode.FINISH_TOOLS))
             await asyncio.sleep(0)
-            go_on.set()
+            may_continue.set()
             await stopping
         records = await records_of(runner)
         assert [r.result.content for r in records if isinstance(r, CallEnded)] == ["worked"]

@@ -80,11 +80,11 @@ async def _judge(
         if case.story in CLIENT_POLICIES
         else []
     )
-    say = SendPayload((Text(QUESTION),), declare(tools))
+    message = SendPayload((Text(QUESTION),), declare(tools))
     later: list[Payload] = [
         ResultPayload(1, 1, ToolResult("a", "it was done")),
         ResultPayload(1, 1, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
         ResultPayload(1, 1, ToolResult("a", ALLOWED_ONCE_CONTENT, Outcome.ERROR)),
     ]
-    logs = [client_log(folder, stored, sides[1].acked, say, later), reader_log(folder)]
+    logs = [client_log(folder, stored, sides[1].acked, message, later), reader_log(folder)]
     judge(case, Evidence(journals, logs, read_ledger(folder)), report)

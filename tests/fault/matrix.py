@@ -241,14 +241,14 @@ async def _judge(
     stored = read_session(folder, SESSION)
     records = [decode(each.body) for each in stored]
     ledger = read_ledger(folder)
-    say = SendPayload((Text(QUESTION),), declare(client_tools(EffectLedger(folder / "ledger"))))
+    message = SendPayload((Text(QUESTION),), declare(client_tools(EffectLedger(folder / "ledger"))))
     later: list[Payload] = [
         ResultPayload(1, 4, ToolResult("a", ANSWER_OF_CLIENT)),
         ResultPayload(1, 4, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
         CancelPayload(),
         CancelPayload(1),
     ]
-    logs = [client_log(folder, records, client.acked, say, later), reader_log(folder)]
+    logs = [client_log(folder, records, client.acked, message, later), reader_log(folder)]
     evidence = Evidence({SESSION: stored}, logs, ledger)
     report.problems += map(str, check_ended(evidence))
 
@@ -304,7 +304,7 @@ def _run_of(line: LedgerLine) -> tuple[str, int, int, str, int]:
 
 
 def client_log(
-    folder: Path, records: Sequence[Record], acked: set[int], say: SendPayload, later: Sequence[Payload]
+    folder: Path, records: Sequence[Record], acked: set[int], message: SendPayload, later: Sequence[Payload]
 ) -> ClientLog:
     """Return the client's log; its commands follow from the script: first `send`, then any of `later`."""
     seen = [ShownEvent(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
@@ -312,7 +312,7 @@ def client_log(
     stream = next((each.stream for each in opened if isinstance(each, StreamOpened)), "")
     stored = [each for each in records if isinstance(each, CommandAccepted) and each.stream == stream]
     possible = {digest_of(encode(each)) for each in later}
-    sent = {0: digest_of(encode(say))}
+    sent = {0: digest_of(encode(message))}
     sent |= {each.seqno: each.digest for each in stored if each.seqno > 0 and each.digest in possible}
     return ClientLog("client", SESSION, stream, sent=sent, acked={0, *acked}, seen=seen)
 

@@ -358,7 +358,7 @@ async def lose_nothing(
                         pass
                     await until(lambda turn=turn: len(ends(folder, session)) > turn)  # type: ignore[misc]
 
-        talking = asyncio.gather(*map(send_turns, sessions))
+        sending = asyncio.gather(*map(send_turns, sessions))
         for _ in range(rounds):
             number = chance.randrange(3)
             what = chance.choice(harms)
@@ -369,7 +369,7 @@ async def lose_nothing(
                 await _freeze_for_a_lease(folder, workers[number])
             else:
                 await harm_store(number)
-        await talking
+        await sending
     assert problems(folder, sessions) == []
     for session in sessions:
         assert len(ends(folder, session)) == TURNS

@@ -133,8 +133,8 @@ async def test_records_missing_on_a_promoted_replica_are_announced_and_no_tool_r
             assert await newcomer.ask("s", "think") == "half and half"
             with contextlib.suppress(EventsLostError):  # where it connected before the next epoch began
                 await reading
-            anew: list[Event] = []
-            await _read(newcomer, "s", anew, turns=2)
+            replayed: list[Event] = []
+            await _read(newcomer, "s", replayed, turns=2)
         begun = [each.epoch for each in records(tmp_path, "s") if isinstance(each, EpochStarted)]
         given = {f"{each.epoch}-{each.position}" for each in journal(tmp_path, "s")}
         assert ends(tmp_path, "s") == ["completed"] * 2
@@ -143,11 +143,11 @@ async def test_records_missing_on_a_promoted_replica_are_announced_and_no_tool_r
     is_ended = isinstance(reading.exception(), EventsLostError)
     assert is_ended or isinstance(seen[len(shown)].record, Gone), "the loss was announced first"
     lost_words = {each.id for each in seen[: len(shown)] if isinstance(each.record, Delta)} - {
-        each.id for each in anew
+        each.id for each in replayed
     }
     assert lost_words, "the reader was shown words that are lost"
     assert not given & lost_words, "no id of a lost event is given again"
-    assert anew[-1].transcript == "half and half"
+    assert replayed[-1].transcript == "half and half"
     assert begun[-1] - begun[0] > ERA, "epochs that were given and lost are never given again"
     outcomes = [each.result.outcome for each in known if isinstance(each, CallEnded)]
     assert outcomes in ([Outcome.UNKNOWN], [Outcome.OK]), "in doubt, or its node joined in time"

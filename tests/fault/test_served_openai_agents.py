@@ -74,13 +74,13 @@ careful = make_agent(agent, on_doubt={"look": "rerun"})
 class ScriptedResponsesApi:
     """The Responses API: calls the tool that the message names, then answers with its result.
 
-    The message `talk` gets an answer without a tool. The answer stops after its second word until `goes_on` is set.
+    The message `talk` gets an answer without a tool. It stops after its second word until `may_continue` is set.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.bodies: list[dict[str, Any]] = []
-        self.goes_on = threading.Event()
+        self.may_continue = threading.Event()
 
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self.bodies.append(body)
@@ -91,7 +91,7 @@ class ScriptedResponsesApi:
             yield completed()
         elif last["content"] == "talk":
             yield from text_deltas("one ", "two ")
-            self.goes_on.wait(WAIT_S)
+            self.may_continue.wait(WAIT_S)
             yield from text_deltas("three ", "four")
             yield completed()
         else:
@@ -129,7 +129,7 @@ def scripted_provider() -> Iterator[ScriptedResponsesApi]:
     try:
         yield provider
     finally:
-        provider.goes_on.set()
+        provider.may_continue.set()
         server.shutdown()
         server.server_close()
         serving.join(WAIT_S)
@@ -203,7 +203,7 @@ def test_a_killed_answer_is_requested_again_and_shown_once(
         with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
             assert any("two" in event.transcript for event in events if isinstance(event.record, Delta))
         server.kill()
-        provider.goes_on.set()
+        provider.may_continue.set()
         with Serving(tmp_path, app=APP, port=port) as again:
             assert answer_after(again) == "one two three four"
             printed, _ = chat.communicate(timeout=WAIT_S)

@@ -49,16 +49,16 @@ async def test_deaths_at_random_moments_end_no_turn(tmp_path: Path) -> None:
         return turn
 
     async with workers, ends_of:
-        talking = asyncio.gather(*map(send_turns, SESSIONS))
+        sending = asyncio.gather(*map(send_turns, SESSIONS))
         kills_at_work = 0
         for _ in range(KILLS):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(chance.random() * KILL_WITHIN_S):
-                    await asyncio.shield(talking)
+                    await asyncio.shield(sending)
             kills_at_work += ends_of.open > 0
             await workers.replace()
         is_over.set()
-        turns = await talking
+        turns = await sending
     print(f"{KILLS} kills, {kills_at_work} with open turns, {sum(turns)} turns")  # noqa: T201 - how much was tried
     assert kills_at_work > KILLS / 3
     assert sum(turns) >= len(SESSIONS)

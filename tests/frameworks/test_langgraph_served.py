@@ -405,11 +405,11 @@ class OtherSaver(BaseCheckpointSaver[str]):
     pass
 
 
-@pytest.mark.parametrize("says", refused_graphs())
-def test_unsupported_parts_are_refused_by_name(says: str) -> None:
+@pytest.mark.parametrize("expected", refused_graphs())
+def test_unsupported_parts_are_refused_by_name(expected: str) -> None:
     with pytest.raises(UsageError) as raised:
-        make_agent(refused_graphs()[says])
-    assert says in raised.value.message
+        make_agent(refused_graphs()[expected])
+    assert expected in raised.value.message
 
 
 def test_all_unsupported_parts_are_named_at_once_and_a_saver_in_memory_is_replaced() -> None:

@@ -166,10 +166,10 @@ async def test_a_tool_that_times_out_may_have_taken_effect() -> None:
             slow, timeout=0.02, timeout_behavior="raise_exception"
         ),
     }
-    for says, tool in tools.items():
+    for expected, tool in tools.items():
         agent = Agent(name="a", model=scripted_model(("slow", "{}")), tools=[tool])
         assert await result_of(make_agent(agent)) == (
-            f"{says} It may or may not have taken effect.",
+            f"{expected} It may or may not have taken effect.",
             Outcome.UNKNOWN,
         )
 
@@ -451,11 +451,11 @@ def refused_agents() -> dict[str, Agent[Any]]:
     }
 
 
-@pytest.mark.parametrize("says", refused_agents())
-def test_unsupported_parts_are_refused_by_name(says: str) -> None:
+@pytest.mark.parametrize("expected", refused_agents())
+def test_unsupported_parts_are_refused_by_name(expected: str) -> None:
     with pytest.raises(UsageError) as raised:
-        make_agent(refused_agents()[says])
-    assert says in raised.value.message
+        make_agent(refused_agents()[expected])
+    assert expected in raised.value.message
 
 
 def test_all_unsupported_parts_are_named_at_once() -> None:

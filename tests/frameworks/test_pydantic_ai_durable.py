@@ -401,11 +401,11 @@ async def test_calls_with_the_same_id_are_separate_calls() -> None:
 
 async def test_text_is_yielded_and_journaled_while_the_model_still_streams() -> None:
     lab = Lab()
-    goes_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     async def stream_text(messages: list[ModelMessage], _info: AgentInfo) -> AsyncIterator[str]:
         yield "one "
-        await goes_on.wait()
+        await may_continue.wait()
         yield "two"
 
     agent: Agent[None, str] = Agent(
@@ -418,7 +418,7 @@ async def test_text_is_yielded_and_journaled_while_the_model_still_streams() -> 
             if isinstance(record := decode(stored.body), Delta):
                 assert record.text == "one "
                 break
-        goes_on.set()
+        may_continue.set()
         assert [word async for word in words] == ["two"]
     assert [record.body.text for record in await lab.kinds(ResponseCompleted)] == ["one two"]
     assert len(await lab.kinds(TurnEnded)) == 1
@@ -471,13 +471,13 @@ async def test_an_event_handler_receives_recorded_responses_too() -> None:
 # --- deferred tools -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_told_by_hook", [False, True], ids=["declared", "raised"])
-async def test_an_approved_tool_runs_once_in_another_process(is_told_by_hook: bool) -> None:  # noqa: FBT001 - pytest's parameter
+@pytest.mark.parametrize("is_from_hook", [False, True], ids=["declared", "raised"])
+async def test_an_approved_tool_runs_once_in_another_process(is_from_hook: bool) -> None:  # noqa: FBT001 - pytest's parameter
     lab = Lab([call("c1"), call("c2", "book")], [TextPart("done")])
 
     def agent() -> Agent[None, Any]:
         made = lab.agent(output_type=[str, DeferredToolRequests])
-        if is_told_by_hook:
+        if is_from_hook:
 
             @made.tool
             def book(ctx: RunContext[None], name: str) -> str:

@@ -216,11 +216,11 @@ def refused_agents() -> dict[str, Agent[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("says", refused_agents())
-def test_unsupported_parts_are_refused_by_name(says: str) -> None:
+@pytest.mark.parametrize("expected", refused_agents())
+def test_unsupported_parts_are_refused_by_name(expected: str) -> None:
     with pytest.raises(UsageError) as raised:
-        make_agent(refused_agents()[says])
-    assert says in raised.value.message
+        make_agent(refused_agents()[expected])
+    assert expected in raised.value.message
 
 
 def test_all_unsupported_parts_are_named_at_once_and_deferred_requests_are_supported() -> None:

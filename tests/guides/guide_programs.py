@@ -65,7 +65,7 @@ class GuideProgram(Struct, frozen=True):
         needs: Modules of extras and of other projects.
         environment: `main`, or a separate one of the frameworks and of the SDK of A2A.
         is_of_provider: Run it against the strict provider of this machine instead of OpenAI's and Anthropic's servers.
-        talks_to: The name in `SERVED` of the agent that is served, for a program that uses a server. It is run
+        served_agent: The name in `SERVED` of the agent that is served, for a program that uses a server. It is run
             three times: with an intact connection, with one that is cut in mid-answer, and with a server that is
             killed in mid-answer; with an agent of `POOLED` only the last.
         session: The session of the program.
@@ -80,14 +80,14 @@ class GuideProgram(Struct, frozen=True):
     needs: tuple[str, ...] = ()
     environment: Literal["main", "frameworks", "a2a"] = "main"
     is_of_provider: bool = False
-    talks_to: str = ""
+    served_agent: str = ""
     session: str = "my-session"
 
     @property
     def name(self) -> str:
         """Return the name for people: `network.md-python-0`."""
-        talks_to = f"-to-{SERVED[self.talks_to].page}" if self.talks_to else ""
-        return f"{self.page}-{self.language}-{'-'.join(map(str, self.blocks))}{talks_to}"
+        served_agent = f"-to-{SERVED[self.served_agent].page}" if self.served_agent else ""
+        return f"{self.page}-{self.language}-{'-'.join(map(str, self.blocks))}{served_agent}"
 
 
 _COAT = "Let me look. Take a coat: it is 8 degrees in Oslo."
@@ -337,9 +337,9 @@ is killed.
 """
 TABLE = [
     GuideProgram("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
-    GuideProgram("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),
+    GuideProgram("README.md", (1,), _ASK, _COAT, served_agent="hello:agent"),
     *(
-        GuideProgram("README.md", (1,), _ASK_TWICE, "answer 1\nanswer 2\n", needs=needs, talks_to=agent)
+        GuideProgram("README.md", (1,), _ASK_TWICE, "answer 1\nanswer 2\n", needs=needs, served_agent=agent)
         for agent, needs in POOLED.items()
     ),
     GuideProgram("README.md", (2,), _IN_PROCESS, _COAT),
@@ -351,7 +351,7 @@ TABLE = [
         (0,),
         prints=_COAT.removeprefix("Let me look. ") + "\n",
         environment="a2a",
-        talks_to="hello:agent",
+        served_agent="hello:agent",
         session="oslo",
     ),
     GuideProgram("a2a.md", (1,), "print(skill.id, app.requires_authentication, end='')", "forecast False"),
@@ -360,7 +360,7 @@ TABLE = [
     GuideProgram("ai-sdk.md", (0,), _PRINT_MODEL, "True"),
     GuideProgram("approvals.md", (1,), _PRINT_MODEL, "True", needs=("acp",)),
     GuideProgram("approvals.md", (0,), "print(is_large('Ann', 99), end='')", "False"),
-    GuideProgram("approvals.md", (2,), _DECIDE, "It is paid.", talks_to="approvals:agent"),
+    GuideProgram("approvals.md", (2,), _DECIDE, "It is paid.", served_agent="approvals:agent"),
     GuideProgram("claude.md", (0,), _PRINT_MODEL, "True", needs=("claude_agent_sdk",)),
     GuideProgram("claude.md", (1,), needs=("claude_agent_sdk",)),
     GuideProgram("claude.md", (2,), needs=("claude_agent_sdk",)),
@@ -396,7 +396,7 @@ TABLE = [
         (0,),
         prints=_COAT.removeprefix("Let me look. ") + "\n",
         needs=("mcp",),
-        talks_to="hello:agent",
+        served_agent="hello:agent",
         session="oslo",
     ),
     GuideProgram(
@@ -413,11 +413,11 @@ TABLE = [
         (0,),
         prints="Take a coat: it is 8 degrees in Oslo.\n",
         needs=("langgraph_sdk",),
-        talks_to="hello:agent",
+        served_agent="hello:agent",
         session="my-thread",
     ),
-    GuideProgram("network.md", (0,), prints=f"{_COAT}\n", talks_to="hello:agent", session="private"),
-    GuideProgram("network.md", (1,), prints=f"{_COAT}\n", talks_to="hello:agent", session="session-1"),
+    GuideProgram("network.md", (0,), prints=f"{_COAT}\n", served_agent="hello:agent", session="private"),
+    GuideProgram("network.md", (1,), prints=f"{_COAT}\n", served_agent="hello:agent", session="session-1"),
     GuideProgram("openai-memory.md", (0,), _PRINT_MODEL, "True", needs=("openai",)),
     GuideProgram("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
     GuideProgram("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),

@@ -56,9 +56,9 @@ APART = {
 }
 """The interpreter of each environment, and the make target that creates it."""
 CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
-TALKING = [program for program in TABLE if program.talks_to]
-ONCE_FOR_ALL = [program for program in TALKING if program.talks_to not in POOLED]
-OTHERS = [program for program in TABLE if not program.talks_to]
+TALKING = [program for program in TABLE if program.served_agent]
+ONCE_FOR_ALL = [program for program in TALKING if program.served_agent not in POOLED]
+OTHERS = [program for program in TABLE if not program.served_agent]
 
 
 class Interpreter:
@@ -110,7 +110,7 @@ def interpreter() -> Iterator[Interpreter]:
 
 def test_every_block_is_executed() -> None:
     named = {(program.page, program.language, number) for program in TABLE for number in program.blocks}
-    agents = [SERVED[program.talks_to] for program in TALKING]
+    agents = [SERVED[program.served_agent] for program in TALKING]
     served = {(agent.page, "python", agent.block) for agent in agents}
     programs = {key for key in BLOCKS if key[1] in PROGRAMS and key[:2] not in IN_A_BROWSER}
     assert [path for path in IN_A_BROWSER.values() if not (ROOT / path).exists()] == []
@@ -200,7 +200,7 @@ def _check_environment(program: GuideProgram) -> None:
 
 def _write(folder: Path, program: GuideProgram, url: str) -> list[str]:
     """Write the program, and the agent of the README and guides; return the command that starts it."""
-    for agent in {"hello:agent", program.talks_to} - {""}:
+    for agent in {"hello:agent", program.served_agent} - {""}:
         write_agent(folder, agent)
     printed = [BLOCKS[program.page, program.language, number].code for number in program.blocks]
     code = "\n".join([program.before, *printed, program.then]).replace(URL, url)
@@ -255,7 +255,7 @@ async def _serve_agent(program: GuideProgram, folder: Path, port: int) -> AsyncI
         process = await AsyncForked.started(
             *("midstream", *command, "--port", port),
             cwd=folder,
-            env=environment(folder, GUIDE_AGENT=program.talks_to),
+            env=environment(folder, GUIDE_AGENT=program.served_agent),
             stderr=log,
         )
     try:

@@ -366,8 +366,8 @@ async def test_a_cancel_stops_the_response_at_the_provider() -> None:
 
 
 @spec("TURN-61", "TURN-62")
-@pytest.mark.parametrize("forgets", [False, True])
-async def test_the_next_node_resumes_the_response_or_requests_it_again(*, forgets: bool) -> None:
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_the_next_node_resumes_the_response_or_requests_it_again(*, is_deleted: bool) -> None:
     memory = Memory()
     async with responses_server(HELLO, HELLO, links=[Link(4, "hang")]) as server, model_at(server) as model:
         first = Host(Agent(model), MemoryStore(memory))
@@ -378,7 +378,7 @@ async def test_the_next_node_resumes_the_response_or_requests_it_again(*, forget
             while not any(isinstance(each, Delta) for each in _journal(memory)):
                 await runner.wait(runner.newest.position)
             await first.stop()
-            if forgets:
+            if is_deleted:
                 server.delete_responses()
             second = Host(Agent(model), MemoryStore(memory))
             await second.start()
@@ -388,12 +388,12 @@ async def test_the_next_node_resumes_the_response_or_requests_it_again(*, forget
             await second.stop()
     journal = _journal(memory)
     (whole,) = (each for each in journal if isinstance(each, ResponseCompleted))
-    assert (whole.body.text, whole.attempt) == (HELLO_TEXT, 2 if forgets else 1)
+    assert (whole.body.text, whole.attempt) == (HELLO_TEXT, 2 if is_deleted else 1)
     shown = [each.text for each in journal if isinstance(each, Delta) and each.attempt == whole.attempt]
     assert "".join(shown) == HELLO_TEXT
     assert [each.number for each in journal if isinstance(each, AttemptContinued)] == [1]
-    assert [each.attempt for each in journal if isinstance(each, AttemptStarted)] == [1, 2][: 1 + forgets]
-    assert [method for method, _ in server.asked] == ["POST", "GET", *(["POST"] if forgets else [])]
+    assert [each.attempt for each in journal if isinstance(each, AttemptStarted)] == [1, 2][: 1 + is_deleted]
+    assert [method for method, _ in server.asked] == ["POST", "GET", *(["POST"] if is_deleted else [])]
     assert server.cancelled == []
 
 

@@ -514,12 +514,12 @@ def test_unclosed_connections_end_with_their_loop(caplog: pytest.LogCaptureFixtu
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(WAIT_S)
-        talking = threading.Thread(target=handle, args=(listening,))
-        talking.start()
+        thread = threading.Thread(target=handle, args=(listening,))
+        thread.start()
         provider = Provider(f"http://127.0.0.1:{listening.getsockname()[1]}", "m", world=World())
         assert asyncio.run(_event_data(provider)) == [b"hello"]
-        talking.join(WAIT_S)  # The connection was closed.
-        assert not talking.is_alive()
+        thread.join(WAIT_S)  # The connection was closed.
+        assert not thread.is_alive()
     del provider
     gc.collect()
     assert not caplog.records

@@ -264,7 +264,7 @@ def test_a_history_is_rendered_completely() -> None:
             UserMessage.of("go on"),
         )
     )
-    (asking, answering, results, going_on), _ = render_request(history, "Be brief.", TestModel())
+    (asking, answering, results, continuing), _ = render_request(history, "Be brief.", TestModel())
     assert [part.part_kind for part in asking.parts] == ["user-prompt"]
     assert answering.parts == [
         messages.ThinkingPart("hm", signature="sig", provider_name="test"),
@@ -274,7 +274,7 @@ def test_a_history_is_rendered_completely() -> None:
     ]
     kinds = [(part.part_kind, getattr(part, "outcome", None)) for part in results.parts]
     assert kinds == [("tool-return", "success"), ("tool-return", "failed")]
-    assert [part.part_kind for part in going_on.parts] == ["user-prompt"]
+    assert [part.part_kind for part in continuing.parts] == ["user-prompt"]
 
 
 def test_the_thinking_of_another_model_is_not_sent() -> None:

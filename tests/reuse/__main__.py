@@ -57,7 +57,7 @@ def _block(first: int, count: int) -> tuple[Counter[str], list[tuple[int, list[s
 
 def _searched(first: int, lives: int, jobs: int) -> int:
     """Run so many lives; return 1 where a promise was broken."""
-    began_at = said_at = time.monotonic()
+    began_at = printed_at = time.monotonic()
     total: Counter[str] = Counter()
     failures = 0
     blocks = iter(range(first, first + lives, BLOCK))
@@ -74,9 +74,9 @@ def _searched(first: int, lives: int, jobs: int) -> int:
                 _print("\n    ".join([f"seed {seed}; again: make pool-search ARGS={seed}", *problems]))
             if failures < FAILURES_MAX and (at := next(blocks, None)) is not None:
                 waiting.add(pool.submit(_block, at, min(BLOCK, end - at)))
-            if time.monotonic() - said_at > PROGRESS_S or not waiting:
-                said_at = time.monotonic()
-                _print(_summary(total, failures, said_at - began_at))
+            if time.monotonic() - printed_at > PROGRESS_S or not waiting:
+                printed_at = time.monotonic()
+                _print(_summary(total, failures, printed_at - began_at))
     return bool(failures)
 
 

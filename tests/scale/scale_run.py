@@ -82,7 +82,7 @@ class ScaleScene:
     """All running parts, which the faults target.
 
     Args:
-        tell: Prints a line of progress.
+        print_progress: Prints a line of progress.
     """
 
     def __init__(

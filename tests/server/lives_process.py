@@ -39,8 +39,8 @@ async def _set_without(hold: Path, event: asyncio.Event) -> None:
 
 async def main(folder: Path, port: int) -> None:
     """Serve until killed."""
-    may_go_on = asyncio.Event()
-    waiting = asyncio.create_task(_set_without(folder / HOLD, may_go_on))
+    may_continue = asyncio.Event()
+    waiting = asyncio.create_task(_set_without(folder / HOLD, may_continue))
     lives = folder / "lives"
     with lives.open("a") as file:
         file.write("life\n")
@@ -56,7 +56,7 @@ async def main(folder: Path, port: int) -> None:
         if message == UserMessage.of("fail"):
             return [*words[:6], ModelRejectedError("no such model")]
         half = len(words) // 2
-        return [*words[:half], Gate(may_go_on), *words[half:], Finished()]
+        return [*words[:half], Gate(may_continue), *words[half:], Finished()]
 
     app = asgi(Agent(ScriptedModel(response)), store=folder / "sessions.db")
     await serve(app, port=port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the test

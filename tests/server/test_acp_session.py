@@ -198,10 +198,10 @@ async def test_a_turn_of_another_agent_is_not_continued(tmp_path: Path) -> None:
         await noting.kill()
         with pytest.raises(ConnectionError):
             await asking
-    async with make_editor(tmp_path, agent=TALKING) as talking:
-        await talking.load(session)
+    async with make_editor(tmp_path, agent=TALKING) as editor:
+        await editor.load(session)
         with pytest.raises(RequestError, match="agent"):
-            await talking.prompt(session, "hello")
+            await editor.prompt(session, "hello")
 
 
 async def test_a_session_deleted_by_another_window_accepts_no_prompt(editor: Editor, tmp_path: Path) -> None:

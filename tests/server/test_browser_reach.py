@@ -59,8 +59,8 @@ async def test_an_absent_server_is_reported(tmp_path: Path) -> None:
         output = await _output_of(
             f"http://127.0.0.1:{port}", tmp_path, within=4
         )  # The first attempt is over by then.
-    said_of_last = "(last: the connection to the server broke (ECONNREFUSED))"
-    assert output.startswith(f"connection_lost no connection to the server within 4 s {said_of_last}")
+    last_error = "(last: the connection to the server broke (ECONNREFUSED))"
+    assert output.startswith(f"connection_lost no connection to the server within 4 s {last_error}")
 
 
 @needs_node

@@ -156,7 +156,7 @@ async def test_a_refused_deletion_deletes_nothing_and_readers_receive_no_end() -
             store.is_busy = True
             deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
             async with asyncio.timeout(WAIT_S):
-                await store.was_asked.wait()
+                await store.was_called.wait()
             waiting = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert (waiting.status_code, waiting.json()["code"]) == (503, "unavailable"), (
                 "nothing begins meanwhile"
@@ -181,7 +181,7 @@ async def test_one_of_two_concurrent_deletions_is_refused_and_no_turn_begins_mea
         store.is_busy = True
         deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
         async with asyncio.timeout(WAIT_S):
-            await store.was_asked.wait()
+            await store.was_called.wait()
         second = await server.http.delete("/v1/sessions/s1")
         assert (second.status_code, second.json()["code"]) == (503, "unavailable")
         waiting = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
@@ -228,7 +228,7 @@ async def test_a_deletion_proceeds_when_the_running_node_is_slow_to_confirm_its_
         await _run_turn(owner)
         refused = await other.http.delete("/v1/sessions/s1")
         assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
-        assert slow.was_asked, "it had let go, and its answer never came"
+        assert slow.was_called, "it had let go, and its answer never came"
         store.is_over = True
         assert (await other.http.delete("/v1/sessions/s1")).status_code == 204
         slow.may_answer.set()
@@ -239,12 +239,12 @@ class NeverAnswering(StoreInFront):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self.was_asked = False
+        self.was_called = False
         self.may_answer = asyncio.Event()
 
     async def before_operation(self, operation: str, session: str) -> None:
         if operation == "answer":
-            self.was_asked = True
+            self.was_called = True
             await self.may_answer.wait()
 
 
@@ -254,12 +254,12 @@ class DeletionRefusingStore(StoreInFront):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.is_busy = False
-        self.was_asked = asyncio.Event()
+        self.was_called = asyncio.Event()
         self.may_answer = asyncio.Event()
 
     async def before_operation(self, operation: str, session: str) -> None:
         if operation == "delete" and self.is_busy:
-            self.was_asked.set()
+            self.was_called.set()
             await self.may_answer.wait()
             raise StoreBusyError("somebody else has the disk")
 

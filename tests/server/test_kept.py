@@ -207,7 +207,7 @@ class _OneWriteTransport:
     def __init__(self, opened: bytes) -> None:
         self.received: list[Json] = []
         self.has_taken = asyncio.Event()
-        self.may_go_on = asyncio.Event()
+        self.may_continue = asyncio.Event()
         self._frames = [opened]
 
     async def receive(self) -> bytes | None:
@@ -219,7 +219,7 @@ class _OneWriteTransport:
         self.received += [json.loads(frame) for frame in frames]
         if any(frame["type"] == "events" for frame in self.received):
             self.has_taken.set()
-            await self.may_go_on.wait()
+            await self.may_continue.wait()
 
 
 @spec("STREAM-63", "STREAM-64")
@@ -240,7 +240,7 @@ async def test_a_slow_reader_that_is_overtaken_gets_a_snapshot_in_the_middle(
             async with asyncio.timeout(WAIT_S):
                 await slow.has_taken.wait()
                 at = await prune(host)
-                slow.may_go_on.set()
+                slow.may_continue.set()
                 await run_turn(host, "s1", "and now?")
                 await _until(lambda: "and now?" in json.dumps(slow.received))
                 connection.end(DrainingError("the test is over"))
@@ -307,12 +307,12 @@ class _Holding(World):
 
     def __init__(self) -> None:
         self.is_held = asyncio.Event()
-        self.may_go_on = asyncio.Event()
+        self.may_continue = asyncio.Event()
 
     async def sleep(self, seconds: float) -> None:
         if seconds == HELD_S:
             self.is_held.set()
-            await self.may_go_on.wait()
+            await self.may_continue.wait()
         else:
             await super().sleep(seconds)
 
@@ -327,7 +327,7 @@ async def test_events_that_arrive_during_batching_come_in_one_frame() -> None:
             await reader.receive_until("welcome")
             records = await run_turn(server.app.host, "s1", "the second one")
             await world.is_held.wait()
-            world.may_go_on.set()
+            world.may_continue.set()
             [frame] = await reader.receive_until("turn_ended")
             assert len(frame["events"]) == len(records)
 

@@ -543,9 +543,9 @@ async def test_input_is_disabled_until_the_page_is_ready(browser: Browser) -> No
         await chat.page.goto(server.url, wait_until="commit")
         await expect(chat.page.locator("#text")).to_be_disabled()
         await expect(chat.page.locator("#send")).to_be_disabled()
-        saying = asyncio.create_task(chat.send_message("are you there?"))
+        sending = asyncio.create_task(chat.send_message("are you there?"))
         gate.set()
-        await saying
+        await sending
         await chat.sees("heard")
 
 

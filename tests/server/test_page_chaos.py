@@ -58,7 +58,7 @@ class Trial:
     def __init__(self, server: Lives, random: Random) -> None:
         self._server = server
         self._random = random
-        self.speaking: list[Page] = []
+        self.pages: list[Page] = []
         self.hidden: Page | None = None
         self.kills = self.reloads = self.cuts = 0
 
@@ -76,11 +76,11 @@ class Trial:
             await each.goto(page.url)
             await expect(each.locator("#text")).to_be_enabled(timeout=WAIT_MS)
         await self.hidden.evaluate(LOOK_HIDDEN)
-        self.speaking = [page, other]
+        self.pages = [page, other]
 
     async def play(self, turn: int) -> None:
         """Send a message in either tab, by click or key, and break one to three things."""
-        page = self._random.choice(self.speaking)
+        page = self._random.choice(self.pages)
         await expect(page.locator(".turn[data-status=completed]")).to_have_count(turn - 1, timeout=END_MS)
         await page.fill("#text", f"turn {turn}")
         if self._random.random() < 0.5:
@@ -90,11 +90,11 @@ class Trial:
         await wait_until_stored(page, turn)
         for _ in range(self._random.randint(1, 3)):
             await asyncio.wait_for(self._break(), END_MS / 1000)
-        for each in self.speaking:
+        for each in self.pages:
             await expect(each.locator(".turn[data-status=completed]")).to_have_count(turn, timeout=END_MS)
 
     async def _break(self) -> None:
-        page = self._random.choice(self.speaking)
+        page = self._random.choice(self.pages)
         match self._random.choice(("kill", "reload", "cut")):
             case "kill":
                 self.kills += 1
@@ -111,7 +111,7 @@ class Trial:
         """Assert that every tab has each message and each answer once, as the journal has them."""
         assert self.hidden is not None
         await self.hidden.evaluate(LOOK_SHOWN)
-        fetched = await self.speaking[0].evaluate(
+        fetched = await self.pages[0].evaluate(
             "() => fetch(`/v1/sessions/${location.hash.slice(1)}/records`).then((answer) => answer.text())"
         )
         records = [json.loads(line)["record"] for line in fetched.splitlines()]
@@ -124,7 +124,7 @@ class Trial:
             for record in records
             if record["type"] == "response_completed"
         ]
-        for each in (*self.speaking, self.hidden):
+        for each in (*self.pages, self.hidden):
             await expect(each.locator(".turn .message")).to_have_text(
                 [f"turn {turn}" for turn in range(1, TURNS + 1)], timeout=END_MS
             )

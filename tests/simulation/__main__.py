@@ -52,7 +52,7 @@ def _replayed(seed: int) -> int:
 
 def _searched(first: int, seconds: float, runs: int | None, jobs: int) -> int:
     """Try seeds from `first` on; return 1 where one failed."""
-    began_at = said_at = time.monotonic()
+    began_at = printed_at = time.monotonic()
     total: Counter[str] = Counter()
     untaken = set(explored().steps)
     blocks: Iterator[int] = itertools.count(first, SEEDS_AT_ONCE)
@@ -73,9 +73,9 @@ def _searched(first: int, seconds: float, runs: int | None, jobs: int) -> int:
             is_over = time.monotonic() - began_at > seconds or total["failed"] >= FAILURES_MAX
             if not is_over and (at := next(blocks, None)) is not None:
                 waiting.add(pool.submit(_block, at))
-            if time.monotonic() - said_at > PROGRESS_S or not waiting:
-                said_at = time.monotonic()
-                per_minute = total["seeds"] / (said_at - began_at) * 60.0
+            if time.monotonic() - printed_at > PROGRESS_S or not waiting:
+                printed_at = time.monotonic()
+                per_minute = total["seeds"] / (printed_at - began_at) * 60.0
                 _print(f"{_summary(total)}, {per_minute:,.0f} seeds a minute")
     every = len(explored().steps)
     _print(f"{every - len(untaken)} of {every} steps of the machine were taken")

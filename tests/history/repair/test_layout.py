@@ -83,12 +83,12 @@ def test_a_moved_result_joins_the_others_so_that_a_continuation_has_the_same_lay
         response(text("so")),
         user([result("b")]),
     ]
-    going_on = [
+    continuing = [
         response(text("on")),
         user("w"),
         response(use("c"), use("d")),
         user([result("c")]),
         response(text("end")),
     ]
-    at_once = lay_out(task_for(), [*moved, *going_on])
-    assert at_once == lay_out(task_for(), [*lay_out(task_for(), moved), *going_on])
+    at_once = lay_out(task_for(), [*moved, *continuing])
+    assert at_once == lay_out(task_for(), [*lay_out(task_for(), moved), *continuing])

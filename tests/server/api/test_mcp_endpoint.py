@@ -438,8 +438,8 @@ async def test_a_tool_can_be_called_only_in_its_permitted_task_modes() -> None:
 async def test_an_mcp_session_is_required_and_ends_with_its_deletion() -> None:
     async with serving() as (server, _):
         peer = await initialized(server)
-        nobody = RawMcpClient(server.http, HEADERS)
-        assert (await nobody.post("tools/list", {})).status_code == 400
+        stranger = RawMcpClient(server.http, HEADERS)
+        assert (await stranger.post("tools/list", {})).status_code == 400
         assert (await peer.post("ping", {})).json() == {"jsonrpc": "2.0", "id": 1, "result": {}}
         assert (await peer.post("logging/setLevel", {})).json()["error"]["code"] == -32601
         assert (await server.http.delete("/v1/mcp", headers=peer.headers)).status_code == 204

@@ -378,8 +378,8 @@ async def test_rule_3_revoking_a_viewers_pass_revokes_all_that_was_issued_for_it
     async with served(app) as server:
         assert (await post_message(server.http, "s1", ADA)).status_code == 200
         viewer = await _viewer_of_s1(server.http)
-        told_of = await server.http.post("/v1/login", headers=viewer, json={})
-        by_cookie = {"cookie": told_of.headers["set-cookie"].partition(";")[0], "x-midstream": "page"}
+        login = await server.http.post("/v1/login", headers=viewer, json={})
+        by_cookie = {"cookie": login.headers["set-cookie"].partition(";")[0], "x-midstream": "page"}
         server.http.cookies.clear()
         tickets = [
             (await server.http.post("/v1/sessions/s1/tickets", headers=shown, json={})).json()["word"]

@@ -167,8 +167,8 @@ async def test_acts_on_streams_and_subscriptions_are_audited_with_their_journals
         token = {"authorization": f"Bearer {wake['token']}"}
         report = {"wake_id": wake["wake_id"], "generation": wake["generation"]}
         assert (await client.post(f"{subscription}/release", json=report, headers=token)).status_code == 204
-        told_ = await client.post(f"{subscription}/release", json=report, headers=ADA)
-        assert told_.status_code == 401
+        refused = await client.post(f"{subscription}/release", json=report, headers=ADA)
+        assert refused.status_code == 401
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     found = [
         (line["event"], line["outcome"], line.get("session", ""), line.get("principal", "")) for line in lines

@@ -141,14 +141,14 @@ async def test_a_stream_that_sent_commands_ends_when_only_reading_is_permitted()
     waiting.cancel()
 
     house.known = Principal("ada")
-    speaking = asyncio.create_task(owner.until_unauthorized())
+    reading = asyncio.create_task(owner.until_unauthorized())
     await house.world.settle()
     await house.store.claim("s1", at=1.0)
     await house.store.delete("s1")
     await house.ownership.claim("s1", Principal("bob"))
     await house.ownership.share("s1", ["ada"])
     owner.recheck()
-    assert isinstance(await asyncio.wait_for(speaking, 60), UnauthorizedError)
+    assert isinstance(await asyncio.wait_for(reading, 60), UnauthorizedError)
 
 
 async def test_streams_count_towards_the_limit_while_they_last_except_an_operators() -> None:

@@ -309,9 +309,9 @@ async def test_a_viewer_cannot_send(tmp_path: Path) -> None:
                 answer = await http.post(f"/v1/sessions/s1/{what}", headers=headers)
                 assert (answer.status_code, answer.json()["code"]) == (403, "access")
             assert (await http.delete("/v1/sessions/s1", headers=headers)).status_code == 403
-            speaking = {"x-idempotency-key": "k2", "x-idempotent-encryption-key": word}
+            keys = {"x-idempotency-key": "k2", "x-idempotent-encryption-key": word}
             for number in (0, 1):
-                answer = await http.post("/v1/sessions/s1/commands", json=abort(number), headers=speaking)
+                answer = await http.post("/v1/sessions/s1/commands", json=abort(number), headers=keys)
                 assert answer.status_code in (400, 403)
             opened = await http.post(
                 "/v1/sessions/s1/events", json=opening(stream="k2", secret=word, event_id="1-1")

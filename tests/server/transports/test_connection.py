@@ -288,9 +288,9 @@ async def test_a_client_ahead_of_the_journal_is_logged_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with bench([Stall()]) as on:
-        speaking, ahead = MemoryWire(), MemoryWire()
-        speaking.client_sends(opening(), command())
-        on.connect(speaking)
+        client, ahead = MemoryWire(), MemoryWire()
+        client.client_sends(opening(), command())
+        on.connect(client)
         await on.world.settle()
         assert on.among.ahead == 0
         ahead.client_sends(opening(event_id="1-99", next_seqno=1, connection=2))
@@ -306,14 +306,14 @@ async def test_a_late_older_connection_is_ended_and_the_newer_one_continues() ->
     async with bench([Stall()]) as on:
         newer, late = MemoryWire(), MemoryWire()
         newer.client_sends(opening(connection=2))
-        speaking = on.connect(newer)
+        client = on.connect(newer)
         await on.world.settle()
         late.client_sends(opening(connection=1))
         assert await ended(on.connect(late)) == "stream_fenced"
         newer.client_sends(command())
         await on.world.settle()
         assert newer.sent_frames("ack")
-        assert not speaking.done()
+        assert not client.done()
 
 
 async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:

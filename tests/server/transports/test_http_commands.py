@@ -95,14 +95,14 @@ class _Held(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
+        self.may_continue = asyncio.Event()
+        self.may_continue.set()
         self.has_begun = asyncio.Event()
 
     async def append(self, session: str, batch: Batch) -> int:
-        if not self.may_go_on.is_set():
+        if not self.may_continue.is_set():
             self.has_begun.set()
-            await self.may_go_on.wait()
+            await self.may_continue.wait()
         return await super().append(session, batch)
 
 
@@ -119,13 +119,13 @@ async def test_a_command_above_the_in_flight_limit_is_refused_and_may_be_retried
     async with asgi_client(app) as client, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
         assert (await post(client, command())).is_success
         await records_until_end(await app.host.session("s1"), after=0)
-        store.may_go_on.clear()
+        store.may_continue.clear()
         first = group.create_task(post(client, withdrawal(0), **other))
         await store.has_begun.wait()
         refused = await post(client, withdrawal(1), **other)
         assert (refused.status_code, refused.json()["code"]) == (400, "protocol")
         again = group.create_task(post(client, withdrawal(0), **other))
-        store.may_go_on.set()
+        store.may_continue.set()
         assert (await first).json() == (await again).json() == {"type": "ack", "seqno": 0}
         assert (await post(client, withdrawal(1), **other)).json() == {"type": "ack", "seqno": 1}
 

@@ -118,22 +118,22 @@ async def test_an_operation_that_waits_for_the_disk_is_committed_on_the_thread()
 
 
 @pytest.mark.parametrize(
-    ("durability", "sync", "where"), [("power", Sync.NORMAL, THREAD), ("process", Sync.FULL, LOOP)]
+    ("durability", "sync", "place"), [("power", Sync.NORMAL, THREAD), ("process", Sync.FULL, LOOP)]
 )
 async def test_the_durability_of_the_store_decides_which_operations_wait_for_the_disk(
-    durability: Durability, sync: Sync, run_and_locate: str
+    durability: Durability, sync: Sync, place: str
 ) -> None:
     async with CommitBench(durability) as bench:
-        assert await bench.run_and_locate(sync) == run_and_locate
+        assert await bench.run_and_locate(sync) == place
 
 
 async def test_all_operations_wait_behind_a_commit_on_the_thread() -> None:
     async with CommitBench() as bench:
-        may_go_on = threading.Event()
-        slow = bench.commits.submit(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
+        may_continue = threading.Event()
+        slow = bench.commits.submit(lambda: may_continue.wait(WAIT_S), Sync.FULL)
         behind = bench.ask(_thread_kind, Sync.NORMAL)
         assert not behind.done()
-        may_go_on.set()
+        may_continue.set()
         assert [await bench.after(slow), await bench.after(behind)] == [True, THREAD]
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 1)]
 
@@ -152,10 +152,10 @@ async def test_no_operation_overtakes_those_whose_commit_the_loop_has_not_notice
 
 async def test_nothing_is_committed_on_the_loop_while_the_thread_is_busy() -> None:
     async with CommitBench() as bench:
-        may_go_on = threading.Event()
-        working = bench.thread.submit(lambda: may_go_on.wait(WAIT_S))
+        may_continue = threading.Event()
+        working = bench.thread.submit(lambda: may_continue.wait(WAIT_S))
         behind = bench.ask(_thread_kind, Sync.NORMAL)
-        may_go_on.set()
+        may_continue.set()
         assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
 
 
