@@ -80,7 +80,7 @@ export class Stream {
   /** Open a connection with a ticket, as a WebSocket sends no token (STREAM-71). */
   async #openByTicket(connection) {
     const headers = { authorization: `Bearer ${this.token}`, "content-type": "application/json" };
-    const request = { method: "POST", redirect: "error", headers, body: '{"action":"speak"}' };
+    const request = { method: "POST", redirect: "error", headers, body: '{"action":"send"}' };
     const answer = await fetch(`${this.url}/v1/sessions/${this.kept.session}/tickets`, request).catch(() => null);
     const { word, code, retry, retry_after_s } = (await answer?.json().catch(() => null)) ?? {};
     if (this.phase !== "connecting" || this.kept.connection !== connection) return; // the connection has ended since

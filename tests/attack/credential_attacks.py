@@ -36,11 +36,11 @@ def _exchange(target: Target) -> dict[str, dict[str, str]]:
     """Return a credential of each kind that Ada's token can be exchanged for, as headers of a request."""
     assert target.send_message("s1", authorization=f"Bearer {ADA}").status == 200
     cookie = _log_in(target, ADA)
-    link = target.ask("POST", "/v1/login-links", cookie=cookie, **JSON).json["word"]
+    link = target.ask("POST", "/v1/login-links", cookie=cookie, **JSON).json["token"]
     second = target.ask("POST", "/v1/login", {"login": link})
     assert second.status == 200
     viewers = [
-        target.ask("POST", "/v1/sessions/s1/viewers", {}, **shown).json["word"]
+        target.ask("POST", "/v1/sessions/s1/viewers", {}, **shown).json["token"]
         for shown in ({"authorization": f"Bearer {ADA}"}, {"cookie": cookie, **JSON})
     ]
     return {
@@ -85,8 +85,8 @@ def attack_a_revoked_line_ends_its_credentials(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     with ground.serving("--token-file", tokens) as target:
         minted = _exchange(target)
-        link = target.ask("POST", "/v1/login-links", token=ADA).json["word"]
-        ticket = target.ask("POST", "/v1/sessions/s1/tickets", {}, token=ADA).json["word"]
+        link = target.ask("POST", "/v1/login-links", token=ADA).json["token"]
+        ticket = target.ask("POST", "/v1/sessions/s1/tickets", {}, token=ADA).json["token"]
         assert set(_statuses(target, minted).values()) == {200}
         ground.write_secret("tokens", LINES.replace(f"{ADA} ada\n", ""))
         assert _statuses(target, minted) == dict.fromkeys(minted, 401)
@@ -210,7 +210,7 @@ class Impostor:
             body += connection.recv(65536)
         self.received += head + b"\r\n\r\n" + body
         if self._forwards_to is None:
-            answer = b'{"sessions":[],"next":null,"word":"login-x","status":"ok"}'
+            answer = b'{"sessions":[],"next":null,"token":"login-x","status":"ok"}'
             connection.sendall(
                 b"HTTP/1.1 404 Not Found\r\n" if b"/v1/challenge" in head else b"HTTP/1.1 200 OK\r\n"
             )
@@ -343,7 +343,7 @@ def attack_one_person_cannot_give_both_of_two_approvals(ground: Ground) -> None:
         frame = {"type": "command", "seqno": 0, "payload": payload}
         assert target.ask("POST", "/v1/sessions/s1/commands", frame, token=ADA, **keys).status == 200
         cookie = _log_in(target, ADA)
-        viewer = target.ask("POST", "/v1/sessions/s1/viewers", {}, token=ADA).json["word"]
+        viewer = target.ask("POST", "/v1/sessions/s1/viewers", {}, token=ADA).json["token"]
         answers: list[int] = []
         for shown in (
             {"authorization": f"Bearer {ADA}"},
@@ -369,7 +369,7 @@ def attack_a_link_changes_no_login_without_a_question(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", LINES)
     with ground.serving("--token-file", tokens) as target:
         victim = _log_in(target, ADA)
-        link = target.ask("POST", "/v1/login-links", token=BOB).json["word"]
+        link = target.ask("POST", "/v1/login-links", token=BOB).json["token"]
         asked = target.ask("POST", "/v1/login", {"login": link}, cookie=victim)
         assert (asked.status, asked.code, asked.cookie) == (409, "other_login", "")
         assert target.ask("GET", "/v1/me", cookie=victim).json["id"] == "ada"
@@ -395,7 +395,7 @@ def attack_a_credential_stays_within_its_scope(ground: Ground) -> None:
         add("ada", "--comment", "her laptop"),
         add("ada", "--scope", "read"),
         add("ada", "--sessions", "a-*"),
-        add("ada", "--scope", "speak"),
+        add("ada", "--scope", "send"),
         add("eve", "--role", "approver", "--days", "1"),
     )
     text = tokens.read_text()

@@ -143,7 +143,7 @@ def attack_a_record_in_the_journal_of_a_stopped_server_approves_nothing(ground: 
 def attack_a_used_login_link_that_is_restored_logs_no_one_in(ground: Ground) -> None:
     tokens = ground.write_secret("tokens", f"{ADA} ada\n")
     with ground.serving("--token-file", tokens) as target:
-        word = target.ask("POST", "/v1/login-links", token=ADA, x_midstream="1").json["word"]
+        word = target.ask("POST", "/v1/login-links", token=ADA, x_midstream="1").json["token"]
         store = Store(ground)
         with store.database() as db:
             rows = db.execute("select namespace, key, version, body, at from key_value").fetchall()

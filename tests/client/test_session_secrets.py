@@ -84,7 +84,7 @@ async def test_a_discarded_secret_opens_nothing_and_is_not_stored(tmp_path: Path
         await client.discard_secret("s")
         assert survey(secrets) == SecretFileSummary()
         with pytest.raises(WrongSecretError):
-            await client.let_look("s")
+            await client.create_viewer_token("s")
 
 
 @spec("STREAM-95")
@@ -240,18 +240,18 @@ async def test_its_sessions_open_for_one_client_and_for_no_other(tmp_path: Path,
 async def test_a_viewer_can_read_and_not_send(tmp_path: Path, way: TransportName) -> None:
     async with _server(tmp_path, Memory()) as server, connect(server.url) as client:
         await _send(client, "s", "one")
-        word = await client.let_look("s", for_s=60.0)
+        token = await client.create_viewer_token("s", for_s=60.0)
         async with connect(server.url, transport=way) as viewer:
-            assert (await anext(viewer.follow("s", "0-0", word=word))).id == "1-1"
-            await viewer.keep_secret("s", word)
+            assert (await anext(viewer.follow("s", "0-0", viewer_token=token))).id == "1-1"
+            await viewer.keep_secret("s", token)
             with pytest.raises(MidstreamError) as refused:
                 await viewer.cancel("s")
             assert refused.value.code in {"access", "usage"}
-            await client.withdraw_viewers("s")
+            await client.revoke_viewer_tokens("s")
             with pytest.raises(WrongSecretError):
-                await anext(viewer.follow("s", "0-0", word=word))
+                await anext(viewer.follow("s", "0-0", viewer_token=token))
             with pytest.raises(AccessError):
-                await viewer.let_look("s")
+                await viewer.create_viewer_token("s")
 
 
 @spec("STREAM-88")

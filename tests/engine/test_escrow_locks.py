@@ -400,7 +400,7 @@ async def test_access_withdrawn_at_another_server_ends_within_a_minute(tmp_path:
             assert looking.opened is not None
             ending = asyncio.ensure_future(_locks(other).until_withdrawn(looking.opened))
             await world.advance(1.0)
-            await _locks(host).withdraw_viewers("s")
+            await _locks(host).revoke_viewer_tokens("s")
             await world.advance(60.0)
             assert isinstance(await asyncio.wait_for(ending, 60), UnauthorizedError)
     await host.stop(grace_s=0.1)

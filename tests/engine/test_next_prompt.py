@@ -107,7 +107,7 @@ def refusing_profiles(history: History) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, profile in PROFILES.items():
         sent = render(history, "Be brief.", name)
-        findings = check(sent.messages, name, format=profile.speaks, system=sent.system or None)
+        findings = check(sent.messages, name, format=profile.format, system=sent.system or None)
         if findings:
             found[name] = findings
     return found

@@ -114,8 +114,8 @@ async def test_a_killed_servers_turn_waits_for_its_client_and_no_other_can_read_
                 if words.endswith("far"):
                     break
             secret = await client.secret("s1")
-            word = await client.let_look("s1", for_s=600)
-        shown = [secret, word]
+            token = await client.create_viewer_token("s1", for_s=600)
+        shown = [secret, token]
         refused = await _refusals(server.url, shown)
         await server.kill()
     assert _holding(here, [*shown, CANARY]) == []

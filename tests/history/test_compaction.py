@@ -112,7 +112,7 @@ def test_every_cut_is_shorter_and_valid_and_cuts_come_to_an_end(drawn: History, 
         part = cut_history(drawn, cut)
         assert part.entries[-1] == drawn.entries[-1] or cut == len(drawn.entries) - 1
         rendered = render(part, "", profile)
-        form = PROFILES[profile].speaks
+        form = PROFILES[profile].format
         assert check(rendered.messages, profile, format=form, system=rendered.system or None) == []
         further = next_cut(drawn, cut)
         assert further is None or further > cut

@@ -39,7 +39,7 @@ EVERY_PROFILE = st.sampled_from(sorted(PROFILES))
 
 
 def findings(rendered: Rendered, profile: str, form: str | None = None) -> list[object]:
-    named = form or PROFILES[profile].speaks
+    named = form or PROFILES[profile].format
     return [*check(rendered.messages, profile, format=named, system=rendered.system or None)]
 
 

@@ -152,7 +152,7 @@ test("a reader presents the stored secret, or a viewer token in its place, and c
   const [one, other] = [await silent(t, storage), await silent(t, storage)];
   one.client.follow("s");
   assert.equal("secret" in (await one.opened), false);
-  other.client.follow("s", "0-0", { word: "viewer-1" });
+  other.client.follow("s", "0-0", { viewerToken: "viewer-1" });
   assert.equal((await other.opened).secret, "viewer-1");
   assert.equal(await storage.updateSecret("http://x", "s", (stored) => stored), null);
 });
@@ -257,7 +257,7 @@ test("a stream whose secret was changed while it was presented continues, and on
   await until(() => stream.connection.phase === "live");
   await client.keepSecret("s", "wrong");
   for (const another of [client.send("s", "hello"), client.follow("s")]) assert.equal((await another.ended).code, "wrong_secret");
-  const word = client.follow("s", null, { word: "expired" });
+  const word = client.follow("s", null, { viewerToken: "expired" });
   assert.equal((await word.ended).code, "wrong_secret");
   assert.deepEqual(openings.map(({ secret }) => secret), ["former", "right", "wrong", "wrong", "expired"]);
 });

@@ -42,10 +42,10 @@ KEEP = """async ([session, secret]) => {
   await client.keepSecret(session, secret);
   client.close();
 }"""
-LOOK = """async (session, word) => {
+LOOK = """async (session, viewerToken) => {
   let words = "";
   try {
-    for await (const { record } of client.follow(session, "0-0", { word })) {
+    for await (const { record } of client.follow(session, "0-0", { viewerToken })) {
       if (record?.type === "delta") words += record.text;
       if (record?.type === "turn_ended") return words;
     }
@@ -180,10 +180,10 @@ async def test_the_secret_is_presented_over_each_transport_and_a_viewer_token_in
             assert await send(page, transport, "two") == "2"
             assert await value_of(page, f"({LOOK})('{transport}', '')") == "1"
             assert await value_of(other, f"({LOOK})('{transport}', '')") == "wrong_secret"
-            word = await value_of(page, f"client.letLook('{transport}', {{ forS: 60 }})")
-            assert await value_of(other, f"({LOOK})('{transport}', '{word}')") == "1"
-        await value_of(page, "client.withdrawViewers('poll')")
-        assert await value_of(other, f"({LOOK})('poll', '{word}')") == "wrong_secret"
+            token = await value_of(page, f"client.createViewerToken('{transport}', {{ forS: 60 }})")
+            assert await value_of(other, f"({LOOK})('{transport}', '{token}')") == "1"
+        await value_of(page, "client.revokeViewerTokens('poll')")
+        assert await value_of(other, f"({LOOK})('poll', '{token}')") == "wrong_secret"
         before = await value_of(page, "client.secret('sse')")
         await page.evaluate(CHANGED, "sse")
         assert await value_of(page, "client.secret('sse')") != before

@@ -65,7 +65,7 @@ async def test_a_link_for_another_principal_needs_a_confirmation(browser: Browse
 
     async with served(guarded_app()) as server:
         links = [
-            (await server.http.post("/v1/login-links", headers=who)).json()["word"] for who in (ADA, BOB)
+            (await server.http.post("/v1/login-links", headers=who)).json()["token"] for who in (ADA, BOB)
         ]
         page = await (await browser.new_context()).new_page()
         page.on("dialog", answer)

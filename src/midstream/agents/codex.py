@@ -158,7 +158,7 @@ class Codex:
         )
         self.permissions = permissions
         self.world = world
-        self.speaking: dict[str, CodexPermissions] = {}
+        self.responding: dict[str, CodexPermissions] = {}
         """Permission requests of the threads that are answering, by thread id."""
         self._forwarding = Forwarding(self.name, self.abilities)
         self._codex: sdk.AsyncCodex | None = None
@@ -267,7 +267,7 @@ class Codex:
         return sdk.AsyncThread(codex, started.thread.id)
 
     async def _decide(self, method: str, params: dict[str, Any]) -> str:
-        leave = self.speaking.get(str(params.get("threadId")))
+        leave = self.responding.get(str(params.get("threadId")))
         return "decline" if leave is None else await leave.decide(method, params)
 
     @contextlib.asynccontextmanager
@@ -399,7 +399,7 @@ class CodexThread:
             raise
         finally:
             if leave is not None:
-                self._upstream.speaking.pop(self._thread.id, None)
+                self._upstream.responding.pop(self._thread.id, None)
                 leave.cancel_requests()
             # Any request to a stopped app server starts another one.
             if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
@@ -436,7 +436,7 @@ class CodexThread:
         permissions = self._upstream.permissions
         if permissions is None:
             return None
-        leave = self._upstream.speaking[self._thread.id] = CodexPermissions(
+        leave = self._upstream.responding[self._thread.id] = CodexPermissions(
             permissions, self._thread.id, person, self._upstream.world
         )
         return leave

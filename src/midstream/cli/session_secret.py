@@ -19,7 +19,7 @@ from midstream.session.child_names import PART_MARK
 
 T = TypeVar("T")
 SECRET_VARIABLE = "MIDSTREAM_SECRET"  # noqa: S105 - the name of a variable
-"""Variable with the secret for all sessions of a command, or with a viewer's word."""
+"""Variable with the secret for all sessions of a command, or with a viewer token."""
 FILE_VARIABLE = "MIDSTREAM_SECRET_FILE"
 """Variable with the path of a file with the secret, readable by its owner only."""
 

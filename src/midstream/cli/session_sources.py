@@ -271,7 +271,7 @@ class _Health(Struct, frozen=True):
 
 
 class _Issued(Struct, frozen=True):
-    word: str
+    token: str
 
 
 class IssuedCredential(Struct, frozen=True):
@@ -386,7 +386,7 @@ class ServerSource(Source):
         Raises:
             UnauthorizedError: The server does not accept the credentials of this user.
         """
-        return self._read(self._request("POST", "/v1/login-links").read(), _Issued).word
+        return self._read(self._request("POST", "/v1/login-links").read(), _Issued).token
 
     def credentials(self) -> IssuedCredentials:
         """Return the credentials that this user's principal may revoke.

@@ -30,7 +30,7 @@ from midstream.client.live_stream import Attachment
 from midstream.client.local_tools import LocalTools, declare, refuse_foreign
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.replays import answer_until, results_to_send
-from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
+from midstream.client.requests import create_viewer_token, questions, revoke_viewer_tokens, snapshot
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SecretsToShow, SessionSecrets
 from midstream.client.stream_carrier import ReadSecrets
@@ -387,7 +387,7 @@ class Client:
         after: str | None = None,
         *,
         snapshots: SnapshotWhen | SnapshotWhenName = SnapshotWhen.GONE,
-        word: str = "",
+        viewer_token: str = "",
     ) -> AsyncGenerator[Event, None]:
         """Iterate over the events of a session, without end, as a reader.
 
@@ -396,16 +396,18 @@ class Client:
             after: Begin after this event (`"0"` or `"0-0"`: with the first event); None begins with the next new event.
             snapshots: When a `SnapshotFrame` replaces events: `gone`, for events that are no longer kept; `begin`, also
                 as the first event if `after` is None; `never`.
-            word: A viewer's word from `let_look` of another client, if the session is encrypted under that client's
-                secret.
+            viewer_token: A token from another client's `create_viewer_token`, if the session is encrypted under that
+                client's secret.
 
         Raises:
             SessionNotFoundError: The session does not exist.
-            WrongSecretError: The session does not exist, or neither the secret known here nor the word opens it.
+            WrongSecretError: The session does not exist, or neither the secret known here nor the token opens it.
             MalformedFrameError: `after` is not an event id.
         """
         read_secrets = (
-            partial(_freeze, SecretsToShow(word)) if word else partial(self._session_secrets.read, session)
+            partial(_freeze, SecretsToShow(viewer_token))
+            if viewer_token
+            else partial(self._session_secrets.read, session)
         )
         shown = await read_secrets()
         begin = None if after is None else EventId.parse(after)
@@ -555,23 +557,25 @@ class Client:
         """
         await self._session_secrets.delete(session)
 
-    async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
-        """Return a viewer's word that permits reading a session for `for_s` seconds: see `follow`.
+    async def create_viewer_token(self, session: str, *, for_s: float = 3600.0) -> str:
+        """Return a viewer token that permits reading a session for `for_s` seconds: see `follow`.
 
         Raises:
             MidstreamError: The server could not be reached, or refused.
         """
         shown = await self._session_secrets.read(session)
-        return await let_look(self._url, session, for_s, {**(await self._shown()), **shown.headers})
+        return await create_viewer_token(
+            self._url, session, for_s, {**(await self._shown()), **shown.headers}
+        )
 
-    async def withdraw_viewers(self, session: str) -> None:
-        """Revoke all viewers' words of a session.
+    async def revoke_viewer_tokens(self, session: str) -> None:
+        """Revoke all viewer tokens of a session.
 
         Raises:
             MidstreamError: The server could not be reached, or refused.
         """
         shown = await self._session_secrets.read(session)
-        await withdraw_viewers(self._url, session, {**(await self._shown()), **shown.headers})
+        await revoke_viewer_tokens(self._url, session, {**(await self._shown()), **shown.headers})
 
     # --- streams ------------------------------------------------------------------------------------------------
 

@@ -71,11 +71,11 @@ async def delete(url: str, session: str, headers: Mapping[str, str]) -> None:
 
 
 class _Issued(Struct):
-    word: str
+    token: str
 
 
-async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, str]) -> str:
-    """Return a viewer's word that permits reading a session for `for_s` seconds.
+async def create_viewer_token(url: str, session: str, for_s: float, headers: Mapping[str, str]) -> str:
+    """Return a viewer token that permits reading a session for `for_s` seconds.
 
     Raises:
         ConnectionLostError: No server answers.
@@ -84,11 +84,11 @@ async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, s
     wish = msgspec.json.encode({"for_s": for_s})
     path = f"{session_path(session)}/viewers"
     body = await asyncio.to_thread(partial(_request, "POST", url, path, headers, wish))
-    return _read(url, body, _Issued).word
+    return _read(url, body, _Issued).token
 
 
-async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -> None:
-    """Revoke all viewers' words of a session.
+async def revoke_viewer_tokens(url: str, session: str, headers: Mapping[str, str]) -> None:
+    """Revoke all viewer tokens of a session.
 
     Raises:
         ConnectionLostError: No server answers.

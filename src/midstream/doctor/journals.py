@@ -290,7 +290,7 @@ def check_rendering(session: Session, profile: str, *, file: str = "") -> list[L
     Raises:
         UsageError: There is no profile with this name.
     """
-    form = find_profile(profile).speaks
+    form = find_profile(profile).format
     sent = render(session.model_history, "", profile)
     done = repair(sent.messages, format=form, profile=profile)
     return [finding_of(edit, message=edit.at, file=file) for edit in done.edits]

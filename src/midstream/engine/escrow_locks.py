@@ -18,7 +18,7 @@ from midstream.session.child_names import root_of
 from midstream.store.contract import Escrow, OpenedSession
 
 RECHECK_S = 60.0
-"""Seconds between two checks of a viewer that follows a session: another node may withdraw its viewer's word."""
+"""Seconds between two checks of a viewer that follows a session: another node may withdraw its viewer token."""
 LINGER_S = 5.0
 """Seconds for which a session stays open without a holder, for a client that polls or reconnects."""
 IDLE_CHECK_S = 0.5
@@ -134,9 +134,9 @@ class Locks:
                 self._locking[session] = task
                 task.add_done_callback(partial(self._drop_task, session))
 
-    async def withdraw_viewers(self, session: str) -> None:
+    async def revoke_viewer_tokens(self, session: str) -> None:
         """End the access of all viewers of a session: here at once, on other nodes within `RECHECK_S`."""
-        await self.escrow.withdraw_viewers(session)
+        await self.escrow.revoke_viewer_tokens(session)
         for must_check in self._viewer_checks:
             must_check.set()
 
@@ -157,7 +157,7 @@ class Locks:
                     timer.cancel()
         finally:
             self._viewer_checks.discard(must_check)
-        return UnauthorizedError("the viewer's word that opened this session is no longer valid")
+        return UnauthorizedError("the viewer token that opened this session is no longer valid")
 
     async def _is_good(self, opened: OpenedSession) -> bool:
         try:

@@ -100,7 +100,7 @@ def _recognize(messages: list[Value], profile: str | None, given: CallerKnowledg
     Raises:
         UnreadableHistoryError: Several formats are possible, and their findings differ.
     """
-    spoken = find_profile(profile).speaks if profile is not None else None
+    spoken = find_profile(profile).format if profile is not None else None
     names = candidates_for(messages, system=given.system, spoken=spoken)
     forms = [find_format(name) for name in names if name in FORMATS]
     if len(forms) == len(names) == 1:

@@ -31,7 +31,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """The rules of one provider."""
 
     name: str
-    speaks: str = "openai-chat"
+    format: str = "openai-chat"
     """The format of its messages."""
     signs: str = ""
     """The provider's own name if it signs thinking and requires it, else empty."""
@@ -147,7 +147,7 @@ _PROFILES = (
         trims_prefill=True,
         result_files="unless-failed",
         system_models=_CLAUDES_WITH_LATER_SYSTEM,
-        speaks="anthropic",
+        format="anthropic",
         files="any",
         signs="anthropic",
         is_thinking_signed=True,
@@ -163,7 +163,7 @@ _PROFILES = (
         name="bedrock-claude",
         trims_prefill=True,
         result_files="unless-failed",
-        speaks="bedrock",
+        format="bedrock",
         signs="anthropic",
         is_thinking_signed=True,
         id_pattern=_WORD,
@@ -179,7 +179,7 @@ _PROFILES = (
     ),
     Profile(
         name="bedrock-mistral",
-        speaks="bedrock",
+        format="bedrock",
         files="none",
         id_pattern=_WORD,
         id_size_max=64,
@@ -196,7 +196,7 @@ _PROFILES = (
         name="vertex",
         trims_prefill=True,
         result_files="unless-failed",
-        speaks="anthropic",
+        format="anthropic",
         files="any",
         signs="anthropic",
         is_thinking_signed=True,
@@ -231,7 +231,7 @@ _PROFILES = (
     ),
     Profile(
         name="responses",
-        speaks="openai-responses",
+        format="openai-responses",
         signs="openai",
         id_size_max=64,
         ids_are_unique="list",
@@ -240,7 +240,7 @@ _PROFILES = (
     Profile(
         name="gemini",
         responses_show_files=True,
-        speaks="gemini",
+        format="gemini",
         files="any",
         signs="google",
         system="apart",
@@ -251,7 +251,7 @@ _PROFILES = (
     Profile(
         name="gemini-3",
         responses_show_files=True,
-        speaks="gemini",
+        format="gemini",
         files="any",
         signs="google",
         system="apart",
@@ -262,14 +262,14 @@ _PROFILES = (
     ),
     Profile(
         name="mistral",
-        speaks="mistral",
+        format="mistral",
         system="after-user",
         is_empty_user_refused=False,
         ids_refused=frozenset({"null"}),
     ),
     Profile(
         name="mistral-v3",
-        speaks="mistral",
+        format="mistral",
         system="after-user",
         is_empty_user_refused=False,
         id_pattern=_ALNUM,
@@ -277,7 +277,7 @@ _PROFILES = (
     ),
     Profile(
         name="mistral-legacy",
-        speaks="mistral",
+        format="mistral",
         system="after-user",
         is_empty_user_refused=False,
         id_pattern=_ALNUM,
@@ -321,7 +321,7 @@ _PROFILES = (
         name="pydantic-ai",
         repeats_system=False,
         responses_show_files=True,
-        speaks="pydantic-ai",
+        format="pydantic-ai",
         files="any",
         id_pattern=_WORD,
         id_size_max=40,
@@ -338,7 +338,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
     sizes = [size for size in (first.id_size_max, second.id_size_max) if size]
     return Profile(
         name=name or second.name,
-        speaks=second.speaks,
+        format=second.format,
         signs=second.signs or first.signs,
         is_thinking_signed=first.is_thinking_signed or second.is_thinking_signed,
         wants_reasoning=_later(first.wants_reasoning, second.wants_reasoning, ("no", "calls", "every")),
@@ -384,7 +384,7 @@ def _common_profile() -> Profile:
     union = _PROFILES[0]
     for profile in _PROFILES:
         union = both(union, profile, name="portable")
-    return replace(union, speaks="openai-chat", system="first", wants_reasoning="no", signs_calls=False)
+    return replace(union, format="openai-chat", system="first", wants_reasoning="no", signs_calls=False)
 
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _common_profile())}
@@ -433,6 +433,6 @@ def profile_for(form: Format, name: str | None, model: str | None = None) -> Pro
         named = replace(
             named, mixes_results=False
         )  # results do not count as spoken, but text after them does
-    if not form.wire or named.speaks == form.name:
+    if not form.wire or named.format == form.name:
         return named
     return both(WIRES[form.wire], named)

@@ -105,7 +105,7 @@ def render(
         UsageError: The profile or format is unknown.
     """
     named = find_profile(profile)
-    written = find_format(form or named.speaks)
+    written = find_format(form or named.format)
     rules = profile_for(written, profile)
     writer = _Writer(written, rules, model)
     for entry in history.entries:

@@ -107,8 +107,8 @@ class PydanticAIModel:
             raise UsageError(f"{model} cannot be used: {error}") from error
         self.name = f"{self._model.system}:{self._model.model_name}"
         self._settings = settings
-        speaks_of_cache = any("cache" in name for name in settings or {})
-        self._is_cached = is_cached and not speaks_of_cache
+        sets_cache = any("cache" in name for name in settings or {})
+        self._is_cached = is_cached and not sets_cache
         self._profile = find_profile(profile or _profile_of(self._model)).name
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:

@@ -501,7 +501,7 @@ class Escrow(Protocol):
             LimitReachedError: The session has the greatest number of valid secrets of viewers. Nothing was changed.
         """
 
-    async def withdraw_viewers(self, session: str) -> None:
+    async def revoke_viewer_tokens(self, session: str) -> None:
         """Make all viewers' secrets of a session invalid."""
 
     async def drop_deleted_keys(self) -> None:

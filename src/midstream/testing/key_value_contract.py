@@ -1,5 +1,5 @@
 """`midstream.store.contract.KeyValue` as a test suite: a part of `midstream.testing.store_contract`."""
-# ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
+# ruff: noqa: D102, PLR2004 - tests: names state what they check, and numbers need no names
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Links, nodes and senders as a test suite, for guarded stores. A part of `StoreContract`."""
-# ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
+# ruff: noqa: D102, PLR2004 - tests: names state what they check, and numbers need no names
 
 from __future__ import annotations
 

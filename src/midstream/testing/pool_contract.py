@@ -10,7 +10,7 @@ real software, with the scripted other end that `midstream.testing.upstream_cont
 
 In each case, the last agent finally has each message of the client application exactly once, in order.
 """
-# ruff: noqa: D102 - these are tests: a name is a promise
+# ruff: noqa: D102 - tests: names state what they check
 
 from __future__ import annotations
 

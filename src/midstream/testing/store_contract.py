@@ -10,7 +10,7 @@ Subclass `StoreContract` in a test file and give it a fixture `place`:
 The tests of an ability run if the store declares it. The suite needs pytest and pytest-asyncio. A store's own tests
 must check the rest: that `Sync.FULL` reaches the disk, and the behaviour with a full disk.
 """
-# ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
+# ruff: noqa: D102, PLR2004 - tests: names state what they check, and numbers need no names
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ It needs pytest and pytest-asyncio. `UpstreamPeer.lacks` names traits that a kin
 are skipped. An upstream's own tests must check the rest: the classification of the real software's errors, the
 forwarding of servers and attachments, the use of instructions.
 """
-# ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
+# ruff: noqa: D102, PLR2004 - tests: names state what they check, and numbers need no names
 
 from __future__ import annotations
 

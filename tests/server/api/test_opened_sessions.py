@@ -22,7 +22,7 @@ def request() -> Request:
 
 async def test_a_created_session_is_awake_and_attached_for_the_length_of_the_block() -> None:
     async with Host(Agent(ScriptedModel([text("yes")])), "memory:") as host:
-        async with opened_session(host, request(), "s", Action.SPEAK, begins=True) as (runner, secret):
+        async with opened_session(host, request(), "s", Action.SEND, begins=True) as (runner, secret):
             assert (runner.session_id, runner.readers, secret) == ("s", 1, None)
             await runner.submit(SendMessage(UserMessage.of("hi")))
         assert runner.readers == 0
@@ -40,7 +40,7 @@ async def test_reading_a_missing_session_does_not_create_it() -> None:
             async with opened_session(host, request(), "s", Action.READ):
                 pass
         with pytest.raises(UsageError):
-            async with opened_session(host, request(), "no name", Action.SPEAK, begins=True):
+            async with opened_session(host, request(), "no name", Action.SEND, begins=True):
                 pass
         assert [info async for info in host.store.list()] == []
 
@@ -49,7 +49,7 @@ async def test_a_missing_session_is_none_for_an_optional_reader() -> None:
     async with Host(Agent(ScriptedModel([text("yes")])), "memory:") as host:
         async with opened_existing_session(host, request(), "s") as runner:
             assert runner is None
-        async with opened_session(host, request(), "s", Action.SPEAK, begins=True) as (begun, _):
+        async with opened_session(host, request(), "s", Action.SEND, begins=True) as (begun, _):
             await begun.submit(SendMessage(UserMessage.of("hi")))
         async with opened_existing_session(host, request(), "s") as runner:
             assert runner is begun

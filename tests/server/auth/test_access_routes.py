@@ -55,14 +55,14 @@ async def test_a_login_link_logs_in_as_the_principal_that_requested_it() -> None
     async with asgi_client(guarded_app()) as client:
         link = (await client.post("/v1/login-links", headers=BOB)).json()
         assert link["for_s"] == 3600
-        logged_in = await client.post("/v1/login", json={"login": link["word"]})
+        logged_in = await client.post("/v1/login", json={"login": link["token"]})
         assert logged_in.json() == {
             "id": "bob",
             "tenant": "",
             "is_operator": False,
             "session": "",
             "is_approver": False,
-            "scope": {"actions": ["read", "speak", "approve", "own"], "sessions": "*"},
+            "scope": {"actions": ["read", "send", "approve", "own"], "sessions": "*"},
         }
         assert (await client.get("/v1/me")).json()["id"] == "bob"
         assert (await client.post("/v1/logout", headers={"x-midstream": "test"})).status_code == 204

@@ -263,7 +263,7 @@ async def _ticket(client: httpx2.AsyncClient, session: str = "s1", action: str =
         f"/v1/sessions/{session}/tickets", json={"action": action}, headers={**ADA, **PAGE}
     )
     assert (asked.status_code, asked.json()["for_s"]) == (201, 30)
-    word: str = asked.json()["word"]
+    word: str = asked.json()["token"]
     assert len(word.removeprefix("ticket-")) == 32  # 128 bits
     return word
 
@@ -278,12 +278,12 @@ async def _opens(client: httpx2.AsyncClient, path: str, **headers: str) -> tuple
 async def test_rule_4_a_ticket_opens_one_stream_of_its_session_once_and_soon() -> None:
     async with _ticketing() as (_, world, client):
         refused = (401, "unauthorized")
-        used = await _ticket(client, action="speak")
+        used = await _ticket(client, action="send")
         assert await _opens(client, f"{EVENTS}?ticket={used}") == (200, "")
         assert await _opens(client, f"{EVENTS}?ticket={used}") == refused  # twice
-        other = await _ticket(client, "s2", action="speak")
+        other = await _ticket(client, "s2", action="send")
         assert await _opens(client, f"{EVENTS}?ticket={other}") == refused  # for another session
-        foreign = await _ticket(client, action="speak")
+        foreign = await _ticket(client, action="send")
         page = {"origin": "http://testserver"}
         assert await _opens(client, f"{EVENTS}?ticket={foreign}", **page) == refused  # of another page
         look = await _ticket(client, action="read")
@@ -291,7 +291,7 @@ async def test_rule_4_a_ticket_opens_one_stream_of_its_session_once_and_soon() -
             403,
             "access",
         )  # A stream can send commands.
-        late = await _ticket(client, action="speak")
+        late = await _ticket(client, action="send")
         world.ahead_s = 30.0
         assert await _opens(client, f"{EVENTS}?ticket={late}") == refused
         for_else = await _ticket(client)
@@ -316,7 +316,7 @@ async def test_rule_4_a_ticket_of_a_cookie_ends_with_the_cookie() -> None:
         assert {each.lower() for each in attributes.split("; ")} >= {"httponly", "samesite=strict", "path=/"}
         browser = {"cookie": name, "origin": server.url}
         asked = await server.http.post("/v1/sessions/s1/tickets", headers=browser, json={})
-        url = f"{server.url.replace('http', 'ws')}/v1/sessions/s1/stream?ticket={asked.json()['word']}"
+        url = f"{server.url.replace('http', 'ws')}/v1/sessions/s1/stream?ticket={asked.json()['token']}"
         origin = websockets.Origin(server.url)
         async with Socket(websockets.connect(url, origin=origin)) as reader:
             await reader.send({"type": "open"})
@@ -337,7 +337,7 @@ async def test_rule_4_a_viewers_pass_permits_reading_one_session_until_it_expire
         for session in ("s1", "s2"):
             assert (await post_message(client, session, ADA)).status_code == 200
         issued = await client.post("/v1/sessions/s1/viewers", headers=ADA, json={"for_s": 60})
-        viewer = {"authorization": f"Bearer {issued.json()['word']}"}
+        viewer = {"authorization": f"Bearer {issued.json()['token']}"}
         assert (await client.get("/v1/sessions/s1", headers=viewer)).status_code == 200
         assert status_and_code(await client.get("/v1/sessions/s2", headers=viewer)) == (
             404,
@@ -382,7 +382,7 @@ async def test_rule_3_revoking_a_viewers_pass_revokes_all_that_was_issued_for_it
         by_cookie = {"cookie": login.headers["set-cookie"].partition(";")[0], "x-midstream": "page"}
         server.http.cookies.clear()
         tickets = [
-            (await server.http.post("/v1/sessions/s1/tickets", headers=shown, json={})).json()["word"]
+            (await server.http.post("/v1/sessions/s1/tickets", headers=shown, json={})).json()["token"]
             for shown in (viewer, by_cookie, by_cookie)
         ]
         async with (
@@ -424,8 +424,8 @@ async def test_rule_3_neither_a_logout_nor_a_lock_out_leaves_a_way_back_in() -> 
         cookie = (await client.post("/v1/login", headers=ADA, json={})).headers["set-cookie"]
         client.cookies.clear()
         browser = {"cookie": cookie.partition(";")[0], "x-midstream": "page"}
-        ticket = (await client.post("/v1/sessions/s1/tickets", headers=browser, json={})).json()["word"]
-        link = (await client.post("/v1/login-links", headers=ADA)).json()["word"]
+        ticket = (await client.post("/v1/sessions/s1/tickets", headers=browser, json={})).json()["token"]
+        link = (await client.post("/v1/login-links", headers=ADA)).json()["token"]
         assert (await client.post("/v1/logout", headers=browser)).status_code == 204
         client.cookies.clear()
         assert await _opens(client, f"{EVENTS}?ticket={ticket}", origin="") == (401, "unauthorized")
@@ -436,7 +436,7 @@ async def test_rule_3_neither_a_logout_nor_a_lock_out_leaves_a_way_back_in() -> 
 async def _viewer_of_s1(client: httpx2.AsyncClient) -> dict[str, str]:
     issued = await client.post("/v1/sessions/s1/viewers", headers=ADA, json={})
     assert issued.status_code == 201
-    return {"authorization": f"Bearer {issued.json()['word']}"}
+    return {"authorization": f"Bearer {issued.json()['token']}"}
 
 
 # --- 5. foreign pages -----------------------------------------------------------------------------

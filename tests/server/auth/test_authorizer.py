@@ -71,9 +71,9 @@ async def test_each_principal_has_its_access_level_for_each_session(
 async def test_a_refusal_is_explained_only_to_callers_that_may_read() -> None:
     authorizer = await _authorizer()
     with pytest.raises(AccessError):
-        await authorizer.require(BOB, "acme:s1", Action.SPEAK)
+        await authorizer.require(BOB, "acme:s1", Action.SEND)
     with pytest.raises(SessionNotFoundError):
-        await authorizer.require(CAROL, "acme:s1", Action.SPEAK)
+        await authorizer.require(CAROL, "acme:s1", Action.SEND)
     assert await authorizer.require(ADA, "acme:s1", Action.OWN) is AccessLevel.FULL
 
 
@@ -85,14 +85,14 @@ async def test_an_application_decides_itself_but_not_across_tenants() -> None:
         return principal.id == "carol" and action is not Action.OWN
 
     authorizer = await _authorizer(authorize)
-    assert await authorizer.level_of(CAROL, "acme:s1", Action.SPEAK) is AccessLevel.FULL
+    assert await authorizer.level_of(CAROL, "acme:s1", Action.SEND) is AccessLevel.FULL
     owner = asked[-1][-1]
     assert owner == Owner("acme", "ada", ("bob",), claim=owner.claim if owner else "")
-    assert asked[-1] == ("acme:carol", Action.SPEAK, "acme:s1", owner)
+    assert asked[-1] == ("acme:carol", Action.SEND, "acme:s1", owner)
     assert await authorizer.level_of(CAROL, "acme:s1", Action.OWN) is AccessLevel.READ
     assert await authorizer.level_of(ADA, "acme:s1", Action.READ) is AccessLevel.NONE
-    assert await authorizer.level_of(CAROL, "acme:new", Action.SPEAK) is AccessLevel.BEGIN
-    assert await authorizer.level_of(ADA, "acme:new", Action.SPEAK) is AccessLevel.NONE
+    assert await authorizer.level_of(CAROL, "acme:new", Action.SEND) is AccessLevel.BEGIN
+    assert await authorizer.level_of(ADA, "acme:new", Action.SEND) is AccessLevel.NONE
     asked.clear()
     assert (
         await authorizer.level_of(Principal("carol", tenant="other"), "acme:s1", Action.READ)

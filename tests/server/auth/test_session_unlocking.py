@@ -285,7 +285,7 @@ async def test_a_viewer_follows_until_its_token_is_revoked(tmp_path: Path) -> No
         await follow_to_end(server.http)
         wish = {"for_s": 600}
         issued = await server.http.post("/v1/sessions/s1/viewers", json=wish, headers=SHOWN)
-        word = issued.json()["word"]
+        word = issued.json()["token"]
         async with Socket(server.socket()) as socket:
             await socket.send({"type": "open", "secret": word, "event_id": "0-0"})
             assert (await socket.receive())["type"] == "welcome"
@@ -301,7 +301,7 @@ async def test_a_viewer_cannot_send(tmp_path: Path) -> None:
     async with asgi_client(escrowed_app(tmp_path, [text("one")])) as http:
         await send_message(http)
         await follow_to_end(http)
-        word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["word"]
+        word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["token"]
         for headers in ({"x-idempotent-encryption-key": word}, {"authorization": f"Bearer {word}"}):
             for what in ("", "/records"):
                 assert (await http.get(f"/v1/sessions/s1{what}", headers=headers)).status_code == 200
@@ -336,7 +336,7 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
     async with asgi_client(first) as http:
         await send_message(http)
         await asyncio.wait_for(began.wait(), 60)
-        word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["word"]
+        word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["token"]
     # It was stopped: its tool was cut. The next one has no keys.
     second = escrowed_app(tmp_path, [text("the end")], memory=memory, tools=[wait])
     async with asgi_client(second) as http:

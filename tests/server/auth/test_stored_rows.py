@@ -53,7 +53,7 @@ async def _serve(store: Store, **more: object) -> AsyncIterator[tuple[App, httpx
 
 async def _cookie_of(client: httpx2.AsyncClient, who: dict[str, str]) -> str:
     """Log in; return the cookie's value, and leave the client without it."""
-    link = (await client.post("/v1/login-links", headers=who)).json()["word"]
+    link = (await client.post("/v1/login-links", headers=who)).json()["token"]
     cookie = (await client.post("/v1/login", json={"login": link})).headers["set-cookie"]
     client.cookies.clear()
     return cookie.partition(";")[0]
@@ -88,7 +88,7 @@ async def test_a_damaged_revocation_still_holds_and_can_be_written_again(
         revoked = await client.delete("/v1/access?principal=ada", headers=OPERATOR)
         assert revoked.status_code == 200
         _damage(tmp_path, REVOKED_NAMESPACE)
-        link = (await client.post("/v1/login-links", headers=ADA)).json()["word"]
+        link = (await client.post("/v1/login-links", headers=ADA)).json()["token"]
         assert status_and_code(await client.post("/v1/login", json={"login": link})) == (401, "unauthorized")
         assert await _me(client, before) == 401
         for name in ("ada", "*"):

@@ -95,7 +95,7 @@ async def test_viewer_tokens_are_revoked_by_session() -> None:
     # Of that viewer.
     cookie = await access_tokens.issue(TokenKind.COOKIE, replace(ADA, session="s1"), for_s=10)
     own = await access_tokens.issue(TokenKind.TICKET, ADA, for_s=10, session="s1")
-    assert await access_tokens.withdraw_viewers("s1") == 2
+    assert await access_tokens.revoke_viewer_tokens("s1") == 2
     with pytest.raises(UnauthorizedError):
         await access_tokens.show(TokenKind.COOKIE, cookie)
     await access_tokens.show(TokenKind.TICKET, own)

@@ -39,7 +39,7 @@ async def test_one_token_gives_access_and_the_key(tmp_path: Path) -> None:
     async with _escrowed(tmp_path) as http:
         issued = await http.post("/v1/sessions/s1/viewers", json={"for_s": 60}, headers=SHOWN)
         assert (issued.status_code, issued.json()["for_s"]) == (201, 60)
-        viewer = {"authorization": f"Bearer {issued.json()['word']}"}
+        viewer = {"authorization": f"Bearer {issued.json()['token']}"}
         assert (await http.get("/v1/sessions/s1", headers=viewer)).status_code == 200
         assert (await http.post("/v1/sessions/s1/cancel", headers=viewer)).status_code == 403
         assert (await http.post("/v1/sessions/s1/viewers", headers=viewer)).status_code == 403

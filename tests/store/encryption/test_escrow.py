@@ -610,7 +610,7 @@ async def test_a_revoked_viewer_cannot_be_restored(folder: Path) -> None:
     await _begin(store)
     word = await store.escrow.share("s", for_s=60.0)
     shared, viewers = memory.values["escrow"]["s"], _row(memory, "s")["viewers"]
-    await store.escrow.withdraw_viewers("s")
+    await store.escrow.revoke_viewer_tokens("s")
     withdrawn = memory.values["escrow"]["s"]
     memory.values["escrow"]["s"] = replace(withdrawn, body=shared.body)
     with pytest.raises(StoreDamagedError, match="put back"):
@@ -632,13 +632,13 @@ async def test_revoked_tokens_open_nothing(folder: Path) -> None:
     words = [await store.escrow.share("s", for_s=60.0) for _ in range(2)]
     opened = await store.escrow.open("s", words[0])
     assert opened is not None
-    await store.escrow.withdraw_viewers("s")
+    await store.escrow.revoke_viewer_tokens("s")
     assert not await store.escrow.is_good(opened)
     for word in words:
         with pytest.raises(WrongSecretError):
             await store.escrow.open("s", word)
-    await store.escrow.withdraw_viewers("s")  # Again, and for a session without any: harmless.
-    await store.escrow.withdraw_viewers("none")
+    await store.escrow.revoke_viewer_tokens("s")  # Again, and for a session without any: harmless.
+    await store.escrow.revoke_viewer_tokens("none")
 
 
 async def test_viewers_are_limited_and_expired_ones_are_replaced(

@@ -19,7 +19,7 @@ def takes_name(name: object, names: re.Pattern[str]) -> bool:
 
 def names_of(form: Format, profile: Profile) -> re.Pattern[str]:
     """Return the tool names of a profile in this format: longer or dotted ones only for providers with this format."""
-    return form.spec.names if profile.speaks == form.name else PLAIN_NAMES
+    return form.spec.names if profile.format == form.name else PLAIN_NAMES
 
 
 def nearest_name(name: str) -> str:

@@ -9,7 +9,7 @@ from midstream.history.repair.placeholders import FIRST, GO_ON, NO_RESPONSE
 from midstream.history.repair.repair_task import Task, is_silent, stands_in
 from midstream.history.repair.system_prompts import settle_systems
 
-_SPEAKERS = (Role.USER, Role.ASSISTANT)
+_ALTERNATING = (Role.USER, Role.ASSISTANT)
 _ITEMS = (PartKind.THINKING, PartKind.OPAQUE)
 """Independent items of a flat list: reasoning, and results of hosted tools."""
 
@@ -95,7 +95,7 @@ def _join_neighbours(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 def _is_refused_run(run: list[MessageTurn], task: Task) -> bool:
     """Whether these must not follow one another; a response with calls is always the last of its run."""
-    if len(run) == 1 or run[0].role not in _SPEAKERS or task.is_flat:
+    if len(run) == 1 or run[0].role not in _ALTERNATING or task.is_flat:
         return False
     return task.profile.alternates != "no" or run[-1].has_calls
 
@@ -172,7 +172,7 @@ def _alternate(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     out: list[MessageTurn] = []
     expected = Role.USER
     for turn in turns:
-        if turn.role not in _SPEAKERS or _is_uncounted(turn, task):
+        if turn.role not in _ALTERNATING or _is_uncounted(turn, task):
             out.append(turn)
             continue
         if turn.role is not expected:

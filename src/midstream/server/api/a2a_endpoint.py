@@ -195,7 +195,7 @@ class A2aTasks:
             caller = call.caller
             whose = caller.counted_name if isinstance(caller, KnownCaller) else ""
             context = a2a.STREAM_PREFIX + a2a.digest_of(whose, sent.digest)
-        async with opened_session(self.host, call.request, context, Action.SPEAK, begins=not sent.task) as (
+        async with opened_session(self.host, call.request, context, Action.SEND, begins=not sent.task) as (
             runner,
             secret,
         ):
@@ -273,7 +273,7 @@ class A2aTasks:
 
     async def _cancel(self, call: _Call, params: Json) -> None:
         query = a2a.read_params(params, TaskQuery)
-        async with self._task(call, query.id, Action.SPEAK) as place:
+        async with self._task(call, query.id, Action.SEND) as place:
             runner, turn = place.runner, place.events.turn
             if not runner.state.is_live or runner.state.turns != turn:
                 raise A2aError(a2a.NOT_CANCELABLE, "the task has ended already")

@@ -88,7 +88,7 @@ class AgUiEndpoint:
         """Begin a run, or read an existing run of this id."""
         run_input = read_input(await body_of(request, MESSAGES_BYTES_MAX))
         after = _after_of(request)
-        async with opened_session(self._host, request, run_input.thread, Action.SPEAK, begins=True) as (
+        async with opened_session(self._host, request, run_input.thread, Action.SEND, begins=True) as (
             runner,
             secret,
         ):

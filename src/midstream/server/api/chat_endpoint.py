@@ -89,7 +89,7 @@ class ChatEndpoint:
         chat_request = read_chat_request(await body_of(request, MESSAGES_BYTES_MAX))
         caller = caller_of(request.scope)
         chat = chat_request.chat or self._host.world.new_id("chat")
-        async with opened_session(self._host, request, chat, Action.SPEAK, begins=True) as (runner, secret):
+        async with opened_session(self._host, request, chat, Action.SEND, begins=True) as (runner, secret):
             if chat_request.is_answer:
                 run = await self._answer(runner, chat_request, caller, chat)
             else:

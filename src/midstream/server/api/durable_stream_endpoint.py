@@ -111,7 +111,7 @@ class PlainStreamWriter:
     async def append_to_plain_stream(self, request: Request) -> Response:
         """Append to a stream, or close it; one request is one append (Durable Streams)."""
         journal, caller = _name_in(self._host, request)
-        await caller.require_existing(Action.SPEAK)
+        await caller.require_existing(Action.SEND)
         headers = request.headers
         append_request = AppendRequest(
             headers.get("content-type", ""),

@@ -225,7 +225,7 @@ class LangGraphThreads:
 
     async def change_thread(self, request: Request, body: ThreadPatch) -> ThreadView:
         """Add metadata to a thread."""
-        async with self._threads.opened(request, Action.SPEAK) as opened:
+        async with self._threads.opened(request, Action.SEND) as opened:
             note = await self._threads.notes.change(opened.session, body.metadata)
             return await self._show(replace(opened, note=note))
 

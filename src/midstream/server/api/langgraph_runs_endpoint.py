@@ -151,7 +151,7 @@ class RunStarter:
         require_assistant(self._host, body.assistant_id)
         given = self._input_of(thread, body)
         begins = body.if_not_exists == "create" or await self._threads.exists(caller.stored_name(thread))
-        async with opened_session(self._host, request, thread, Action.SPEAK, begins=begins) as (
+        async with opened_session(self._host, request, thread, Action.SEND, begins=begins) as (
             runner,
             secret,
         ):
@@ -301,7 +301,7 @@ class LangGraphRuns:
             run, _ = await self._find(opened, request)
             is_whole = await self._send(request, send, run, _headers_of(run, modes), modes, after)
         if not is_whole and query.cancel_on_disconnect.lower() in ("1", "true"):
-            async with self._threads.opened(request, Action.SPEAK):
+            async with self._threads.opened(request, Action.SEND):
                 await self._cancel(run)
 
     async def join_run(self, request: Request, send: Send) -> None:
@@ -337,7 +337,7 @@ class LangGraphRuns:
 
     async def cancel_graph_run(self, request: Request, query: CancelQuery) -> Json:
         """Cancel a run; `wait=1` waits for its end."""
-        async with self._threads.opened(request, Action.SPEAK) as opened:
+        async with self._threads.opened(request, Action.SEND) as opened:
             begun, run = await self._find(opened, request)
             runner = begun.runner
             is_newest = run is None or run.turn == runner.state.turns

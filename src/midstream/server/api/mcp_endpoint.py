@@ -308,7 +308,7 @@ class McpEndpoint:
             name = stream_name(mcp.digest_of("rpc", client.session, rpc_id))
             session, name = await self._sessions.find_call(client, rpc_id) or (name, name)
             with suppress(SessionNotFoundError, UsageError):
-                async with opened_session(self._host, request, session, Action.SPEAK) as (runner, _):
+                async with opened_session(self._host, request, session, Action.SEND) as (runner, _):
                     known = runner.state.streams.get(name)
                     if known is not None and known.turn:
                         await cancel(runner, known.turn)
@@ -396,7 +396,7 @@ class McpEndpoint:
         if client.session and (session or mcp.CALL_ID in message.meta):
             await self._sessions.note_call(client, rpc_id, session or name, name)
         session = session or name
-        async with opened_session(self._host, request, session, Action.SPEAK, begins=True) as (
+        async with opened_session(self._host, request, session, Action.SEND, begins=True) as (
             runner,
             secret,
         ):
@@ -451,7 +451,7 @@ class McpEndpoint:
         place = unpack(params.get("taskId"), CallPlace)
         if place is None:
             raise McpError(mcp.BAD_PARAMS, "there is no such task")
-        action = Action.SPEAK if method == "tasks/cancel" else Action.READ
+        action = Action.SEND if method == "tasks/cancel" else Action.READ
         async with self._at(request, place, action) as runner:
             state = await calls.now(runner, place)
             if method == "tasks/get":

@@ -433,7 +433,7 @@ OPERATIONS = (
     Operation("revoke", "DELETE", "/v1/access/{credential}", AccessRoutes.revoke, errors=(404,)),
     Operation("ticket", "POST", f"{_URL}/tickets", AccessRoutes.ticket, 201),
     Operation("viewer", "POST", f"{_URL}/viewers", ViewerRoutes.issue_view, 201),
-    Operation("withdraw_viewers", "DELETE", f"{_URL}/viewers", ViewerRoutes.withdraw),
+    Operation("revoke_viewer_tokens", "DELETE", f"{_URL}/viewers", ViewerRoutes.withdraw),
     Operation("owner", "GET", f"{_URL}/owner", AccessRoutes.owner),
     Operation("add_reader", "PUT", _READER, AccessRoutes.add_reader, errors=(409,)),
     Operation("remove_reader", "DELETE", _READER, AccessRoutes.remove_reader, errors=(409,)),

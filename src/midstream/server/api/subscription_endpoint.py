@@ -66,7 +66,7 @@ class SubscriptionOwnerEndpoint:
         """Create a subscription, or find an existing one with an equal configuration (Durable Streams)."""
         key, caller = self._key_in(request)
         config = body.normalized()
-        await caller.require(Action.SPEAK)
+        await caller.require(Action.SEND)
         known = await self._subscriptions.find(key)
         if known is None:
             made = await self._made(request, config, caller)
@@ -100,7 +100,7 @@ class SubscriptionOwnerEndpoint:
     async def link_streams(self, request: Request, body: StreamsBody) -> Response:
         """Add streams to a subscription, each at its end (Durable Streams)."""
         key, caller = self._key_in(request)
-        await caller.require_existing(Action.SPEAK)
+        await caller.require_existing(Action.SEND)
         tails = await self._tails_of(body.streams, caller)
 
         def change(found: StreamSubscription, _: Mapping[str, Tail]) -> StreamSubscription:
@@ -114,7 +114,7 @@ class SubscriptionOwnerEndpoint:
     async def unlink_stream(self, request: Request) -> Response:
         """Remove an added stream from a subscription; streams of its pattern stay (Durable Streams)."""
         key, caller = self._key_in(request)
-        await caller.require_existing(Action.SPEAK)
+        await caller.require_existing(Action.SEND)
         path = request.path_params["stream"].strip("/")
         require_stream_name(path)
         await self._subscriptions.update(key, lambda found, _: found.without_link(path))
@@ -123,7 +123,7 @@ class SubscriptionOwnerEndpoint:
     async def claim_wake(self, request: Request, body: ClaimBody) -> Response:
         """Claim the pending work of a subscription for a worker, until the lease expires (Durable Streams)."""
         key, caller = self._key_in(request)
-        await caller.require_existing(Action.SPEAK)
+        await caller.require_existing(Action.SEND)
         known = await self._found(key)
         if known.is_webhook:
             return problem(409, "INVALID_REQUEST", "a subscription of type `webhook` cannot be claimed")
@@ -189,7 +189,7 @@ class SubscriptionOwnerEndpoint:
     async def _wake_stream_problem(self, name: str, caller: Caller) -> Response | None:
         journal = journal_of(name, caller)
         caller.set_session(journal)
-        await caller.require_existing(Action.SPEAK)
+        await caller.require_existing(Action.SEND)
         known = await self._streams.find(journal)
         if known is None or not known.state.settings.is_json:
             return problem(409, "INVALID_WAKE_STREAM", "create the wake stream first, with content type JSON")

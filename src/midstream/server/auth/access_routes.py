@@ -44,7 +44,7 @@ CREDENTIALS_MAX = 1000
 class TicketRequest(Struct, forbid_unknown_fields=True):
     """Request for a ticket."""
 
-    action: Literal["read", "speak"] = "read"
+    action: Literal["read", "send"] = "read"
 
 
 class LoginRequest(Struct, forbid_unknown_fields=True):
@@ -75,7 +75,7 @@ class CallerDescription(Struct, frozen=True):
 class Issued(Struct, frozen=True):
     """An issued credential, and the seconds for which it is valid."""
 
-    word: str
+    token: str
     for_s: float
 
 

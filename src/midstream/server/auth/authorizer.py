@@ -43,7 +43,7 @@ class AccessLevel(IntEnum):
 _NEEDED = {
     Action.READ: AccessLevel.READ,
     Action.APPROVE: AccessLevel.APPROVE,
-    Action.SPEAK: AccessLevel.FULL,
+    Action.SEND: AccessLevel.FULL,
     Action.OWN: AccessLevel.FULL,
 }
 

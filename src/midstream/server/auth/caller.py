@@ -368,8 +368,8 @@ class KnownCaller(Caller):
 
     @override
     async def begin(self) -> None:
-        level = await self._authorizer.require(self.principal, self.session, Action.SPEAK)
-        self._actions.add(Action.SPEAK)
+        level = await self._authorizer.require(self.principal, self.session, Action.SEND)
+        self._actions.add(Action.SEND)
         if level is not AccessLevel.BEGIN:
             return
         self._counters.sessions.count(self.counted_name)

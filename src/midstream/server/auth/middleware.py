@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 def action_of(method: str, what: str) -> Action:
     """Return the action of a request on a session; `what` is the path after the session's name."""
     if what in _SPEAK_PATHS:
-        return Action.SPEAK
+        return Action.SEND
     if what == _ANSWER_PATH:
         return Action.APPROVE
     if _READ_PATHS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):

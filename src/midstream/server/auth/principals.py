@@ -20,7 +20,7 @@ class Action(StrEnum):
 
     READ = "read"
     """Read and follow the session."""
-    SPEAK = "speak"
+    SEND = "send"
     """Send messages, stop, withdraw, resume; begin the session."""
     APPROVE = "approve"
     """Answer questions: approvals, calls in doubt, questions of the agent."""

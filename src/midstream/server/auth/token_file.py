@@ -9,7 +9,7 @@ warning. `*` instead of a tenant means an operator. These settings may follow:
 | setting | meaning |
 | --- | --- |
 | `expires=2027-01-31` | end of the token: a day (its beginning) or a time, in UTC |
-| `scope=read,approve` | the permitted actions: `read`, `speak`, `approve`, `own` |
+| `scope=read,approve` | the permitted actions: `read`, `send`, `approve`, `own` |
 | `sessions=NAME` or `sessions=PREFIX*` | the permitted sessions |
 | `role=approver` | its principal reads all sessions of the tenant and answers their questions; `role=operator` is as
 `*` |

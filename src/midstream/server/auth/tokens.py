@@ -205,7 +205,7 @@ class AccessTokens:
         """Revoke a credential with all derived ones. An unknown one changes nothing."""
         await self.revoke([key_of(word)])
 
-    async def withdraw_viewers(self, session: str) -> int:
+    async def revoke_viewer_tokens(self, session: str) -> int:
         """Revoke all viewers' passes of a session with all derived credentials; return the number."""
         rows = await self.read_all()
         return await self.revoke([key for key, token in rows if token.principal.session == session])

@@ -60,10 +60,10 @@ class ViewerRoutes:
         session = root_of(request.path_params["session_id"])
         if self._auth.access is not None:
             await owner_of(self._auth, session)
-            await self._auth.access_tokens.withdraw_viewers(session)
+            await self._auth.access_tokens.revoke_viewer_tokens(session)
         if _is_encrypted(request):
             assert self._host.locks is not None, "the request holds the session open"
-            await self._host.locks.withdraw_viewers(session)
+            await self._host.locks.revoke_viewer_tokens(session)
         if self._auth.access is not None:
             await self._auth.announce()
         self._auth.recheck()

@@ -107,7 +107,7 @@ class Connections:
         self.settings = settings or StreamSettings()
         self._limit = limit
         self._open: set[OpenStream] = set()
-        self._speakers: dict[tuple[str, str], list[Connection]] = {}
+        self._senders: dict[tuple[str, str], list[Connection]] = {}
         """The current connection of each stream, or its open requests, which have one name."""
         self._names: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         self._settings_by_name: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
@@ -143,11 +143,11 @@ class Connections:
     def leave(self, connection: OpenStream) -> None:
         """Remove a connection."""
         self._open.discard(connection)
-        speakers = self._speakers.get(connection.place, [])
-        if any(each is connection for each in speakers):
-            speakers[:] = [each for each in speakers if each is not connection]
-            if not speakers:
-                del self._speakers[connection.place]
+        senders = self._senders.get(connection.place, [])
+        if any(each is connection for each in senders):
+            senders[:] = [each for each in senders if each is not connection]
+            if not senders:
+                del self._senders[connection.place]
 
     def fence(self, connection: Connection) -> None:
         """Make an admitted connection the current one of its stream; end older ones (STREAM-8, STREAM-50).
@@ -158,9 +158,9 @@ class Connections:
             StreamFencedError: The request belongs to a connection that was fenced between two requests.
         """
         place = connection.place
-        speakers = [each for each in self._speakers.get(place, []) if each is not connection]
+        senders = [each for each in self._senders.get(place, []) if each is not connection]
         _, newest = self._names.get(place, ("", 0))
-        if any(map(connection.is_before, speakers)) or 0 < connection.number < newest:
+        if any(map(connection.is_before, senders)) or 0 < connection.number < newest:
             connection.end(fencing_error())
             return
         if connection.is_continued:
@@ -170,9 +170,9 @@ class Connections:
             self._names.move_to_end(place)
             if len(self._names) > NAMES_MAX:
                 self._names.popitem(last=False)
-        same = [each for each in speakers if connection.name and each.name == connection.name]
-        self._speakers[place] = [*same, connection]
-        for older in speakers:
+        same = [each for each in senders if connection.name and each.name == connection.name]
+        self._senders[place] = [*same, connection]
+        for older in senders:
             if older not in same:
                 older.end(fencing_error())
 
@@ -225,9 +225,9 @@ class Connections:
 
     def hang_up(self, place: tuple[str, str], name: str, secret: str) -> None:
         """End a connection of this process that its client closed by a separate request."""
-        for speaker in self._speakers.get(place, []):
-            if speaker.name == name and speaker.is_opened_with(secret):
-                speaker.hang_up()
+        for sender in self._senders.get(place, []):
+            if sender.name == name and sender.is_opened_with(secret):
+                sender.hang_up()
 
     def stream(
         self,
@@ -287,7 +287,7 @@ class Connection:
     Args:
         name: The client's name of a connection with several requests; "" for a single request.
         is_continued: Whether this is a later request of the named connection.
-        request: The HTTP request; its headers may contain a viewer's word.
+        request: The HTTP request; its headers may contain a viewer token.
     """
 
     def __init__(
@@ -646,7 +646,7 @@ class Connection:
         if is_new:
             await self._caller.begin()
         elif request.open.stream:
-            await self._caller.require(Action.SPEAK)
+            await self._caller.require(Action.SEND)
         digest = await self._unlock(request.open, is_new=is_new)
         runner = await self._host.session(self._session_id, create=is_new)
         if request.event_id is not None and request.event_id.position > runner.newest.position:
@@ -696,7 +696,7 @@ class Connection:
     async def _unlock(self, opening: Open, *, is_new: bool) -> str | None:
         """Decrypt the session with the client's secret; return the digest that replaces the secret in its streams."""
         shown = secrets_in(self._request, opening)
-        action = Action.SPEAK if opening.stream else Action.READ
+        action = Action.SEND if opening.stream else Action.READ
         with contextlib.ExitStack() as stack:
             opened = await unlock(self._host, self._session_id, shown, action, begins=is_new)
             held = stack.enter_context(opened)

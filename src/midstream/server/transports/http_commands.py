@@ -85,10 +85,10 @@ class CommandsEndpoint:
         if is_first:
             await caller.begin()
         else:
-            await caller.require_existing(Action.SPEAK)
+            await caller.require_existing(Action.SEND)
         received = await attribute(caller, received)
         shown = PresentedSecrets(by.secret, by.old_secret)
-        with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
+        with await unlock(self._host, session_id, shown, Action.SEND, begins=is_first) as held:
             if by.connection:
                 self._connections.check((session_id, by.stream), by.connection, by.number)
             most = self._connections.settings_of(session_id, by.connection).in_flight_max
@@ -137,7 +137,7 @@ class CommandsEndpoint:
 
     async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:
         if by.stream:  # a stream may be open in a session that has no message yet
-            await caller_of(request.scope).require(Action.SPEAK)
+            await caller_of(request.scope).require(Action.SEND)
         with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             runner = await self._host.session(session_id, create=bool(by.stream))
             waits_on = self._host.waits_for(runner)
@@ -145,7 +145,7 @@ class CommandsEndpoint:
 
     async def _hang_up(self, session_id: str, by: FrameSender, request: Request) -> None:
         if by.stream:
-            await caller_of(request.scope).require(Action.SPEAK)
+            await caller_of(request.scope).require(Action.SEND)
         with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
 

@@ -63,7 +63,7 @@ class FrameSender(Struct, frozen=True, rename=_NAMES):
     cancel_after_s: Annotated[int, Meta(ge=0, le=int(CANCEL_AFTER_S_MAX))] | UnsetType = UNSET
 
     def __repr__(self) -> str:
-        return f"Speaker(stream={self.stream!r}, connection={self.connection!r})"
+        return f"FrameSender(stream={self.stream!r}, connection={self.connection!r})"
 
 
 _SenderT = TypeVar("_SenderT", bound=FrameSender)

@@ -198,7 +198,7 @@ class ClientKeys(SessionKeys, Escrow):
         raise _moving(session)
 
     @override
-    async def withdraw_viewers(self, session: str) -> None:
+    async def revoke_viewer_tokens(self, session: str) -> None:
         place = root_of(session)
         for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._read_row(place)

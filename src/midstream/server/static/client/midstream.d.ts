@@ -463,10 +463,10 @@ export class Client {
   /** Withdraw a queued message, or all of them. */
   withdraw(session: string, number?: number): Promise<void>;
   /**
-   * Follow a session: read the events after `after`, or from now on. `word` is a viewer's word from `letLook` of another
+   * Follow a session: read the events after `after`, or from now on. `viewerToken` is a token from `createViewerToken` of another
    * client, under whose secret the session is encrypted.
    */
-  follow(session: string, after?: string | null, options?: { word?: string }): LiveStream;
+  follow(session: string, after?: string | null, options?: { viewerToken?: string }): LiveStream;
   /** Cancel `turn`, or the turn that runs, of any client. */
   cancel(session: string, turn?: number): Promise<void>;
   /**
@@ -512,10 +512,10 @@ export class Client {
    * deleted sessions too: an older copy of the server's store may still have the encrypted session.
    */
   discardSecret(session: string): Promise<void>;
-  /** Return a viewer's word: for `forS` (3600) seconds every holder can read the session (`follow`), and do nothing else. */
-  letLook(session: string, options?: { forS?: number }): Promise<string>;
-  /** Invalidate all viewer's words for a session. */
-  withdrawViewers(session: string): Promise<void>;
+  /** Return a viewer token: for `forS` (3600) seconds every holder can read the session (`follow`), and do nothing else. */
+  createViewerToken(session: string, options?: { forS?: number }): Promise<string>;
+  /** Invalidate all viewer tokens for a session. */
+  revokeViewerTokens(session: string): Promise<void>;
   /** Close every connection, like a lost network. None is made again for `forMs`. */
   cut(forMs?: number): void;
   /** Make every waiting connection at once, and test the open ones. */
@@ -576,7 +576,7 @@ export interface WebSocketLike {
  */
 export function createTicketSocketFactory(
   headers: () => Record<string, string> | Promise<Record<string, string>>,
-  options?: { action?: "speak" | "read" },
+  options?: { action?: "send" | "read" },
 ): (address: string) => WebSocketLike;
 
 export function connect(options?: ConnectOptions): Promise<Client>;

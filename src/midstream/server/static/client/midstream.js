@@ -47,7 +47,7 @@ export { createTicketSocketFactory } from "./ticket.js";
 /** A page that is being left releases its locks shortly after the next page begins. Another tab does not. */
 const LOCK_WITHIN_MS = 500;
 const CANCEL_AFTER_S_MAX = 3600;
-/** Default lifetime of a viewer's word. */
+/** Default lifetime of a viewer token. */
 const VIEWER_FOR_S = 3600;
 
 /** Storage for streams that must not be stored. */
@@ -174,15 +174,15 @@ export class Client {
   }
 
   /**
-   * Follow a session without sending commands: read the events after `after`, or from now on. A viewer's `word`, from
-   * another client's `letLook`, is sent in the place of the session's secret.
+   * Follow a session without sending commands: read the events after `after`, or from now on. A `viewerToken`, from
+   * another client's `createViewerToken`, is sent in the place of the session's secret.
    */
-  follow(session, after = null, { word = "" } = {}) {
+  follow(session, after = null, { viewerToken = "" } = {}) {
     const stream = this.#stream({ session, cursor: after });
-    if (!word) return this.#run(stream, this.#secrets.accessForReader(session));
-    // The word may expire before the access of other tabs does. So this reader shares no connection with them.
+    if (!viewerToken) return this.#run(stream, this.#secrets.accessForReader(session));
+    // The token may expire before the access of other tabs does. So this reader shares no connection with them.
     const environment = { ...this.#environment, dial: this.#environment.dialUnshared };
-    return this.#run(stream, accessForViewer(word), { environment });
+    return this.#run(stream, accessForViewer(viewerToken), { environment });
   }
 
   /**
@@ -271,16 +271,16 @@ export class Client {
     await this.#secrets.discard(session);
   }
 
-  /** Return a viewer's word. For `forS` seconds every holder of it can read the session with `follow`, and do nothing else. */
-  async letLook(session, { forS = VIEWER_FOR_S } = {}) {
+  /** Return a viewer token. For `forS` seconds every holder of it can read the session with `follow`, and do nothing else. */
+  async createViewerToken(session, { forS = VIEWER_FOR_S } = {}) {
     const body = JSON.stringify({ for_s: forS });
     const request = { method: "POST", headers: { "content-type": "application/json" }, body };
-    const { word } = await (await this.#requestOk(session, "/viewers", request)).json();
-    return word;
+    const { token } = await (await this.#requestOk(session, "/viewers", request)).json();
+    return token;
   }
 
-  /** Invalidate all viewer words of a session. */
-  async withdrawViewers(session) {
+  /** Invalidate all viewer tokens of a session. */
+  async revokeViewerTokens(session) {
     await this.#requestOk(session, "/viewers", { method: "DELETE" });
   }
 

@@ -93,10 +93,10 @@ export class SessionSecrets {
   }
 }
 
-/** Return the access to a session with a viewer's word. */
-export function accessForViewer(word) {
-  const readWord = async () => ({ secret: word });
-  return { readFirst: readWord, read: readWord, noteEncryption: () => {} };
+/** Return the access to a session with a viewer token. */
+export function accessForViewer(token) {
+  const readToken = async () => ({ secret: token });
+  return { readFirst: readToken, read: readToken, noteEncryption: () => {} };
 }
 
 /** Return the headers with the secrets of a session. */

@@ -12,7 +12,7 @@ const CONNECTING = 0;
 const CLOSED = 3;
 
 /** Return a `makeSocket` for `connect`. `headers` returns, or promises, the headers that authenticate the request. */
-export function createTicketSocketFactory(headers, { action = "speak" } = {}) {
+export function createTicketSocketFactory(headers, { action = "send" } = {}) {
   return (address) => new TicketedSocket(address, headers, action);
 }
 
@@ -51,9 +51,9 @@ class TicketedSocket {
       body: JSON.stringify({ action }),
     });
     if (!answer.ok) throw await refusalOf(answer);
-    const { word } = await answer.json();
+    const { token } = await answer.json();
     if (this.#isClosed) return;
-    this.#socket = new WebSocket(`${address}?ticket=${encodeURIComponent(word)}`);
+    this.#socket = new WebSocket(`${address}?ticket=${encodeURIComponent(token)}`);
     this.#socket.onopen = (event) => this.onopen?.(event);
     this.#socket.onmessage = (event) => this.onmessage?.(event);
     this.#socket.onclose = () => this.#end();
