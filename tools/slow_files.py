@@ -1,7 +1,7 @@
 """Write the list of test files that `make check` leaves to `make test`: `python tools/slow_files.py REPORT`.
 
 `make test ARGS=--junit-xml=REPORT` makes the report, of all tests. A file is slow if its tests are, on average, or
-if it imports for long, because it is the first that needs a large package. Write the list anew where `make check`
+if it imports for long, because it is the first that needs a large package. Write the list again if `make check`
 takes longer than a minute.
 """
 
