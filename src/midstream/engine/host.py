@@ -107,7 +107,7 @@ class Host:
         self._failed = FailedSessions(self.session, self.world)
         self._caretaker = Caretaker(self, store, self.world, retention)
         self._trials = Trials(self.world, self._node, self._awake, self.wait_for_recovery)
-        self._recovery = StartupRecovery(self, store, self._trials, self.world)
+        self._recovery = StartupRecovery(self, store, self._trials, self.world, self._send_to_sleep)
         self._deletion = SessionDeletion(self, store)
         self._resources = AgentResources(self.agent, self.world)
         self.locks = Locks(self, store.escrow, self.world) if store.escrow else None

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -55,9 +56,6 @@ class RecoveredSessions(Protocol):
     async def session(self, session_id: str) -> Runner:
         """Return a session, awake."""
 
-    async def put_to_sleep(self, session_id: str) -> bool:
-        """Put a session to sleep if it is idle."""
-
 
 class StartupRecovery:
     """Resume the open turns of a store, once.
@@ -65,14 +63,23 @@ class StartupRecovery:
     Args:
         sessions: The host.
         trials: Resumes suspects one at a time.
+        send_to_sleep: Puts sessions to sleep that are idle, as in `Sleeping`.
     """
 
-    def __init__(self, sessions: RecoveredSessions, store: Store, trials: Trials, world: World) -> None:
+    def __init__(
+        self,
+        sessions: RecoveredSessions,
+        store: Store,
+        trials: Trials,
+        world: World,
+        send_to_sleep: Callable[[Iterable[str]], Coroutine[Any, Any, None]],
+    ) -> None:
         self.progress = Recovery()
         self._sessions = sessions
         self._store = store
         self._trials = trials
         self._world = world
+        self._send_to_sleep = send_to_sleep
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -142,8 +149,7 @@ class StartupRecovery:
             return
         if runner.is_following:
             self.progress.elsewhere += 1
-            with contextlib.suppress(MidstreamError):  # it sleeps; the store is too busy for a release
-                await self._sessions.put_to_sleep(session_id)
+            await self._send_to_sleep([session_id])
         elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:
             self.progress.interrupted += 1
         else:
