@@ -82,9 +82,9 @@ export class Stream {
     const headers = { authorization: `Bearer ${this.token}`, "content-type": "application/json" };
     const request = { method: "POST", redirect: "error", headers, body: '{"action":"send"}' };
     const answer = await fetch(`${this.url}/v1/sessions/${this.kept.session}/tickets`, request).catch(() => null);
-    const { word, code, retry, retry_after_s } = (await answer?.json().catch(() => null)) ?? {};
+    const { token, code, retry, retry_after_s } = (await answer?.json().catch(() => null)) ?? {};
     if (this.phase !== "connecting" || this.kept.connection !== connection) return; // the connection has ended since
-    if (word) this.#openSocket(`?ticket=${word}`);
+    if (token) this.#openSocket(`?ticket=${token}`);
     else if (code) this.#refused({ code, retry, retry_after_s });
     else this.#lost();
   }

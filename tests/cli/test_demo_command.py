@@ -84,10 +84,17 @@ def test_a_demo_in_the_background_of_a_shell_also_leaves_none(tmp_path: Path) ->
     _send_signal(terminal, signal.SIGTERM)
 
 
-def _send_signal(terminal: Terminal, number: signal.Signals) -> None:
+@pytest.mark.slow
+def test_a_second_signal_does_not_interrupt_the_stop_of_the_server(tmp_path: Path) -> None:
+    terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
+    _send_signal(terminal, signal.SIGTERM, signal.SIGHUP, signal.SIGTERM)
+
+
+def _send_signal(terminal: Terminal, *numbers: signal.Signals) -> None:
     terminal.until("A conversation.")
     pid = int(terminal.text.partition("server, process ")[2].partition(",")[0])
-    terminal.process.send_signal(number)
+    for number in numbers:
+        terminal.process.send_signal(number)
     assert terminal.read_to_end().code == 130
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -9,7 +9,6 @@ import tempfile
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 import click
@@ -76,14 +75,16 @@ def demo(
         click.echo(NOT_INSTALLED, err=True)
         model = "scripted"
     invocation: Invocation = ctx.obj
-    _end_as_by_ctrl_c()
     with ExitStack() as rooms:
         kept = make_folder(keep.resolve()) if keep else None
         path = kept or Path(rooms.enter_context(tempfile.TemporaryDirectory(prefix="midstream-demo-")))
         folder = Folder(path)
         folder.make()
         show = Show(sys.stderr, invocation.talk) if is_json else Show(sys.stdout, invocation.out)
-        ctx.exit(asyncio.run(show.run(folder, model=model, port=port, is_once=once)))
+        try:
+            ctx.exit(asyncio.run(show.run(folder, model=model, port=port, is_once=once)))
+        except asyncio.CancelledError:  # by a signal of `_cancel_at_signals`
+            raise KeyboardInterrupt from None
 
 
 class Show:
@@ -99,6 +100,7 @@ class Show:
 
     async def run(self, folder: Folder, *, model: str, port: int, is_once: bool) -> int:
         """Run the demo, and return the exit code."""
+        _cancel_at_signals()
         world, ink = World(), self._ink
         server = DemoServer(folder, model, port, world)
         screen = DemoScreen(self._write, ink)
@@ -136,18 +138,21 @@ class Show:
         self._output.flush()
 
 
-def _end_as_by_ctrl_c() -> None:
-    """Handle a closed terminal or a `kill` like Ctrl-C, so that the server, in its own process session, is stopped."""
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _interrupt)
+def _cancel_at_signals() -> None:
+    """Cancel this task when the terminal is closed or by `kill`, so that the server, in its own session, is stopped.
 
+    A handler that raises an exception could interrupt any line of the event loop.
+    """
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    if callable(signal.getsignal(signal.SIGINT)):
-        signal.raise_signal(signal.SIGINT)
-    else:  # shells start background programs with SIGINT ignored
-        raise KeyboardInterrupt
+    def cancel() -> None:
+        if not task.cancelling():  # A second signal does not interrupt the stop of the server.
+            task.cancel()
+
+    if sys.platform != "win32":
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, cancel)
 
 
 def _is_local_model_installed() -> bool:
