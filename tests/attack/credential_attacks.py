@@ -46,8 +46,8 @@ def _exchange(target: Target) -> dict[str, dict[str, str]]:
     return {
         "a cookie": {"cookie": cookie},
         "a cookie of a cookie": {"cookie": second.cookie},
-        "a viewer's pass": {"authorization": f"Bearer {viewers[0]}"},
-        "a viewer's pass of a cookie": {"authorization": f"Bearer {viewers[1]}"},
+        "a viewer token": {"authorization": f"Bearer {viewers[0]}"},
+        "a viewer token of a cookie": {"authorization": f"Bearer {viewers[1]}"},
     }
 
 
@@ -150,7 +150,7 @@ def attack_a_logout_ends_the_credentials_of_the_cookie(ground: Ground) -> None:
         assert target.ask("DELETE", "/v1/access?principal=ada", token=BOB).status == 403
         assert target.ask("DELETE", "/v1/access?principal=*", token=ADA).status == 403
         assert target.ask("POST", "/v1/logout", **minted["a cookie"], **JSON).status == 204
-        expected = {name: 200 if name == "a viewer's pass" else 401 for name in minted}
+        expected = {name: 200 if name == "a viewer token" else 401 for name in minted}
         assert _statuses(target, minted) == expected
 
 
@@ -332,7 +332,7 @@ def _is_below(pid: int, root: int) -> bool:
 @attack()
 @spec("SEC-27")
 def attack_one_person_cannot_give_both_of_two_approvals(ground: Ground) -> None:
-    """Neither twice, nor with a login or a viewer's pass of the same person, nor for a tool of their own client."""
+    """Neither twice, nor with a login or a viewer token of the same person, nor for a tool of their own client."""
     tokens = ground.write_secret("tokens", LINES)
     spec = {"name": "pay", "description": "Pay.", "parameters": {"type": "object"}}
     tool = {"spec": spec, "needs_approval": True, "approvers": 2}

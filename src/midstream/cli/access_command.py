@@ -20,7 +20,7 @@ from midstream.server.auth.token_file import HASHED, ROLES, parse_line
 def access() -> None:
     """List and revoke credentials of a server; write token files.
 
-    Cookies, login links, viewers' passes and tickets are credentials that a server issues. Each ends with the
+    Cookies, login links, viewer tokens and tickets are credentials that a server issues. Each ends with the
     credential from which it was derived.
     """
 

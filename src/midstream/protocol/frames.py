@@ -113,7 +113,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
     Args:
         stream: The stream key; empty for a reader that only follows the session.
         secret: 32 random bytes of the client, base64url; the same at each reconnect. If the session is encrypted under
-            its client's secret, that secret. A reader sends it, too, or a viewer's pass (STREAM-89).
+            its client's secret, that secret. A reader sends it, too, or a viewer token (STREAM-89).
         event_id: The last event of the client; None for a new stream (from its beginning) or to follow from the end.
         next_seqno: Number of commands that the client has numbered; the welcome has the server's number.
         cancel_after_s: Seconds after which the turn is stopped if this connection is lost and no other one of the

@@ -181,7 +181,7 @@ class UpstreamContract:
         async with _closing(peer.upstream()) as upstream:
             assert upstream.name
             assert upstream.abilities == peer.upstream().abilities
-            assert {type(word) for pair in upstream.identity.items() for word in pair} <= {str}
+            assert {type(token) for pair in upstream.identity.items() for token in pair} <= {str}
             assert dict(upstream.identity) == dict(peer.upstream().identity)
 
     async def test_it_forks_if_it_declares_so(self, peer: UpstreamPeer) -> None:

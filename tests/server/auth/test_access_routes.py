@@ -1,4 +1,4 @@
-"""Tickets, passes and links that are issued to authenticated principals."""
+"""Tickets, viewer tokens and links that are issued to authenticated principals."""
 
 from __future__ import annotations
 

@@ -263,9 +263,9 @@ async def _ticket(client: httpx2.AsyncClient, session: str = "s1", action: str =
         f"/v1/sessions/{session}/tickets", json={"action": action}, headers={**ADA, **PAGE}
     )
     assert (asked.status_code, asked.json()["for_s"]) == (201, 30)
-    word: str = asked.json()["token"]
-    assert len(word.removeprefix("ticket-")) == 32  # 128 bits
-    return word
+    token: str = asked.json()["token"]
+    assert len(token.removeprefix("ticket-")) == 32  # 128 bits
+    return token
 
 
 async def _opens(client: httpx2.AsyncClient, path: str, **headers: str) -> tuple[int, str]:

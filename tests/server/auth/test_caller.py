@@ -22,10 +22,10 @@ from midstream.server.auth.caller import (
     known_caller_of,
 )
 from midstream.server.auth.credential_sources import source_of
+from midstream.server.auth.issued_credentials import IssuedCredentials
 from midstream.server.auth.ownership import Ownership
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.auth.revocations import Revocations
-from midstream.server.auth.tokens import AccessTokens
 from midstream.server.limits import Limits
 from midstream.session.turn.commands import Cancel, Resume
 from midstream.store.memory import MemoryStore
@@ -45,7 +45,7 @@ class House:
         access = Access(authenticate=lambda _: self.known, authorize=authorize)
         source = source_of(access.authenticate)
         revocations = Revocations(self.store, self.world)
-        issued = AccessTokens(self.store, self.world, revocations, source.is_current)
+        issued = IssuedCredentials(self.store, self.world, revocations, source.is_current)
         self.authorizer = Authorizer(access, source, self.store, self.ownership, issued)
         self.counters = Counters(limits or Limits(), self.world)
         self.living = LiveCallers()
@@ -72,7 +72,7 @@ async def test_a_list_is_computed_from_the_visible_sessions_of_a_caller_and_not_
     for name, session in (("ada", "s1"), ("bob", "s2")):
         await house.visit(Principal(name), session).begin()
     assert await house.visit(Principal("ada")).visible_sessions() == ["s1"]
-    # With a viewer's pass.
+    # With a viewer token.
     assert await house.visit(Principal("ada", session="s2")).visible_sessions() == ["s2"]
     assert await house.visit(Principal("root", is_operator=True)).visible_sessions() is None
     assert await UnauthenticatedCaller().visible_sessions() is None

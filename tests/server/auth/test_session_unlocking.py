@@ -285,14 +285,14 @@ async def test_a_viewer_follows_until_its_token_is_revoked(tmp_path: Path) -> No
         await follow_to_end(server.http)
         wish = {"for_s": 600}
         issued = await server.http.post("/v1/sessions/s1/viewers", json=wish, headers=SHOWN)
-        word = issued.json()["token"]
+        token = issued.json()["token"]
         async with Socket(server.socket()) as socket:
-            await socket.send({"type": "open", "secret": word, "event_id": "0-0"})
+            await socket.send({"type": "open", "secret": token, "event_id": "0-0"})
             assert (await socket.receive())["type"] == "welcome"
             assert (await server.http.delete("/v1/sessions/s1/viewers", headers=SHOWN)).status_code == 204
             received = await socket.receive_until("error")
             assert received[-1]["code"] == "unauthorized"
-        bearer = {"authorization": f"Bearer {word}"}
+        bearer = {"authorization": f"Bearer {token}"}
         assert (await server.http.get("/v1/sessions/s1", headers=bearer)).status_code == 403
 
 
@@ -301,20 +301,20 @@ async def test_a_viewer_cannot_send(tmp_path: Path) -> None:
     async with asgi_client(escrowed_app(tmp_path, [text("one")])) as http:
         await send_message(http)
         await follow_to_end(http)
-        word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["token"]
-        for headers in ({"x-idempotent-encryption-key": word}, {"authorization": f"Bearer {word}"}):
+        token = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["token"]
+        for headers in ({"x-idempotent-encryption-key": token}, {"authorization": f"Bearer {token}"}):
             for what in ("", "/records"):
                 assert (await http.get(f"/v1/sessions/s1{what}", headers=headers)).status_code == 200
             for what in ("cancel", "resume", "withdraw", "answer", "viewers"):
                 answer = await http.post(f"/v1/sessions/s1/{what}", headers=headers)
                 assert (answer.status_code, answer.json()["code"]) == (403, "access")
             assert (await http.delete("/v1/sessions/s1", headers=headers)).status_code == 403
-            keys = {"x-idempotency-key": "k2", "x-idempotent-encryption-key": word}
+            keys = {"x-idempotency-key": "k2", "x-idempotent-encryption-key": token}
             for number in (0, 1):
                 answer = await http.post("/v1/sessions/s1/commands", json=abort(number), headers=keys)
                 assert answer.status_code in (400, 403)
             opened = await http.post(
-                "/v1/sessions/s1/events", json=opening(stream="k2", secret=word, event_id="1-1")
+                "/v1/sessions/s1/events", json=opening(stream="k2", secret=token, event_id="1-1")
             )
             assert (opened.status_code, opened.json()["code"]) == (403, "access")
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).json()["turns"] == 1
@@ -336,7 +336,7 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
     async with asgi_client(first) as http:
         await send_message(http)
         await asyncio.wait_for(began.wait(), 60)
-        word = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["token"]
+        token = (await http.post("/v1/sessions/s1/viewers", headers=SHOWN)).json()["token"]
     # It was stopped: its tool was cut. The next one has no keys.
     second = escrowed_app(tmp_path, [text("the end")], memory=memory, tools=[wait])
     async with asgi_client(second) as http:
@@ -348,7 +348,7 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
             return [second.host.is_locked(info) async for info in second.host.store.list()] == [True]
 
         await until(is_locked)
-        bearer = {"authorization": f"Bearer {word}"}
+        bearer = {"authorization": f"Bearer {token}"}
         shown = await http.get("/v1/sessions/s1", headers=bearer)
         assert (shown.status_code, shown.json()["status"]) == (200, "running")
         assert second.host.turns_running == 1

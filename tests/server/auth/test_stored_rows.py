@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from midstream.server.app import App
+from midstream.server.auth.issued_credentials import NAMESPACE, key_of
 from midstream.server.auth.ownership import TENANCY_NAMESPACE
 from midstream.server.auth.revocations import REVOKED_NAMESPACE, Revocations
-from midstream.server.auth.tokens import NAMESPACE, key_of
 from midstream.store.contract import PRINCIPAL_OF, Store
 from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.sqlite import SQLiteStore

@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from midstream.server.api.problems import MEDIA_TYPE, Problem
 from midstream.server.auth.authorizer import HOST_COOKIE
+from midstream.server.auth.issued_credentials import ID_LENGTH
 from midstream.server.auth.principals import ID_CHARS_MAX
-from midstream.server.auth.tokens import ID_LENGTH
 from midstream.version import __version__
 
 Json = dict[str, Any]

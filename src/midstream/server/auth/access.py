@@ -44,8 +44,8 @@ class Access(Struct, frozen=True, kw_only=True):
         recheck_s: Seconds between two checks of an open stream.
         login: A one-time login code of an operator, from `World.new_id("login")`, valid for one hour.
         still_valid: Decides at each use whether a principal of your own `authenticate` may still use issued cookies,
-            links, passes and tickets. Without it they end with `expires_at`, a lock-out, a revocation, or their own
-            lifetime.
+            links, viewer tokens and tickets. Without it they end with `expires_at`, a lock-out, a revocation, or their
+            own lifetime.
     """
 
     authenticate: Authenticate

@@ -21,21 +21,21 @@ from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import cookie_name, cookie_of
 from midstream.server.auth.caller import known_caller_of
 from midstream.server.auth.credential_sources import ServerProof
-from midstream.server.auth.middleware import TRAIL, AuthMiddleware
-from midstream.server.auth.origins import page_of
-from midstream.server.auth.ownership import UNREADABLE, Owner
-from midstream.server.auth.principals import EVERYTHING, ID_CHARS_MAX, Action, Principal, Scope
-from midstream.server.auth.revocations import EVERYONE
-from midstream.server.auth.tokens import (
+from midstream.server.auth.issued_credentials import (
     COOKIE_IDLE_S,
     COOKIE_S,
     ID_LENGTH,
     LOGIN_LINK_S,
     TICKET_S,
-    AccessToken,
-    TokenKind,
+    CredentialKind,
+    IssuedCredential,
     key_of,
 )
+from midstream.server.auth.middleware import TRAIL, AuthMiddleware
+from midstream.server.auth.origins import page_of
+from midstream.server.auth.ownership import UNREADABLE, Owner
+from midstream.server.auth.principals import EVERYTHING, ID_CHARS_MAX, Action, Principal, Scope
+from midstream.server.auth.revocations import EVERYONE
 
 CREDENTIALS_MAX = 1000
 """Greatest number of credentials in one answer."""
@@ -87,7 +87,7 @@ class CredentialLine(Struct, frozen=True):
     """
 
     id: str
-    kind: TokenKind
+    kind: CredentialKind
     principal: str
     issued_by: str
     issued_at: float
@@ -154,27 +154,27 @@ class AccessRoutes:
         former = cookie_of(request)
         if former and principal.via == key_of(former):
             # The new cookie replaces the old one, so it has the same parent.
-            principal = await self._auth.access_tokens.above_cookie(principal)
-        word = await self._auth.access_tokens.issue(
-            TokenKind.COOKIE, principal, for_s=COOKIE_S, idle_s=COOKIE_IDLE_S
+            principal = await self._auth.credentials.above_cookie(principal)
+        token = await self._auth.credentials.issue(
+            CredentialKind.COOKIE, principal, for_s=COOKIE_S, idle_s=COOKIE_IDLE_S
         )
         if former:
-            await self._auth.access_tokens.withdraw(former)
+            await self._auth.credentials.withdraw(former)
             await self._auth.announce()
         response = json_response(_describe_caller(principal))
-        response.headers["set-cookie"] = _set_cookie(request, word, for_s=COOKIE_S)
+        response.headers["set-cookie"] = _set_cookie(request, token, for_s=COOKIE_S)
         return response
 
     async def login_link(self, request: Request) -> Issued:
         """Issue a one-time login code for the caller."""
         principal = known_caller_of(request.scope).principal
         _require_whole(principal)
-        word = await self._auth.access_tokens.issue(TokenKind.LOGIN, principal, for_s=LOGIN_LINK_S)
-        return Issued(word, LOGIN_LINK_S)
+        token = await self._auth.credentials.issue(CredentialKind.LOGIN, principal, for_s=LOGIN_LINK_S)
+        return Issued(token, LOGIN_LINK_S)
 
     async def logout(self, request: Request) -> Response:
         """Delete the login cookie of this browser with all derived credentials, and end its connections."""
-        await self._auth.access_tokens.withdraw(cookie_of(request))
+        await self._auth.credentials.withdraw(cookie_of(request))
         await self._auth.announce()
         parting = Response(status_code=204, headers=NO_STORE)
         parting.headers["set-cookie"] = _set_cookie(request, "", for_s=0)
@@ -183,7 +183,7 @@ class AccessRoutes:
     async def credentials(self, request: Request) -> CredentialPage:
         """List the credentials that were issued by the caller; an operator gets those of all principals."""
         found = await self._manageable(request)
-        lines = [_line_of(key, token) for key, token in found[:CREDENTIALS_MAX]]
+        lines = [_line_of(key, credential) for key, credential in found[:CREDENTIALS_MAX]]
         return CredentialPage(lines, is_complete=len(found) <= CREDENTIALS_MAX)
 
     async def revoke(self, request: Request) -> RevokedCredentials:
@@ -192,7 +192,7 @@ class AccessRoutes:
         keys = [key for key, _ in await self._manageable(request) if key[:ID_LENGTH] == name]
         if not keys:
             raise NotFoundError(f"no credential {name!r} that you issued")
-        count = await self._auth.access_tokens.revoke(keys)
+        count = await self._auth.credentials.revoke(keys)
         await self._auth.announce()
         return RevokedCredentials(count)
 
@@ -210,34 +210,34 @@ class AccessRoutes:
         for key in keys:
             await self._auth.revocations.lock_out(key)
         found = await self._manageable(request)
-        mine = [digest for digest, token in found if EVERYONE in keys or token.issued_by in keys]
-        count = await self._auth.access_tokens.revoke(mine)
+        mine = [digest for digest, credential in found if EVERYONE in keys or credential.issued_by in keys]
+        count = await self._auth.credentials.revoke(mine)
         await self._auth.announce()
         return RevokedCredentials(count)
 
-    async def _manageable(self, request: Request) -> list[tuple[str, AccessToken]]:
+    async def _manageable(self, request: Request) -> list[tuple[str, IssuedCredential]]:
         principal = known_caller_of(request.scope).principal
         _require_unscoped(principal)
-        rows = await self._auth.access_tokens.read_all()
+        rows = await self._auth.credentials.read_all()
         return [
-            (key, token)
-            for key, token in rows
-            if token.issued_by == principal.key or _may_manage(principal, token.issued_by)
+            (key, credential)
+            for key, credential in rows
+            if credential.issued_by == principal.key or _may_manage(principal, credential.issued_by)
         ]
 
     async def ticket(self, request: Request, body: TicketRequest) -> Issued:
         """Issue a ticket for one connection to this session from the requesting page."""
         caller = known_caller_of(request.scope)
         await caller.require(Action(body.action))
-        word = await self._auth.access_tokens.issue(
-            TokenKind.TICKET,
+        token = await self._auth.credentials.issue(
+            CredentialKind.TICKET,
             caller.principal,
             for_s=TICKET_S,
             session=caller.session,
             action=body.action,
             origin=page_of(request.scope),
         )
-        return Issued(word, TICKET_S)
+        return Issued(token, TICKET_S)
 
     async def owner(self, request: Request) -> Owned:
         """Return the owner and the readers of this session."""
@@ -283,7 +283,7 @@ def _reader_of(request: Request) -> str:
 
 def _require_whole(principal: Principal) -> None:
     if principal.session:
-        raise AccessError("a viewer's pass permits only reading one session")
+        raise AccessError("a viewer token permits only reading one session")
 
 
 def _require_unscoped(principal: Principal) -> None:
@@ -308,19 +308,19 @@ def _describe_caller(principal: Principal) -> CallerDescription:
     )
 
 
-def _line_of(key: str, token: AccessToken) -> CredentialLine:
+def _line_of(key: str, credential: IssuedCredential) -> CredentialLine:
     return CredentialLine(
         key[:ID_LENGTH],
-        token.kind,
-        token.principal.name,
-        token.issued_by.removeprefix(":"),
-        token.issued_at,
-        token.used_at,
-        token.ends_at,
-        token.expires_at,
-        token.parent[:ID_LENGTH],
-        token.session or token.principal.session,
-        token.principal.scope,
+        credential.kind,
+        credential.principal.name,
+        credential.issued_by.removeprefix(":"),
+        credential.issued_at,
+        credential.used_at,
+        credential.ends_at,
+        credential.expires_at,
+        credential.parent[:ID_LENGTH],
+        credential.session or credential.principal.session,
+        credential.principal.scope,
     )
 
 
@@ -337,10 +337,10 @@ def _may_manage(caller: Principal, key: str) -> bool:
     return caller.is_operator and (not caller.tenant or is_in_tenant)
 
 
-def _set_cookie(connection: HTTPConnection, word: str, *, for_s: float) -> str:
+def _set_cookie(connection: HTTPConnection, token: str, *, for_s: float) -> str:
     name = cookie_name(connection)
     cookie: SimpleCookie = SimpleCookie()
-    cookie[name] = word
+    cookie[name] = token
     cookie[name].update({"path": "/", "max-age": str(int(for_s)), "samesite": "Strict"})
     cookie[name]["httponly"] = True
     if name.startswith("__Host-"):

@@ -7,8 +7,8 @@ import re
 from starlette.types import Scope
 
 from midstream.server.audit_log import ADMITTED, AuditLog
+from midstream.server.auth.issued_credentials import ID_LENGTH
 from midstream.server.auth.principals import Principal
-from midstream.server.auth.tokens import ID_LENGTH
 from midstream.session.turn.commands import Answer
 
 _EVENTS: tuple[tuple[str, str, str], ...] = (

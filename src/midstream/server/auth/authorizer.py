@@ -1,6 +1,6 @@
 """Authorizer: all decisions about callers, for single requests and for long streams.
 
-Credentials are tried in this order: a ticket, a viewer's pass, a cookie of this server, and the application's
+Credentials are tried in this order: a ticket, a viewer token, a cookie of this server, and the application's
 `authenticate`. For a caller without any right on a session, the session does not exist.
 """
 
@@ -15,10 +15,10 @@ from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedErro
 from midstream.server.auth.access import Access
 from midstream.server.auth.bearer_tokens import bearer_token
 from midstream.server.auth.credential_sources import CredentialSource, settle
+from midstream.server.auth.issued_credentials import CredentialKind, IssuedCredentials, key_of
 from midstream.server.auth.origins import page_of
 from midstream.server.auth.ownership import Owner, Ownership, is_of_tenant, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
-from midstream.server.auth.tokens import AccessTokens, TokenKind, key_of
 from midstream.session.child_names import root_of
 from midstream.store.contract import Store
 
@@ -57,26 +57,26 @@ class Authorizer:
         source: CredentialSource,
         store: Store,
         ownership: Ownership,
-        access_tokens: AccessTokens,
+        credentials: IssuedCredentials,
     ) -> None:
         self._access = access
         self._source = source
         self._store = store
         self._ownership = ownership
-        self._access_tokens = access_tokens
+        self._credentials = credentials
 
     async def principal_of(self, connection: HTTPConnection) -> Principal | None:
         """Authenticate a request by any credential except a ticket; return None without a known one.
 
         Raises:
-            UnauthorizedError: A pass is not valid, or no longer valid.
+            UnauthorizedError: A viewer token is not valid, or no longer valid.
         """
         token = bearer_token(connection)
-        if token.startswith(f"{TokenKind.VIEWER.value}-"):
-            return await self._by_pass(TokenKind.VIEWER, token)
+        if token.startswith(f"{CredentialKind.VIEWER.value}-"):
+            return await self._by_issued(CredentialKind.VIEWER, token)
         principal = await self._source(connection)
         if principal is None and not token and (kept := cookie_of(connection)):
-            return await self._by_pass(TokenKind.COOKIE, kept)
+            return await self._by_issued(CredentialKind.COOKIE, kept)
         return principal
 
     async def by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Principal:
@@ -85,7 +85,7 @@ class Authorizer:
         Raises:
             UnauthorizedError: The ticket is unknown, used, expired, or for another session or page.
         """
-        taken = await self._access_tokens.take(TokenKind.TICKET, ticket)
+        taken = await self._credentials.take(CredentialKind.TICKET, ticket)
         requested = (name_in_store(session, taken.principal.tenant), page_of(connection.scope))
         if requested != (taken.session, taken.origin):
             raise UnauthorizedError("this ticket is for another session or page")
@@ -93,26 +93,26 @@ class Authorizer:
             return replace(taken.principal, session=root_of(taken.session))
         return taken.principal
 
-    async def by_link(self, word: str) -> Principal:
+    async def by_link(self, token: str) -> Principal:
         """Consume a login code, and return its principal.
 
         Raises:
             UnauthorizedError: The code is unknown, used or expired.
         """
-        return (await self._access_tokens.take(TokenKind.LOGIN, word)).principal
+        return (await self._credentials.take(CredentialKind.LOGIN, token)).principal
 
-    async def principal_of_link(self, word: str) -> Principal:
+    async def principal_of_link(self, token: str) -> Principal:
         """Return the principal of a login code without consuming the code.
 
         Raises:
             UnauthorizedError: The code is unknown, used or expired.
         """
-        return (await self._access_tokens.show(TokenKind.LOGIN, word)).principal
+        return (await self._credentials.show(CredentialKind.LOGIN, token)).principal
 
     async def principal_of_cookie(self, connection: HTTPConnection) -> Principal | None:
         """Return the principal of a request's login cookie; None without a valid one."""
         try:
-            return await self._by_pass(TokenKind.COOKIE, cookie_of(connection))
+            return await self._by_issued(CredentialKind.COOKIE, cookie_of(connection))
         except UnauthorizedError:
             return None
 
@@ -133,7 +133,7 @@ class Authorizer:
         if owner is not None and owner.tenant != principal.tenant and not _runs_everything(principal):
             return AccessLevel.NONE
         if owner is not None and principal.claim not in ("", owner.claim):
-            return AccessLevel.NONE  # the pass is for an earlier session of this name
+            return AccessLevel.NONE  # the viewer token is for an earlier session of this name
         level = await self._level_by_owner(principal, session, owner)
         if self._access.authorize is not None:
             decided = await self._level_by_application(principal, session, action, owner)
@@ -167,7 +167,7 @@ class Authorizer:
         """
         if principal.expires_at is not None and principal.expires_at <= now:
             raise UnauthorizedError("the credential of this connection has expired; send a new one")
-        await self._access_tokens.require_unrevoked(principal, since)
+        await self._credentials.require_unrevoked(principal, since)
 
     async def _level_by_owner(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
         if owner is None and await self._store.find(root_of(session)) is None:
@@ -196,9 +196,9 @@ class Authorizer:
         )
         return AccessLevel.READ if may_look else AccessLevel.NONE
 
-    async def _by_pass(self, kind: TokenKind, word: str) -> Principal:
-        shown = await self._access_tokens.show(kind, word)
-        return replace(shown.principal, expires_at=shown.expires_at, via=key_of(word))
+    async def _by_issued(self, kind: CredentialKind, token: str) -> Principal:
+        shown = await self._credentials.show(kind, token)
+        return replace(shown.principal, expires_at=shown.expires_at, via=key_of(token))
 
 
 def _runs_everything(principal: Principal) -> bool:

@@ -31,12 +31,17 @@ from midstream.server.auth.audit_trail import AuditTrail
 from midstream.server.auth.authorizer import Authorizer, has_credential
 from midstream.server.auth.caller import CALLER, Counters, KnownCaller, LiveCallers, UnauthenticatedCaller
 from midstream.server.auth.credential_sources import source_of
+from midstream.server.auth.issued_credentials import (
+    LOGIN_LINK_S,
+    CredentialKind,
+    IssuedCredential,
+    IssuedCredentials,
+)
 from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
 from midstream.server.auth.ownership import Ownership, name_in_store
 from midstream.server.auth.principals import OPERATOR, Action, Principal
 from midstream.server.auth.revocations import WATCH_S, Revocations
-from midstream.server.auth.tokens import LOGIN_LINK_S, AccessToken, AccessTokens, TokenKind
 from midstream.server.limits import Limits, address_of
 
 SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
@@ -117,8 +122,8 @@ class AuthMiddleware:
         self.source = source_of(access.authenticate, access.still_valid)
         self.ownership = Ownership(host.store, host.world)
         self.revocations = Revocations(host.store, host.world)
-        self.access_tokens = AccessTokens(host.store, host.world, self.revocations, self.source.is_current)
-        self.authorizer = Authorizer(access, self.source, host.store, self.ownership, self.access_tokens)
+        self.credentials = IssuedCredentials(host.store, host.world, self.revocations, self.source.is_current)
+        self.authorizer = Authorizer(access, self.source, host.store, self.ownership, self.credentials)
 
     async def open(self) -> None:
         """Start, after the store was opened."""
@@ -143,11 +148,13 @@ class AuthMiddleware:
             watching.cancel()
             await asyncio.wait([watching])
 
-    async def _keep_login(self, word: str) -> None:
+    async def _keep_login(self, token: str) -> None:
         """Store the login code that is printed at the start, for the user of this machine."""
         operator = self.source.principal if isinstance(self.source, LocalUser) else OPERATOR
         now = self._host.world.now()
-        await self.access_tokens.keep(word, AccessToken(TokenKind.LOGIN, operator, now, now + LOGIN_LINK_S))
+        await self.credentials.keep(
+            token, IssuedCredential(CredentialKind.LOGIN, operator, now, now + LOGIN_LINK_S)
+        )
 
     async def _watch(self, seen: int) -> None:
         """Check open connections when another process changed rights, or a file of credentials has changed.
@@ -232,7 +239,7 @@ class AuthMiddleware:
             raise UnauthorizedError("this server requires authentication; send a credential")
         return principal
 
-    async def principal_by_link(self, word: str, scope: Scope, *, replaces: bool) -> Principal:
+    async def principal_by_link(self, token: str, scope: Scope, *, replaces: bool) -> Principal:
         """Consume a login code, and return its principal.
 
         Args:
@@ -247,12 +254,12 @@ class AuthMiddleware:
         self.counters.refusals.check(address)
         try:
             current = await self.authorizer.principal_of_cookie(HTTPConnection(scope))
-            coming = await self.authorizer.principal_of_link(word)
+            coming = await self.authorizer.principal_of_link(token)
             if current is not None and current.key != coming.key and not replaces:
                 raise OtherLoginError(
                     f"this browser is logged in as {current.name!r}; the link is for {coming.name!r}"
                 )
-            return await self.authorizer.by_link(word)
+            return await self.authorizer.by_link(token)
         except UnauthorizedError:
             self.counters.refusals.add(address)
             raise

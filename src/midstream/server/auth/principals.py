@@ -60,7 +60,7 @@ class Principal(Struct, frozen=True):
             principal or to none.
         expires_at: End of the credential and of its streams, in seconds since 1970.
         is_operator: Whether the principal has all rights on all sessions, also on those without an owner.
-        session: For a viewer's pass: the only session, which the bearer may only read.
+        session: For a viewer token: the only session, which the bearer may only read.
         claim: `Owner.claim` of `session`, which differs for a later session of this name; "" for any.
         via: Digest of the cookie or pass of this server that was sent; "" for any other credential.
         is_approver: Whether the principal may read all sessions of the tenant and answer their questions.

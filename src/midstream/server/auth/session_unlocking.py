@@ -1,6 +1,6 @@
 """Decryption of sessions with the secret of a request or connection (`store.encryption.escrow`).
 
-The secret is in a header or in an `open`; a viewer may send its word as a bearer token instead. All paths of a session
+The secret is in a header or in an `open`; a viewer token may also be sent as a bearer token. All paths of a session
 need it, except those in the tables below. A wrong secret is refused like a session that does not exist.
 """
 
@@ -19,9 +19,9 @@ from midstream.environment import World
 from midstream.errors import AccessError, WrongSecretError
 from midstream.protocol.frames import Open
 from midstream.server.auth.bearer_tokens import bearer_token
+from midstream.server.auth.issued_credentials import CredentialKind
 from midstream.server.auth.middleware import SESSION_PATH, action_of, path_of
 from midstream.server.auth.principals import Action
-from midstream.server.auth.tokens import TokenKind
 from midstream.server.transports.stream_headers import secrets_of
 
 REFUSAL_S = 0.02
@@ -53,8 +53,8 @@ def secrets_in(connection: HTTPConnection, opening: Open | None = None) -> Prese
     secret, old_secret = (
         (opening.secret, opening.old_secret) if opening is not None else secrets_of(connection)
     )
-    if not secret and (word := bearer_token(connection)).startswith(f"{TokenKind.VIEWER.value}-"):
-        secret = word
+    if not secret and (token := bearer_token(connection)).startswith(f"{CredentialKind.VIEWER.value}-"):
+        secret = token
     return PresentedSecrets(secret, old_secret)
 
 

@@ -1,7 +1,7 @@
 """Viewer tokens, which permit reading one session for a limited time.
 
-A viewer token is a pass for a server with authentication, and a secret of an encrypted session. Clients send it as a
-bearer token or instead of the secret.
+On a server with authentication a viewer token is a credential; for an encrypted session it replaces the secret.
+Clients send it as a bearer token or instead of the secret.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from midstream.engine.escrow_locks import SessionHold
 from midstream.engine.host import Host
 from midstream.server.auth.access_routes import Issued, owner_of
 from midstream.server.auth.caller import known_caller_of
+from midstream.server.auth.issued_credentials import VIEWER_S_MAX, CredentialKind, IssuedCredential
 from midstream.server.auth.middleware import AuthMiddleware
 from midstream.server.auth.principals import Principal
 from midstream.server.auth.session_unlocking import HELD
-from midstream.server.auth.tokens import VIEWER_S_MAX, AccessToken, TokenKind
 from midstream.session.child_names import root_of
 
 
@@ -42,25 +42,27 @@ class ViewerRoutes:
         owner = None if self._auth.access is None else await owner_of(self._auth, session)
         if _is_encrypted(request):
             assert self._host.locks is not None, "the request holds the session open"
-            word = await self._host.locks.escrow.share(session, for_s=body.for_s)
+            token = await self._host.locks.escrow.share(session, for_s=body.for_s)
         else:
-            word = self._host.world.new_id(TokenKind.VIEWER.value)
+            token = self._host.world.new_id(CredentialKind.VIEWER.value)
         if owner is not None:
             issuer = known_caller_of(request.scope).principal
             name = f"viewer of {session}"
             viewer = Principal(name, tenant=owner.tenant, session=session, claim=owner.claim)
             viewer = replace(viewer, via=issuer.via, source=issuer.source, expires_at=issuer.expires_at)
             now = self._host.world.now()
-            token = AccessToken(TokenKind.VIEWER, viewer, now, now + body.for_s, issuer=issuer.key)
-            await self._auth.access_tokens.keep(word, token)
-        return Issued(word, body.for_s)
+            credential = IssuedCredential(
+                CredentialKind.VIEWER, viewer, now, now + body.for_s, issuer=issuer.key
+            )
+            await self._auth.credentials.keep(token, credential)
+        return Issued(token, body.for_s)
 
     async def withdraw(self, request: Request) -> None:
         """Revoke all viewer tokens of this session, and end their connections."""
         session = root_of(request.path_params["session_id"])
         if self._auth.access is not None:
             await owner_of(self._auth, session)
-            await self._auth.access_tokens.revoke_viewer_tokens(session)
+            await self._auth.credentials.revoke_viewer_tokens(session)
         if _is_encrypted(request):
             assert self._host.locks is not None, "the request holds the session open"
             await self._host.locks.revoke_viewer_tokens(session)

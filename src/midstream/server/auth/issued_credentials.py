@@ -1,11 +1,11 @@
-"""Credentials that this server issues: tickets, login links, cookies, viewers' passes.
+"""Credentials that this server issues: tickets, login links, cookies, viewer tokens.
 
 A credential has 128 random bits after the name of its kind. The store keeps its digest and its rights, so that every
 process of the store accepts it, and a reader of the store cannot use it. Callers cannot distinguish used, expired and
 unknown credentials.
 
 A credential is derived from the one that was sent when it was issued (its parent). The end of the chain is a credential
-from outside, such as a line of a token file. Each use checks the whole chain: a credential is valid only while all
+from outside, such as a line of a credential file. Each use checks the whole chain: a credential is valid only while all
 credentials above it are.
 """
 
@@ -39,7 +39,7 @@ COOKIE_S = 30 * 24 * 3600.0
 COOKIE_IDLE_S = 7 * 24 * 3600.0
 """Seconds without use after which a browser must log in again."""
 VIEWER_S_MAX = 30 * 24 * 3600.0
-"""Longest validity of a viewer's pass, in seconds."""
+"""Longest validity of a viewer token, in seconds."""
 SWEEP_S = 600.0
 """Seconds between two removals of expired credentials."""
 CHAIN_MAX = 8
@@ -47,12 +47,12 @@ CHAIN_MAX = 8
 ID_LENGTH = 16
 """Characters of a digest that identify a credential for people."""
 NAMESPACE = "access-passes"
-_WORD_CHARS_MAX = 64
+_TOKEN_CHARS_MAX = 64
 _TOUCH_SHARE = 1 / 100
 """Part of `idle_s` after which a use is stored again."""
 
 
-class TokenKind(StrEnum):
+class CredentialKind(StrEnum):
     """Kind of a credential."""
 
     TICKET = "ticket"
@@ -64,7 +64,7 @@ class TokenKind(StrEnum):
     """Permits reading one session."""
 
 
-class AccessToken(Struct, frozen=True, omit_defaults=True):
+class IssuedCredential(Struct, frozen=True, omit_defaults=True):
     """Stored data of a credential.
 
     Args:
@@ -77,7 +77,7 @@ class AccessToken(Struct, frozen=True, omit_defaults=True):
         idle_s, used_at: It expires `idle_s` seconds after its last use at `used_at`; 0 for no such limit.
     """
 
-    kind: TokenKind
+    kind: CredentialKind
     principal: Principal
     issued_at: float
     expires_at: float
@@ -100,7 +100,7 @@ class AccessToken(Struct, frozen=True, omit_defaults=True):
         return min(self.expires_at, self.used_at + self.idle_s) if self.idle_s else self.expires_at
 
 
-class AccessTokens:
+class IssuedCredentials:
     """Issues, checks and revokes the credentials of this server.
 
     Args:
@@ -116,7 +116,7 @@ class AccessTokens:
 
     async def issue(
         self,
-        kind: TokenKind,
+        kind: CredentialKind,
         principal: Principal,
         *,
         for_s: float,
@@ -130,48 +130,50 @@ class AccessTokens:
         Raises:
             AccessError: The chain is too long. Nothing was issued.
         """
-        word = self._world.new_id(kind.value)
+        token = self._world.new_id(kind.value)
         now = self._world.now()
-        token = AccessToken(kind, principal, now, now + for_s, session, action, origin, idle_s=idle_s)
-        await self.keep(word, token)
-        return word
+        credential = IssuedCredential(
+            kind, principal, now, now + for_s, session, action, origin, idle_s=idle_s
+        )
+        await self.keep(token, credential)
+        return token
 
-    async def keep(self, word: str, token: AccessToken) -> None:
+    async def keep(self, token: str, credential: IssuedCredential) -> None:
         """Store a credential whose secret (from `World.new_id`) already exists.
 
-        Its parent is `token.parent`, or the credential that its principal sent.
+        Its parent is `credential.parent`, or the credential that its principal sent.
 
         Raises:
             AccessError: The chain is too long. Nothing was stored.
         """
-        now, principal = self._world.now(), token.principal
-        expires_at = min(token.expires_at, principal.expires_at or token.expires_at)
-        parent = token.parent or principal.via
-        token = replace(token, expires_at=expires_at, parent=parent, used_at=now)
-        if len(await self._chain_of(token)) > CHAIN_MAX:
+        now, principal = self._world.now(), credential.principal
+        expires_at = min(credential.expires_at, principal.expires_at or credential.expires_at)
+        parent = credential.parent or principal.via
+        credential = replace(credential, expires_at=expires_at, parent=parent, used_at=now)
+        if len(await self._chain_of(credential)) > CHAIN_MAX:
             raise AccessError("too many logins were derived from one another; log in with a token")
         await self._sweep(now)
-        await self._kv.kv_put(NAMESPACE, key_of(word), msgspec.json.encode(token), expected=0, at=now)
+        await self._kv.kv_put(NAMESPACE, key_of(token), msgspec.json.encode(credential), expected=0, at=now)
 
-    async def take(self, kind: TokenKind, word: str) -> AccessToken:
+    async def take(self, kind: CredentialKind, token: str) -> IssuedCredential:
         """Consume a credential, and return its data.
 
         Raises:
             UnauthorizedError: It is not a valid credential of this kind, or another caller consumed it.
         """
-        row, found = await self._find(kind, word)
+        row, found = await self._find(kind, token)
         if not await self._kv.kv_delete(NAMESPACE, row.key, expected=row.version):
             raise _refusal_of(kind)
         await self._require_unbroken(found)
         return found
 
-    async def show(self, kind: TokenKind, word: str) -> AccessToken:
+    async def show(self, kind: CredentialKind, token: str) -> IssuedCredential:
         """Return the data of a credential.
 
         Raises:
             UnauthorizedError: It is not a valid credential of this kind.
         """
-        row, found = await self._find(kind, word)
+        row, found = await self._find(kind, token)
         await self._require_unbroken(found)
         await self._touch(row, found)
         return found
@@ -197,18 +199,18 @@ class AccessTokens:
         """Return a principal with the parent of their cookie as credential, for a new cookie that replaces it."""
         row = await read_row(self._kv, NAMESPACE, principal.via) if principal.via else None
         found = _decode(row) if row is not None else None
-        if found is None or found.kind is not TokenKind.COOKIE:
+        if found is None or found.kind is not CredentialKind.COOKIE:
             return principal
         return replace(principal, via=found.parent)
 
-    async def withdraw(self, word: str) -> None:
+    async def withdraw(self, token: str) -> None:
         """Revoke a credential with all derived ones. An unknown one changes nothing."""
-        await self.revoke([key_of(word)])
+        await self.revoke([key_of(token)])
 
     async def revoke_viewer_tokens(self, session: str) -> int:
-        """Revoke all viewers' passes of a session with all derived credentials; return the number."""
+        """Revoke all viewer tokens of a session with all derived credentials; return the number."""
         rows = await self.read_all()
-        return await self.revoke([key for key, token in rows if token.principal.session == session])
+        return await self.revoke([key for key, credential in rows if credential.principal.session == session])
 
     async def revoke(self, keys: Sequence[str]) -> int:
         """Revoke credentials, by their digests, with all derived ones; return the number of removed rows.
@@ -216,8 +218,8 @@ class AccessTokens:
         Parents are removed first: after a crash in between, the rest have a broken chain.
         """
         children: dict[str, list[str]] = {}
-        for key, token in await self.read_all():
-            children.setdefault(token.parent, []).append(key)
+        for key, credential in await self.read_all():
+            children.setdefault(credential.parent, []).append(key)
         going = list(dict.fromkeys(keys))
         for key in going:  # grows during the loop
             going += [child for child in children.get(key, ()) if child not in going]
@@ -229,38 +231,40 @@ class AccessTokens:
             gone += row is not None
         return gone
 
-    async def read_all(self) -> Sequence[tuple[str, AccessToken]]:
+    async def read_all(self) -> Sequence[tuple[str, IssuedCredential]]:
         """Return all stored credentials with their digests, newest write first.
 
         Rows that cannot be read are left out; their credentials are refused anyway.
         """
         rows = [(row.key, _decode(row)) for row in await self._kv.kv_list(NAMESPACE)]
-        return [(key, token) for key, token in rows if token is not None]
+        return [(key, credential) for key, credential in rows if credential is not None]
 
-    async def _find(self, kind: TokenKind, word: str) -> tuple[KeyValueEntry, AccessToken]:
-        row = await read_row(self._kv, NAMESPACE, key_of(word)) if len(word) <= _WORD_CHARS_MAX else None
+    async def _find(self, kind: CredentialKind, token: str) -> tuple[KeyValueEntry, IssuedCredential]:
+        row = await read_row(self._kv, NAMESPACE, key_of(token)) if len(token) <= _TOKEN_CHARS_MAX else None
         found = _decode(row) if row is not None else None
         if row is None or found is None or found.kind is not kind or found.ends_at <= self._world.now():
             raise _refusal_of(kind)
         return row, found
 
-    async def _require_unbroken(self, token: AccessToken) -> None:
+    async def _require_unbroken(self, credential: IssuedCredential) -> None:
         """Require that a credential and all credentials above it are valid."""
-        chain = await self._chain_of(token)
+        chain = await self._chain_of(credential)
         now, last = self._world.now(), chain[-1][1]
         for row, each in chain:
             if await self._revocations.locked_out_at(each.issued_by) >= each.issued_at:
                 raise UnauthorizedError("this principal was locked out; send a new credential")
             if each.ends_at <= now:
-                raise _refusal_of(token.kind)
+                raise _refusal_of(credential.kind)
             if row is not None:
                 await self._touch(row, each)
-        if last.parent or not await self._is_current(token.principal):
-            raise UnauthorizedError(f"the credential behind this {token.kind.value} is no longer valid")
+        if last.parent or not await self._is_current(credential.principal):
+            raise UnauthorizedError(f"the credential behind this {credential.kind.value} is no longer valid")
 
-    async def _chain_of(self, token: AccessToken) -> list[tuple[KeyValueEntry | None, AccessToken]]:
+    async def _chain_of(
+        self, credential: IssuedCredential
+    ) -> list[tuple[KeyValueEntry | None, IssuedCredential]]:
         """Return a credential and those above it. If the last one has a parent, the chain is broken or too long."""
-        chain: list[tuple[KeyValueEntry | None, AccessToken]] = [(None, token)]
+        chain: list[tuple[KeyValueEntry | None, IssuedCredential]] = [(None, credential)]
         while len(chain) <= CHAIN_MAX and (parent := chain[-1][1].parent):
             row = await read_row(self._kv, NAMESPACE, parent)
             found = _decode(row) if row is not None else None
@@ -269,11 +273,11 @@ class AccessTokens:
             chain.append((row, found))
         return chain
 
-    async def _touch(self, row: KeyValueEntry, token: AccessToken) -> None:
+    async def _touch(self, row: KeyValueEntry, credential: IssuedCredential) -> None:
         """Store the time of use of a credential that expires without use."""
         now = self._world.now()
-        if token.idle_s and now - token.used_at >= token.idle_s * _TOUCH_SHARE:
-            body = msgspec.json.encode(replace(token, used_at=now))
+        if credential.idle_s and now - credential.used_at >= credential.idle_s * _TOUCH_SHARE:
+            body = msgspec.json.encode(replace(credential, used_at=now))
             with suppress(EntryMovedError):  # another use was stored, or it was revoked
                 await self._kv.kv_put(NAMESPACE, row.key, body, expected=row.version, at=now)
 
@@ -282,24 +286,24 @@ class AccessTokens:
             return
         self._sweep_at = now + SWEEP_S
         for row in await self._kv.kv_list(NAMESPACE):
-            token = _decode(row)
-            if token is None or token.ends_at <= now:
+            credential = _decode(row)
+            if credential is None or credential.ends_at <= now:
                 await self._kv.kv_delete(NAMESPACE, row.key, expected=row.version)
 
 
-def key_of(word: str) -> str:
+def key_of(token: str) -> str:
     """Return the digest of a credential, its key in the store."""
-    return hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
-def _decode(row: KeyValueEntry) -> AccessToken | None:
+def _decode(row: KeyValueEntry) -> IssuedCredential | None:
     """Decode a row; return None if it is damaged, or of another version."""
     try:
-        return msgspec.json.decode(row.body, type=AccessToken)
+        return msgspec.json.decode(row.body, type=IssuedCredential)
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _refusal_of(kind: TokenKind) -> UnauthorizedError:
-    names = {TokenKind.LOGIN: "login link", TokenKind.VIEWER: "viewer's pass"}
+def _refusal_of(kind: CredentialKind) -> UnauthorizedError:
+    names = {CredentialKind.LOGIN: "login link", CredentialKind.VIEWER: "viewer token"}
     return UnauthorizedError(f"this {names.get(kind, kind.value)} is not, or no longer, valid")
