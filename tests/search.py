@@ -34,16 +34,21 @@ def tried(usual: int) -> int:
     return max(min(usual, FEW), usual // (2 * PART if IS_QUICK else PART))
 
 
-def with_slow(cases: Iterable[Any], slow: Collection[Any]) -> list[ParameterSet]:
-    """Return the cases of a test, of which those in `slow` are left to `make test`."""
-    return [pytest.param(each, marks=[pytest.mark.slow] if each in slow else []) for each in cases]
+def with_slow(cases: Iterable[Any], slow: Collection[Any], long: Collection[Any] = ()) -> list[ParameterSet]:
+    """Return the cases of a test. Those in `slow` are left to `make test`, and those in `long` to `make long`."""
+
+    def marks(case: Any) -> list[pytest.MarkDecorator]:  # noqa: ANN401 - as pytest has it
+        return [pytest.mark.long] if case in long else [pytest.mark.slow] if case in slow else []
+
+    return [pytest.param(each, marks=marks(each)) for each in cases]
 
 
 def with_long(cases: Collection[Any], representatives: int) -> list[ParameterSet]:
     """Return the cases of a test, of which all after the first ones are left to `make long`."""
     return [
-        pytest.param(each, marks=[pytest.mark.long] if number >= representatives else [])
+        pytest.param(*each, marks=marks) if isinstance(each, tuple) else pytest.param(each, marks=marks)
         for number, each in enumerate(cases)
+        for marks in ([pytest.mark.long] if number >= representatives else [],)
     ]
 
 

@@ -244,7 +244,8 @@ CLIENTS, KILLS = 6, 5
 """`make scale` has more of both."""
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_clients_lose_and_duplicate_nothing_while_workers_are_killed(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -411,7 +411,11 @@ async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> No
 
 @spec("STREAM-14", "STREAM-21")
 @pytest.mark.parametrize(
-    ("way", "step"), [*((way, 401) for way in TransportKind), (TransportKind.WEBSOCKET, 53)]
+    ("way", "step"),
+    [
+        *((way, 401) for way in TransportKind),
+        pytest.param(TransportKind.WEBSOCKET, 53, marks=pytest.mark.long),
+    ],
 )
 async def test_a_turn_survives_a_cut_at_every_offset(dial: Dial, step: int) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]

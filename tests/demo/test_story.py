@@ -72,6 +72,7 @@ async def test_a_complete_story_has_a_verdict_and_leaves_the_server_running(stag
     await stage.server.kill()  # the server is still running
 
 
+@pytest.mark.long
 async def test_a_second_story_in_a_kept_folder_is_judged_separately(stage: DemoStage) -> None:
     first, second = stage.story(), stage.story()
     assert first.session != second.session

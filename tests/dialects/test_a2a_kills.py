@@ -36,6 +36,7 @@ async def test_each_answer_takes_effect_once_however_often_it_is_sent(tmp_path: 
     assert result["sent"] > 3 * result["tasks"]
 
 
+@pytest.mark.long
 async def test_a_task_is_followed_at_another_server_that_takes_over_its_turn(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -103,7 +103,8 @@ async def test_the_client_of_the_protocols_npm_package_continues_after_a_kill(
     assert not ledger.exists() or ledger.read_text(encoding="utf-8").splitlines() == ["it"]
 
 
-@pytest.mark.parametrize("lines", [pytest.param(0, marks=pytest.mark.long), 6])
+@pytest.mark.long
+@pytest.mark.parametrize("lines", [0, 6])
 async def test_the_program_of_the_guide_prints_the_answer_although_its_agent_is_killed(
     tmp_path: Path, lines: int
 ) -> None:

@@ -15,6 +15,7 @@ from midstream.tools.function_tools import tool
 from tests.dialects import ag_ui_cuts, ui_stream
 from tests.dialects.ag_ui_cuts import body_of, findings, judge, lacking, play, read_run, run_client
 from tests.dialects.ui_stream import CuttingRelay, read_on_elsewhere, run_servers
+from tests.search import with_long
 from tests.server.serving import make_app, served
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
@@ -30,7 +31,7 @@ def burn(what: str) -> str:
     return f"burnt {what}"
 
 
-@pytest.mark.parametrize("story", ["run", "raw", "connect"])
+@pytest.mark.parametrize("story", with_long(["run", "raw", "connect"], 1))
 async def test_a_client_with_cuts_and_a_killed_server_has_each_word_once(tmp_path: Path, story: str) -> None:
     cuts = 3 if story == "connect" else 6
     read = await play(story, tmp_path, cuts=cuts, kills=1, words=600, seed=7, suffixes_max=SUFFIXES_MAX)

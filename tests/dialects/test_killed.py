@@ -128,7 +128,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
 @spec("REUSE-70")
 @pytest.mark.parametrize(
     ("ask", "store"),
-    [(chat, "sqlite"), (responses, "postgresql"), (messages, "sqlite")],
+    [
+        pytest.param(chat, "sqlite", marks=pytest.mark.long),
+        (responses, "postgresql"),
+        pytest.param(messages, "sqlite", marks=pytest.mark.long),
+    ],
     indirect=["store"],
     ids=["chat", "responses", "messages"],
 )

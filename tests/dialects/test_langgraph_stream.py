@@ -43,7 +43,7 @@ async def test_the_events_of_a_thread_have_no_gap_in_seq_across_sigkills(tmp_pat
 
 
 @needs_npm
-@pytest.mark.parametrize("story", ["protocol", "hook"])
+@pytest.mark.parametrize("story", ["protocol", pytest.param("hook", marks=pytest.mark.long)])
 async def test_an_npm_client_with_cuts_and_a_killed_server_has_each_word_once(
     tmp_path: Path, story: str
 ) -> None:
@@ -114,6 +114,7 @@ process.exit(0);
 """
 
 
+@pytest.mark.long
 @needs_npm
 async def test_the_page_of_the_guide_shows_each_word_once_through_cuts_and_a_kill(tmp_path: Path) -> None:
     words, cuts = 800, 4

@@ -107,7 +107,9 @@ async def _read_on(gateway: KillableGateway, seen: list[Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("store", "killed_too"), [("postgresql", False), ("sqlite", True)], indirect=["store"]
+    ("store", "killed_too"),
+    [("postgresql", False), pytest.param("sqlite", True, marks=pytest.mark.long)],
+    indirect=["store"],
 )
 async def test_an_answer_whose_server_is_killed_ends_equally_for_clients_of_four_apis(
     tmp_path: Path,

@@ -62,6 +62,7 @@ async def test_the_conformance_suite_passes(tmp_path: Path) -> None:
     assert counts_of(report) == (338, 0, 0), failures_of(report)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
 async def test_the_short_suite_passes_on_postgres(tmp_path: Path, engine: Engine) -> None:
     report = await judge(tmp_path, "--store", f"{engine.url}&schema=plain_suite", only=SHORT)

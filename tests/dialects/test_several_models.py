@@ -242,6 +242,7 @@ async def test_a_request_whose_model_is_gone_after_a_kill_fails_and_others_conti
             assert amber.output_text == "amber: You said: hi"
 
 
+@pytest.mark.long
 async def test_two_workers_have_all_tables_and_one_continues_the_work_of_a_killed_one(
     tmp_path: Path,
 ) -> None:

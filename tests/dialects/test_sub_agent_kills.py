@@ -181,6 +181,7 @@ async def test_a_form_of_mcp_survives_both_kills(server: FamilyServer, mode: str
     server.judge()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(a2a_kills.lacking()), reason=a2a_kills.lacking())
 async def test_the_required_input_of_an_a2a_task_survives_both_kills(server: FamilyServer) -> None:
     async def send(name: str, words: str, **place: str) -> Json:

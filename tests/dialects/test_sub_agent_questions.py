@@ -32,6 +32,7 @@ from midstream.store.memory import MemoryStore
 from tests.dialects import a2a_kills, ag_ui_cuts, ui_stream
 from tests.dialects.asking_sub_agents import agent
 from tests.dialects.chat_agent import LEDGER_VARIABLE
+from tests.search import with_long
 from tests.server.known_people import ADA, BOB, KNOWN
 from tests.server.serving import WAIT_S, Served, served
 
@@ -149,7 +150,10 @@ async def test_ag_ui_shows_interrupts_of_sub_agents_and_accepts_their_answers(
 @pytest.mark.skipif(bool(ui_stream.lacking()), reason=ui_stream.lacking())
 @pytest.mark.parametrize(
     ("story", "way"),
-    [*((story, "people") for story in RESULTS), ("two", "alone"), ("own", "alone"), ("own", "reversed")],
+    [
+        *((story, "people") for story in RESULTS),
+        *with_long([("own", "reversed"), ("two", "alone"), ("own", "alone")], 1),
+    ],
 )
 async def test_a_chat_shows_questions_of_sub_agents_and_accepts_their_answers(
     story: str, way: str, ledger: Path
@@ -293,7 +297,8 @@ async def post(server: Served, message: Json) -> Json:
 @pytest.mark.fault
 @pytest.mark.skipif(bool(a2a_kills.lacking()), reason=a2a_kills.lacking())
 @pytest.mark.parametrize(
-    ("story", "binding"), [("one", "JSONRPC"), ("two", "HTTP+JSON"), ("own", "JSONRPC"), ("deep", "JSONRPC")]
+    ("story", "binding"),
+    with_long([("two", "HTTP+JSON"), ("one", "JSONRPC"), ("own", "JSONRPC"), ("deep", "JSONRPC")], 1),
 )
 async def test_a2a_requires_the_input_of_sub_agents_and_accepts_it(
     story: str, binding: str, ledger: Path

@@ -28,6 +28,7 @@ from tests.dialects.ui_stream import (
     text_of,
 )
 from tests.guides.guide_programs import URL
+from tests.search import with_long
 from tests.server.serving import make_app, served
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(bool(lacking()), reason=lacking())]
@@ -59,7 +60,7 @@ def kinds(message: Json) -> list[str]:
     return [part["type"] for part in message["parts"]]
 
 
-@pytest.mark.parametrize("story", ["workflow", "standard"])
+@pytest.mark.parametrize("story", with_long(["workflow", "standard"], 1))
 async def test_a_client_with_cuts_and_a_killed_server_has_each_word_once(tmp_path: Path, story: str) -> None:
     await play(story, tmp_path, cuts=8, kills=1, words=400, seed=12)
 

@@ -42,6 +42,7 @@ from tests.fault.workers import (
     until_there,
 )
 from tests.postgres_engine import NOBODY, PURPOSES, Engine, read_sql, running_engine, terminate
+from tests.search import with_long
 from tests.spec import spec
 from tests.store.postgres.postgres_relay import PostgresRelay
 
@@ -88,7 +89,7 @@ def mortal() -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT], ids=["restart", "crash"])
+@pytest.mark.parametrize("how", with_long([signal.SIGQUIT, signal.SIGINT], 1), ids=["crash", "restart"])
 async def test_a_turn_continues_when_postgresql_restarts(
     mortal: Engine, tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -154,6 +155,7 @@ async def test_records_lost_in_a_crash_of_postgresql_are_withdrawn_and_the_turn_
     assert problems(tmp_path, ["s"]) == []
 
 
+@pytest.mark.long
 @spec("TURN-52", "TURN-23")
 async def test_a_server_disconnected_from_the_database_loses_its_turn_and_changes_nothing_afterwards(
     folder: Path, engine: Engine

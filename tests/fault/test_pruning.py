@@ -16,6 +16,7 @@ from midstream.environment import Fault, World
 from midstream.session.session import Session, fold
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn, text
+from tests.search import with_long
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
@@ -46,7 +47,7 @@ async def _look(path: Path) -> tuple[Session, int]:
 
 
 @spec("STREAM-60")
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", with_long(POINTS, 1))
 async def test_a_killed_process_leaves_the_journal_before_or_after(point: Fault, tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     host = Host(Agent(ScriptedModel([text("one two three", tokens=7)])), SQLiteStore(path))

@@ -75,7 +75,7 @@ def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, de
 
 
 @spec("TURN-61")
-@pytest.mark.parametrize(("point", "time"), select_cases(DEATHS, 1, 4, 6))
+@pytest.mark.parametrize(("point", "time"), select_cases(DEATHS, 4))
 async def test_a_killed_process_loses_no_text_and_causes_no_second_response(
     tmp_path: Path, point: Fault, time: int
 ) -> None:

@@ -17,7 +17,10 @@ from tests.golden.golden_histories import (
     summary_of,
     text_of,
 )
+from tests.search import with_long
 
+PARTS = 4
+"""`make test` tries one case of so many, `make long` the others."""
 SHOWN_MAX = 3
 """Limit of differing cases that are printed in full; the number of all of them is printed, too."""
 
@@ -35,12 +38,15 @@ def _difference(number: int, case: Any, expected: Any, actual: Any, outcome: Any
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", with_long(range(PARTS), 1))
 @pytest.mark.parametrize("form", FORMATS)
-def test_histories_have_their_recorded_outcome(form: str) -> None:
+def test_histories_have_their_recorded_outcome(form: str, first: int) -> None:
     expected = digests_of(form)
     differing, count = [], 0
     for number, case in enumerate(inputs_of(form)):
         count += 1
+        if number % PARTS != first:
+            continue
         outcome = adapter.repaired(case)
         actual = json.loads(text_of(summary_of(case, outcome)))
         if actual != expected[number]:

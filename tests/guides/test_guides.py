@@ -43,7 +43,7 @@ from tests.guides.program_process import Request, Result
 from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.models.strict_provider import strict_provider
 from tests.ports import held_port
-from tests.search import with_long
+from tests.search import with_long, with_slow
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +59,8 @@ CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midst
 TALKING = [program for program in TABLE if program.served_agent]
 ONCE_FOR_ALL = [program for program in TALKING if program.served_agent not in POOLED]
 OTHERS = [program for program in TABLE if not program.served_agent]
+LONG = [each for each in OTHERS if each.page == "openai-agents.md" and len(each.blocks) > 1]
+"""Programs that are left to `make long`: each needs seconds to import its SDK, and the first one has the same imports."""
 
 
 class Interpreter:
@@ -122,7 +124,7 @@ def test_every_language_is_known() -> None:
     assert {language for _, language, _ in BLOCKS} <= PROGRAMS | COMMANDS | SHOWN
 
 
-@pytest.mark.parametrize("program", OTHERS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", with_slow(OTHERS, (), LONG), ids=lambda program: program.name)
 async def test_a_program_runs_as_printed(
     program: GuideProgram, tmp_path: Path, interpreter: Interpreter
 ) -> None:

@@ -25,6 +25,7 @@ import pytest
 from tests.guides.blocks import COMMANDS, ROOT
 from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.ports import held_port
+from tests.search import with_slow
 
 pytestmark = pytest.mark.slow
 
@@ -343,6 +344,8 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
     (("security.md", "sh", 0),): _security,
     (("security.md", "sh", 1),): _verified,
 }
+LONG = [keys for keys in RUN if keys[0][0] != "README.md" and keys[0][2] > 0]
+"""Blocks that are left to `make long`: `make test` runs those of the README, and the first one of each guide."""
 NOT_RUN = {
     ("README.md", "", 1): "nothing is published yet: tests/test_extras.py",
     ("doctor.md", "", 0): "output on one reader's files: tests/cli/test_doctor.py",
@@ -381,7 +384,7 @@ def test_every_shell_block_is_executed_or_listed_with_a_reason() -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-@pytest.mark.parametrize("keys", RUN, ids=lambda keys: "-".join(map(str, keys[0])))
+@pytest.mark.parametrize("keys", with_slow(RUN, (), LONG), ids=lambda keys: "-".join(map(str, keys[0])))
 def test_a_shell_block_runs_as_printed(keys: tuple[Key, ...], tmp_path: Path) -> None:
     lines = [line for key in keys for line in _lines_of(key)]
     with held_port() as port:

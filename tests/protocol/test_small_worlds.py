@@ -36,16 +36,9 @@ SMALL = {
     "two servers, of which one dies": WorldScenario(losses=0, servers=2, takeovers=1, words=0),
 }
 
-# Those of a second and more; `make check` leaves them to `make test`.
-LARGER = {
-    "two losses",
-    "the client dies",
-    "another server takes over",
-    "a stop",
-    "the power fails",
-    "a tool at a client",
-    "two servers",
-}
+# Those of a second and more. `make check` leaves the first ones to `make test`, which leaves the others to `make long`.
+LARGER = {"the client dies", "another server takes over", "the power fails"}
+LARGEST = {"two losses", "a stop", "a tool at a client", "two servers"}
 
 
 @pytest.mark.slow
@@ -60,7 +53,7 @@ LARGER = {
     "STREAM-50",
     "STREAM-101",
 )
-@pytest.mark.parametrize("name", with_slow(SMALL, LARGER))
+@pytest.mark.parametrize("name", with_slow(SMALL, LARGER, LARGEST))
 def test_every_state_of_a_small_world_keeps_the_promises(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -126,7 +119,7 @@ LATE = {plants.TakenFromOlder}
 
 @pytest.mark.parametrize(
     "world",
-    with_slow(PLANTED, LATE),
+    with_slow(PLANTED, (), LATE),
     ids=lambda world: world.__name__,
 )
 def test_a_planted_bug_is_found(world: type[SmallWorld]) -> None:

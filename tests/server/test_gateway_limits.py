@@ -133,6 +133,7 @@ async def test_daily_and_monthly_tokens_and_a_budget_are_limits_that_survive_a_k
                 assert (message.value.status_code, body["error"]["type"]) == (402, "billing_error")
 
 
+@pytest.mark.long
 async def test_limits_hold_for_two_workers_together(tmp_path: Path) -> None:
     one = PROMPT + COMPLETION
     options = ("--workers", "2")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.search import with_long
 from tests.simulation.crowd_run import FAULTS, SHORT, run
 from tests.simulation.crowd_store import Rules
 
@@ -31,12 +32,15 @@ def test_a_fleet_under_faults_loses_nothing_and_takes_over_in_time() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rules", "problem"),
-    [
-        (Rules(is_fenced=False), "appended under epoch"),
-        (Rules(raises_epoch=False), "both appended under epoch"),
-        (Rules(confirms=False), "starts a tool under epoch"),
-        (Rules(counts_others=False), "greedy"),
-    ],
+    with_long(
+        [
+            (Rules(is_fenced=False), "appended under epoch"),
+            (Rules(raises_epoch=False), "both appended under epoch"),
+            (Rules(confirms=False), "starts a tool under epoch"),
+            (Rules(counts_others=False), "greedy"),
+        ],
+        1,
+    ),
 )
 def test_a_broken_rule_is_found(rules: Rules, problem: str) -> None:
     assert any(problem in each for seed in SEEDS for each in run(seed, rules=rules).problems)

@@ -336,6 +336,7 @@ async def test_a_server_that_dies_during_a_call_gives_an_error_and_is_restarted(
     assert len(ledger.pids) == 2
 
 
+@pytest.mark.long
 @spec("TURN-43")
 async def test_an_http_server_that_dies_during_a_call_is_left_out_until_it_is_back(
     program: HttpProgram, monkeypatch: pytest.MonkeyPatch

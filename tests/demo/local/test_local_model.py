@@ -150,6 +150,7 @@ class TestRealModel:
         assert isinstance(finished, Finished)
         assert finished.finish is Finish.CALLS
 
+    @pytest.mark.long
     async def test_a_turn_reads_writes_and_answers(self, tools: list[Tool], tmp_path: Path) -> None:
         text = (
             "Read notes/harbour.txt, write a note called sea.txt about the sea, then explain how tides work."
