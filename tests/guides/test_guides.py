@@ -60,7 +60,7 @@ TALKING = [program for program in TABLE if program.served_agent]
 ONCE_FOR_ALL = [program for program in TALKING if program.served_agent not in POOLED]
 OTHERS = [program for program in TABLE if not program.served_agent]
 LONG = [each for each in OTHERS if each.page == "openai-agents.md" and len(each.blocks) > 1]
-"""Programs that are left to `make long`: each needs seconds to import its SDK, and the first one has the same imports."""
+"""Programs that are left to `make long`: each needs seconds to import its SDK, as the first one does."""
 
 
 class Interpreter:

@@ -18,6 +18,7 @@ import os
 import re
 import stat
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,9 @@ else:
 
 
 TRIES_MAX = 100
-"""Another process may remove a new file before it is locked; a hundred times in a row are no accident."""
+"""Another process may lock and remove a new file before it is locked; a hundred times in a row are no accident."""
+PAUSE_MAX_S = 0.01
+"""Longest pause between two tries: the other process may be waiting for a processor while it holds the lock."""
 BEATS_PER_LEASE = 10
 """Touches of a node's file in the time after which it counts as frozen."""
 
@@ -226,7 +229,8 @@ def _lock_file(folder: Path, node: str) -> str:
 
 
 def _take(path: str) -> int:
-    for _ in range(TRIES_MAX):
+    for tries in range(TRIES_MAX):
+        time.sleep(min(tries / 1000, PAUSE_MAX_S))
         descriptor = open_own(Path(path), CALLED, os.O_RDWR | os.O_CREAT)
         try:
             if _is_lock_taken(descriptor) and _is_same_file(descriptor, path):
