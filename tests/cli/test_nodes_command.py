@@ -21,6 +21,7 @@ from midstream.store.node_reports import NodeLine
 from tests.cli.conftest import Run
 from tests.cli.processes import WAIT_S, Serving
 from tests.fault.stored import use_postgres
+from tests.search import with_long
 
 pytestmark = pytest.mark.fault
 ALICE, OPERATOR = "alice-token-of-43-characters", "operator-token-of-43-characters"
@@ -28,7 +29,7 @@ STALE_S = 2.5
 """Age in seconds that the counts of another server may have."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=with_long(["postgresql", "sqlite"], 1))
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "shared.db")

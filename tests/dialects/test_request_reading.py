@@ -18,7 +18,7 @@ from midstream.history.messages import History
 from midstream.session.applications import Beginning
 from tests.dialects.rewriting_applications import RewritingApplication
 from tests.lines import lines_run
-from tests.search import tried
+from tests.search import tried, with_long
 from tests.spec import spec
 
 OWNER = b"me"
@@ -84,7 +84,9 @@ def test_a_body_below_the_size_limit_is_not_cached() -> None:
 @pytest.mark.slow
 @spec("REUSE-27")
 @pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize(("is_sound", "has_shapes"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("is_sound", "has_shapes"), with_long([(False, False), (True, False), (True, True)], 1)
+)
 def test_a_reading_after_known_messages_equals_a_whole_reading(
     dialect: Dialect,
     is_sound: bool,  # noqa: FBT001 - a parameter of the test

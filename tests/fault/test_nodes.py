@@ -63,7 +63,7 @@ LEASE_S = 3.0
 """A second was too short for the heartbeats of a living node on a busy machine."""
 USUAL = {
     "test_a_killed_nodes_turn_continues_unprompted_in_another_process": STORES,
-    "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards": STORES,
+    "test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards": STORES[1:],
     "test_a_stopped_process_hands_its_turns_over_without_an_interruption": STORES[1:],
     "test_any_process_serves_readers_and_senders": STORES[1:],
     "test_three_servers_killed_frozen_and_disconnected_at_random_lose_nothing": STORES[1:],

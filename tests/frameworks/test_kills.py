@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.guide_kills import KINDS, is_installed
+from tests.search import with_slow
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
@@ -26,7 +27,7 @@ def play(framework: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("framework", KINDS)
+@pytest.mark.parametrize("framework", with_slow(KINDS, (), {"LangGraph"}))
 def test_a_program_of_the_guide_is_killed_at_random(framework: str) -> None:
     done = play(framework, "--rounds", "1")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

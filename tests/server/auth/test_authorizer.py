@@ -8,7 +8,7 @@ from midstream.errors import AccessError, SessionNotFoundError
 from midstream.server.auth.access import Access, Authorize
 from midstream.server.auth.authorizer import AccessLevel, Authorizer
 from midstream.server.auth.credential_sources import source_of
-from midstream.server.auth.issued_credentials import IssuedCredentials
+from midstream.server.auth.issued_credentials import CredentialIssuer
 from midstream.server.auth.ownership import Owner, Ownership
 from midstream.server.auth.principals import Action, Principal, Scope
 from midstream.server.auth.revocations import Revocations
@@ -31,7 +31,7 @@ async def _authorizer(authorize: Authorize | None = None) -> Authorizer:
         await store.claim(session, at=world.now())
     access = Access(authenticate=lambda _: None, authorize=authorize)
     source = source_of(access.authenticate)
-    issued = IssuedCredentials(store, world, Revocations(store, world), source.is_current)
+    issued = CredentialIssuer(store, world, Revocations(store, world), source.is_current)
     return Authorizer(access, source, store, ownership, issued)
 
 

@@ -22,7 +22,7 @@ from midstream.server.auth.caller import (
     known_caller_of,
 )
 from midstream.server.auth.credential_sources import source_of
-from midstream.server.auth.issued_credentials import IssuedCredentials
+from midstream.server.auth.issued_credentials import CredentialIssuer
 from midstream.server.auth.ownership import Ownership
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.auth.revocations import Revocations
@@ -45,7 +45,7 @@ class House:
         access = Access(authenticate=lambda _: self.known, authorize=authorize)
         source = source_of(access.authenticate)
         revocations = Revocations(self.store, self.world)
-        issued = IssuedCredentials(self.store, self.world, revocations, source.is_current)
+        issued = CredentialIssuer(self.store, self.world, revocations, source.is_current)
         self.authorizer = Authorizer(access, source, self.store, self.ownership, issued)
         self.counters = Counters(limits or Limits(), self.world)
         self.living = LiveCallers()

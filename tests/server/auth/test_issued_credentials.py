@@ -14,8 +14,8 @@ from midstream.server.auth.issued_credentials import (
     COOKIE_S,
     NAMESPACE,
     SWEEP_S,
+    CredentialIssuer,
     CredentialKind,
-    IssuedCredentials,
     key_of,
 )
 from midstream.server.auth.principals import Principal
@@ -27,10 +27,10 @@ from tests.spec import spec
 ADA = Principal("ada", tenant="acme")
 
 
-async def _credentials() -> tuple[IssuedCredentials, MemoryStore, FakeWorld]:
+async def _credentials() -> tuple[CredentialIssuer, MemoryStore, FakeWorld]:
     store, world = MemoryStore(), FakeWorld()
     await store.open()
-    return IssuedCredentials(store, world, Revocations(store, world), _accept), store, world
+    return CredentialIssuer(store, world, Revocations(store, world), _accept), store, world
 
 
 async def _accept(principal: Principal) -> bool:
@@ -107,7 +107,7 @@ async def test_viewer_tokens_are_revoked_by_session() -> None:
     await credentials.withdraw("nothing")
 
 
-async def _line(credentials: IssuedCredentials, length: int) -> list[str]:
+async def _line(credentials: CredentialIssuer, length: int) -> list[str]:
     """Return credentials of which each was issued for the one before."""
     tokens: list[str] = []
     for _ in range(length):
@@ -116,7 +116,7 @@ async def _line(credentials: IssuedCredentials, length: int) -> list[str]:
     return tokens
 
 
-async def _good(credentials: IssuedCredentials, tokens: list[str]) -> list[bool]:
+async def _good(credentials: CredentialIssuer, tokens: list[str]) -> list[bool]:
     found = []
     for token in tokens:
         try:

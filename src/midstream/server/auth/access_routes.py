@@ -28,7 +28,7 @@ from midstream.server.auth.issued_credentials import (
     LOGIN_LINK_S,
     TICKET_S,
     CredentialKind,
-    IssuedCredential,
+    StoredCredential,
     key_of,
 )
 from midstream.server.auth.middleware import TRAIL, AuthMiddleware
@@ -215,7 +215,7 @@ class AccessRoutes:
         await self._auth.announce()
         return RevokedCredentials(count)
 
-    async def _manageable(self, request: Request) -> list[tuple[str, IssuedCredential]]:
+    async def _manageable(self, request: Request) -> list[tuple[str, StoredCredential]]:
         principal = known_caller_of(request.scope).principal
         _require_unscoped(principal)
         rows = await self._auth.credentials.read_all()
@@ -308,7 +308,7 @@ def _describe_caller(principal: Principal) -> CallerDescription:
     )
 
 
-def _line_of(key: str, credential: IssuedCredential) -> CredentialLine:
+def _line_of(key: str, credential: StoredCredential) -> CredentialLine:
     return CredentialLine(
         key[:ID_LENGTH],
         credential.kind,

@@ -15,7 +15,7 @@ from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedErro
 from midstream.server.auth.access import Access
 from midstream.server.auth.bearer_tokens import bearer_token
 from midstream.server.auth.credential_sources import CredentialSource, settle
-from midstream.server.auth.issued_credentials import CredentialKind, IssuedCredentials, key_of
+from midstream.server.auth.issued_credentials import CredentialIssuer, CredentialKind, key_of
 from midstream.server.auth.origins import page_of
 from midstream.server.auth.ownership import Owner, Ownership, is_of_tenant, name_in_store, name_outside
 from midstream.server.auth.principals import Action, Principal
@@ -57,7 +57,7 @@ class Authorizer:
         source: CredentialSource,
         store: Store,
         ownership: Ownership,
-        credentials: IssuedCredentials,
+        credentials: CredentialIssuer,
     ) -> None:
         self._access = access
         self._source = source

@@ -64,7 +64,7 @@ class CredentialKind(StrEnum):
     """Permits reading one session."""
 
 
-class IssuedCredential(Struct, frozen=True, omit_defaults=True):
+class StoredCredential(Struct, frozen=True, omit_defaults=True):
     """Stored data of a credential.
 
     Args:
@@ -100,7 +100,7 @@ class IssuedCredential(Struct, frozen=True, omit_defaults=True):
         return min(self.expires_at, self.used_at + self.idle_s) if self.idle_s else self.expires_at
 
 
-class IssuedCredentials:
+class CredentialIssuer:
     """Issues, checks and revokes the credentials of this server.
 
     Args:
@@ -132,13 +132,13 @@ class IssuedCredentials:
         """
         token = self._world.new_id(kind.value)
         now = self._world.now()
-        credential = IssuedCredential(
+        credential = StoredCredential(
             kind, principal, now, now + for_s, session, action, origin, idle_s=idle_s
         )
         await self.keep(token, credential)
         return token
 
-    async def keep(self, token: str, credential: IssuedCredential) -> None:
+    async def keep(self, token: str, credential: StoredCredential) -> None:
         """Store a credential whose secret (from `World.new_id`) already exists.
 
         Its parent is `credential.parent`, or the credential that its principal sent.
@@ -155,7 +155,7 @@ class IssuedCredentials:
         await self._sweep(now)
         await self._kv.kv_put(NAMESPACE, key_of(token), msgspec.json.encode(credential), expected=0, at=now)
 
-    async def take(self, kind: CredentialKind, token: str) -> IssuedCredential:
+    async def take(self, kind: CredentialKind, token: str) -> StoredCredential:
         """Consume a credential, and return its data.
 
         Raises:
@@ -167,7 +167,7 @@ class IssuedCredentials:
         await self._require_unbroken(found)
         return found
 
-    async def show(self, kind: CredentialKind, token: str) -> IssuedCredential:
+    async def show(self, kind: CredentialKind, token: str) -> StoredCredential:
         """Return the data of a credential.
 
         Raises:
@@ -231,7 +231,7 @@ class IssuedCredentials:
             gone += row is not None
         return gone
 
-    async def read_all(self) -> Sequence[tuple[str, IssuedCredential]]:
+    async def read_all(self) -> Sequence[tuple[str, StoredCredential]]:
         """Return all stored credentials with their digests, newest write first.
 
         Rows that cannot be read are left out; their credentials are refused anyway.
@@ -239,14 +239,14 @@ class IssuedCredentials:
         rows = [(row.key, _decode(row)) for row in await self._kv.kv_list(NAMESPACE)]
         return [(key, credential) for key, credential in rows if credential is not None]
 
-    async def _find(self, kind: CredentialKind, token: str) -> tuple[KeyValueEntry, IssuedCredential]:
+    async def _find(self, kind: CredentialKind, token: str) -> tuple[KeyValueEntry, StoredCredential]:
         row = await read_row(self._kv, NAMESPACE, key_of(token)) if len(token) <= _TOKEN_CHARS_MAX else None
         found = _decode(row) if row is not None else None
         if row is None or found is None or found.kind is not kind or found.ends_at <= self._world.now():
             raise _refusal_of(kind)
         return row, found
 
-    async def _require_unbroken(self, credential: IssuedCredential) -> None:
+    async def _require_unbroken(self, credential: StoredCredential) -> None:
         """Require that a credential and all credentials above it are valid."""
         chain = await self._chain_of(credential)
         now, last = self._world.now(), chain[-1][1]
@@ -261,10 +261,10 @@ class IssuedCredentials:
             raise UnauthorizedError(f"the credential behind this {credential.kind.value} is no longer valid")
 
     async def _chain_of(
-        self, credential: IssuedCredential
-    ) -> list[tuple[KeyValueEntry | None, IssuedCredential]]:
+        self, credential: StoredCredential
+    ) -> list[tuple[KeyValueEntry | None, StoredCredential]]:
         """Return a credential and those above it. If the last one has a parent, the chain is broken or too long."""
-        chain: list[tuple[KeyValueEntry | None, IssuedCredential]] = [(None, credential)]
+        chain: list[tuple[KeyValueEntry | None, StoredCredential]] = [(None, credential)]
         while len(chain) <= CHAIN_MAX and (parent := chain[-1][1].parent):
             row = await read_row(self._kv, NAMESPACE, parent)
             found = _decode(row) if row is not None else None
@@ -273,7 +273,7 @@ class IssuedCredentials:
             chain.append((row, found))
         return chain
 
-    async def _touch(self, row: KeyValueEntry, credential: IssuedCredential) -> None:
+    async def _touch(self, row: KeyValueEntry, credential: StoredCredential) -> None:
         """Store the time of use of a credential that expires without use."""
         now = self._world.now()
         if credential.idle_s and now - credential.used_at >= credential.idle_s * _TOUCH_SHARE:
@@ -296,10 +296,10 @@ def key_of(token: str) -> str:
     return hashlib.blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
-def _decode(row: KeyValueEntry) -> IssuedCredential | None:
+def _decode(row: KeyValueEntry) -> StoredCredential | None:
     """Decode a row; return None if it is damaged, or of another version."""
     try:
-        return msgspec.json.decode(row.body, type=IssuedCredential)
+        return msgspec.json.decode(row.body, type=StoredCredential)
     except (msgspec.DecodeError, RecursionError):
         return None
 

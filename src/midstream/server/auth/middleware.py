@@ -33,9 +33,9 @@ from midstream.server.auth.caller import CALLER, Counters, KnownCaller, LiveCall
 from midstream.server.auth.credential_sources import source_of
 from midstream.server.auth.issued_credentials import (
     LOGIN_LINK_S,
+    CredentialIssuer,
     CredentialKind,
-    IssuedCredential,
-    IssuedCredentials,
+    StoredCredential,
 )
 from midstream.server.auth.local_user import LocalUser
 from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
@@ -122,7 +122,7 @@ class AuthMiddleware:
         self.source = source_of(access.authenticate, access.still_valid)
         self.ownership = Ownership(host.store, host.world)
         self.revocations = Revocations(host.store, host.world)
-        self.credentials = IssuedCredentials(host.store, host.world, self.revocations, self.source.is_current)
+        self.credentials = CredentialIssuer(host.store, host.world, self.revocations, self.source.is_current)
         self.authorizer = Authorizer(access, self.source, host.store, self.ownership, self.credentials)
 
     async def open(self) -> None:
@@ -153,7 +153,7 @@ class AuthMiddleware:
         operator = self.source.principal if isinstance(self.source, LocalUser) else OPERATOR
         now = self._host.world.now()
         await self.credentials.keep(
-            token, IssuedCredential(CredentialKind.LOGIN, operator, now, now + LOGIN_LINK_S)
+            token, StoredCredential(CredentialKind.LOGIN, operator, now, now + LOGIN_LINK_S)
         )
 
     async def _watch(self, seen: int) -> None:

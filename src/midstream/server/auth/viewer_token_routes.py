@@ -16,7 +16,7 @@ from midstream.engine.escrow_locks import SessionHold
 from midstream.engine.host import Host
 from midstream.server.auth.access_routes import Issued, owner_of
 from midstream.server.auth.caller import known_caller_of
-from midstream.server.auth.issued_credentials import VIEWER_S_MAX, CredentialKind, IssuedCredential
+from midstream.server.auth.issued_credentials import VIEWER_S_MAX, CredentialKind, StoredCredential
 from midstream.server.auth.middleware import AuthMiddleware
 from midstream.server.auth.principals import Principal
 from midstream.server.auth.session_unlocking import HELD
@@ -51,7 +51,7 @@ class ViewerRoutes:
             viewer = Principal(name, tenant=owner.tenant, session=session, claim=owner.claim)
             viewer = replace(viewer, via=issuer.via, source=issuer.source, expires_at=issuer.expires_at)
             now = self._host.world.now()
-            credential = IssuedCredential(
+            credential = StoredCredential(
                 CredentialKind.VIEWER, viewer, now, now + body.for_s, issuer=issuer.key
             )
             await self._auth.credentials.keep(token, credential)
