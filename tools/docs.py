@@ -107,7 +107,8 @@ def _rows_of(package: ModuleType) -> str:
 
 
 VALUES = {
-    "ASK_FIRST": "Rules that put everything but reading to a person.",
+    "UpstreamEvent": "Everything that `UpstreamAgent.send` may yield.",
+    "ASK_FIRST": "Rules that ask a person about every act, except reading.",
     "BACKENDS": "The kinds of stores by URL scheme; add your own.",
     "DIALECTS": "The dialects that the gateway serves.",
     "HARMLESS": "Kinds of acts that change nothing.",

@@ -24,7 +24,10 @@ ON_COMMAND = ON_IMPORT | {"click"}
 
 PACKAGES = ("midstream", *(f"midstream.{name}" for name in PUBLIC_PACKAGES))
 PUBLIC = [(package, name) for package in PACKAGES for name in importlib.import_module(package).__all__]
-OTHER_MODULES = re.compile(r"midstream\.(errors|client\.sync|frameworks\.\w+|observability\.\w+|demo\.local)")
+OTHER_MODULES = re.compile(
+    r"midstream\.(errors|client\.sync|frameworks\.\w+|observability\.\w+|demo\.local"
+    r"|testing\.(upstream_contract|pool_contract|conformance))"
+)
 """Public modules beside the packages; docs/reference/python.md names them."""
 IMPORT = re.compile(r"^ *from (midstream[\w.]*) import (\([^)]*\)|[^\n#(]+)", re.MULTILINE)
 

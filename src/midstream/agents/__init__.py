@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from midstream.agents.upstream_abilities import Abilities as Abilities
     from midstream.agents.upstreams import ForkingUpstream as ForkingUpstream
     from midstream.agents.upstreams import Marked as Marked
+    from midstream.agents.upstreams import MessageDropped as MessageDropped
     from midstream.agents.upstreams import MessageTaken as MessageTaken
+    from midstream.agents.upstreams import ResponseRestarted as ResponseRestarted
     from midstream.agents.upstreams import Setup as Setup
     from midstream.agents.upstreams import Upstream as Upstream
     from midstream.agents.upstreams import UpstreamAgent as UpstreamAgent
+    from midstream.agents.upstreams import UpstreamEvent as UpstreamEvent
     from midstream.agents.upstreams import UpstreamMessage as UpstreamMessage
     from midstream.session.permissions import Allowed as Allowed
     from midstream.session.permissions import Ask as Ask
@@ -47,7 +50,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "agents.pool": "PoolLimits Pooled",
         "agents.prefix_difference": "first_difference",
         "agents.upstreams": (
-            "ForkingUpstream Marked MessageTaken Setup Upstream UpstreamAgent UpstreamMessage"
+            "ForkingUpstream Marked MessageDropped MessageTaken ResponseRestarted Setup Upstream UpstreamAgent "
+            "UpstreamEvent UpstreamMessage"
         ),
         "session.permissions": "Allowed Ask Permission",
     },

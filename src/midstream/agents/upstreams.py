@@ -125,6 +125,7 @@ class ResponseRestarted(Struct, frozen=True):
 
 
 UpstreamEvent = MessageTaken | MessageDropped | Marked | ResponseRestarted | ModelEvent
+"""Everything that `UpstreamAgent.send` may yield."""
 
 
 class UpstreamAgent(Protocol):

@@ -110,7 +110,7 @@ def error_of(error: MidstreamError) -> A2aError | None:
 
 
 class A2aSkill(Struct, frozen=True, omit_defaults=True):
-    """A skill of an agent, for the card.
+    """A skill of an agent, for its A2A agent card.
 
     Args:
         id, name, description: Text for clients and their models.

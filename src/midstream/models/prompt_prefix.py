@@ -68,7 +68,7 @@ def takes_cache_key(host: str) -> bool:
 
 
 def anchor(body: Mapping[str, Any], *, ttl: str = "") -> Json:
-    """Return a copy of a request for Anthropic's Messages with cache marks.
+    """Return a copy of a request for Anthropic's Messages with `cache_control` marks (prompt caching).
 
     There are marks at the end of the tools, of the system prompt, of the messages, and of the previous request, so that
     its cache entry is found after any number of new blocks. A body with marks is returned unchanged. Apart from the
@@ -90,7 +90,7 @@ def anchor(body: Mapping[str, Any], *, ttl: str = "") -> Json:
 
 
 def anchor_chat(body: Mapping[str, Any], *, ttl: str = "") -> Json:
-    """Return the body of a request for chat completions with Anthropic's cache marks, as `anchor` does.
+    """Return the body of a request for chat completions with Anthropic's `cache_control` marks, as `anchor` does.
 
     For servers that pass them on. The marks are inside the texts of messages (one server is reported to hang if a
     tool's result itself has a mark); results and system prompts become blocks like the texts of the user.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from midstream.server.auth.access import this_user as this_user
     from midstream.server.auth.access import token_file as token_file
     from midstream.server.auth.access import tokens as tokens
+    from midstream.server.auth.origins import HostGuard as HostGuard
     from midstream.server.auth.principals import Action as Action
     from midstream.server.auth.principals import Principal as Principal
     from midstream.server.auth.principals import Scope as Scope
@@ -40,6 +41,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "server.app": "App asgi",
         "server.audit_log": "AuditLog",
         "server.auth.access": ("Access bearer cookie first_of proxy_user this_user token_file tokens"),
+        "server.auth.origins": "HostGuard",
         "server.auth.principals": "Action Principal Scope",
         "server.gateway_app": "Gateway gateway",
         "server.key_service": "key_app",

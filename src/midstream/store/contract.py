@@ -68,7 +68,7 @@ def is_session(name: str) -> bool:
 
 
 class StoredRecord(Struct, frozen=True, gc=False):
-    """A record in the journal; `body` is its JSON, `link` was stored with it (see `Batch.links`)."""
+    """A record in the journal; `body` is its JSON, `link` is the value of `Batch.links` that was stored with it."""
 
     position: int
     epoch: int
@@ -387,7 +387,7 @@ class Store(StoreReader, KeyValue, Protocol):
 
 
 class Transaction(Protocol):
-    """The transaction in which a tool's outcome is recorded; see `midstream.tools.function_tools.transaction`.
+    """The transaction in which a tool's outcome is recorded; `transaction()` returns it to a running tool.
 
     The tables of midstream are not accessible, and statements that end or leave the transaction are refused (`COMMIT`,
     `ROLLBACK`, `ATTACH`, most pragmas). Give your own tables a prefix such as `app_`. Foreign keys are not enforced.

@@ -129,7 +129,7 @@ class ToolSource(Protocol):
 
 
 class StatedOutcome(Struct, frozen=True):
-    """Result of a tool that sets the outcome of its call itself, instead of returning or raising.
+    """A tool returns this to state the outcome of its call, such as an error without an exception.
 
     Args:
         content: The text for the model.

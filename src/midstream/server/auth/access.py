@@ -110,7 +110,7 @@ def token_file(path: Path) -> Authenticate:
 
 
 def this_user(key: str, *, shares_port: bool = False, start: str = "") -> Authenticate:
-    """Authenticate the user of this machine as the operator, by proofs with their key. See `midstream.local_keys`.
+    """Authenticate the user of this machine as the operator, by proofs with their key (SEC-10).
 
     Args:
         key: The key of `read_or_make_key`.
