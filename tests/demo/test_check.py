@@ -96,7 +96,7 @@ def test_a_repeated_call_is_found_in_the_ledger() -> None:
 
 def test_an_unrequested_execution_is_found() -> None:
     stray = LedgerEntry(7, "write_note", "s/9/9/c9", "started")
-    assert judge_run(ledger=[*LEDGER, stray]).problems == ["1 executions nobody asked for"]
+    assert judge_run(ledger=[*LEDGER, stray]).problems == ["1 executions without a call"]
 
 
 def test_a_killed_call_is_no_problem_if_its_outcome_is_recorded_as_unknown() -> None:

@@ -44,4 +44,4 @@ async def test_every_message_leads_through_matching_calls_to_an_answer(words: st
 async def test_an_unknown_message_gets_a_fixed_answer() -> None:
     events = await response_to(History().then(UserMessage.of("hello?")))
     texts = "".join(event.text for event in events if isinstance(event, TextDelta))
-    assert texts == "I only know the demo's three messages by heart."
+    assert texts == "This scripted model answers only the three messages of the demo."

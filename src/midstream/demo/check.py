@@ -96,7 +96,7 @@ class DemoVerdict:
             "pieces shown twice": self.words.twice,
             "pieces not as in the journal": self.words.wrong,
             "calls executed twice": again,
-            "executions nobody asked for": self.unasked,
+            "executions without a call": self.unasked,
             "calls without a result": self.unanswered,
             "journals that do not fold": int(self.entries == 0),
             "turns that did not complete": sum(each is not TurnStatus.COMPLETED for each in self.statuses),

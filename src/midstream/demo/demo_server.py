@@ -107,7 +107,7 @@ class DemoServer:
 
 def _not_up(log: Path, port: int) -> UnavailableError:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-    output = " / ".join(lines) or "it said nothing"
+    output = " / ".join(lines) or "it printed nothing"
     if "[port_taken]" in output:
         return PortTakenError(
             f"another program listens on port {port}: choose another --port (0 takes a free one)"

@@ -51,7 +51,7 @@ _SCRIPT: dict[str, Sequence[Response]] = {
         calls(("write_note", _NOTE)),
         text(
             "I began to write keeper.txt, but the outcome is unknown: the note may or may not be there. I will not "
-            "write it again before somebody has looked."
+            "write it again before a person has checked."
         ),
     ),
     LINES.again: (
@@ -77,5 +77,5 @@ def _response_to(request: ModelRequest) -> Response:
     return (
         responses[number]
         if number < len(responses)
-        else text("I only know the demo's three messages by heart.")
+        else text("This scripted model answers only the three messages of the demo.")
     )

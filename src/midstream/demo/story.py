@@ -123,7 +123,7 @@ class Story:
             )
             await self._write_and_kill(client)
             self._audience.chapter(
-                5, "Is the history still one that a model accepts? The next message will tell."
+                5, "Is the history still one that a model accepts? The next message shows it."
             )
             await self._send(client, self._lines.again, self._show)
         self._judge()
@@ -137,7 +137,7 @@ class Story:
             nonlocal pieces
             if self._cut_at is not None and self._cut_to_words is None:
                 took = self._world.monotonic() - self._cut_at
-                self._audience.note(f"↻ reconnected by itself, {took:.2f} s after the cut; on from there")
+                self._audience.note(f"↻ reconnected by itself, {took:.2f} s after the cut")
                 if isinstance(event.record, Delta):
                     self._cut_to_words = took
             self._show(event)
@@ -146,7 +146,7 @@ class Story:
                 self._cut_at = self._world.monotonic()
                 cut = cutter.cut()
                 self._audience.note(
-                    f"✂ {cut} connection reset after event {event.id}; the turn goes on without us"
+                    f"✂ {cut} connection reset after event {event.id}; the turn continues on the server"
                 )
 
         await self._send(client, self._lines.ask, show)

@@ -22,10 +22,12 @@ from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 ARGUMENTS_CHARS_MAX = 256 * 1024
 """Characters of arguments that a person can be shown. A request with longer arguments is refused."""
-NOT_ASKED = "Nobody was asked, because the turn was stopped or goes on elsewhere. This was not done."
+NOT_ASKED = (
+    "No person was asked, because the turn was stopped or continues at another server. This was not done."
+)
 TOO_LONG = (
-    f"This is longer than a person can be shown ({ARGUMENTS_CHARS_MAX} characters), so nobody was asked and it was not "
-    "done. Do less at once."
+    f"This is longer than a person can be shown ({ARGUMENTS_CHARS_MAX} characters), so no person was asked and it "
+    "was not done. Do less at once."
 )
 
 

@@ -142,7 +142,7 @@ class ToolGuard:
             with running(started):
                 value = await execute(request)
         except GraphBubbleUp:  # an interrupt: the tool starts again after a person's decision
-            waits = ToolResult(call.id, "It waits for somebody.", Outcome.CANCELLED)
+            waits = ToolResult(call.id, "It waits for a person.", Outcome.CANCELLED)
             await self._book.finish(started, waits, SUSPENDED)
             raise
         except Exception as error:
