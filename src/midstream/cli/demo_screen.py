@@ -63,7 +63,7 @@ def table(verdict: DemoVerdict, timings: Timings, ink: Ink) -> Iterator[str]:
     yield ""
     yield _row(ink, "History", is_head=True)
     fold = f"accepted: {verdict.entries} entries" if verdict.entries else "REFUSED"
-    yield f" {pad('the journal is readable, each call has a result', 46)}{fold}"
+    yield f" {pad('journal readable, each call has a result', 46)}{fold}"
     ends = ", ".join(verdict.statuses)
     yield f" {pad('how the turns ended', 46)}{ends}"
     yield ""
