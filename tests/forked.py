@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import fcntl
 import multiprocessing
 import os
@@ -74,6 +75,7 @@ def _live(start: Start) -> None:
     complaints = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
     vars(sys).update(stdin=given, __stdin__=given, stdout=printed, __stdout__=printed)
     vars(sys).update(stderr=complaints, __stderr__=complaints)
+    faulthandler.enable(2)  # A crash of the interpreter shows where.
     if start.has_terminal:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
