@@ -4,6 +4,7 @@
  *     node --experimental-websocket examples/minimal_client/ask.mjs http://127.0.0.1:8000 my-session "Hello" ./state
  *
  * Run the same command again to continue the stream of an earlier process. Once the answer is whole, the command prints it.
+ * Each further message needs a folder of its own. In an encrypted session, copy the file `session-secret` into it first.
  * From version 22 on, Node needs no flag. MIDSTREAM_TOKEN='ORIGIN TOKEN' has the token for one server; no other server gets it.
  */
 import fs from "node:fs";

@@ -15,17 +15,20 @@ export function write(file, text) {
   fs.renameSync(`${file}.new`, file);
 }
 
-/** The stored state of one stream in a folder: its checkpoint, and its secret in a separate file. */
+/** The stored state of one stream in a folder: its checkpoint, and in separate files its secret and that of the session. */
 export class Checkpoint {
   constructor(folder) {
     fs.mkdirSync(folder, { recursive: true });
     [this.file, this.secretFile] = [join(folder, "checkpoint.json"), join(folder, "secret")];
+    this.sessionFile = join(folder, "session-secret");
   }
   get isThere() {
     return fs.existsSync(this.file);
   }
   begin(session, payload) {
-    write(this.secretFile, randomBytes(32).toString("base64url"));
+    const hasSecret = fs.existsSync(this.sessionFile);
+    const secret = hasSecret ? fs.readFileSync(this.sessionFile, "utf8") : randomBytes(32).toString("base64url");
+    for (const file of [this.sessionFile, this.secretFile]) write(file, secret);
     const key = randomBytes(16).toString("hex");
     const commands = { unacked: { 0: JSON.stringify(payload) }, next_seqno: 1, acked: 0 };
     const events = { cursor: null, promised: null, known: null, turn: 0, shown: {} };
@@ -42,6 +45,12 @@ export class Checkpoint {
   save({ secret: _, ...kept }) {
     write(this.file, JSON.stringify({ ...kept, touched_at: Date.now() }));
   }
+  /** Keep the secret of a session that is encrypted under it; delete that of another one, as the stream has a copy. */
+  noteEncryption(isEncrypted, secret) {
+    if (!isEncrypted) fs.rmSync(this.sessionFile, { force: true });
+    else if (!fs.existsSync(this.sessionFile)) write(this.sessionFile, secret);
+  }
+  /** Delete the checkpoint and the secret of the stream. That of the session stays. */
   remove() {
     for (const file of [this.file, this.secretFile]) fs.rmSync(file, { force: true });
     return null;

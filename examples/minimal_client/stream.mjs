@@ -174,6 +174,7 @@ export class Stream {
     if (acked < this.kept.acked) return this.#stop("stream_not_found");
     Object.assign(this, { phase: "live", silenceMs: 3000 * heartbeat_s, isDegraded: frame.is_degraded ?? false });
     this.most = Math.max(1, Math.min(in_flight_max, 64));
+    this.checkpoint.noteEncryption(frame.is_encrypted ?? false, this.kept.secret);
     if (this.isDegraded) this.checkpoint.remove();
     this.isMoving = !this.isBegun || this.at.id !== from.id;
     if (!this.isBegun) this.at = from;
@@ -189,8 +190,9 @@ export class Stream {
     const all = Object.entries(this.kept.unacked);
     const left = all.filter(([n]) => !isAcked(Number(n)));
     if (left.length < all.length) {
-      this.#save({ unacked: Object.fromEntries(left), acked: left.length ? Number(left[0][0]) : this.kept.next_seqno });
-      this.unanswered = this.failures = 0;
+      const acked = left.length ? Number(left[0][0]) : this.kept.next_seqno;
+      if (acked > this.kept.acked) this.unanswered = this.failures = 0;
+      this.#save({ unacked: Object.fromEntries(left), acked });
     }
     this.#sendCommands();
   }

@@ -93,3 +93,26 @@ async def test_the_client_of_the_examples_shows_each_word_once_whichever_process
         assert [folder.joinpath("checkpoint.json").exists() for folder in folders.values()] == [
             False
         ] * CLIENTS
+
+
+@spec("STREAM-95")
+@pytest.mark.timeout(WAIT_S)
+async def test_the_secret_that_the_client_of_the_examples_keeps_opens_an_encrypted_session_again(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("cryptography")
+    with held_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        serve = ("-m", "midstream", "serve", "tests.fault.words_agent:agent", "--no-auth", "--port", port)
+        keys = ("--store", tmp_path / "sessions.db", "--key-file", tmp_path / "keys", "--encrypt", "client")
+        first, second = tmp_path / "first", tmp_path / "second"
+        async with _running(_Program(sys.executable, *serve, *keys)):
+            for folder in (first, second):
+                if folder is second:
+                    second.mkdir()
+                    shutil.copy(first / "session-secret", second)
+                client = _Program(*NODE, ASK, url, "s", "Count", folder)
+                async with _running(client):
+                    assert (await client.process.communicate())[0].decode().strip() == WORDS
+    kept = [sorted(file.name for file in folder.iterdir()) for folder in (first, second)]
+    assert kept == [["answer.txt", "session-secret"]] * 2

@@ -234,10 +234,12 @@ def reaction_to(kind: type[MidstreamError]) -> str:
     stream.frames_to_send()
     _receives(Error(kind.code, "no", kind.retry, 0, 0 if kind is SeqnoGapError else None))(stream)
     if stream.needs_secret:
-        return "shows another secret that it finds, or ends"
+        return "shows another secret that it finds; else ends, deletes the checkpoint"
     if not stream.is_ended:
         is_playback = kind is SeqnoGapError
-        return "plays back from `expected`, or ends" if is_playback else "reconnects"
+        return (
+            "plays back from `expected`; else ends, deletes the checkpoint" if is_playback else "reconnects"
+        )
     return "ends, keeps the checkpoint" if stream.is_kept else "ends, deletes the checkpoint"
 
 

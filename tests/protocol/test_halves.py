@@ -78,9 +78,8 @@ def test_edges_of_only_some_streams_are_drawn_as_well() -> None:
 @spec("STREAM-28")
 def test_every_error_of_the_wire_has_its_line_in_the_table() -> None:
     table = halves.error_table()
-    assert (
-        f"| `{WrongSecretError.code}` | 403 | never | shows another secret that it finds, or ends |" in table
-    )
+    reaction = "shows another secret that it finds; else ends, deletes the checkpoint"
+    assert f"| `{WrongSecretError.code}` | 403 | never | {reaction} |" in table
     assert f"| `{StreamFencedError.code}` | 409 | never | ends, keeps the checkpoint |" in table
     assert len(halves.kinds_on_the_wire()) == table.count("\n") - 2
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from midstream.session.session import CONTINUE
 from midstream.testing import text
 from tests.server.serving import make_app, served
 
@@ -60,6 +61,14 @@ async def test_the_tests_of_the_browser_client_pass(suite: str) -> None:
             process.kill()
             await process.wait()
     assert process.returncode == 0, output.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [CLIENT / "answer.js", ROOT / "examples/minimal_client/answer.mjs", ROOT / "docs/spec/minimal-client.md"],
+)
+def test_clients_and_the_page_for_them_have_the_message_that_no_user_sent(file: Path) -> None:
+    assert CONTINUE in file.read_text(encoding="utf-8")
 
 
 INSTALL = re.compile(r"^\$ npm install \"\$\(python (?P<where>-c '.*')\)\"$", re.MULTILINE)

@@ -222,7 +222,8 @@ class CancelPayload(Struct, frozen=True, gc=False, tag="cancel", tag_field="type
     """Stop the turn; numbered like every command, so that it is retried until it is acknowledged.
 
     Args:
-        turn: Its number; null for the stream's turn, or for the running turn if the stream has none.
+        turn: Its number; null for the turn or the queued message of the stream. If the stream has neither, null is the
+            running turn.
     """
 
     turn: int | None = None
@@ -298,7 +299,7 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
         oldest: Position of the oldest event that can be replayed.
         retention: The limits of retention: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null for none.
         is_encrypted: Whether the session is encrypted under its client's secret, which the client must keep.
-        began_at: The begin of the epoch of `resume_from`, in seconds since 1970: the `at` of its `EpochStarted`
+        began_at: The begin of the epoch of `resume_from`, in seconds since 1970: the `at` of its `epoch_started`
             (STREAM-104). None if it is unknown, and before the first record.
     """
 
@@ -358,7 +359,8 @@ class Events(Struct, frozen=True, gc=False, tag="events", tag_field="type"):
 
 
 class Gone(Struct, frozen=True, gc=False, tag="gone", tag_field="type"):
-    """The client's event id is not on the line. Drop later events; those after `resume_from` follow.
+    """The event id of the client is not on the line, or its next event was pruned. The events after `resume_from`
+    follow; the client deletes those that it has.
 
     Args:
         resume_from: The event after which the events continue.

@@ -84,7 +84,7 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
         spec: The tool as the model receives it.
         has_effects: Whether it has effects: then it runs alone, in order.
         on_doubt: The policy for a call in doubt (TURN-13).
-        timeout_s: Seconds until a running call is given up; 0 for no limit.
+        timeout_s: Seconds after which the client stops a running call (STREAM-18); 0 for no limit.
     """
 
     spec: ToolSpec
@@ -380,7 +380,7 @@ class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", t
 
 
 class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field="type", omit_defaults=True):
-    """The set of dynamic tools has changed since the last such record.
+    """The set of dynamic tools (those of tool servers) has changed since the last such record.
 
     `unreachable` names all sources that do not answer now; their tools are among the removed ones.
     """
