@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -109,6 +111,21 @@ def test_a_server_with_a_valid_proof_receives_the_token_of_its_start_and_never_t
     [challenge] = received
     assert key.encode() not in challenge
     assert b"authorization" not in challenge.lower()
+
+
+@spec("SEC-10", "SEC-11")
+@pytest.mark.parametrize("address", [("127.0.0.1", 8000), ("::1", 8000, 0, 0)])
+def test_proof_and_token_have_the_form_of_the_specification(address: tuple[object, ...]) -> None:
+    place = f"{address[0]} 8000"
+    assert address_of_socket(address) == place
+
+    def mac(*parts: str) -> str:
+        return hmac.new(b"k\xc3\xa9y", "\0".join(parts).encode(), hashlib.sha256).hexdigest()
+
+    proof = mac("midstream local user", "server", place, "start-1", "nonce")
+    assert prove_server("k\u00e9y", place, "start-1", "nonce") == proof
+    token = mac("midstream local user", "client", place, "start-1")
+    assert token_for("k\u00e9y", place, "start-1") == f"start-1.{token}"
 
 
 @spec("SEC-10")

@@ -7,7 +7,7 @@
 `revoke`, `metrics` |
 | `outcome` | `admitted` before the act; else the code of the refusal or failure |
 | `principal` | name of the principal; "" if unknown |
-| `credential` | id of the cookie or pass, as `midstream access list` shows it; "" for a token |
+| `credential` | id of the cookie or viewer token, as `midstream access list` shows it; "" for a token |
 | `address` | address of the client |
 | `session` | the session, as the store names it |
 | `method`, `path` | of the request; the path without its query |

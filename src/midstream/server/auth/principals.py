@@ -62,7 +62,7 @@ class Principal(Struct, frozen=True):
         is_operator: Whether the principal has all rights on all sessions, also on those without an owner.
         session: For a viewer token: the only session, which the bearer may only read.
         claim: `Owner.claim` of `session`, which differs for a later session of this name; "" for any.
-        via: Digest of the cookie or pass of this server that was sent; "" for any other credential.
+        via: Digest of the cookie or viewer token of this server that was sent; "" for any other credential.
         is_approver: Whether the principal may read all sessions of the tenant and answer their questions.
         scope: Restriction of the credential.
         source: Id of the credential from outside this server, such as a line of a token file; "" for an application's.
