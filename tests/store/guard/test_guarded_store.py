@@ -21,8 +21,10 @@ from midstream.errors import EventsLostError, KeyMissingError, StoreDamagedError
 from midstream.session.blobs import Blob, blob_of
 from midstream.session.records import Sync
 from midstream.session.retention import Retention
-from midstream.store.contract import Batch, ForwardedCommand, KeyValueEntry, Store, StoredRecord
-from midstream.store.guard.chain import COVERED
+from midstream.store.contract import Batch, ForwardedCommand, KeyValueEntry, Store, StoredRecord, StoreReader
+from midstream.store.guard import guarded_store
+from midstream.store.guard.append_reads import CheckedPage, read_checked
+from midstream.store.guard.chain import COVERED, ChainKeys
 from midstream.store.guard.guarded_store import GuardedStore, guard_store
 from midstream.store.guard.store_key import FileKeySource
 from midstream.store.memory import Memory, MemoryStore
@@ -126,6 +128,43 @@ async def test_a_changed_record_is_refused_from_any_start_of_the_read(
         ):
             await read_bodies(place, after)
     assert len(await read_bodies(place, end)) == 6 - end
+
+
+@spec("SEC-43")
+@pytest.mark.parametrize("is_appended", [False, True])
+@pytest.mark.parametrize("first", range(3, 6))
+async def test_a_read_from_the_middle_or_an_append_does_not_hide_an_earlier_change(
+    place: GuardedMemory, first: int, *, is_appended: bool
+) -> None:
+    place.records[1] = replace(place.records[1], body=b"x")
+    async with open_store(place) as store:
+        if is_appended:
+            epoch = await store.claim("s", at=2.0)
+            await append(store, b"7", expected=6, epoch=epoch)
+        later = await store.read("s", after=first, limit=100)
+        assert [each.position for each in later] == [*range(first + 1, 8 if is_appended else 7)]
+        for after in range(3):
+            with pytest.raises(StoreDamagedError, match="records 1 to 3"):
+                await store.read("s", after=after, limit=100)
+
+
+@spec("SEC-43")
+async def test_ranges_that_were_read_separately_are_checked_once_they_meet(
+    place: GuardedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[int] = []
+
+    async def counted(
+        reader: StoreReader, keys: ChainKeys, session: str, *, after: int, limit: int
+    ) -> CheckedPage | None:
+        checks.append(after)
+        return await read_checked(reader, keys, session, after=after, limit=limit)
+
+    monkeypatch.setattr(guarded_store, "read_checked", counted)
+    async with open_store(place) as store:
+        for after, limit in ((5, 1), (0, 3), (3, 3), (0, 3), (0, 100), (4, 100)):
+            await store.read("s", after=after, limit=limit)
+    assert checks == [5, 0, 3, 0]
 
 
 @spec("SEC-43")

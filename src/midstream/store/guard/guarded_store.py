@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 from typing_extensions import override
 
@@ -41,9 +42,16 @@ from midstream.store.guard.store_key import FileKeySource
 from midstream.store.guard.store_marker import refuse_encrypted
 
 HEADS_MAX = 10_000
-"""Sessions whose last checked record is in memory; beyond it, the oldest is dropped."""
+"""Sessions whose checked records are noted in memory; beyond it, the oldest is dropped."""
 
 _log = logging.getLogger(__name__)
+
+
+class CheckedRange(Struct, frozen=True, gc=False):
+    """The records of a journal after a position, up to its head, that one process checked or wrote."""
+
+    after: int
+    head: Head
 
 
 class KeySource(Protocol):
@@ -79,8 +87,8 @@ class GuardedReader(StoreReader):
         self._world = world
         self._keys: ChainKeys | None = None
         self._entries: EntrySeals | None = None
-        self._heads: dict[str, Head] = {}
-        """The last checked or written record of each journal."""
+        self._checked: dict[str, CheckedRange] = {}
+        """The records of each journal that were checked or written here."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """See `StoreReader.read`.
@@ -90,30 +98,35 @@ class GuardedReader(StoreReader):
             StoreDamagedError: Another program changed, moved or inserted a record.
         """
         page: Sequence[StoredRecord] = await self._reader.read(session, after=after, limit=limit)
-        if page and not self._is_known(session, page[-1]):
+        if page and not self._is_known(session, after, page[-1]):
             page = await self._check(session, after, limit, page)
         return [StoredRecord(stored.position, stored.epoch, stored.body) for stored in page]
 
-    def _is_known(self, session: str, last: StoredRecord) -> bool:
-        head = self._heads.get(session)
-        return head is not None and last.position <= head.position and last.epoch <= head.epoch
+    def _is_known(self, session: str, after: int, last: StoredRecord) -> bool:
+        known = self._checked.get(session)
+        return (
+            known is not None
+            and known.after <= after
+            and last.position <= known.head.position
+            and last.epoch <= known.head.epoch
+        )
 
     async def _check(
         self, session: str, after: int, limit: int, page: Sequence[StoredRecord]
     ) -> Sequence[StoredRecord]:
         """Check a page, and return it, or the whole appends at its beginning."""
-        keys, head = await self._load_keys(), self._heads.get(session)
+        keys, head = await self._load_keys(), self._head_of(session)
         checked: CheckedPage | None = None
         if head is not None and head.position == after:
             try:
                 checked = check_behind(keys, session, head, page)
             except StoreDamagedError:
-                self._heads.pop(session, None)  # the session may have been deleted, and begun again
+                self._checked.pop(session, None)  # the session may have been deleted, and begun again
         if checked is None:
             checked = await read_checked(self._reader, keys, session, after=after, limit=limit)
         if checked is None:
             return ()
-        self._keep_head(session, checked.head)
+        self._note_checked(session, after, checked.head)
         return checked.records
 
     async def _load_keys(self) -> ChainKeys:
@@ -128,10 +141,26 @@ class GuardedReader(StoreReader):
             self._entries = EntrySeals(await self._load_keys(), self._world)
         return self._entries
 
-    def _keep_head(self, session: str, head: Head) -> None:
-        self._heads[session] = head
-        if len(self._heads) > HEADS_MAX:
-            del self._heads[next(iter(self._heads))]
+    def _head_of(self, session: str) -> Head | None:
+        known = self._checked.get(session)
+        return None if known is None else known.head
+
+    def _note_checked(self, session: str, after: int, head: Head) -> None:
+        """Note that the records after a position, up to a head, were checked or written.
+
+        Of two ranges with a gap between them, the later one is kept: the next append follows it.
+        """
+        known = self._checked.get(session)
+        if known is not None:
+            if head.position < known.after:
+                return
+            is_later = head.position >= known.head.position or head.epoch > known.head.epoch
+            if after <= known.head.position:
+                after = min(after, known.after)
+            head = head if is_later else known.head
+        self._checked[session] = CheckedRange(after, head)
+        if len(self._checked) > HEADS_MAX:
+            del self._checked[next(iter(self._checked))]
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `StoreReader.blob`."""
@@ -232,12 +261,12 @@ class GuardedStore(GuardedReader, Store):
     @override
     async def close(self) -> None:
         self._keys = self._inbox = self._entries = None
-        self._heads.clear()
+        self._checked.clear()
         await self._store.close()
 
     @override
     async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
-        self._heads.pop(session, None)  # other nodes may have appended
+        self._checked.pop(session, None)  # other nodes may have appended
         return await self._store.claim(session, at=at, is_free=is_free)
 
     @override
@@ -254,11 +283,13 @@ class GuardedStore(GuardedReader, Store):
         if before is None:
             before = await self._read_link(session, batch.expected)
         linked, head = self._link(session, batch, before)
-        self._keep_head(session, head)  # now: the next append may be called before this one returns
+        self._note_checked(
+            session, batch.expected, head
+        )  # now: the next append may be called before this one returns
         try:
             return await self._store.append(session, linked)
         except BaseException:  # a cancelled append may have happened or not
-            self._heads.pop(session, None)
+            self._checked.pop(session, None)
             raise
 
     @property
@@ -274,13 +305,13 @@ class GuardedStore(GuardedReader, Store):
 
     def append_now(self, session: str, batch: Batch) -> int | None:
         """See `Immediate.append_now`."""
-        behind, head = self._store.immediate, self._heads.get(session)
+        behind, head = self._store.immediate, self._head_of(session)
         if behind is None or head is None or head.position != batch.expected:
             return None
         linked, new_head = self._link(session, batch, head.link)
         end = behind.append_now(session, linked)
         if end is not None:
-            self._heads[session] = new_head
+            self._note_checked(session, batch.expected, new_head)
         return end
 
     @property
@@ -315,10 +346,12 @@ class GuardedStore(GuardedReader, Store):
             done[:] = [(batch, head)]
             return linked
 
-        self._heads.pop(session, None)
+        known = self._checked.pop(session, None)
         await behind.append_within(session, linking, expected=expected, epoch=epoch)
         [(batch, head)] = done
-        self._keep_head(session, head)
+        if known is not None:
+            self._checked[session] = known
+        self._note_checked(session, expected, head)
         return batch
 
     async def prune(
@@ -336,7 +369,7 @@ class GuardedStore(GuardedReader, Store):
 
     @override
     async def delete(self, session: str) -> bool:
-        self._heads.pop(session, None)
+        self._checked.pop(session, None)
         is_deleted = await self._store.delete(session)
         (await self._load_seals()).spent.spend_session(OF_SESSIONS, session)
         return is_deleted
@@ -407,7 +440,7 @@ class GuardedStore(GuardedReader, Store):
         """Return the link after a position if it is in memory; else None."""
         if expected == 0:
             return NO_LINK
-        head = self._heads.get(session)
+        head = self._head_of(session)
         return head.link if head is not None and head.position == expected else None
 
     async def _read_link(self, session: str, expected: int) -> bytes:
