@@ -957,6 +957,26 @@ test("an error page in the place of a known server is retried, and for an unknow
   }
 });
 
+test("an error page in the place of a server that this client has reached is retried, for its next stream too", async () => {
+  const server = new SmallServer();
+  const missing = await refusalOf(new Response("404 page not found", { status: 404 }));
+  let pages = 0;
+  const makeSocket = () => {
+    if (pages === 0) return server.socket();
+    pages -= 1;
+    const socket = { close() {}, send() {} };
+    queueMicrotask(() => socket.onclose?.({ error: missing }));
+    return socket;
+  };
+  const client = await connect({ url: "http://x", makeSocket, transport: "websocket", storage: new MemoryStorage() });
+  for await (const event of client.send("s", "hello")) assert.ok(event);
+  pages = 1;
+  const reader = client.follow("s", "0-0");
+  for await (const event of reader) if (event.record.type === "turn_ended") break;
+  assert.equal(pages, 0);
+  client.close();
+});
+
 // --- bugs of the server -----------------------------------------------------------------------------------------
 
 test("a bug of the server ends the stream at once, over each transport, and the stream is kept", () => {

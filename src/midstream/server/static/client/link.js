@@ -50,15 +50,15 @@ export class Link {
   #silenceMs = retries.HEARTBEATS_MISSED_MAX * 1000 * HEARTBEAT_S;
   #isPinged = false; // a ping was sent, and its answer is due
   #unanswered = 0; // heartbeats received while an ack was due
-  #isReached; // the server sent a welcome, to this page or an earlier one
+  #isReached; // the server sent a welcome to this client, or to an earlier page
   #reachWithinMs;
   #reachBy; // the limit for the first welcome; Infinity after it
 
-  constructor(life, { patienceMs = PATIENCE_MS, reachWithinMs = Infinity }, now) {
+  constructor(life, { patienceMs = PATIENCE_MS, reachWithinMs = Infinity, isReached = false }, now) {
     this.number = life * CONNECTIONS_OF_A_LIFE; // of the newest connection
     this.deadlineAt = now;
     this.#patienceMs = patienceMs;
-    this.#isReached = life > 0;
+    this.#isReached = life > 0 || isReached;
     this.#reachWithinMs = this.#isReached ? Infinity : reachWithinMs;
     this.#reachBy = now + this.#reachWithinMs;
   }

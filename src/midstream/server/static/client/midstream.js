@@ -70,6 +70,7 @@ export class Client {
   #live = new Map(); // LiveStream -> release of its lock
   #isDisconnected = false;
   #isReached; // this client or the browser received a response of the server at this address
+  #isWelcome = false; // a stream of this client received a welcome
   #environment;
   #settings;
 
@@ -94,7 +95,8 @@ export class Client {
       },
       dialUnshared: (session) => selection.dial(session),
       notify: (stream) => {
-        this.#isReached ||= stream.connection.phase === "live";
+        this.#isWelcome ||= stream.connection.phase === "live";
+        this.#isReached ||= this.#isWelcome;
         this.#onstate(stream.connection, stream);
       },
       release: (stream) => {
@@ -393,7 +395,8 @@ export class Client {
     refuseBrokenText(begun.session);
     const { patienceS, reachWithinS, stallAfterS } = this.#settings;
     const reachWithinMs = this.#isReached ? Infinity : 1000 * reachWithinS;
-    return new Stream(begun, this.#now(), { patienceMs: 1000 * patienceS, stallAfterMs: 1000 * stallAfterS, reachWithinMs });
+    const limits = { patienceMs: 1000 * patienceS, stallAfterMs: 1000 * stallAfterS, reachWithinMs };
+    return new Stream(begun, this.#now(), { ...limits, isReached: this.#isWelcome });
   }
 
   #run(stream, access, { release = () => {}, environment = this.#environment } = {}) {

@@ -40,7 +40,8 @@ export class Stream {
    *   `{session, key, cursor}` of a new stream, whose secret comes by `showSecrets`. Events begin after `cursor`, by default
    *   with the stream's first event. Without `key` the stream only reads. With `damage` its commands are lost: it delivers a
    *   snapshot of the session, and the rest of the running turn.
-   * @param limits Time limits: `patienceMs`, `stallAfterMs`, `reachWithinMs`.
+   * @param limits Time limits: `patienceMs`, `stallAfterMs`, `reachWithinMs`; and `isReached`, whether the client received a
+   *   welcome of this server before.
    */
   constructor(stored, now = 0, limits = {}) {
     this.session = stored.session;
