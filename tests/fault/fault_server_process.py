@@ -13,7 +13,7 @@ from midstream.testing.scripted_model import ScriptedModel
 from tests.fault.fault_stories import StoryStage
 from tests.fault.options import Options
 from tests.fault.stored import make_store
-from tests.fault.turn import EffectLedger, script, server_tools
+from tests.fault.turn import SLOW_CANCELLED_S, SLOW_S, EffectLedger, script, server_tools
 
 
 async def main() -> None:
@@ -21,7 +21,9 @@ async def main() -> None:
     world = options.world()
     ledger = EffectLedger(options.folder / "ledger")
     if options.story == "words":
-        agent = Agent(ScriptedModel(script(), world=world), tools=server_tools(ledger, world))
+        slow_s = SLOW_CANCELLED_S if options.is_cancelling else SLOW_S
+        tools = server_tools(ledger, world, slow_s=slow_s)
+        agent = Agent(ScriptedModel(script(), world=world), tools=tools)
     else:
         agent = StoryStage(options.folder, world, dies_inside=options.dies_inside).agent(options.story)
     app = asgi(agent, store=make_store(options.folder, world), world=world)

@@ -24,6 +24,8 @@ PIDS = "mcp.pids"
 QUESTION = "Read both, write both, think, ask me, and tell me."
 SLOW_S = 0.1
 """Seconds that the slow tool takes."""
+SLOW_CANCELLED_S = 10.0
+"""The same if the turn is cancelled meanwhile: the command arrives in time also on a machine under load."""
 TOKENS = 100
 """Pieces of each long text."""
 TOKENS_AT_ONCE = 5
@@ -107,7 +109,7 @@ class EffectLedger:
         )
 
 
-def server_tools(ledger: EffectLedger, world: World) -> list[Tool]:
+def server_tools(ledger: EffectLedger, world: World, *, slow_s: float = SLOW_S) -> list[Tool]:
     async def read(name: str) -> str:
         """Read something."""
         ledger.note("read", "began")
@@ -124,7 +126,7 @@ def server_tools(ledger: EffectLedger, world: World) -> list[Tool]:
     async def work_slowly() -> str:
         """Work slowly."""
         ledger.note("work_slowly", "began")
-        await world.sleep(SLOW_S)
+        await world.sleep(slow_s)
         ledger.note("work_slowly", "ended")
         return "it was done"
 

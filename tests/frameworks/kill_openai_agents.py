@@ -172,7 +172,7 @@ async def approvals(play: GuidePlay) -> FinalState:
         state = await RunState.from_string(names["cashier"], waiting.read_text())
         for item in state.get_interruptions():
             state.approve(item)
-        async with names["durable"].turn(SESSION, "m1", key="m1"):
+        async with names["payments"].turn(SESSION, "m1", key="m1"):
             result = await Runner.run(names["cashier"], state)
         if not result.interruptions:
             return _report(result.to_input_list())

@@ -124,21 +124,21 @@ async def cancel_and_repeat(act: Callable[[], Awaitable[Any]], play: GuidePlay) 
 
 
 async def converse(play: GuidePlay, names: dict[str, Any]) -> Any:
-    """Send two messages as a guide's `converse` does, and return the application's final history."""
+    """Send two messages as a guide's `answer` with a history does, and return the application's final history."""
     for message in ("m1", "m2"):
-        await until_free(functools.partial(names["converse"], SESSION, message, message), play)
+        await until_free(functools.partial(names["answer"], SESSION, message, message), play)
     (after,) = names["chats"].execute("SELECT after FROM message ORDER BY rowid DESC LIMIT 1").fetchone()
     return after
 
 
 def cancel_at_random(names: dict[str, Any], play: GuidePlay) -> dict[str, Any]:
-    """Cancel each message of a guide's `converse` at random and repeat it at once, in one process."""
-    converse = names["converse"]
+    """Cancel each message of a guide's `answer` at random and repeat it at once, in one process."""
+    answer = names["answer"]
 
     async def repeat(*given: Any) -> Any:
-        return await cancel_and_repeat(lambda: converse(*given), play)
+        return await cancel_and_repeat(lambda: answer(*given), play)
 
-    names["converse"] = repeat
+    names["answer"] = repeat
     return names
 
 

@@ -142,7 +142,7 @@ async def approvals(play: GuidePlay) -> FinalState:
         _model(play),
         deps_type=type(None),
         output_type=[str, DeferredToolRequests],
-        capabilities=[names["durable"]],
+        capabilities=[names["payments"]],
     )
     cashier.tool_plain(requires_approval=True)(play.act)
     names["cashier"] = cashier
@@ -151,7 +151,7 @@ async def approvals(play: GuidePlay) -> FinalState:
         store(waiting, (await names["ask_to_pay"](SESSION, "m1", "m1")).decode())
     while True:
         stored = waiting.read_text()
-        async with names["durable"].turn(SESSION, key="m1"):
+        async with names["payments"].turn(SESSION, key="m1"):
             history = ModelMessagesTypeAdapter.validate_json(stored)
             approved = {call.tool_call_id: True for call in history[-1].tool_calls}  # type: ignore[union-attr]
             results = names["DeferredToolResults"](approvals=approved)

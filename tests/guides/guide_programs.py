@@ -249,14 +249,14 @@ _CONVERSE = """
 import asyncio, json
 
 async def main():
-    first = await converse("chat-42", "m-1", "Book a hotel in Oslo.")
+    first = await answer("chat-42", "m-1", "Book a hotel in Oslo.")
     def sizes():
         return [len(json.loads(after)) for (after,) in chats.execute("SELECT after FROM message ORDER BY rowid")]
     (one,) = sizes()
-    await converse("chat-42", "m-2", "And one in Rome.")
+    await answer("chat-42", "m-2", "And one in Rome.")
     two = sizes()[1]
     stored = chats.execute("SELECT after FROM message").fetchall()
-    await converse("chat-42", "m-2", "And one in Rome.")
+    await answer("chat-42", "m-2", "And one in Rome.")
     again = sizes()[1]
     is_same = json.loads(chats.execute("SELECT after FROM message").fetchall()[0][0]) == json.loads(stored[0][0])
     print(first, one, two, again, is_same, end="")
