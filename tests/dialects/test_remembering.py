@@ -54,9 +54,9 @@ async def peer() -> AsyncIterator[OpenAIMemory]:
 class ResendingApplication:
     """Resends its whole transcript each turn, as client applications do."""
 
-    def __init__(self, client: openai.AsyncOpenAI, *, store: bool | None = None, **headers: str) -> None:
+    def __init__(self, client: openai.AsyncOpenAI, **headers: str) -> None:
         self.messages: list[Any] = []
-        self._store = store
+        self.store: bool | None = None
         self._client = client
         self._headers = headers
 
@@ -67,7 +67,7 @@ class ResendingApplication:
             model="m",
             messages=self.messages,
             stream=True,
-            store=self._store,
+            store=self.store,
             extra_headers=self._headers,
         )
         pieces = [chunk.choices[0].delta.content or "" async for chunk in answer if chunk.choices]
@@ -264,7 +264,8 @@ async def test_the_agents_tool_calls_of_an_unstored_conversation_are_in_memory_o
         serving(app, pool) as gateway,
         openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN) as client,
     ):
-        host = ResendingApplication(client, store=False, **NAMED)
+        host = ResendingApplication(client, **NAMED)
+        host.store = False
         assert await host.ask("pay") == "I pay. Paid."
         assert await asyncio.to_thread(files_with, tmp_path, b"receipt 77") == []
         memory.talks.clear()
