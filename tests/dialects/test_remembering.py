@@ -23,6 +23,7 @@ from midstream.testing.upstream_contract import SEPARATOR
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 from tests.cli.test_gateway import start
 from tests.dialects.gateway_serving import TOKEN, WAIT_S, Json, ServedGateway, make_gateway, serving
+from tests.dialects.test_killed import files_with
 from tests.spec import spec
 
 TURNS = 50
@@ -55,6 +56,7 @@ class ResendingApplication:
 
     def __init__(self, client: openai.AsyncOpenAI, **headers: str) -> None:
         self.messages: list[Any] = []
+        self.store: bool | None = None
         self._client = client
         self._headers = headers
 
@@ -62,7 +64,11 @@ class ResendingApplication:
         """Send a message, read the stream to its end, and append the answer."""
         self.messages.append({"role": "user", "content": words})
         answer = await self._client.chat.completions.create(
-            model="m", messages=self.messages, stream=True, extra_headers=self._headers
+            model="m",
+            messages=self.messages,
+            stream=True,
+            store=self.store,
+            extra_headers=self._headers,
         )
         pieces = [chunk.choices[0].delta.content or "" async for chunk in answer if chunk.choices]
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
@@ -246,3 +252,23 @@ async def test_a_full_transcript_contains_the_agents_tool_calls(
     places = [received.index(part) for part in ("I pay.", '"pay 3"', "receipt 77", "Paid.", "was it paid?")]
     assert places == sorted(places)
     assert received.count("receipt 77") == 1
+
+
+@spec("REUSE-75", "REUSE-80")
+async def test_the_agents_tool_calls_of_an_unstored_conversation_are_in_memory_only(tmp_path: Path) -> None:
+    memory = UpstreamMemory()
+    pool: Any = Pooled(ScriptedUpstream(memory, answer=_paying))
+    store = SQLiteStore(tmp_path / "gateway.db")
+    app = make_gateway(pool, store=store, shows_upstream_calls=False)
+    async with (
+        serving(app, pool) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN) as client,
+    ):
+        host = ResendingApplication(client, **NAMED)
+        host.store = False
+        assert await host.ask("pay") == "I pay. Paid."
+        assert await asyncio.to_thread(files_with, tmp_path, b"receipt 77") == []
+        memory.talks.clear()
+        assert await host.ask("was it paid?") == "Yes."
+    assert words_of(memory.arrived[-1][1]).count("receipt 77") == 1
+    assert files_with(tmp_path, b"receipt 77") == []

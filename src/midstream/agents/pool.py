@@ -175,6 +175,8 @@ class Pooled(StoredModel):
         self._engines = 0
         """Engines that run this pool now; the store of the first one has the records."""
         self._entries = self._entries_in(kv or MemoryKeyValue())
+        self._private = self._entries_in(MemoryKeyValue())
+        """Agents' own calls in conversations whose content may not be stored on disk."""
         self._live = LiveAgents(
             upstream,
             world,
@@ -347,15 +349,20 @@ class Pooled(StoredModel):
         """Read the stored own calls of agents, for an agent without them."""
         if turn.own_calls is not None:
             with contextlib.suppress(*STORE_FAILURES):
-                turn.kept_calls = await self._entries.calls(turn.request.session)
+                session, target = turn.request.session, self._calls_of(turn.request)
+                other = self._entries if target is self._private else self._private
+                turn.kept_calls = await other.calls(session) + await target.calls(session)
 
     async def _keep_calls(self, turn: PoolTurn, *, is_whole: bool = False) -> None:
         """Store an own call of the agent before it is published."""
         if turn.own_calls:
             with contextlib.suppress(*STORE_FAILURES):
-                await self._entries.keep_calls(
-                    turn.request.session, turn.own_calls.collect(is_whole=is_whole)
-                )
+                calls = turn.own_calls.collect(is_whole=is_whole)
+                await self._calls_of(turn.request).keep_calls(turn.request.session, calls)
+
+    def _calls_of(self, request: ModelRequest) -> PoolEntries:
+        """Return the entries that may hold the agents' own calls, which have content."""
+        return self._private if request.is_private else self._entries
 
     async def _claim(self, request: ModelRequest, outline: Outline, setup: Setup) -> PoolTurn | None:
         for _ in range(CLAIMS_MAX):
@@ -741,6 +748,7 @@ class Pooled(StoredModel):
 
     async def _prune(self) -> None:
         with contextlib.suppress(*STORE_FAILURES):
+            await self._private.prune()
             gone = await self._entries.prune()
             if not self._upstream.abilities.can_fork:
                 for name in gone:

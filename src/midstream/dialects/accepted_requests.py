@@ -440,6 +440,7 @@ class Accepting:
             (params.model or self._default) if self._default else "",
             wanted.caller.principal,
             usage_entry,
+            is_private=not wanted.sessions.is_durable,
         )
         command = SendTranscript(
             request,

@@ -551,6 +551,7 @@ def _of_application(
         stalls=None,
         is_resent=True,
         model=application_request.model,
+        is_private=application_request.is_private,
     )
 
 

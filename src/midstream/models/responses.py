@@ -57,6 +57,7 @@ class ModelRequest(Struct, frozen=True):
         stalls: The agent's limits for silence; None without an agent.
         model: The name of one of several models (`RoutedModels`); "" for the only or first one.
         is_resent: Whether a client application sent the history: tools that an agent ran itself may be missing.
+        is_private: Whether none of its content may be stored on disk.
     """
 
     instructions: str
@@ -72,6 +73,7 @@ class ModelRequest(Struct, frozen=True):
     stalls: StallBudgets | None = None
     is_resent: bool = False
     model: str = ""
+    is_private: bool = False
 
 
 class PassedAnswer(Struct, frozen=True):

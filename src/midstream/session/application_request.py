@@ -25,6 +25,7 @@ class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
         model: The model that answers, if there are several; else "".
         principal: The principal of the request, if principals are distinguished; else "".
         usage_entry: The name of the entry that counts its usage; "" for none.
+        is_private: Whether none of its content may be stored on disk.
     """
 
     id: str
@@ -39,3 +40,4 @@ class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
     model: str = ""
     principal: str = ""
     usage_entry: str = ""
+    is_private: bool = False
