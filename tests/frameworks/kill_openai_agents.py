@@ -165,6 +165,7 @@ class Inner(Model):
 async def approvals(play: GuidePlay) -> FinalState:
     """Calls that need a person's approval, and a program that stores the waiting ones."""
     names = _names(play, 3, needs_approval=True)
+    names["payments"] = names["durable"]  # one journal, which the play reads
     waiting = play.folder / "waiting"
     if not waiting.exists():
         store(waiting, await names["ask_to_pay"](SESSION, "m1", "m1"))

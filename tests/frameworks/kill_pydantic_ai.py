@@ -138,6 +138,7 @@ def _inner(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
 async def approvals(play: GuidePlay) -> FinalState:
     """Calls that need a person's approval, and a program that stores the waiting ones."""
     names = run_guide(PAGE, 0, 2, 3)
+    names["payments"] = names["durable"]  # one journal, which the play reads
     cashier: Agent[None, Any] = Agent(
         _model(play),
         deps_type=type(None),
