@@ -144,7 +144,7 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class InvalidHistoryError(UsageError):
-    """These messages cannot form a history: a call without its result, or the reverse."""
+    """These values cannot form a history: no list of messages, or a `Step` whose calls and results do not match."""
 
     code = "invalid_history"
 
