@@ -35,7 +35,7 @@ def tried(usual: int) -> int:
 
 
 def with_slow(cases: Iterable[Any], slow: Collection[Any], long: Collection[Any] = ()) -> list[ParameterSet]:
-    """Return the cases of a test. Those in `slow` are left to `make test`, and those in `long` to `make long`."""
+    """Return the cases of one parameter, those in `slow` left to `make test`, and those in `long` to `make long`."""
 
     def marks(case: Any) -> list[pytest.MarkDecorator]:  # noqa: ANN401 - as pytest has it
         return [pytest.mark.long] if case in long else [pytest.mark.slow] if case in slow else []
@@ -43,12 +43,16 @@ def with_slow(cases: Iterable[Any], slow: Collection[Any], long: Collection[Any]
     return [pytest.param(each, marks=marks(each)) for each in cases]
 
 
-def with_long(cases: Collection[Any], representatives: int) -> list[ParameterSet]:
-    """Return the cases of a test, of which all after the first ones are left to `make long`."""
+def with_long(cases: Iterable[Any], representatives: int) -> list[ParameterSet]:
+    """Return the cases of a test, of which all after the first ones are left to `make long`.
+
+    Args:
+        cases: Each is the value of one parameter, or a tuple of the values of several.
+    """
+    rows = [each if isinstance(each, tuple) else (each,) for each in cases]
     return [
-        pytest.param(*each, marks=marks) if isinstance(each, tuple) else pytest.param(each, marks=marks)
-        for number, each in enumerate(cases)
-        for marks in ([pytest.mark.long] if number >= representatives else [],)
+        *(pytest.param(*row) for row in rows[:representatives]),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in rows[representatives:]),
     ]
 
 

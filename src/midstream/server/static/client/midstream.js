@@ -70,7 +70,7 @@ export class Client {
   #live = new Map(); // LiveStream -> release of its lock
   #isDisconnected = false;
   #isReached; // this client or the browser received a response of the server at this address
-  #isWelcome = false; // a stream of this client received a welcome
+  #hasWelcome = false; // a stream of this client received a welcome
   #environment;
   #settings;
 
@@ -95,8 +95,8 @@ export class Client {
       },
       dialUnshared: (session) => selection.dial(session),
       notify: (stream) => {
-        this.#isWelcome ||= stream.connection.phase === "live";
-        this.#isReached ||= this.#isWelcome;
+        this.#hasWelcome ||= stream.connection.phase === "live";
+        this.#isReached ||= this.#hasWelcome;
         this.#onstate(stream.connection, stream);
       },
       release: (stream) => {
@@ -396,7 +396,7 @@ export class Client {
     const { patienceS, reachWithinS, stallAfterS } = this.#settings;
     const reachWithinMs = this.#isReached ? Infinity : 1000 * reachWithinS;
     const limits = { patienceMs: 1000 * patienceS, stallAfterMs: 1000 * stallAfterS, reachWithinMs };
-    return new Stream(begun, this.#now(), { ...limits, isReached: this.#isWelcome });
+    return new Stream(begun, this.#now(), { ...limits, isReached: this.#hasWelcome });
   }
 
   #run(stream, access, { release = () => {}, environment = this.#environment } = {}) {
