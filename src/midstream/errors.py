@@ -163,7 +163,7 @@ class HistoryRefusedError(InvalidHistoryError):
 
 
 class UnreadableHistoryError(InvalidHistoryError):
-    """A file contains no readable history; `reason` has the cause. Nothing was changed."""
+    """A file or a list is not a history of one format; `reason` has the cause. Nothing was changed."""
 
     code = "unreadable_history"
 
@@ -467,7 +467,7 @@ class ConnectionLostError(UnavailableError):
 
 
 class StoreDamagedError(MidstreamError):
-    """The file is not an intact database. Nothing was written: restore a copy, or run `midstream doctor`."""
+    """The file is not an intact database. Nothing was written: restore a copy, or run `midstream doctor FILE --fix`."""
 
     code = "store_damaged"
 
@@ -569,7 +569,7 @@ class ModelRestartedError(ModelUnavailableError):
 
 
 class UpstreamBusyError(ModelUnavailableError):
-    """The agent is in another run, perhaps one that a crash left behind, which is cancelled once."""
+    """The agent is in another run, perhaps one that a crash left behind. A pool tries once to cancel that run."""
 
     code = "upstream_busy"
 
@@ -621,7 +621,7 @@ class ModelRejectedError(ModelError):
 
 
 class ContextOverflowError(ModelRejectedError):
-    """The conversation is longer than the model can read. A session leaves out older steps and retries once."""
+    """The conversation is longer than the model can read. A session itself leaves out older steps and retries once."""
 
     code = "context_overflow"
 

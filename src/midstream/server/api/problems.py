@@ -86,7 +86,7 @@ _NEXT = {
     "other_login": "Log out first, or send the link again with `replace`.",
     "session_not_found": "Begin a session by sending its first message.",
     "store_busy": "Another process holds the database. Try again in a few seconds.",
-    "store_damaged": "Run `midstream doctor`, or restore a copy of the database.",
+    "store_damaged": "Restore a copy of the database, or run `midstream doctor FILE --fix`.",
     "store_full": "Free some space on the server's disk and try again.",
     "stream_fenced": "A newer connection of this client has the stream; use that one.",
     "stream_not_found": "Open a new stream.",
