@@ -100,7 +100,7 @@ class SideBySide(Midstream):
         objects = [body]
         if body.startswith("["):
             objects = [each if each.endswith("}") else each + "}" for each in body[1:-1].split("},")]
-        runner = self._app.host.awake(name)
+        runner = self._app.host.awake.get(name)
         assert runner is not None
         self._model.feeds[name].put(objects)
         newest = runner.newest

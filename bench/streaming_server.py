@@ -226,7 +226,7 @@ class Midstream:
         """Feed the model with one token, or several."""
         name = request.path_params["name"]
         tokens = _tokens.decode(await request.body())
-        runner = self._app.host.awake(name)
+        runner = self._app.host.awake.get(name)
         assert runner is not None
         position = runner.newest.position
         self._model.feeds[name].put([tokens] if isinstance(tokens, str) else tokens)

@@ -35,7 +35,7 @@ async def _until(events: AsyncIterator[Event], kind: type) -> Event:
 
 async def _running(server: Served) -> None:
     async with asyncio.timeout(WAIT_S):
-        while server.app.host.turns_running < 1:  # noqa: ASYNC110 - it has no event
+        while server.app.host.awake.turns_running < 1:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
 
 
@@ -66,7 +66,7 @@ async def test_a_cancel_of_a_finished_turn_does_not_cancel_a_later_one(server: S
         await _running(server)
         await asyncio.wait_for(client.cancel("s1", 1), WAIT_S)
         await asyncio.wait_for(other.cancel("s1", 1), WAIT_S)
-        assert server.app.host.turns_running == 1
+        assert server.app.host.awake.turns_running == 1
         await asyncio.wait_for(client.cancel("s1", 2), WAIT_S)
         assert _is_stopped(await second)
 

@@ -155,7 +155,7 @@ async def test_a_turn_with_missing_tools_is_held_and_listed() -> None:
     host = await _start(Host(Agent(ScriptedModel([text("stolen")]), name="cook"), store))
     runner = await host.session("s")
     before = runner.newest
-    assert host.waits_for(runner) == "agent"
+    assert host.awake.waits_for(runner) == "agent"
     for command in (SendMessage(UserMessage.of("and?")), Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW)):
         with pytest.raises(AgentMismatchError, match=r"no longer has \('push'\).*sessions resume"):
             await runner.submit(command)
@@ -195,7 +195,7 @@ async def test_additional_tools_do_not_hold_a_turn() -> None:
     cook = _agent("cook", text("done"), ran=ran)
     more = Agent(cook.model, name="cook", tools=[*cook.tools.values(), tool(has_effects=False)(_more)])
     host = await _start(Host(more, store))
-    assert host.waits_for(await host.session("s")) == "person"
+    assert host.awake.waits_for(await host.session("s")) == "person"
 
 
 def _more() -> str:

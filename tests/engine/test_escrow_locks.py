@@ -63,7 +63,7 @@ def _locks(host: Host) -> Locks:
 
 def _is_locked(host: Host) -> bool:
     assert isinstance(host.store, EscrowedStore)
-    return not (host.store.keys._roots or host.store._known or host.store._writing or host.sessions_awake)
+    return not (host.store.keys._roots or host.store._known or host.store._writing or len(host.awake))
 
 
 async def _until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
@@ -157,11 +157,11 @@ async def test_a_client_that_reconnects_soon_finds_the_session_unlocked(
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         await run_turn(host, "s", "hi")
-    awake = host.awake("s")
+    awake = host.awake.get("s")
     for _ in range(3):
         await world.advance(4.0)
         with await _locks(host).hold("s", SECRET):
-            assert host.awake("s") is awake
+            assert host.awake.get("s") is awake
     await world.advance(5.0)
     assert _is_locked(host)
     await host.stop(grace_s=0.1)
@@ -221,7 +221,7 @@ async def test_unfinished_work_waits_for_its_client_without_an_error(
 
     await _until(is_one_locked)
     assert second.recovery.failed == 0
-    assert second.sessions_awake == 0
+    assert len(second.awake) == 0
     logged = [
         record.getMessage() for record in caplog.records if "waits for its client" in record.getMessage()
     ]

@@ -331,7 +331,7 @@ async def test_recovery_does_not_keep_sessions_of_other_nodes_awake(places: Plac
     await _send_message(here, "hi")
     there = await places.host()
     assert (there.recovery.total, there.recovery.elsewhere, there.recovery.failed) == (1, 1, 0)
-    assert there.awake("s") is None
+    assert there.awake.get("s") is None
 
 
 async def test_a_followed_session_sleeps_only_without_a_reader_and_its_error_advises_to_reconnect(
@@ -343,7 +343,7 @@ async def test_a_followed_session_sleeps_only_without_a_reader_and_its_error_adv
     followed = await there.session("s")
     followed.attach()
     assert not await there.put_to_sleep("s")
-    assert there.awake("s") is followed
+    assert there.awake.get("s") is followed
     followed.detach()
     assert await there.put_to_sleep("s")
     with pytest.raises(DrainingError, match="went to sleep; reconnect"):
@@ -374,7 +374,7 @@ async def test_any_node_can_delete_a_session_but_not_during_a_turn(places: Place
     await runner.submit(Cancel())
     await there.delete("s")
     assert await there.store.find("s") is None
-    assert here.awake("s") is None
+    assert here.awake.get("s") is None
 
 
 @spec("STREAM-68")
@@ -560,7 +560,7 @@ async def test_a_parent_receives_the_child_that_another_process_runs(places: Pla
     async with asyncio.timeout(WAIT_S):
         while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
-    await _until(lambda: "s::1.1.0" in here.followed_ends())
+    await _until(lambda: "s::1.1.0" in here.awake.followed_ends())
     go.set()
     records = await records_until_end(parent, after=0)
     ended = next(each for each in records if isinstance(each, CallEnded))

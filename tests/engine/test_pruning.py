@@ -164,7 +164,7 @@ async def test_old_and_excess_events_are_pruned_and_the_conversation_stays(
         await run_turn(on.host, "s", "and now?")
         state = await on.fold()
         assert (state.turns, len(state.history.entries)) == (7, 14)
-        assert state.history == on.host.awake("s").state.history  # type: ignore[union-attr] # it is awake
+        assert state.history == on.host.awake.get("s").state.history  # type: ignore[union-attr] # it is awake
 
 
 @spec("STREAM-62")

@@ -44,7 +44,7 @@ async def test_a_session_that_wakes_during_its_deletion_does_no_work(monkeypatch
     deleting = asyncio.ensure_future(host.delete("s"))
     await store.was_called.wait()
     await host.session("t", create=True)
-    assert host.awake("s") is None, "it went to sleep"
+    assert host.awake.get("s") is None, "it went to sleep"
     woken = await host.session("s")
     with pytest.raises(UnavailableError, match="is being deleted"):
         await woken.submit(SendMessage(UserMessage.of("two")))

@@ -32,9 +32,9 @@ async def test_an_idle_session_sleeps_after_a_minute_and_wakes_on_demand() -> No
         await host.wait_for_recovery()
         await run_turn(host, "s", "one")
         await world.advance(55)
-        assert host.awake("s") is not None
+        assert host.awake.get("s") is not None
         await world.advance(15)
-        assert (host.awake("s"), host.sessions_awake) == (None, 0)
+        assert (host.awake.get("s"), len(host.awake)) == (None, 0)
         await run_turn(host, "s", "two")
         assert len((await host.session("s")).state.history.entries) == 4
 
@@ -47,9 +47,9 @@ async def test_each_use_restarts_the_minute() -> None:
         for _ in range(5):
             await world.advance(40)
             await host.session("s")
-        assert host.awake("s") is not None
+        assert host.awake.get("s") is not None
         await world.advance(80)
-        assert host.awake("s") is None
+        assert host.awake.get("s") is None
 
 
 async def test_sessions_with_readers_or_work_stay_awake() -> None:
@@ -65,10 +65,10 @@ async def test_sessions_with_readers_or_work_stay_awake() -> None:
         busy = await host.session("busy", create=True)
         await busy.submit(SendMessage(UserMessage.of("think")))
         await world.advance(100)
-        assert sorted(each for each in ("read", "busy") if host.awake(each)) == ["busy", "read"]
+        assert sorted(each for each in ("read", "busy") if host.awake.get(each)) == ["busy", "read"]
         (await host.session("read")).detach()
         await world.advance(100)
-        assert host.awake("read") is None
+        assert host.awake.get("read") is None
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ async def test_all_sessions_together_stay_within_the_limit(tmp_path: Path) -> No
             most = max(most, host.memory_held)
         largest = (await host.session(f"s{count - 1}")).journal.bytes_held
         assert most <= limit + largest
-        assert 1 < host.sessions_awake < count
+        assert 1 < len(host.awake) < count
         for number in range(count):
             runner = await host.session(f"s{number}")
             assert len(runner.state.history.entries) == 2

@@ -257,12 +257,12 @@ async def test_a_person_answers_in_the_child_and_the_parent_continues() -> None:
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("pay them")))
     asked = await _wait_for_question(runner)
-    assert host.children_wait_for("s") == ["person"]
+    assert host.awake.children_wait_for("s") == ["person"]
     answer = Answer(CallRef(asked.turn, asked.response, asked.call_id), asked.digest, Choice.ALLOW)
     await (await host.session(CHILD)).submit(answer)
     records = await records_until_end(runner, after=0)
     assert _outcomes(records) == [ToolResult("c1", "it is paid")]
-    assert host.children_wait_for("s") == host.children_wait_for("nobody") == []
+    assert host.awake.children_wait_for("s") == host.awake.children_wait_for("nobody") == []
     await host.stop()
 
 

@@ -46,7 +46,7 @@ async def test_a_body_is_cut_when_its_own_client_closes_it_elsewhere_and_only_th
             await post(server.http, {"type": "close"})
             with pytest.raises(httpx2.RemoteProtocolError):
                 [each async for each in body]
-        assert server.app.host.turns_running == 1
+        assert server.app.host.awake.turns_running == 1
 
 
 @spec("STREAM-27")

@@ -116,7 +116,7 @@ async def test_forwarding_a_command_reads_no_session_at_the_sender(store_of: Sto
             assert answer.json() == {"type": "ack", "seqno": 0}
             await pair.until_idle()
         assert pair.other_store.of("s1") == ["is_held_elsewhere", "forward"] * 5
-        assert pair.other.host.sessions_awake == 0, "the sender holds no session"
+        assert len(pair.other.host.awake) == 0, "the sender holds no session"
         runner = await pair.node.host.session("s1")
         assert runner.state.turns == 10
         assert runner.state.epoch == 1, "its node decided everything"
@@ -129,7 +129,7 @@ async def test_a_command_for_a_session_without_a_node_is_decided_where_it_arrive
     async with pair_of(store_of, lambda _: text("Hello.")) as pair:
         assert (await post(pair.other_http, command())).status_code == 200
         assert "forward" not in pair.other_store.of("s1")
-        assert pair.other.host.leases == 1
+        assert pair.other.host.awake.leases == 1
 
 
 async def _first(client: httpx2.AsyncClient) -> httpx2.Response:

@@ -89,19 +89,19 @@ class LiveResponse:
     @property
     def response(self) -> ApplicationResponse:
         """The newest known state; a sleeping session has no open response."""
-        runner = self.sessions.host.awake(self.found.session)
+        runner = self.sessions.host.awake.get(self.found.session)
         known = None if runner is None else runner.state.application.response(self.found.response.number)
         return known or self.found.response
 
     @property
     def is_open(self) -> bool:
         """Whether it is in progress."""
-        return self.sessions.host.awake(self.found.session) is not None and self.response.is_open
+        return self.sessions.host.awake.get(self.found.session) is not None and self.response.is_open
 
     @property
     def has_begun(self) -> bool:
         """Whether the upstream has sent something of it."""
-        runner = self.sessions.host.awake(self.found.session)
+        runner = self.sessions.host.awake.get(self.found.session)
         turn = None if runner is None else runner.state.turn
         return self.response.has_begun or (isinstance(turn, AwaitingModel) and bool(turn.deltas))
 

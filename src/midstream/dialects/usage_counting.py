@@ -98,7 +98,7 @@ class UsageCounting:
 
     async def _count(self, sessions: ApplicationSessions, session: str) -> None:
         try:
-            runner = sessions.host.awake(session) or await sessions.host.session(session)
+            runner = sessions.host.awake.get(session) or await sessions.host.session(session)
             for response in runner.state.application.responses[-ENDINGS_MAX:]:
                 await self._count_one(response)
         except MidstreamError as error:  # `tend` counts it later

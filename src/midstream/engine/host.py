@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Self
 
 from midstream.engine.agent import Agent, require_agent
 from midstream.engine.agent_resources import AgentResources
+from midstream.engine.awake_sessions import AwakeSessions
 from midstream.engine.conversation import answer_of, payload_of, turn_of
 from midstream.engine.crash_suspect_trials import Trials
 from midstream.engine.escrow_locks import Locks
@@ -25,7 +26,6 @@ from midstream.engine.recovery import Recovery, StartupRecovery
 from midstream.engine.runner import Runner, StopMode
 from midstream.engine.session_deletion import SessionDeletion
 from midstream.engine.sleeping import MemoryLimits, Sleeping
-from midstream.engine.sub_agents import children_at_work
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,
@@ -35,8 +35,6 @@ from midstream.errors import (
 from midstream.history.messages import UserMessage
 from midstream.observability.observers import Observers
 from midstream.protocol.events import Event
-from midstream.protocol.frames import EventId
-from midstream.protocol.server_stream import waiting_on
 from midstream.protocol.stream_settings import TAIL_BYTES
 from midstream.session.child_names import PART_MARK, root_of
 from midstream.session.records import Parent
@@ -100,6 +98,8 @@ class Host:
         self.tail_bytes_max = tail_bytes_max
         self._node = self.world.new_id("node")
         self._awake: dict[str, Runner] = {}
+        self.awake = AwakeSessions(self._awake)
+        """The sessions in memory."""
         self._sleeping = Sleeping(self._awake, memory, self.world, self._send_to_sleep)
         self._opening: dict[str, asyncio.Task[Runner]] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
@@ -335,14 +335,6 @@ class Host:
             self._awake.pop(session_id, None)
             await runner.stop(StopMode.SLEEP)
 
-    def followed_ends(self) -> Mapping[str, int]:
-        """Return the sessions that have readers here and may grow on another node, with their last positions here."""
-        return {
-            session_id: runner.newest.position
-            for session_id, runner in self._awake.items()
-            if runner.readers and runner.may_grow_elsewhere
-        }
-
     @property
     def journals(self) -> FollowedJournals:
         """Journals without a session, and their readers."""
@@ -354,7 +346,7 @@ class Host:
         Raises:
             MidstreamError: They sleep, but one was not released: the store is busy.
         """
-        family = self.awake_with_children(session_id)
+        family = self.awake.family_of(session_id)
         busy = {*self._opening, *self._failed.reopening}
         if any(root_of(each) == session_id for each in busy):
             return False
@@ -388,39 +380,8 @@ class Host:
     def resume_unlocked(self, session_id: str) -> None:
         """Resume the work of a session and its sub-agents that waited for the client's secret."""
         left = self._caretaker.note_unlocked(session_id)
-        left.update(each.session_id for each in self.awake_with_children(session_id) if each.is_following)
+        left.update(each.session_id for each in self.awake.family_of(session_id) if each.is_following)
         self._caretaker.take_up(left, once_more=True)
-
-    def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Notify the readers of an awake session of the new beginning of its events (STREAM-62)."""
-        runner = self._awake.get(session_id)
-        if runner is not None and runner.events.pruned_to.position < last.position:
-            runner.events.pruned_to = last
-
-    def awake(self, session_id: str) -> Runner | None:
-        """Return a session if it is awake."""
-        return self._awake.get(session_id)
-
-    def is_live(self, session_id: str) -> bool:
-        """Whether a turn is open in a session that is awake here."""
-        runner = self._awake.get(session_id)
-        return runner is not None and runner.state.is_live
-
-    def children_wait_for(self, session_id: str) -> list[str]:
-        """Return what each active sub-agent of a session's turn waits for, see `waiting_on`; `tool` if unknown."""
-        parent = self._awake.get(session_id)
-        names = [] if parent is None else children_at_work(session_id, parent.state)
-        return [self._waits_for(name) for name in names]
-
-    def _waits_for(self, session_id: str) -> str:
-        runner = self._awake.get(session_id)
-        return "tool" if runner is None else self.waits_for(runner)
-
-    def waits_for(self, runner: Runner) -> str:
-        """Return what an awake session waits for, see `waiting_on`; `agent` if its turn is held (TURN-90)."""
-        if runner.waits_for_agent:
-            return "agent"
-        return waiting_on(runner.state, self.children_wait_for(runner.session_id))
 
     @property
     def has_peers(self) -> bool:
@@ -433,29 +394,9 @@ class Host:
         return self._sleeping.bytes_held
 
     @property
-    def sessions_awake(self) -> int:
-        """Number of sessions in memory."""
-        return len(self._awake)
-
-    @property
-    def sessions_followed(self) -> int:
-        """Number of sessions of other nodes that are followed for readers."""
-        return sum(bool(runner.readers) and runner.is_stale for runner in self._awake.values())
-
-    @property
-    def leases(self) -> int:
-        """Number of sessions whose leases this process has."""
-        return sum(runner.has_lease for runner in self._awake.values())
-
-    @property
     def peers(self) -> int:
         """Number of other living nodes on this store."""
         return self._caretaker.peers
-
-    @property
-    def turns_running(self) -> int:
-        """Number of awake sessions with an open turn, on this node or another."""
-        return sum(runner.state.is_live for runner in self._awake.values())
 
     async def glance(self, session_id: str) -> Session:
         """Return the state of a session without waking it; an empty state if there is no such session."""
@@ -485,15 +426,9 @@ class Host:
 
     async def close(self, session_id: str, error: MidstreamError) -> None:
         """Close a session and its sub-agents in this process; their readers get `error`."""
-        for runner in self.awake_with_children(session_id):
+        for runner in self.awake.family_of(session_id):
             del self._awake[runner.session_id]
             await runner.stop(StopMode.CLOSE, error)
-
-    def awake_with_children(self, session_id: str) -> list[Runner]:
-        """Return the runners of a session and its sub-agents, of those that are awake."""
-        mark = f"{session_id}{PART_MARK}"
-        own = [self._awake[session_id]] if session_id in self._awake else []
-        return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
 
     def drain(self) -> None:
         """Begin to drain: readers and senders get an error, and reconnect elsewhere. Turns continue until `stop`."""

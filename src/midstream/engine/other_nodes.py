@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from functools import partial
 from itertools import count, groupby
 from typing import Protocol, TypeVar
 
 from midstream.engine import session_work
+from midstream.engine.awake_sessions import AwakeSessions
 from midstream.engine.followed_journals import FollowedJournals
 from midstream.engine.forwarding import (
     GIVE_UP,
@@ -38,7 +39,6 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.observability.observers import Observers
-from midstream.protocol.frames import EventId
 from midstream.retries import (
     FORWARDED_BACKOFF,
     FORWARDED_WITHIN_S,
@@ -63,6 +63,7 @@ _log = logging.getLogger(__name__)
 class PeerSessions(Protocol):
     """The sessions of a host."""
 
+    awake: AwakeSessions
     observers: Observers
     """Notified of the callers of other nodes, before their turns are opened here."""
 
@@ -72,26 +73,17 @@ class PeerSessions(Protocol):
     async def wait_for_recovery(self) -> None:
         """Wait for the end of start-up recovery."""
 
-    def followed_ends(self) -> Mapping[str, int]:
-        """Return the sessions that have readers here and belong to other nodes, with their last positions here."""
-
     async def give_up(self, session_id: str) -> None:
         """Release an idle session so that another node can delete it."""
 
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client's secret."""
 
-    def awake(self, session_id: str) -> Runner | None:
-        """Return a session if it is awake."""
-
     async def glance(self, session_id: str) -> Session:
         """Return the state of a session without waking it."""
 
     async def delete(self, session_id: str) -> None:
         """Delete an idle session with all its records."""
-
-    def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Notify the readers of a session that its events up to this one were pruned."""
 
 
 class Unread:
@@ -295,7 +287,7 @@ class Caretaker:
             found = await self._store.find(session_id)
         except UnavailableError:
             return True  # the epoch without a node is unknown
-        runner = self._sessions.awake(session_id)
+        runner = self._sessions.awake.get(session_id)
         return runner is not None and found is not None and found.epoch == runner.state.epoch
 
     async def _note_locked(self, session_id: str) -> None:
@@ -308,7 +300,7 @@ class Caretaker:
     async def forward(self, session_id: str, received: Received) -> Accepted:
         """See `Host.forward`."""
         accepted = await self._forwarder.request(session_id, encode_command(received))
-        runner = self._sessions.awake(session_id)
+        runner = self._sessions.awake.get(session_id)
         if runner is not None and runner.readers:
             await runner.refresh()
         return accepted
@@ -361,9 +353,9 @@ class Caretaker:
     # --- readers
 
     def _followed_ends(self) -> dict[str, int]:
-        return {**self._sessions.followed_ends(), **self.journals.ends()}
+        return {**self._sessions.awake.followed_ends(), **self.journals.ends()}
 
     async def _refresh(self, moved: Collection[str]) -> None:
         self.journals.wake(moved)
-        runners = [runner for each in moved if (runner := self._sessions.awake(each)) is not None]
+        runners = [runner for each in moved if (runner := self._sessions.awake.get(each)) is not None]
         await asyncio.gather(*(runner.refresh() for runner in runners))

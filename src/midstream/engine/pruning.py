@@ -18,6 +18,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from midstream.engine.awake_sessions import AwakeSessions
 from midstream.engine.journal import PAGE_RECORDS
 from midstream.environment import Fault, World
 from midstream.errors import (
@@ -64,6 +65,8 @@ _log = logging.getLogger(__name__)
 class PrunableSessions(Protocol):
     """The sessions of a host."""
 
+    awake: AwakeSessions
+
     async def glance(self, session_id: str) -> Session:
         """Return the state of a session without waking it."""
 
@@ -72,9 +75,6 @@ class PrunableSessions(Protocol):
 
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client's secret."""
-
-    def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Notify the readers of a session that its events up to this one were pruned."""
 
 
 class _Survey(Struct, frozen=True):
@@ -239,7 +239,7 @@ class Pruner:
         is_done = await self._store.prune(session, encode(record), position=position, epoch=epoch)
         self._world.reach(Fault.AFTER_PRUNE)
         if is_done:
-            self._sessions.note_pruned(session, EventId(epoch, position))
+            self._sessions.awake.note_pruned(session, EventId(epoch, position))
         return is_done
 
     def _postpone(self, session: str, end: int, count: int, *, until: float = 0.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from midstream.engine.awake_sessions import AwakeSessions
 from midstream.engine.runner import Runner
 from midstream.errors import (
     LeaseHeldError,
@@ -22,14 +23,13 @@ GIVE_UP_REQUESTS_MAX = 100
 class DeletableSessions(Protocol):
     """The sessions of a host."""
 
+    awake: AwakeSessions
+
     async def session(self, session_id: str) -> Runner:
         """Return an existing session, awake."""
 
     async def awaken(self, session_id: str) -> Runner:
         """Return a session, awake, existing or not."""
-
-    def awake_with_children(self, session_id: str) -> list[Runner]:
-        """Return the runners of a session and its sub-agents, of those that are awake."""
 
     async def close(self, session_id: str, error: MidstreamError) -> None:
         """Close a session and its sub-agents in this process."""
@@ -52,7 +52,7 @@ class SessionDeletion:
             await self._store.delete(session_id)  # no runner has it here, and deletion reads no record
             return
         self.refuse_while_running(session_id)
-        for runner in self._sessions.awake_with_children(session_id):
+        for runner in self._sessions.awake.family_of(session_id):
             runner.refuse_while_running()
         self._running.add(root_of(session_id))
         try:

@@ -150,7 +150,7 @@ class AcpServer:
         if await self.host.store.find(session_id) is None and await self._notes.find(session_id) is None:
             raise SessionNotFoundError(f"no session {session_id!r} in this store")
         if (
-            self.host.awake(session_id) is not None
+            self.host.awake.get(session_id) is not None
         ):  # begun by start-up recovery, without the editor's servers
             await self.host.put_to_sleep(session_id)
         return await self._open(session_id)

@@ -343,13 +343,13 @@ class App:
     def _figures(self) -> dict[str, float]:
         return {
             "streams": self.open_streams,
-            "sessions_awake": self.host.sessions_awake,
+            "sessions_awake": len(self.host.awake),
             "sessions_bytes": self.host.memory_held,
-            "turns_running": self.host.turns_running,
+            "turns_running": self.host.awake.turns_running,
             "recovery_left": self.host.recovery.total - self.host.recovery.done,
             "is_draining": self.host.is_draining,
-            "leases": self.host.leases,
-            "sessions_followed": self.host.sessions_followed,
+            "leases": self.host.awake.leases,
+            "sessions_followed": self.host.awake.followed,
             "peers": self.host.peers,
             "appends_waiting": self.host.store.appends_waiting,
             "loop_lag_seconds": self.reports.loop_lag_s,

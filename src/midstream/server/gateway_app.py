@@ -243,11 +243,11 @@ class Gateway:
         host = self._durable.host
         return {
             "streams": len(self.responses),
-            "sessions_awake": host.sessions_awake,
-            "turns_running": host.turns_running,
+            "sessions_awake": len(host.awake),
+            "turns_running": host.awake.turns_running,
             "is_draining": self._is_draining,
-            "leases": host.leases,
-            "sessions_followed": host.sessions_followed,
+            "leases": host.awake.leases,
+            "sessions_followed": host.awake.followed,
             "peers": host.peers,
             "appends_waiting": host.store.appends_waiting,
             "loop_lag_seconds": self.reports.loop_lag_s,

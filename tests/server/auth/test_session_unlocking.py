@@ -269,7 +269,7 @@ async def test_keys_are_dropped_when_the_last_client_has_left_an_idle_session(
     assert isinstance(store, EscrowedStore)
 
     async def is_locked() -> bool:
-        return not (app.host.sessions_awake or store.keys._roots or store._known or store._writing)
+        return not (len(app.host.awake) or store.keys._roots or store._known or store._writing)
 
     async with asgi_client(app) as http:
         await send_message(http)
@@ -351,8 +351,8 @@ async def test_a_viewer_does_not_start_work_that_waits_for_its_client(tmp_path: 
         bearer = {"authorization": f"Bearer {token}"}
         shown = await http.get("/v1/sessions/s1", headers=bearer)
         assert (shown.status_code, shown.json()["status"]) == (200, "running")
-        assert second.host.turns_running == 1
-        runner = second.host.awake("s1")
+        assert second.host.awake.turns_running == 1
+        runner = second.host.awake.get("s1")
         assert runner is not None
 
         async def is_followed() -> bool:

@@ -282,7 +282,7 @@ class HttpEndpoints:
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
         name = caller_of(request.scope).public_name(session_id)
-        waits_for = self._host.waits_for(runner)
+        waits_for = self._host.awake.waits_for(runner)
         return snapshot_of(name, runner.state, str(runner.newest), waits_for)
 
     async def records(self, request: Request, query: RecordsQuery) -> Response:

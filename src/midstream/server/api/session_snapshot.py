@@ -122,7 +122,7 @@ def body_within(snapshot: SessionSnapshot, bytes_max: int) -> bytes:
 
 
 def snapshot_of(session_id: str, state: Session, event_id: str, waits_for: str = "") -> SessionSnapshot:
-    """Return the snapshot of a session; `waits_for` is from `Host.waits_for`, or "" if the session sleeps."""
+    """Return the snapshot of a session; `waits_for` is from `AwakeSessions.waits_for`, or "" if the session sleeps."""
     return SessionSnapshot(
         session=session_id,
         event_id=event_id,

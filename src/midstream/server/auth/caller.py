@@ -383,7 +383,7 @@ class KnownCaller(Caller):
             refuse_local_files(command.message)
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.counted_name)
-            self._counters.turns.begin(self.counted_name, self.session, self._host.is_live)
+            self._counters.turns.begin(self.counted_name, self.session, self._host.awake.is_live)
             self._counters.charge(self.session, self.counted_name)
 
     @override

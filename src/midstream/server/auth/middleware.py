@@ -113,7 +113,7 @@ class AuthMiddleware:
         self._host = host
         self._limits = limits
         self._allowed_origins = frozenset(allowed_origins)
-        self.counters = Counters(limits, host.world, host.is_live)
+        self.counters = Counters(limits, host.world, host.awake.is_live)
         self._living = LiveCallers()
         self._watching: asyncio.Task[None] | None = None
         if access is None:

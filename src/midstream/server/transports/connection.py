@@ -550,7 +550,7 @@ class Connection:
             waits_for = ""
         else:
             event_id, state = self._runner.newest, self._runner.state
-            waits_for = self._host.waits_for(self._runner)
+            waits_for = self._host.awake.waits_for(self._runner)
         snapshot = snapshot_of(self._caller.public_name(self._session_id), state, str(event_id), waits_for)
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
@@ -714,7 +714,7 @@ class Connection:
             return
         newest, waits_on = START, "nothing"
         if self._runner is not None:
-            newest, waits_on = self._runner.newest, self._host.waits_for(self._runner)
+            newest, waits_on = self._runner.newest, self._host.awake.waits_for(self._runner)
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:

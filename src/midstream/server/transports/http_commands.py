@@ -140,7 +140,7 @@ class CommandsEndpoint:
             await caller_of(request.scope).require(Action.SEND)
         with await unlock(self._host, session_id, secrets_in(request), Action.READ):
             runner = await self._host.session(session_id, create=bool(by.stream))
-            waits_on = self._host.waits_for(runner)
+            waits_on = self._host.awake.waits_for(runner)
             return HeartbeatFrame(str(runner.newest), waits_on)
 
     async def _hang_up(self, session_id: str, by: FrameSender, request: Request) -> None:
