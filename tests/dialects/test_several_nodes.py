@@ -23,6 +23,7 @@ from tests.spec import spec
 pytestmark = pytest.mark.fault
 FIRST, REST = "one two ", "three four"
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
+RETRY = {"x-stainless-retry-count": "1"}
 GRACE_S = 1.0
 POLL_S = 0.005
 
@@ -104,7 +105,9 @@ async def test_a_retry_at_another_node_gets_the_answer_that_its_first_reader_lef
         first, other = pair.clients
         reading = await first.chat.completions.create(model="m", messages=ASK, stream=True)
         assert (await anext(aiter(reading))).choices
-        retry = await other.chat.completions.create(model="m", messages=ASK, stream=True)
+        retry = await other.chat.completions.create(
+            model="m", messages=ASK, stream=True, extra_headers=RETRY
+        )
         await reading.close()
         asyncio.get_running_loop().call_later(2 * GRACE_S, gate.set)  # its grace period is over by then
         assert await _text(retry) == FIRST + REST
@@ -153,6 +156,53 @@ async def test_equal_requests_at_two_nodes_are_one(store: str, tmp_path: Path) -
         )
         assert [each.choices[0].message.content for each in texts] == [FIRST + REST] * 2
         assert len(pair.upstream.bodies) == 1
+
+
+@spec("REUSE-71")
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+async def test_an_answered_request_is_a_new_run_at_another_node_too(store: str, tmp_path: Path) -> None:
+    answers = [streamed(delta(content=word), delta("stop")) for word in ("one", "two", "three")]
+    async with _pair(store, tmp_path, *answers) as pair:
+        words = []
+        for number, client in enumerate((pair.clients[0], pair.clients[1], pair.clients[1])):
+            if number == 2:
+                await pair.kill(0)
+            done = await client.chat.completions.create(model="m", messages=ASK)
+            words.append(done.choices[0].message.content)
+        assert words == ["one", "two", "three"]
+
+
+@spec("REUSE-71")
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+async def test_two_samples_at_the_same_time_at_two_nodes_are_two_runs(store: str, tmp_path: Path) -> None:
+    (first, first_gate), (second, second_gate) = _slow(), _slow()
+    async with _pair(store, tmp_path, first, second) as pair:
+        reading = [
+            asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
+            for client in pair.clients
+        ]
+        async with asyncio.timeout(WAIT_S):
+            while len(pair.upstream.bodies) < 2:
+                await World().sleep(POLL_S)
+        first_gate.set()
+        second_gate.set()
+        done = await asyncio.gather(*reading)
+        assert len({each.id for each in done}) == 2
+
+
+@spec("REUSE-70")
+@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
+async def test_a_request_of_a_killed_node_joins_its_response_at_the_other_one(
+    store: str, tmp_path: Path
+) -> None:
+    (first, _), rest = _slow(), streamed(delta(content="three four"), delta("stop"))
+    async with _pair(store, tmp_path, first, rest) as pair:
+        reading = await pair.clients[0].chat.completions.create(model="m", messages=ASK, stream=True)
+        begun = await anext(aiter(reading))
+        await pair.kill(0)
+        again = await pair.clients[1].chat.completions.create(model="m", messages=ASK)
+        assert again.id == begun.id, "it is the same response"
+        assert (again.choices[0].message.content or "").startswith(FIRST)
 
 
 @pytest.mark.parametrize("store", ["postgresql"], indirect=True)

@@ -184,6 +184,8 @@ class Claude(Upstream):
         self._account = account
         self._world = world
         self._agents: set[_ClaudeAgent] = set()
+        if self._options.session_store is not None:
+            self.abilities = msgspec.structs.replace(self.abilities, stores_transcripts=True)
         self._forwarding = Forwarding(self.name, self.abilities)
 
     @property
@@ -244,6 +246,7 @@ class Claude(Upstream):
             self._options,
             mcp_servers=servers,
             system_prompt=_add_instructions(self._options.system_prompt, setup.instructions),
+            session_store=None if setup.is_private else self._options.session_store,
         )
         agent = _ClaudeAgent(self.name, options, source, mark, self._world, self._agents)
         if self._permissions is not None:

@@ -27,6 +27,10 @@ with extra("claude"):
         SessionSummaryEntry,
     )
 
+KEPT_DAYS = 30.0
+"""Days after its last batch for which a transcript is kept: as long as the CLI keeps its files (`cleanupPeriodDays`)."""
+_DAY_S = 24 * 3600.0
+SWEEP_S = 3600.0
 TRIES_MAX = 1000
 """Numbers that other writers may take before an append is given up."""
 KNOWN_MAX = 200
@@ -54,12 +58,18 @@ class KeyValueSessions(SessionStore):
     A repeated entry (the SDK repeats a failed batch) is stored once, by its uuid.
 
     Args:
-        kv: The store of the transcripts, which stay until they are deleted.
+        kv: The store of the transcripts.
+        kept_days: Days after its last batch until a session is deleted, with its sub-agents' transcripts; None: never.
     """
 
-    def __init__(self, kv: KeyValue, *, world: World = World()) -> None:
+    def __init__(
+        self, kv: KeyValue, *, kept_days: float | None = KEPT_DAYS, world: World = World()
+    ) -> None:
         self._kv = kv
+        self._kept_days = kept_days
         self._world = world
+        self._swept_at: dict[str, float] = {}
+        """The time of the last sweep, by folder."""
         self._known: dict[str, _Known] = {}
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
@@ -74,6 +84,7 @@ class KeyValueSessions(SessionStore):
         name = _name(key)
         known = await self._knowledge_of(name)
         await self._list(key, entries)
+        await self._delete_old(key["project_key"])
         for _ in range(TRIES_MAX):
             batch = [*_new(entries, known.ids)]
             if not batch:
@@ -132,6 +143,19 @@ class KeyValueSessions(SessionStore):
         for found, below, _ in await self._list_entries(project):
             if found == session and subpath in {"", below}:
                 await self._delete(project, session, below)
+
+    async def _delete_old(self, project: str) -> None:
+        """Delete the old sessions of a folder, once an hour."""
+        now = self._world.now()
+        if self._kept_days is None or now - self._swept_at.get(project, -SWEEP_S) < SWEEP_S:
+            return
+        self._swept_at[project] = now
+        last: dict[str, float] = {}
+        for session, _, line in await self._list_entries(project):
+            last[session] = max(last.get(session, 0.0), line.at)
+        for session, at in last.items():
+            if at < now - self._kept_days * _DAY_S:
+                await self.delete(SessionKey(project_key=project, session_id=session))
 
     async def _knowledge_of(self, name: str) -> _Known:
         known = self._known.pop(name, None)

@@ -244,10 +244,8 @@ class Pooled(StoredModel):
         Raises:
             ModelError: The agent failed. If a fresh one failed too, the first error is the cause of this one.
         """
-        if request.settings.store is False and "store" in self._upstream.abilities.grants:
-            request = replace(
-                request, is_ephemeral=True
-            )  # content that the provider must not store cannot be continued there
+        if self._is_stored_nowhere(request):  # so it cannot be continued there
+            request = replace(request, is_ephemeral=True)
         chain = self._chains.get(request.session, Chain()).then(request.history)
         setup, outline = self._read(request, chain.digest)
         can_drop = bool(request.session) and not (request.is_resent or request.is_ephemeral)
@@ -296,9 +294,20 @@ class Pooled(StoredModel):
         abilities = self._upstream.abilities
         tools = request.tools if abilities.takes_tools else ()
         servers = self._servers() if abilities.takes_servers and self._servers is not None else ()
-        setup = Setup(request.instructions, tools, tuple(sorted(servers, key=lambda server: server.name)))
+        setup = Setup(
+            request.instructions,
+            tools,
+            tuple(sorted(servers, key=lambda server: server.name)),
+            is_private=request.is_private and abilities.stores_transcripts,
+        )
         identity = self._upstream.identity
         return setup, conversation.outline(setup.instructions, setup.tools, setup.servers, identity)
+
+    def _is_stored_nowhere(self, request: ModelRequest) -> bool:
+        """Whether neither the provider nor a store of the upstream may have the conversation (`store: false`)."""
+        abilities = self._upstream.abilities
+        is_unstored = request.settings.store is False and "store" in abilities.grants
+        return is_unstored or (request.is_private and abilities.stores_transcripts)
 
     def _keep_links(self, session: str, chain: Chain) -> None:
         """Store a conversation's links for its next turn."""
@@ -399,6 +408,7 @@ class Pooled(StoredModel):
                 continue
             turn = PoolTurn(request, outline, judged, doing, setup, claim)
             self._take_over(turn, found.record, age_s)
+            turn.unneeded.add(found.expired_agent)
             return turn
         return None
 

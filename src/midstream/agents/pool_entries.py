@@ -62,11 +62,13 @@ class Found(Struct, frozen=True):
     """A session's entry, as it was read. `version` 0: there is no entry. An entry that cannot be read has no record.
 
     `age_s`: Seconds since the last use of an expired entry; 0 for any other.
+    `expired_agent`: The agent of an expired entry, if no run has it; "" for any other.
     """
 
     version: int
     record: PoolRecord | None
     age_s: float = 0.0
+    expired_agent: str = ""
 
 
 def key_of(upstream: str, session: str) -> str:
@@ -114,7 +116,8 @@ class PoolEntries:
             return Found(0, None)
         record = decode(kept.body)
         if record is not None and self._find_expired([(key, record.used_at)]):
-            return Found(kept.version, None, age_s=self._world.now() - kept.at)
+            agent = "" if record.run else record.agent
+            return Found(kept.version, None, age_s=self._world.now() - kept.at, expired_agent=agent)
         return Found(kept.version, record)
 
     async def claim(self, session: str, found: Found, record: PoolRecord) -> Claim:

@@ -19,6 +19,7 @@ class Abilities(Struct, frozen=True):
         can_fork: `fork` works.
         can_oauth: It has its own flow to sign in to MCP servers, with the client application's client id and scope.
         can_secret: That flow accepts a client secret, too.
+        stores_transcripts: It writes conversations into a store of midstream, except those of a private `Setup`.
         has_process: Each open agent has a process of its own, whose memory is free once the agent is closed.
         rest_s: Default seconds without a message until an open agent is closed: few for much memory and a quick resume.
         grants: Names of the settings for an answer that it accepts (`midstream.session.model_settings.ModelSettings`).
@@ -33,6 +34,7 @@ class Abilities(Struct, frozen=True):
     can_fork: bool = False
     can_oauth: bool = False
     can_secret: bool = False
+    stores_transcripts: bool = False
     has_process: bool = False
     rest_s: float = 300.0
     grants: frozenset[str] = frozenset()

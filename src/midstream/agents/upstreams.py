@@ -69,11 +69,14 @@ class Setup(Struct, frozen=True):
         instructions: The client application's system prompt, or "".
         tools: The client application's tools; only for upstreams that accept tools.
         servers: The MCP servers for the agent, in the order of their names.
+        is_private: Whether the upstream's own store must not receive the conversation; see
+            `Abilities.stores_transcripts`.
     """
 
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
     servers: tuple[ForwardedMcpServer, ...] = ()
+    is_private: bool = False
 
 
 class UpstreamMessage(Struct, frozen=True):

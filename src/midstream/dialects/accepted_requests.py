@@ -28,7 +28,7 @@ from midstream.dialects.live_responses import LiveResponse, LiveResponses
 from midstream.dialects.reading_cache import ReadingCache
 from midstream.dialects.request_fields import bad_field
 from midstream.dialects.request_reading import Read, read
-from midstream.dialects.request_repeats import KeyReused, Request, find_repeated, request_of
+from midstream.dialects.request_repeats import KeyReused, KnownRun, Request, find_repeated, request_of
 from midstream.dialects.stored_conversations import Conversations
 from midstream.dialects.usage_ledger import UsageLedger
 from midstream.engine.runner import Runner
@@ -320,7 +320,7 @@ class Accepting:
                 begun.add(name)
             for response in self._responses.repeatable(equal):
                 runners[response.id] = (runner, response)
-                known.append((self._responses.describe_run(response, is_named=request.is_named), response.id))
+                known.append((await self._describe_run(wanted, runner, response), response.id))
         wanted.is_begun_elsewhere = any(self._is_awaited(each, begun) for each in wanted.noted.values())
         found = find_repeated(request, [each for each, _ in known])
         if found is None:
@@ -331,6 +331,20 @@ class Accepting:
         runner, response = runners[next(name for each, name in known if each is found)]
         read_again = await sessions.read(runner, response)
         return None if read_again is None else self._responses.add(sessions, read_again, wanted.place)
+
+    async def _describe_run(
+        self, wanted: _Wanted, runner: Runner, response: ApplicationResponse
+    ) -> KnownRun:
+        """Return the facts of a run. Only a request without any mark depends on readers at other nodes."""
+        request, sessions = wanted.request, wanted.sessions
+        is_used = self._responses.is_used(response.id)
+        if not (is_used or request.key or request.is_retry or response.is_background) and sessions.is_durable:
+            if sessions.host.has_peers and not (request.is_named and response.is_open):
+                is_used = await sessions.marks.is_used_elsewhere(response, runner)
+            else:
+                is_used = await sessions.marks.was_delivered(response.id)
+        present = runner.state.application.response(response.number) or response
+        return self._responses.describe_run(present, is_named=request.is_named, is_used=is_used)
 
     def _is_awaited(self, noted: NotedRequest, begun: Collection[str]) -> bool:
         """Return whether another process noted an equal request but has not begun its response yet.
@@ -480,7 +494,8 @@ class Accepting:
         live = self._responses.get(newest.id)
         if newest.is_background or (live is not None and live.readers > 0):
             return True
-        return await wanted.sessions.is_read_elsewhere(newest.id)
+        sessions = wanted.sessions
+        return sessions.host.has_peers and await sessions.marks.is_read_elsewhere(newest.id)
 
     @staticmethod
     def _compare(

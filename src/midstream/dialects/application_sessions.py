@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.dialects.dialect import Form
+from midstream.dialects.reader_marks import DELIVERED, READERS, ReaderMarks
 from midstream.dialects.request_reading import Read
 from midstream.engine.conversation import PAGE_RECORDS
 from midstream.engine.host import Host
@@ -37,8 +38,6 @@ REQUESTS_KEPT_S = 600.0
 """Seconds for which an entry is kept; clients retry within a minute."""
 DELETED = "gateway-deleted"
 """Namespace of deleted responses whose session still exists."""
-READERS = "gateway-readers"
-"""Namespace of nodes with readers of a response, by response id and node name."""
 KEPT_CONVERSATIONS = "gateway-kept-conversations"
 """Namespace of the conversations of `/v1/conversations`."""
 SWEEP_S = 60.0
@@ -93,6 +92,7 @@ class ApplicationSessions:
 
     def __init__(self, host: Host, world: World, label: str, *, is_durable: bool) -> None:
         self.host = host
+        self.marks = ReaderMarks(host.store, world)
         self._label = label
         self.is_durable = is_durable
         self._world = world
@@ -219,32 +219,6 @@ class ApplicationSessions:
         now = self._world.now()
         await self.host.store.kv_put(DELETED, found.response.id, b"", expected=0, at=now)
 
-    async def set_read(self, response_id: str, *, is_read: bool) -> None:
-        """Store whether this node has readers of a response, for the other nodes of the store.
-
-        Raises:
-            MidstreamError: The store fails.
-        """
-        store = self.host.store
-        key = f"{response_id} {store.node}"
-        kept = await store.kv_get(READERS, key)
-        if is_read and kept is None:
-            await store.kv_put(READERS, key, b"", expected=0, at=self._world.now())
-        elif not is_read and kept is not None:
-            await store.kv_delete(READERS, key, expected=kept.version)
-
-    async def is_read_elsewhere(self, response_id: str) -> bool:
-        """Return whether another node has readers of a response; a dead node with readers also counts.
-
-        Raises:
-            MidstreamError: The store fails.
-        """
-        if not self.host.has_peers:
-            return False
-        own = f"{response_id} {self.host.store.node}"
-        rows = await self.host.store.kv_list(READERS)
-        return any(row.key.startswith(f"{response_id} ") and row.key != own for row in rows)
-
     async def tend(self, kept_s: float) -> None:
         """Remove old entries periodically, until cancelled."""
         while True:
@@ -253,6 +227,7 @@ class ApplicationSessions:
                     REQUESTS: REQUESTS_KEPT_S,
                     DELETED: kept_s + SWEEP_S,
                     READERS: kept_s + SWEEP_S,
+                    DELIVERED: REQUESTS_KEPT_S,
                     KEPT_CONVERSATIONS: kept_s + SWEEP_S,
                 }
                 for namespace, age_s in ages.items():

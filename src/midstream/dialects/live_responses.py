@@ -186,11 +186,20 @@ class LiveResponses:
             self._open.add(known.id)
         return known
 
-    def describe_run(self, response: ApplicationResponse, *, is_named: bool) -> KnownRun:
-        """Return the facts that decide whether a request repeats the one of this response."""
+    def is_used(self, response_id: str) -> bool:
+        """Whether a client reads a response here, or has received it here to its end."""
+        live = self._by_id.get(response_id)
+        return live is not None and (live.readers > 0 or live.is_delivered)
+
+    def describe_run(self, response: ApplicationResponse, *, is_named: bool, is_used: bool) -> KnownRun:
+        """Return the facts that decide whether a request repeats the one of this response.
+
+        Args:
+            is_used: Whether a client reads it, or has received it to its end, at any node.
+        """
         live = self._by_id.get(response.id)
         readers = live.readers if live else 0
-        is_left = not (readers or (live and live.is_delivered) or response.is_background)
+        is_left = not (is_used or response.is_background)
         is_failed = response.status not in (None, TurnStatus.COMPLETED)
         since_s = self._world.now() - response.ended_at
         request = Request(bytes.fromhex(response.digest), response.key, is_retry=False, is_named=is_named)
@@ -234,16 +243,23 @@ class LiveResponses:
             live.grace = self._world.spawn(self._stop_later(live), name=f"grace of {live.id}")
 
     def _mark_soon(self, live: LiveResponse) -> None:
-        """Notify the other nodes, in a task, whether this node has readers."""
-        if live.readers <= 1 and live.sessions.host.has_peers and not live.found.form.is_background:
+        """Notify the other nodes, in a task, whether this node has readers, and the next process of the delivery."""
+        is_first_or_last = live.readers <= 1 and live.sessions.host.has_peers
+        if (is_first_or_last or live.is_delivered) and not live.found.form.is_background:
             task = self._world.spawn(self._mark(live), name=f"readers of {live.id}")
             self._marks.add(task)
             task.add_done_callback(self._marks.discard)
 
     async def _mark(self, live: LiveResponse) -> None:
+        marks, host = live.sessions.marks, live.sessions.host
         async with live.marking:
             try:
-                await live.sessions.set_read(live.id, is_read=live.readers > 0)
+                if live.is_delivered and live.sessions.is_durable:
+                    await marks.note_delivered(live.id)
+                if live.readers > 0 and host.has_peers:
+                    await marks.add(live.id, host.awake.get(live.found.session))
+                elif host.has_peers:
+                    await marks.remove(live.id)
             except MidstreamError as error:
                 _log.warning("readers are not announced: %s", error.code, extra={"response": live.id})
 
@@ -260,10 +276,13 @@ class LiveResponses:
         live.grace = None
         if not live.readers:
             try:
-                if not await live.sessions.is_read_elsewhere(live.id):  # that node has its own grace period
+                if not await self._is_read_elsewhere(live):  # that node has its own grace period
                     await live.cancel()
             except MidstreamError as error:
                 _log.warning("a response is not stopped: %s", error.code, extra={"response": live.id})
+
+    async def _is_read_elsewhere(self, live: LiveResponse) -> bool:
+        return live.sessions.host.has_peers and await live.sessions.marks.is_read_elsewhere(live.id)
 
     def _delete_old(self) -> None:
         until = self._world.now() - KEPT_S

@@ -9,7 +9,14 @@ import msgspec
 from typing_extensions import override
 
 from midstream.dialects.answer_options import STRICT_FIELD, read_options
-from midstream.dialects.api_errors import CONTEXT_LENGTH_EXCEEDED, RATE_LIMITED, ApiError, openai_error
+from midstream.dialects.api_errors import (
+    CONTEXT_LENGTH_EXCEEDED,
+    INSUFFICIENT_QUOTA,
+    RATE_LIMIT_EXCEEDED,
+    RATE_LIMITED,
+    ApiError,
+    openai_error,
+)
 from midstream.dialects.compacted_items import expand_compacted
 from midstream.dialects.declared_tools import SEARCH, in_functions, list_others, loaded_tools, read_input
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
@@ -229,7 +236,8 @@ class ResponsesWriter(Writer):
 
     @override
     def fail(self, refusal: ApiError) -> list[bytes]:
-        code = "rate_limit_exceeded" if refusal.status == RATE_LIMITED else refusal.code
+        is_pause = refusal.status == RATE_LIMITED and refusal.code != INSUFFICIENT_QUOTA
+        code = RATE_LIMIT_EXCEEDED if is_pause else refusal.code
         error = {"code": code, "message": refusal.message}
         return self._stop("failed", error=error)
 
