@@ -37,8 +37,8 @@ from midstream.errors import (
     UpstreamGoneError,
     UsageError,
 )
-from midstream.history.messages import File, Outcome, Text, UserMessage, UserPart
-from midstream.models.responses import Finished, TextDelta, ThinkingDelta, UpstreamCallEnded
+from midstream.history.messages import File, History, Outcome, Text, UserMessage, UserPart
+from midstream.models.responses import Finished, ModelRequest, TextDelta, ThinkingDelta, UpstreamCallEnded
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer
@@ -55,6 +55,7 @@ from claude_agent_sdk import ClaudeAgentOptions, ProcessError
 from midstream.agents import claude
 from midstream.agents.claude import Claude
 from midstream.agents.claude_sessions import KeyValueSessions
+from midstream.agents.pool import Pooled
 
 
 class ClaudeCli:
@@ -191,6 +192,21 @@ async def test_a_process_that_died_with_a_message_may_have_stored_it(cli: Claude
     with pytest.raises(ModelError) as raised:
         await open_and_send(Claude(cwd=cli.cwd, options=cli.options()), "one")
     assert type(raised.value) is UpstreamFailedError
+
+
+async def test_a_private_conversation_is_not_written_into_a_store_of_ours(cli: ClaudeCli) -> None:
+    store = MemoryStore(Memory())
+    await store.open()
+    upstream = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
+    pool = Pooled(upstream, store)
+    history = History().then(UserMessage.of("a secret"))
+    for is_private in (True, False):
+        request = ModelRequest("", history, session="s", is_private=is_private)
+        assert [event async for event in pool.stream(request)]
+        kept = [name for name in await store.kv_namespaces() if name.startswith("claude-transcript:")]
+        assert bool(kept) is not is_private
+    await pool.aclose()
+    await store.close()
 
 
 async def test_a_conversation_continues_elsewhere_from_a_store_of_ours(

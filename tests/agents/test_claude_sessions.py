@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from midstream.errors import EntryMovedError
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
+from midstream.testing import FakeWorld
 
 pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed")
 
@@ -21,6 +23,7 @@ from claude_agent_sdk.testing import run_session_store_conformance
 from midstream.agents import claude_sessions
 from midstream.agents.claude_sessions import KeyValueSessions
 
+DAY_S = 24 * 3600.0
 KEY = SessionKey(project_key="-srv-project", session_id="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
 
 
@@ -68,6 +71,26 @@ async def test_a_repeated_entry_is_stored_once(memory: MemoryStore) -> None:
     await KeyValueSessions(memory).append(KEY, [entry("c"), entry("d")])
     await sessions.append(KEY, [entry("d")])
     assert await sessions.load(KEY) == [entry("a"), entry("b"), entry("c"), entry("d")]
+
+
+async def test_a_session_without_a_change_for_30_days_is_deleted_with_its_sub_agents(
+    memory: MemoryStore,
+) -> None:
+    world = FakeWorld()
+    sessions, old, kept = KeyValueSessions(memory, world=world), KEY, [str(uuid.uuid4()) for _ in range(2)]
+    await sessions.append(old, [entry("a")])
+    await sessions.append(SessionKey(**old, subpath="subagents/agent-1"), [entry("b")])
+    resumed, new = (SessionKey(project_key=old["project_key"], session_id=each) for each in kept)
+    await sessions.append(resumed, [entry("c")])
+    await world.advance(29 * DAY_S)
+    await sessions.append(SessionKey(**resumed, subpath="subagents/agent-2"), [entry("d")])
+    await world.advance(2 * DAY_S)
+    await sessions.append(new, [entry("e")])
+    assert {each["session_id"] for each in await sessions.list_sessions(old["project_key"])} == {*kept}
+    assert await sessions.load(old) is None
+    assert await sessions.list_subkeys(old) == []
+    assert await sessions.load(resumed) == [entry("c")]
+    assert len([name for name in await memory.kv_namespaces() if name.startswith("claude-transcript")]) == 3
 
 
 async def test_entries_without_an_id_are_stored_each_time(memory: MemoryStore) -> None:

@@ -314,9 +314,9 @@ async def test_a_repetition_may_have_another_order_of_keys_and_no_stream() -> No
         async with gateway.http.stream(
             "POST", "/v1/responses", json={**SHUFFLED, "stream": True}, headers=named
         ) as cut:
-            async for line in cut.aiter_lines():
-                if "output_text.delta" in line:
-                    break
+            lines = cut.aiter_lines()  # an iterator that is not kept would close the connection
+            while "output_text.delta" not in await anext(lines):
+                pass
             whole = asyncio.create_task(gateway.http.post("/v1/responses", json=SHUFFLED, headers=named))
             streamed = asyncio.create_task(gateway.http.post("/v1/responses", json=again, headers=named))
             await until(lambda: any(live.readers == 3 for live in gateway.gateway.responses.all()))

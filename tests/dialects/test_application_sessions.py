@@ -18,6 +18,7 @@ from tests.dialects.gateway_serving import WAIT_S, asgi_client, chat_request, ma
 from tests.spec import spec
 
 WORDS = "one two"
+RETRY = {"x-stainless-retry-count": "1"}
 
 
 @pytest.mark.parametrize(
@@ -119,14 +120,17 @@ class _RacingStore(MemoryStore):
 
 
 @spec("REUSE-70")
-async def test_of_equal_requests_at_two_processes_one_is_started_and_counted() -> None:
+async def test_of_equal_retries_at_two_processes_one_is_started_and_counted() -> None:
     memory, both = Memory(), asyncio.Barrier(2)
     models = [ScriptedModel([text(WORDS)]) for _ in range(2)]
     stores = [_RacingStore(memory, both) for _ in range(2)]
     first, second = (make_gateway(model, store=store) for model, store in zip(models, stores, strict=True))
     async with asgi_client(first) as ours, asgi_client(second) as theirs:
         answers = await asyncio.gather(
-            *(client.post("/v1/chat/completions", json=chat_request("hi")) for client in (ours, theirs))
+            *(
+                client.post("/v1/chat/completions", json=chat_request("hi"), headers=RETRY)
+                for client in (ours, theirs)
+            )
         )
         assert answers[0].json() == answers[1].json()
         assert sum(len(each.requests) for each in models) == 1

@@ -80,12 +80,16 @@ def test_a_failure_and_a_cancel_close_the_open_item_first() -> None:
         assert bodies[-1]["response"]["status"] == status
         assert bodies[-2]["type"] == "response.output_item.done"
         assert writer.response["output"][0]["content"][0]["text"] == "a"
-    assert (
-        ResponsesWriter(read_request().form(*NAMED))
-        .fail(ApiError(429, "x", "slow"))[-1]
-        .count(b"rate_limit_exceeded")
-        == 1
-    )
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"), [("x", b"rate_limit_exceeded"), ("insufficient_quota", b"insufficient_quota")]
+)
+def test_a_request_to_wait_has_one_code_in_a_stream_and_an_empty_account_another(
+    code: str, shown: bytes
+) -> None:
+    pieces = ResponsesWriter(read_request().form(*NAMED)).fail(ApiError(429, code, "slow"))
+    assert pieces[-1].count(shown) == 1
 
 
 def test_a_text_is_one_message() -> None:

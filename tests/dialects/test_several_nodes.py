@@ -105,9 +105,7 @@ async def test_a_retry_at_another_node_gets_the_answer_that_its_first_reader_lef
         first, other = pair.clients
         reading = await first.chat.completions.create(model="m", messages=ASK, stream=True)
         assert (await anext(aiter(reading))).choices
-        retry = await other.chat.completions.create(
-            model="m", messages=ASK, stream=True, extra_headers=RETRY
-        )
+        retry = await other.chat.completions.create(model="m", messages=ASK, stream=True, extra_headers=RETRY)
         await reading.close()
         asyncio.get_running_loop().call_later(2 * GRACE_S, gate.set)  # its grace period is over by then
         assert await _text(retry) == FIRST + REST
@@ -170,24 +168,6 @@ async def test_an_answered_request_is_a_new_run_at_another_node_too(store: str, 
             done = await client.chat.completions.create(model="m", messages=ASK)
             words.append(done.choices[0].message.content)
         assert words == ["one", "two", "three"]
-
-
-@spec("REUSE-71")
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
-async def test_two_samples_at_the_same_time_at_two_nodes_are_two_runs(store: str, tmp_path: Path) -> None:
-    (first, first_gate), (second, second_gate) = _slow(), _slow()
-    async with _pair(store, tmp_path, first, second) as pair:
-        reading = [
-            asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
-            for client in pair.clients
-        ]
-        async with asyncio.timeout(WAIT_S):
-            while len(pair.upstream.bodies) < 2:
-                await World().sleep(POLL_S)
-        first_gate.set()
-        second_gate.set()
-        done = await asyncio.gather(*reading)
-        assert len({each.id for each in done}) == 2
 
 
 @spec("REUSE-70")

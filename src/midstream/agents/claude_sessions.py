@@ -28,7 +28,7 @@ with extra("claude"):
     )
 
 KEPT_DAYS = 30.0
-"""Days after its last batch for which a transcript is kept: as long as the CLI keeps its files (`cleanupPeriodDays`)."""
+"""Days after its last batch for which a session is kept: the CLI's own default for its files (`cleanupPeriodDays`)."""
 _DAY_S = 24 * 3600.0
 SWEEP_S = 3600.0
 TRIES_MAX = 1000
@@ -62,9 +62,7 @@ class KeyValueSessions(SessionStore):
         kept_days: Days after its last batch until a session is deleted, with its sub-agents' transcripts; None: never.
     """
 
-    def __init__(
-        self, kv: KeyValue, *, kept_days: float | None = KEPT_DAYS, world: World = World()
-    ) -> None:
+    def __init__(self, kv: KeyValue, *, kept_days: float | None = KEPT_DAYS, world: World = World()) -> None:
         self._kv = kv
         self._kept_days = kept_days
         self._world = world

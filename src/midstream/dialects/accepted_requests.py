@@ -332,9 +332,7 @@ class Accepting:
         read_again = await sessions.read(runner, response)
         return None if read_again is None else self._responses.add(sessions, read_again, wanted.place)
 
-    async def _describe_run(
-        self, wanted: _Wanted, runner: Runner, response: ApplicationResponse
-    ) -> KnownRun:
+    async def _describe_run(self, wanted: _Wanted, runner: Runner, response: ApplicationResponse) -> KnownRun:
         """Return the facts of a run. Only a request without any mark depends on readers at other nodes."""
         request, sessions = wanted.request, wanted.sessions
         is_used = self._responses.is_used(response.id)

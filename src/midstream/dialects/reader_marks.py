@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import EntryMovedError
@@ -19,7 +21,7 @@ PAUSE_S = 0.02
 
 
 class ReaderMarks:
-    """The entries of one store about the readers of responses. Each method raises `MidstreamError` if the store fails."""
+    """The entries of one store about the readers of responses. If the store fails, methods raise its errors."""
 
     def __init__(self, store: Store, world: World) -> None:
         self._store = store
@@ -48,10 +50,8 @@ class ReaderMarks:
 
     async def note_delivered(self, response_id: str) -> None:
         """Store that a client has received a response to its end."""
-        try:
+        with contextlib.suppress(EntryMovedError):  # another reader received it too
             await self._store.kv_put(DELIVERED, response_id, b"", expected=0, at=self._world.now())
-        except EntryMovedError:
-            pass  # another reader received it too
 
     async def was_delivered(self, response_id: str) -> bool:
         """Return whether a client has received a response to its end, at any node."""
