@@ -77,7 +77,11 @@ async def test_a_session_without_a_change_for_30_days_is_deleted_with_its_sub_ag
     memory: MemoryStore,
 ) -> None:
     world = FakeWorld()
-    sessions, old, kept = KeyValueSessions(memory, world=world), KEY, [str(uuid.uuid4()) for _ in range(2)]
+    sessions, old, kept = (
+        KeyValueSessions(memory, world=world),
+        KEY,
+        [str(uuid.UUID(int=number)) for number in range(2)],
+    )
     await sessions.append(old, [entry("a")])
     await sessions.append(SessionKey(**old, subpath="subagents/agent-1"), [entry("b")])
     resumed, new = (SessionKey(project_key=old["project_key"], session_id=each) for each in kept)

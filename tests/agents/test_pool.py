@@ -364,17 +364,6 @@ async def test_records_too_old_or_too_many_are_removed_and_their_agents_deleted(
     assert len(await bench.store.kv_list(POOL_NAMESPACE)) == 2
 
 
-@spec("REUSE-34")
-async def test_the_agent_of_an_expired_record_is_deleted_when_its_session_returns() -> None:
-    bench = PoolBench()
-    host = await bench.host()
-    await host.send_messages("one")
-    await bench.world.advance(8 * DAY_S)
-    assert (await host.send_messages("two")).kind is RequestRelation.NEW
-    await bench.world.settle()
-    assert bench.upstream.memory.forgotten == ["agent-1"]
-
-
 @spec("REUSE-39")
 async def test_a_damaged_record_costs_one_full_transcript_and_affects_no_other() -> None:
     bench = PoolBench()

@@ -9,7 +9,7 @@ from midstream.agents.pool import Pooled
 from midstream.agents.pool_records import ForkPoint
 from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, PoolTurn, without_notes
 from midstream.agents.prior_transcript import DONE, TranscriptBudget
-from midstream.agents.reuse_classification import Fork, Fresh, classify
+from midstream.agents.reuse_classification import Fork, Fresh, RequestRelation, classify
 from midstream.agents.upstream_abilities import Abilities
 from midstream.agents.upstreams import Setup, UpstreamMessage
 from midstream.history.messages import (
@@ -210,3 +210,14 @@ async def test_a_pool_without_a_store_has_records_as_long_as_its_process() -> No
     host = PoolApplication(Pooled(bench.upstream, world=bench.world), bench.world)
     await host.send_messages("one")
     assert (await host.send_messages("two")).way is AgentOrigin.RESUMED
+
+
+@spec("REUSE-34")
+async def test_the_agent_of_an_expired_record_is_deleted_when_its_session_returns() -> None:
+    bench = PoolBench()
+    host = await bench.host()
+    await host.send_messages("one")
+    await bench.world.advance(8 * 24 * 3600.0)
+    assert (await host.send_messages("two")).kind is RequestRelation.NEW
+    await bench.world.settle()
+    assert bench.upstream.memory.forgotten == ["agent-1"]

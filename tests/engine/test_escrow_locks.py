@@ -81,7 +81,7 @@ async def _killed(host: Host, memory: Memory) -> None:
     inner = host.store._store._store
     assert isinstance(inner, MemoryStore)
     memory.kill(inner.node)
-    tasks = [task for runner in host._awake.values() for task in (runner._task, *runner._work.tasks)]
+    tasks = [task for runner in host.awake.runners.values() for task in (runner._task, *runner._work.tasks)]
     for task in (host._caretaker._watching, *tasks):
         if task is not None:
             task.cancel()

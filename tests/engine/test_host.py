@@ -39,7 +39,7 @@ from tests.spec import spec
 
 async def _die(host: Host) -> None:
     """Release everything at once, as a killed process does; the store keeps its contents."""
-    for runner in host._awake.values():
+    for runner in host.awake.runners.values():
         await runner.stop(StopMode.CLOSE, DrainingError("killed"))
 
 
@@ -321,7 +321,7 @@ async def test_sessions_opened_concurrently_stay_within_the_limit(
     store.go.set()
     async with asyncio.timeout(60):
         await asyncio.gather(*opening)
-    assert len(host._awake) == 3
+    assert len(host.awake.runners) == 3
     await host.stop()
 
 
@@ -347,7 +347,7 @@ async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> 
     host = await _start(Host(Agent(ScriptedModel([text("a")])), MemoryStore()))
     for number in range(6):
         await run_turn(host, f"s{number}", "hi")
-    assert len(host._awake) == 3
+    assert len(host.awake.runners) == 3
     runner = await host.session("s0")
     assert len(runner.state.history.entries) == 2
     await host.stop()
@@ -398,7 +398,7 @@ async def test_concurrent_reopening_of_an_outdated_session_gives_one_runner() ->
     theirs = await _start(Host(agent, MemoryStore(memory)))
     await run_turn(theirs, "s", "hi")
     await (await theirs.session("s")).stop(StopMode.SLEEP)
-    theirs._awake.clear()
+    theirs.awake.runners.clear()
     old = await ours.session("s")
     await run_turn(theirs, "s", "go on")
 

@@ -101,7 +101,7 @@ class Places:
         assert isinstance(host.store, MemoryStore)
         host._phase = HostPhase.STOPPED
         await host._caretaker.stop()
-        for runner in host._awake.values():
+        for runner in host.awake.runners.values():
             await runner.stop(StopMode.CLOSE, DrainingError("killed"))
         self.memory.kill(host.store.node)
 
@@ -732,6 +732,8 @@ async def test_a_turn_continues_whose_node_returned_and_died_between_two_checks(
     await claim.was_called.wait()
     places.memory.living.add(here.store.node)
     claim.may_continue.set()
-    await _until(lambda: not there._awake["s"]._mailbox.is_idle or "s" not in there._caretaker._taking_up)
+    await _until(
+        lambda: not there.awake.runners["s"]._mailbox.is_idle or "s" not in there._caretaker._taking_up
+    )
     await places.kill(here)
     assert any(isinstance(each, TurnEnded) for each in await records_until_end(theirs, after=0))

@@ -84,7 +84,7 @@ async def _start(agent: Agent, store: Store) -> Host:
 
 
 async def _die(host: Host) -> None:
-    for runner in host._awake.values():
+    for runner in host.awake.runners.values():
         await runner.stop(StopMode.CLOSE, DrainingError("killed"))
 
 

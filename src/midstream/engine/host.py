@@ -97,16 +97,15 @@ class Host:
         self.look_back_s = look_back_s
         self.tail_bytes_max = tail_bytes_max
         self._node = self.world.new_id("node")
-        self._awake: dict[str, Runner] = {}
-        self.awake = AwakeSessions(self._awake)
+        self.awake = AwakeSessions()
         """The sessions in memory."""
-        self._sleeping = Sleeping(self._awake, memory, self.world, self._send_to_sleep)
+        self._sleeping = Sleeping(self.awake.runners, memory, self.world, self._send_to_sleep)
         self._opening: dict[str, asyncio.Task[Runner]] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
         """The paths of the agents of child sessions that have not begun."""
         self._failed = FailedSessions(self.session, self.world)
         self._caretaker = Caretaker(self, store, self.world, retention)
-        self._trials = Trials(self.world, self._node, self._awake, self.wait_for_recovery)
+        self._trials = Trials(self.world, self._node, self.awake.runners, self.wait_for_recovery)
         self._recovery = StartupRecovery(self, store, self._trials, self.world, self._send_to_sleep)
         self._deletion = SessionDeletion(self, store)
         self._resources = AgentResources(self.agent, self.world)
@@ -243,28 +242,30 @@ class Host:
             UsageError: The id is not valid.
             DrainingError: The host is stopped.
         """
-        if session_id in self._awake or session_id in self._opening:
+        if session_id in self.awake.runners or session_id in self._opening:
             return await self.session(session_id, create=True)
         self._refuse_opening(session_id)
         return await self._open(session_id, is_new=True)
 
     async def awaken(self, session_id: str) -> Runner:
         """Return a session, awake, existing or not; see `session`."""
-        runner = self._awake.get(session_id)
+        runner = self.awake.get(session_id)
         if runner is not None and runner.is_stale:
             await runner.refresh()
-        runner = self._awake.get(session_id)  # a concurrent call may have reopened it
+        runner = self.awake.get(session_id)  # a concurrent call may have reopened it
         if runner is None or runner.has_failed:
             runner = await self._open_once(session_id)
         else:
-            self._awake[session_id] = self._awake.pop(session_id)  # the last used session goes to sleep last
+            self.awake.runners[session_id] = self.awake.runners.pop(
+                session_id
+            )  # the last used session goes to sleep last
         self._sleeping.touch(session_id)
         return runner
 
     async def is_held_elsewhere(self, session_id: str) -> bool:
         """Whether another node probably runs a session: `forward` then costs less than `submit`."""
         require_session_id(session_id)
-        runner = self._awake.get(session_id)
+        runner = self.awake.get(session_id)
         if self.is_draining or not self.has_peers or (runner is not None and not runner.is_stale):
             return False
         return await self.store.is_held_elsewhere(session_id)
@@ -289,7 +290,7 @@ class Host:
             MidstreamError: As `session` does.
         """
         self.agent.sub_agent(path)
-        if session_id not in self._awake:
+        if session_id not in self.awake.runners:
             self._paths[session_id] = path
         return await self.awaken(session_id)
 
@@ -332,7 +333,7 @@ class Host:
         runner = await self.session(session_id)
         await runner.release()
         if runner.is_idle:  # without readers, nothing of the session stays in memory
-            self._awake.pop(session_id, None)
+            self.awake.runners.pop(session_id, None)
             await runner.stop(StopMode.SLEEP)
 
     @property
@@ -353,7 +354,7 @@ class Host:
         if not all(runner.is_idle or runner.has_failed for runner in family):
             return False
         for runner in family:
-            self._awake.pop(runner.session_id, None)
+            self.awake.runners.pop(runner.session_id, None)
         for runner in family:
             await runner.stop(StopMode.SLEEP)
         return True
@@ -400,7 +401,7 @@ class Host:
 
     async def glance(self, session_id: str) -> Session:
         """Return the state of a session without waking it; an empty state if there is no such session."""
-        awake = self._awake.get(session_id)
+        awake = self.awake.get(session_id)
         return awake.state if awake is not None else await self._peek(session_id)
 
     async def delete(self, session_id: str) -> None:
@@ -427,7 +428,7 @@ class Host:
     async def close(self, session_id: str, error: MidstreamError) -> None:
         """Close a session and its sub-agents in this process; their readers get `error`."""
         for runner in self.awake.family_of(session_id):
-            del self._awake[runner.session_id]
+            del self.awake.runners[runner.session_id]
             await runner.stop(StopMode.CLOSE, error)
 
     def drain(self) -> None:
@@ -435,7 +436,7 @@ class Host:
         if self.is_draining:
             return
         self._phase = HostPhase.DRAINING
-        for runner in self._awake.values():
+        for runner in self.awake.runners.values():
             runner.part(_draining())
 
     async def stop(self, *, grace_s: float = 10.0) -> None:
@@ -460,7 +461,7 @@ class Host:
         await self._caretaker.stop()
         if self.locks is not None:
             await self.locks.stop()
-        self._awake.clear()
+        self.awake.runners.clear()
         if self._is_started:
             # First, because tool servers may take longer than the process manager waits.
             await self.store.close()
@@ -488,11 +489,11 @@ class Host:
             except (TimeoutError, MidstreamError):  # released with all others when the store is closed
                 _log.warning("not moved to another node", extra={"session": runner.session_id})
 
-        if self._awake:
-            _log.info("releasing %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
+        if self.awake.runners:
+            _log.info("releasing %d sessions, with %d peers", len(self.awake), self._caretaker.peers)
         tasks = [
             self.world.spawn(release_one(runner), name=f"hand on {runner.session_id}")
-            for runner in self._awake.values()
+            for runner in self.awake.runners.values()
         ]
         if tasks:
             await asyncio.wait(tasks)
@@ -537,17 +538,17 @@ class Host:
             await runner.stop(StopMode.HAND_OVER if is_given_up else StopMode.CLOSE, _draining())
             raise
         surplus = self._sleeping.surplus()
-        self._awake[session_id] = runner
+        self.awake.runners[session_id] = runner
         self._sleeping.touch(session_id)
         await self._send_to_sleep(surplus)
         return runner
 
     async def _send_to_sleep(self, session_ids: Iterable[str]) -> None:
         for session_id in session_ids:
-            runner = self._awake.get(session_id)
+            runner = self.awake.get(session_id)
             if runner is None or not (runner.is_idle or runner.has_failed):
                 continue  # it was used while another session was being released
-            del self._awake[session_id]
+            del self.awake.runners[session_id]
             try:
                 await runner.stop(StopMode.SLEEP)
             except MidstreamError as error:
