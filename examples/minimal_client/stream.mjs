@@ -8,7 +8,9 @@ const words = (text) => new Set(text.split(" "));
 const FRAMES = words("welcome ack events gone snapshot heartbeat");
 const OVER = words("completed cancelled failed interrupted ended");
 /** Codes of errors after which the checkpoint stays. */
-const RESUMABLE = words("access connection_lost events_lost internal record_undecodable stream_fenced unauthorized");
+const RESUMABLE = words(
+  "access agent_mismatch connection_lost events_lost internal key_missing record_undecodable session_locked store_damaged stream_fenced unauthorized",
+);
 /** Types of records, besides `call_started`, that are on the server's disk before a client receives them (STREAM-100). */
 const PROMISED = words(
   "epoch_started stream_opened command_accepted message_accepted message_queued message_withdrawn turn_resumed " +

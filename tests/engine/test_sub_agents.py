@@ -294,8 +294,8 @@ async def test_only_the_parent_can_send_messages_to_a_child() -> None:
     await host.stop()
 
 
-@spec("TURN-90")
-async def test_a_turn_with_a_missing_sub_agent_is_held_and_once_resumed_the_model_receives_an_error() -> None:
+@spec("TURN-43", "TURN-90")
+async def test_a_turn_with_a_missing_sub_agent_is_held_and_once_resumed_the_outcome_is_unknown() -> None:
     store = MemoryStore()
     first = await _start(_boss(Agent(ScriptedModel([[Stall()]]), name="finder")), store)
     runner = await first.session("s", create=True)
@@ -311,7 +311,7 @@ async def test_a_turn_with_a_missing_sub_agent_is_held_and_once_resumed_the_mode
     await runner.submit(Resume())
     records = await records_until_end(runner, after=0)
     (outcome,) = _outcomes(records)
-    assert (outcome.outcome, "no longer exists" in outcome.content) == (Outcome.ERROR, True)
+    assert (outcome.outcome, "no longer exists" in outcome.content) == (Outcome.UNKNOWN, True)
     await second.stop()
 
 

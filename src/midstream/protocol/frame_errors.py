@@ -10,15 +10,19 @@ from midstream.protocol.frames import Error
 KEEPS_CHECKPOINT = frozenset(
     (
         "access",
+        "agent_mismatch",
         "connection_lost",
         "events_lost",
         "internal",
+        "key_missing",
         "record_undecodable",
+        "session_locked",
+        "store_damaged",
         "stream_fenced",
         "unauthorized",
     )
 )
-"""Errors after which the stream can be resumed: after a login, a wait, a restore, an update, or elsewhere."""
+"""Errors after which the stream can be resumed: elsewhere, after a wait, or when a person has changed something."""
 
 
 def error_of(frame: Error) -> MidstreamError:

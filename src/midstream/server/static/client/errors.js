@@ -8,8 +8,11 @@ export const WRONG_SECRET = "wrong_secret";
 export const SESSION_BUSY = "session_busy";
 /** The code of the error of a server whose journal was cut, or replaced by an older copy. */
 export const EVENTS_LOST = "events_lost";
-/** Codes of errors after which the stream can be resumed: elsewhere, later, or after a new login. */
-export const KEEPS_CHECKPOINT = new Set(["access", "connection_lost", EVENTS_LOST, "internal", "record_undecodable", "stream_fenced", "unauthorized"]);
+/** Codes of errors after which the stream can be resumed: elsewhere, later, or when a person has changed something. */
+export const KEEPS_CHECKPOINT = new Set([
+  "access", "agent_mismatch", "connection_lost", EVENTS_LOST, "internal", "key_missing", "record_undecodable", "session_locked", "store_damaged",
+  "stream_fenced", "unauthorized",
+]);
 
 /** A refusal of the server, or an error of the client. `code` is stable; `retry` is "never", "later", "now" or "ask". */
 export class MidstreamError extends Error {
