@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from midstream.client import connect
 from midstream.server.api.route_table import OPERATIONS
 from midstream.server.audit_log import AuditLog
 from midstream.server.auth.audit_trail import event_of
 from midstream.store.memory import MemoryStore
 from tests.server.known_people import ADA, guarded_app, post_message, status_and_code
-from tests.server.serving import asgi_client
+from tests.server.serving import asgi_client, served
 from tests.spec import spec
 
+WAIT_S = 60.0
+REFUSED_FOR_S = 0.3
 NOT_WRITTEN = {"health", "ready", "openapi", "me", "challenge", "probe_events", "probe_poll", "probe_chunks"}
 NOT_WRITTEN |= {"graph_info", "search_assistants", "assistant", "assistant_schemas", "assistant_graph"}
 NOT_WRITTEN |= {"end_mcp_session", "agent_card"}
@@ -179,3 +183,44 @@ async def test_acts_on_streams_and_subscriptions_are_audited_with_their_journals
         ("send", "unauthorized", "", ""),
     ]
     assert {each[2] for each in found} == {"~a~b", "~__ds~sub", ""}
+
+
+@spec("SEC-24")
+async def test_each_command_of_a_connection_has_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
+    async with (
+        served(app) as server,
+        connect(server.url, headers=ADA, state=tmp_path / "state.db", transport="websocket") as client,
+    ):
+        for word in ("hi", "again"):
+            async for _ in client.send("s", word):
+                pass
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [(line["event"], line["outcome"], line.get("session"), line["principal"]) for line in lines]
+    assert found == [(event, "admitted", "s", "ada") for event in ("read", "send", "read", "send")]
+
+
+@spec("SEC-24")
+@pytest.mark.skipif(os.name != "posix", reason="a folder without write permission")
+async def test_a_command_of_a_connection_that_cannot_be_audited_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    app = guarded_app(store=MemoryStore(), audit=AuditLog(path))
+    async with (
+        served(app) as server,
+        connect(server.url, headers=ADA, state=tmp_path / "state.db", transport="websocket") as client,
+    ):
+        async for _ in client.send("s", "hi"):
+            pass
+        runner = await app.host.session("s")
+        waiting = client.send("s", "again")
+        path.unlink()
+        path.mkdir()
+        asking = asyncio.create_task(anext(waiting))
+        done, _ = await asyncio.wait([asking], timeout=REFUSED_FOR_S)
+        assert (done, runner.state.turns) == (set(), 1)
+        path.rmdir()
+        await asyncio.wait_for(asking, WAIT_S)
+        async for _ in waiting:
+            pass
+        assert runner.state.turns == 2

@@ -9,7 +9,7 @@ from starlette.types import Scope
 from midstream.server.audit_log import ADMITTED, AuditLog
 from midstream.server.auth.issued_credentials import ID_LENGTH
 from midstream.server.auth.principals import Principal
-from midstream.session.turn.commands import Answer
+from midstream.session.turn.commands import Answer, Command
 
 _EVENTS: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/v1/sessions|/v1/questions|/v1/access|/v1/nodes", "list"),
@@ -123,6 +123,21 @@ class AuditTrail:
         if self._log is not None:
             fields = {**self._fields, "call": answer.ref.call_id, "choice": answer.choice.value}
             self._log.write("answer", ADMITTED, **fields)
+
+    def note_command(self, command: Command | None) -> None:
+        """Log that a command on a connection will be accepted. Answers are logged by `note_answer`.
+
+        Raises:
+            UnavailableError: The log cannot be written; the command must not be accepted.
+        """
+        if self._log is not None and not isinstance(command, Answer):
+            self._log.write("send", ADMITTED, **self._fields)
+
+    def note_refused_command(self, command: Command | None, code: str) -> None:
+        """Log that a command on a connection was refused, or failed."""
+        if self._log is not None:
+            event = "answer" if isinstance(command, Answer) else "send"
+            self._log.write_refusal(event, code, **self._fields)
 
     def note_login(self, principal: Principal) -> None:
         """Log that a browser will be logged in.

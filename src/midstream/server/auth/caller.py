@@ -151,6 +151,16 @@ class Caller(Protocol):
             LimitReachedError: A limit is reached. Nothing was counted.
         """
 
+    def note_command(self, command: Command | None) -> None:
+        """Log a command on a connection in the audit log, before it is accepted.
+
+        Raises:
+            UnavailableError: The audit log cannot be written: the command must not be accepted.
+        """
+
+    def note_refused_command(self, command: Command | None, code: str) -> None:
+        """Log the refusal of a command on a connection."""
+
     async def attribute(self, answer: Answer) -> Answer:
         """Return an answer to a question with the name of the caller, and log it in the audit log.
 
@@ -225,6 +235,14 @@ class UnauthenticatedCaller(Caller):
         """See `Caller.count_command`. Without authentication no sender is the user of this machine."""
         if isinstance(command, SendMessage):
             refuse_local_files(command.message)
+
+    @override
+    def note_command(self, command: Command | None) -> None:
+        self._trail.note_command(command)
+
+    @override
+    def note_refused_command(self, command: Command | None, code: str) -> None:
+        self._trail.note_refused_command(command, code)
 
     @override
     async def attribute(self, answer: Answer) -> Answer:
@@ -385,6 +403,14 @@ class KnownCaller(Caller):
             self._counters.tokens.check(self.counted_name)
             self._counters.turns.begin(self.counted_name, self.session, self._host.awake.is_live)
             self._counters.charge(self.session, self.counted_name)
+
+    @override
+    def note_command(self, command: Command | None) -> None:
+        self._trail.note_command(command)
+
+    @override
+    def note_refused_command(self, command: Command | None, code: str) -> None:
+        self._trail.note_refused_command(command, code)
 
     @override
     async def attribute(self, answer: Answer) -> Answer:

@@ -616,12 +616,15 @@ class Connection:
                     self._stream.fail(error, now=self._now())
             case Submit():
                 assert self._runner is not None
+                command = request.received.command
                 try:
                     if not self._runner.state.has_accepted(request.received):
-                        self._caller.count_command(request.received.command)
+                        self._caller.count_command(command)
+                        self._caller.note_command(command)
                     with self._convert_errors():
                         await self._runner.submit(await attribute(self._caller, request.received))
                 except MidstreamError as error:
+                    self._caller.note_refused_command(command, error.code)
                     self._stream.refuse(request.seqno, error, now=self._now())
                 else:
                     self._world.reach(Fault.BEFORE_ACK)
