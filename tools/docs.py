@@ -58,16 +58,13 @@ def error_codes() -> str:
 def provider_errors() -> str:
     from midstream.models import provider_errors as tables  # noqa: PLC0415 - see error_codes
 
-    kinds = {*tables.STATUSES.values(), *tables.CODES.values(), *tables.TYPES.values()}
+    kinds = {*tables.STATUSES.values(), *tables.CODES.values()}
     rows = ""
     for kind in sorted(kinds, key=lambda kind: kind.code):
         statuses = ", ".join(str(each) for each, of in sorted(tables.STATUSES.items()) if of is kind)
-        named = sorted(
-            name for table in (tables.CODES, tables.TYPES) for name, of in table.items() if of is kind
-        )
-        words = ", ".join(f"`{name}`" for name in named)
-        rows += f"| `{kind.code}` | {kind.retry} | {statuses} | {words} |\n"
-    return f"| becomes | retry | HTTP status | code, type or state |\n| --- | --- | --- | --- |\n{rows}"
+        named = ", ".join(f"`{name}`" for name in sorted(tables.CODES) if tables.CODES[name] is kind)
+        rows += f"| `{kind.code}` | {kind.retry} | {named} | {statuses} |\n"
+    return f"| becomes | retry | code, type or status in the body | HTTP status |\n| --- | --- | --- | --- |\n{rows}"
 
 
 def history_errors() -> str:

@@ -281,7 +281,7 @@ class AgentMismatchError(ConflictError):
 
 class LeaseLostError(ConflictError):
     """Another node has the lease now, or a crash of the database lost the session's last records. Nothing was written.
-    Stop at once; a client may retry.
+    The process stops its work on the session at once; a client may retry.
     """
 
     code = "lease_lost"
