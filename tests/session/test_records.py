@@ -67,7 +67,6 @@ from midstream.session.records import (
     TurnResumed,
     TurnStatus,
     decode,
-    decode_all,
     encode,
     sync_of,
 )
@@ -161,7 +160,7 @@ def test_a_record_is_decoded_as_it_was_encoded(record: Record) -> None:
 
 
 def test_several_records_are_decoded_in_order() -> None:
-    assert decode_all(encode(record) for record in EVERY_RECORD) == EVERY_RECORD
+    assert tuple(decode(encode(record)) for record in EVERY_RECORD) == EVERY_RECORD
 
 
 @pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)

@@ -7,7 +7,7 @@ meaning; a new kind of record is a new tag.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal, get_args
 
@@ -721,11 +721,6 @@ _PRUNED = b'{"type":"journal_pruned",'
 def is_pruned(body: bytes) -> bool:
     """Whether a stored body is a `JournalPruned`, without decoding it."""
     return body.startswith(_PRUNED)
-
-
-def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:
-    """Decode stored records in order; raises like `decode`."""
-    return tuple(decode(body) for body in bodies)
 
 
 ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(

@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Struct
 
 from midstream.errors import StoreDamagedError
-from midstream.session.blobs import Blob
 from midstream.store.contract import KeyValueEntry, SessionInfo, SessionListing, StoredRecord
 
 T = TypeVar("T")
@@ -202,8 +201,3 @@ def join_head(head: JournalHead, parts: Sequence[bytes]) -> JournalHead:
 def split_body(body: bytes) -> list[bytes]:
     """Return the parts of a body; none if it fits into its head."""
     return [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
-
-
-def size_of(blob: Blob) -> int:
-    """Return the number of messages of a large result."""
-    return 1 + len(split_body(blob.body))
