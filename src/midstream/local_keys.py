@@ -15,12 +15,13 @@ import http.client
 import ipaddress
 import json
 import os
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from midstream.environment import World
-from midstream.errors import UnauthorizedError, UsageError
+from midstream.errors import ConnectionLostError, UnauthorizedError, UsageError
 from midstream.file_safety import create_own_once, read_secret_text
 from midstream.paths import Paths, make_folder
 
@@ -80,6 +81,7 @@ def headers_for(url: str, places: Paths | None = None) -> dict[str, str]:
     Raises:
         UsageError: `url` has an invalid port, `MIDSTREAM_TOKEN` has no origin, or the key file is not private.
         UnauthorizedError: The program at `url` has no proof under the key of this user. Only a nonce was sent.
+        ConnectionLostError: No program answers at `url`, a server of this machine.
     """
     try:
         parts = urlsplit(url)
@@ -126,8 +128,12 @@ def _authenticate(parts: SplitResult, key: str) -> dict[str, str]:
             return {}  # it has another authentication, or none
         told = json.loads(answer.read(_PROOF_BYTES_MAX))
         start, proof = str(told["start"]), str(told["proof"])
-    except (OSError, http.client.HTTPException):
+    except ssl.SSLError:
         return {}  # the following request finds the reason
+    except (OSError, http.client.HTTPException) as error:
+        # Of several workers at one port one may have ended. The next one would refuse a request without a credential.
+        where = f"{parts.scheme}://{parts.netloc}"
+        raise ConnectionLostError(f"the server at {where} did not answer: {type(error).__name__}") from error
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}  # another program
     finally:

@@ -66,6 +66,27 @@ async def test_after_a_proof_nothing_is_sent_to_a_program_without_one(
         assert "authorization" in await headers()
 
 
+@spec("SEC-10")
+async def test_a_server_that_ends_before_its_proof_counts_as_a_lost_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several workers at a port is killed: the next one would refuse a request without a credential."""
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
+    monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
+    read_or_make_key(tmp_path)
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+
+    async with await asyncio.start_server(end, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConnectionLostError, match="did not answer"):
+            await ConnectionHeaders(url, {})()
+    with pytest.raises(ConnectionLostError, match="did not answer"):
+        await ConnectionHeaders(url, {})()
+
+
 @pytest.mark.slow
 @spec("SEC-11")
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
