@@ -285,20 +285,21 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
         event_id: Newest event on the journal's line.
         resume_from: The event after which this connection's events begin.
         acked: Commands of this stream accepted so far: the seqno expected next.
-        turn: The stream's turn, 0 before its first command.
+        turn: The stream's turn; 0 while it has none.
         turn_status: The state of that turn: "" (there is none yet), queued, running, completed, cancelled, failed,
             interrupted, or ended (its events show how).
         status: The state of the session, or of its last turn (STREAM-116).
         heartbeat_s: Seconds of silence after which a heartbeat comes.
         frame_bytes_max: Bytes of one frame of a client.
         in_flight_max: Commands of a client that may be unacknowledged.
-        retention_s: Seconds after its last record in which a stream can be resumed.
+        retention_s: The look-back of the server in seconds (STREAM-54).
         version: The protocol version of the following frames; 1 so far.
         stall_s: Seconds of silence of a turn after which the server reports it (`first_token_s`, `between_tokens_s`,
             `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
         oldest: Position of the oldest event that can be replayed.
         retention: The limits of retention: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null for none.
-        is_encrypted: Whether the session is encrypted under its client's secret, which the client must keep.
+        is_encrypted: Whether the session is encrypted under its client's secret, or will be with its first record. Then
+            the client must keep the secret.
         began_at: The begin of the epoch of `resume_from`, in seconds since 1970: the `at` of its `epoch_started`
             (STREAM-104). None if it is unknown, and before the first record.
     """

@@ -368,7 +368,7 @@ class StallEnded(Struct, frozen=True, gc=False, tag="stall_ended", tag_field="ty
 
 
 class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", tag_field="type"):
-    """From this model call on, the model does not get the first `cut` entries of the history.
+    """From this model call on, the model does not get the first `cut` entries of the history. No summary replaces them.
 
     The conversation was longer than the model can read. The history itself is not changed.
     """
