@@ -84,11 +84,11 @@ export class Stream {
     const headers = { authorization: `Bearer ${this.token}`, "content-type": "application/json" };
     const request = { method: "POST", redirect: "error", headers, body: '{"action":"send"}' };
     const answer = await fetch(`${this.url}/v1/sessions/${this.kept.session}/tickets`, request).catch(() => null);
-    const { token, code, retry, retry_after_s } = (await answer?.json().catch(() => null)) ?? {};
+    const { token, type, code, retry, retry_after_s } = (await answer?.json().catch(() => null)) ?? {};
     if (this.phase !== "connecting" || this.kept.connection !== connection) return; // the connection has ended since
     if (token) this.#openSocket(`?ticket=${token}`);
-    else if (code) this.#refused({ code, retry, retry_after_s });
-    else this.#lost();
+    else if (`${type}`.startsWith("urn:midstream:error:")) this.#refused({ code, retry, retry_after_s });
+    else this.#lost(); // also if a proxy answered (STREAM-107)
   }
   #openSocket(query) {
     const socket = new WebSocket(`${this.url.replace(/^http/, "ws")}/v1/sessions/${this.kept.session}/stream${query}`);

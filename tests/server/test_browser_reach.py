@@ -120,6 +120,38 @@ async def test_the_example_client_sends_its_token(tmp_path: Path) -> None:
         assert await run_client(f"{server.url} the-token-of-ada", "right") == (0, "Hello.\n")
 
 
+@needs_node
+@spec("STREAM-107")
+async def test_the_example_client_connects_again_if_a_proxy_refuses_its_ticket(tmp_path: Path) -> None:
+    """Only the server's own problem details end the stream, which deletes the unsent message."""
+    body, asked = b'{"code":"rate_limited"}', asyncio.Queue[None]()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 429 Busy\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+        asked.put_nowait(None)
+
+    client = ROOT / "examples" / "minimal_client" / "ask.mjs"
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        process = await asyncio.create_subprocess_exec(
+            *("node", "--experimental-websocket", "--no-warnings", str(client), url, "s1", "Hello", "kept"),
+            cwd=tmp_path,
+            env={**os.environ, "MIDSTREAM_TOKEN": f"{url} a-token-of-somebody"},
+        )
+        try:
+            async with asyncio.timeout(RUN_S):
+                for _ in range(2):
+                    await asked.get()
+            assert process.returncode is None
+        finally:
+            process.kill()
+            await process.wait()
+
+
 @pytest.mark.long
 @pytest.mark.browser
 @pytest.mark.slow

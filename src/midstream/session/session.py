@@ -77,7 +77,7 @@ from midstream.session.turn.pending import PendingWork
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 
 STREAMS_KEPT_MAX = 1024
-"""Streams that a session keeps; beyond it, the oldest is dropped. One stream is one turn of one client."""
+"""Streams that a session keeps: one for each turn. Beyond it, the oldest one without an open turn is dropped."""
 COMMANDS_MAX = 10_000
 """Commands of one stream, whose digests are all kept to distinguish repetitions from conflicts."""
 NEWEST_MAX = 64
@@ -447,7 +447,8 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
         command = Withdraw(known.queued)  # nor an earlier one
     if isinstance(command, CallFinished):
-        if (refusal := _find_refusal(session, command)) is not None:
+        is_elsewhere = known is not None and known.epoch < session.epoch
+        if (refusal := _find_refusal(session, command, may_be_lost=is_elsewhere)) is not None:
             raise Refused(refusal)
         is_own = known is not None and known.turn == command.turn
         if not (is_own and _is_for_client(session, command)):
@@ -494,23 +495,28 @@ def _is_for_client(session: Session, finished: CallFinished) -> bool:
     return late in session.unsettled
 
 
-def _find_refusal(session: Session, finished: CallFinished) -> MidstreamError | None:
+def _find_refusal(session: Session, finished: CallFinished, *, may_be_lost: bool) -> MidstreamError | None:
     """Return the refusal of an outcome of a call that is not running (TURN-15); None if it changes nothing.
 
     If it were acknowledged and dropped, the client would regard the call as done while the turn waits for it.
+
+    Args:
+        may_be_lost: Whether another node had the session since the stream began: a power cut may have taken a response
+            whose calls the client has run. The model is called again, and may request the same call.
     """
     turn, call_id = session.turn, finished.result.call_id
     if finished.turn > session.turns:
         return NotFoundError(f"this session has no turn {finished.turn}")
-    if not isinstance(turn, RunningCalls) or (turn.turn, turn.response_no) != (
-        finished.turn,
-        finished.response_no,
-    ):
+    if not isinstance(turn, AwaitingModel | RunningCalls):
         return None
-    call = next((each for each in turn.calls if each.call.id == call_id), None)
+    if (turn.turn, turn.response_no) != (finished.turn, finished.response_no):
+        return None
     place = f"response {finished.response_no} of turn {finished.turn}"
+    if isinstance(turn, AwaitingModel):
+        return CallNotStartedError(f"{place} is requested again: wait for its calls") if may_be_lost else None
+    call = next((each for each in turn.calls if each.call.id == call_id), None)
     if call is None:
-        return NotFoundError(f"{place} has no call {call_id!r}")
+        return None if may_be_lost else NotFoundError(f"{place} has no call {call_id!r}")
     if call.plan.site is Site.CLIENT and call.is_open and not call.runs:
         return CallNotStartedError(
             f"call {call_id!r} of {place} was not started: wait for its `call_started`"
@@ -626,7 +632,11 @@ def _with_epoch(session: Session, record: EpochStarted) -> Session:
 
 
 def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
-    kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
+    kept = dict(session.streams)
+    while len(kept) >= STREAMS_KEPT_MAX:
+        del kept[
+            next((key for key, stream in kept.items() if not _is_needed(session, stream)), next(iter(kept)))
+        ]
     stream = StreamState(
         record.secret_digest,
         since=session.position,
@@ -634,7 +644,13 @@ def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, Stream
         cancel_after_s=record.cancel_after_s,
         connection=record.connection,
     )
-    return dict([*kept, (record.stream, stream)])
+    return {**kept, record.stream: stream}
+
+
+def _is_needed(session: Session, stream: StreamState) -> bool:
+    """Whether a stream has the open turn, or a message in the queue: its client may still send commands."""
+    has_turn = session.is_live and stream.turn == session.turns
+    return has_turn or any(message.number == stream.queued for message in session.queue)
 
 
 def _with_step(session: Session, step: Step | None) -> Session:

@@ -59,6 +59,7 @@ from tests.session.turn_stories import (
     after,
     apply_command,
     asks,
+    at_client,
     at_person,
     ended,
     needs_approval,
@@ -410,3 +411,11 @@ def test_a_start_in_a_transaction_need_not_be_synced_first() -> None:
     assert sync_of(records) is Sync.NORMAL
     records, _ = apply_command(state_after(sends()), asks(writes("a")))
     assert sync_of(records) is Sync.FULL
+
+
+@spec("TURN-18")
+@pytest.mark.parametrize(("limit_h", "goes_on"), [(24.0, True), (3.0, False), (0.0, False)])
+def test_a_call_at_a_client_keeps_an_old_turn_open_within_its_limit(limit_h: float, *, goes_on: bool) -> None:
+    state = state_after(sends(), asks(at_client("a", timeout_s=3600 * limit_h)))
+    records, after = apply_command(state, Recover(), epoch=2, at=AT + 4 * 3600)
+    assert (records == (), isinstance(after, RunningCalls)) == (goes_on, goes_on)

@@ -182,7 +182,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
         *closed, _ = close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
         return (*closed, _end_suspected(state, at=at))
     is_old = at - state.touched_at > command.look_back_s
-    if is_old and not (state.is_waiting_for_person or has_children(state)):
+    if is_old and not (state.is_waiting_for_person or has_children(state) or _awaits_client(state, at=at)):
         return close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
     records: list[Record] = []
     for call in state.calls:
@@ -199,6 +199,14 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
             case CallVerdict.START | CallVerdict.LEAVE | CallVerdict.DONE:
                 pass
     return and_then_settle(state, tuple(records), epoch=epoch, at=at)
+
+
+def _awaits_client(state: RunningCalls, *, at: float) -> bool:
+    """Whether a call at a client may still get its outcome: its tool has a longer limit than the look-back."""
+    return any(
+        call.is_running and call.plan.site is Site.CLIENT and at < call.started_at + call.plan.timeout_s
+        for call in state.calls
+    )
 
 
 def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float) -> tuple[Record, ...]:
