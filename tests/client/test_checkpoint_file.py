@@ -136,6 +136,19 @@ async def test_a_call_is_stored_through_its_states(file: CheckpointFile) -> None
     assert await file.calls("a") == [KeptCall(1, 2, CallState(CALL, other), is_asked=False)]
 
 
+@spec("STREAM-30")
+async def test_the_longest_limit_of_the_open_calls_of_a_stream_is_known(file: CheckpointFile) -> None:
+    await file.write("a", STARTED)
+    assert await file.longest_limit_s("a") == 0.0
+    for number, limit_s in enumerate((60.0, 90_000.0)):
+        name = f"c{number}"
+        plan = CallPlan(name, "digest", Site.CLIENT, timeout_s=limit_s)
+        await file.write("a", [CallNoted(1, 2, ToolCall(name, "look", "{}"), plan)])
+    assert await file.longest_limit_s("a") == 90_000.0
+    await file.write("a", [CallAnswered(1, 2, ToolResult("c1", "found"))])
+    assert await file.longest_limit_s("a") == 60.0
+
+
 async def test_each_server_has_its_own_streams(
     file: CheckpointFile, path: Path, secrets: SecretStore
 ) -> None:

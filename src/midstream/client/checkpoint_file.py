@@ -297,6 +297,11 @@ class CheckpointFile:
         """
         return await self._call(lambda: list(self._calls(stream)))
 
+    async def longest_limit_s(self, stream: str) -> float:
+        """Return the longest limit of the tools that run for a stream, which may be above the look-back; 0 without."""
+        calls = await self.calls(stream)
+        return max((call.state.plan.timeout_s for call in calls if call.state.is_open), default=0.0)
+
     async def beginning(self, stream: str) -> str | None:
         """Return the first event of a stream; None before it."""
         found = "SELECT event_id FROM beginning WHERE stream = ?"

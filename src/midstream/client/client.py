@@ -482,19 +482,13 @@ class Client:
             checkpoint = kept.checkpoint
             if checkpoint.stream in attached:
                 continue
-            if checkpoint.next_seqno == 0 or await self._is_too_old(kept, now - kept.touched_at, look_back_s):
+            kept_s = max(look_back_s, await self._file.longest_limit_s(checkpoint.stream))
+            if checkpoint.next_seqno == 0 or now - kept.touched_at > kept_s:
                 await self._file.write(checkpoint.stream, [Forgotten()])
             elif not (checkpoint.is_finishing and await self._finish(kept)):
                 resume = partial(self._resume, kept)
                 interrupted.append(InterruptedTurn(kept.session, kept.touched_at, resume))
         return interrupted
-
-    async def _is_too_old(self, kept: KeptStream, idle_s: float, look_back_s: float) -> bool:
-        """Whether a stream is not resumed: a tool that runs here may have a longer limit than the look-back."""
-        if idle_s <= look_back_s:
-            return False
-        calls = await self._file.calls(kept.checkpoint.stream)
-        return idle_s > max((call.state.plan.timeout_s for call in calls if call.state.is_open), default=0.0)
 
     def is_reconnecting(self, session: str) -> bool:
         """Return whether a lost connection of this session is being restored, for display."""
