@@ -557,7 +557,7 @@ class ModelRateLimitedError(ModelUnavailableError):
 
 
 class ModelCutError(ModelUnavailableError):
-    """The connection was lost, and the provider continues the response: it is resumed where it was cut."""
+    """The connection was lost, and the provider continues the response: a session resumes it where it was cut."""
 
     code = "model_cut"
 
@@ -588,7 +588,7 @@ class UpstreamGoneError(ModelError):
 
 
 class UpstreamMismatchError(UpstreamGoneError):
-    """The upstream opened another conversation than the one that was named. Nothing was sent in it."""
+    """The upstream opened another conversation than the one that was named. That one may have received the message."""
 
     code = "upstream_mismatch"
 
