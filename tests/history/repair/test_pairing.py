@@ -1,12 +1,29 @@
+# ruff: noqa: ANN401 - a history may hold anything
 from __future__ import annotations
 
 from typing import Any
 
-from midstream.history.operations import repair
+import pytest
+
+from midstream.history.operations import FormatName, repair
 from midstream.history.repair.pairing import Pairing
-from midstream.history.repair.placeholders import UNKNOWN
+from midstream.history.repair.placeholders import ORPHAN, UNKNOWN
 from tests.history.repair.makers import codes, task_for, turns_for
-from tests.history.repair.reported import chat_call, chat_response, response, result, thought, tool, use, user
+from tests.history.repair.reported import (
+    chat_call,
+    chat_response,
+    fcall,
+    fresponse,
+    human,
+    model,
+    response,
+    result,
+    text,
+    thought,
+    tool,
+    use,
+    user,
+)
 
 
 def answers(form: str, messages: list[Any]) -> tuple[list[Any], list[str]]:
@@ -51,6 +68,138 @@ def test_a_real_result_replaces_its_placeholder() -> None:
 
 def test_a_result_before_its_call_is_found() -> None:
     assert answers("openai-chat", [tool("a", "1"), chat_response(chat_call("a"))])[0] == [["1"]]
+
+
+def _said(words: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": words}
+
+
+TWO_TURNS: dict[FormatName, tuple[list[Any], list[Any]]] = {
+    "openai-chat": (
+        [user("weather?"), tool("call_0", "sunny in Rome"), _said("It is sunny.")],
+        [user("delete it"), chat_response(chat_call("call_0", name="delete_file")), user("did it work?")],
+    ),
+    "anthropic": (
+        [user([result("call_0", "sunny in Rome"), text("weather?")]), response(text("It is sunny."))],
+        [user("delete it"), response(use("call_0", name="delete_file")), user("did it work?")],
+    ),
+    "gemini": (
+        [
+            human({"text": "weather?"}, fresponse("weather", {"r": "sunny in Rome"}, id="call_0")),
+            model({"text": "It is sunny."}),
+        ],
+        [
+            human({"text": "delete it"}),
+            model(fcall("delete_file", id="call_0")),
+            human({"text": "did it work?"}),
+        ],
+    ),
+}
+"""By format: a turn whose response with the call is gone, and a turn with an interrupted call of the same id."""
+
+
+@pytest.mark.parametrize("form", TWO_TURNS)
+def test_the_result_of_an_earlier_turn_is_no_result_of_an_interrupted_call(form: FormatName) -> None:
+    first, second = TWO_TURNS[form]
+    done = repair([*first, *second], format=form)
+    assert [(edit.code, edit.at) for edit in done.edits][:2] == [
+        ("orphan-result", next(at for at, message in enumerate(first) if "sunny in" in str(message))),
+        ("dangling-call", len(first) + 1),
+    ]
+    end = str(done.messages[-2:])
+    assert UNKNOWN in end
+    assert "sunny in Rome" not in end
+    assert repair(done.messages, format=form).edits == ()
+
+
+@pytest.mark.parametrize("form", TWO_TURNS)
+def test_marked_text_stays_when_a_later_turn_uses_the_id_again(form: FormatName) -> None:
+    first, second = TWO_TURNS[form]
+    before = repair(first, format=form).messages
+    assert ORPHAN in str(before)
+    whole = repair([*first, *second], format=form).messages
+    assert whole[: len(before)] == before
+    assert repair([*before, *second], format=form).messages == whole
+
+
+def _lang(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "data": {"type": kind, "content": "", **more}}
+
+
+def _early(form: FormatName, name: str, called: str) -> list[Any]:
+    """Return a turn with a result of the tool `name` before a call of the tool `called`, under the same id."""
+    if form == "langchain":
+        return [
+            _lang("human", content="q"),
+            _lang("tool", content="1", tool_call_id="call_0", name=name),
+            _lang("ai", tool_calls=[{"id": "call_0", "name": called, "args": {}, "type": "tool_call"}]),
+        ]
+    if form == "pydantic-ai":
+        ids = {"tool_call_id": "call_0"}
+        returned = {"part_kind": "tool-return", "tool_name": name, "content": "1", **ids}
+        call = {"part_kind": "tool-call", "tool_name": called, "args": {}, **ids}
+        return [
+            {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "q"}]},
+            {"kind": "request", "parts": [returned]},
+            {"kind": "response", "parts": [call]},
+        ]
+    if form == "openai-chat":
+        return [user("q"), tool("call_0", "1", name=name), chat_response(chat_call("call_0", name=called))]
+    answer = fresponse(name, "1", id="call_0")
+    return [human({"text": "q"}), human(answer), model(fcall(called, id="call_0"))]
+
+
+@pytest.mark.parametrize("form", ["langchain", "pydantic-ai", "openai-chat", "gemini"])
+def test_a_result_before_its_call_has_the_name_of_its_tool(form: FormatName) -> None:
+    assert answers(form, _early(form, "weather", "delete_file"))[0] == [[]]
+    assert answers(form, _early(form, "weather", "weather"))[0] == [["1"]]
+
+
+@pytest.mark.parametrize("form", ["langchain", "pydantic-ai", "openai-chat", "gemini"])
+@pytest.mark.parametrize(("name", "called"), [("get weather", "get weather"), ("weather", "")])
+def test_a_result_before_its_call_is_found_though_the_name_of_the_call_is_invalid(
+    form: FormatName, name: str, called: str
+) -> None:
+    found = [edit.code for edit in repair(_early(form, name, called), format=form).edits]
+    assert "misplaced-result" in found
+    assert "orphan-result" not in found
+
+
+def test_a_result_before_two_calls_with_its_id_never_belongs_to_the_second() -> None:
+    first, second = chat_response(chat_call("x")), chat_response(chat_call("x", name="delete_file"))
+    messages = [user("q"), tool("x", "1"), first, tool("x", "2"), second]
+    assert answers("openai-chat", messages)[0] == [["2"], []]
+
+
+def test_a_result_before_its_call_is_found_unless_the_user_wrote_between_them() -> None:
+    call = response(use("a"))
+    assert answers("anthropic", [user([text("q"), result("a", "1")]), call])[0] == [["1"]]
+    assert answers("anthropic", [user("q"), user([result("a", "1"), text("w")]), call])[0] == [[]]
+    assert answers("anthropic", [user("q"), user([result("a", "1")]), user("w"), call])[0] == [[]]
+    steps = [user([result("b", "2")]), call, user([result("a", "1")]), response(use("b"))]
+    assert answers("anthropic", [user("q"), *steps])[0] == [["1"], ["2"]]
+
+
+def test_the_files_of_a_result_before_its_call_are_no_message_of_the_user() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    shown = tool("a", [{"type": "text", "text": "1"}, image])
+    done = repair([user("q"), shown, chat_response(chat_call("a"))], format="openai-chat")
+    assert [edit.code for edit in done.edits] == ["misplaced-file", "misplaced-result"]
+    assert done.messages[2:] == [chat_response(chat_call("a")), tool("a", "1")]
+
+
+def test_a_system_prompt_between_a_result_and_its_call_is_no_message_of_the_user() -> None:
+    messages = [
+        user("q"),
+        tool("a", "1"),
+        {"role": "system", "content": "be brief"},
+        chat_response(chat_call("a")),
+    ]
+    for profile in (None, "strict-template"):
+        done = repair(messages, format="openai-chat", profile=profile)
+        assert [edit.code for edit in done.edits if "result" in edit.code or "call" in edit.code] == [
+            "misplaced-result"
+        ]
 
 
 def test_functions_without_ids_pair_by_name() -> None:

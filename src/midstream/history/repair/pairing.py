@@ -10,7 +10,9 @@ from collections import deque
 from functools import cached_property
 
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, Value
-from midstream.history.repair.repair_task import Task, stands_in
+from midstream.history.repair.placeholders import ATTACHED, NO_NAME, SYSTEM_NOTE
+from midstream.history.repair.repair_task import Task, stands_in, words_in
+from midstream.history.repair.tool_names import nearest_name
 
 Key = str | tuple[str, str]
 """The id of a call and its result; or the tool's name, if there is no id."""
@@ -244,18 +246,44 @@ class Pairing:
         self.done[_key(call)] = call
 
     def _find_early(self) -> None:
-        """Match a result before its call, if nothing else answers it."""
-        left: list[tuple[int, bool, Part]] = []
-        for response, is_near, result in self.strays:
-            responses = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
-            if responses and responses[0][0].turn > result.turn:
-                call = _first(responses[0])
-                if not responses[0]:
-                    del responses[0]
-                self._give(call, result)
-            else:
-                left.append((response, is_near, result))
-        self.strays = left
+        """Match a result that was stored before its call, such as two writes in the wrong order.
+
+        The call is the first one with this id after the result, in the same turn: no message of the user is between
+        them. It has no other result, and the same tool name if the result has a name. Some providers repeat their ids,
+        so any other call may be another one, and the result is an orphan.
+        """
+        firsts: dict[Key, Part] = {}
+        if self.strays:
+            for call in self.calls:
+                firsts.setdefault(_key(call), call)
+        found: list[tuple[Part, Part]] = []
+        for _, _, result in self.strays:
+            early = firsts.get(_key(result)) if not result.is_by_name and result.id else None
+            if early and early.turn > result.turn and _may_be_of(result, early):
+                found.append((result, early))
+        if not found:
+            return
+        prompts = self._prompts_before()
+        for result, early in found:
+            if early.answers is None and prompts[id(result)] == prompts[id(early)]:
+                self._give(early, result)
+        self.strays = [stray for stray in self.strays if not stray[2].owner]
+
+    def _prompts_before(self) -> dict[int, int]:
+        """Return, by the identity of each call and result, the number of the user's contents before it."""
+        before: dict[int, int] = {}
+        count = 0
+        for turn in self.turns:
+            is_prompt = True
+            for part in turn.parts:
+                if part.kind is PartKind.CALL or part.kind is PartKind.RESULT:
+                    before[id(part)] = count
+                elif turn.role is Role.USER and part.kind is not PartKind.SYSTEM:
+                    if part.kind is PartKind.TEXT:
+                        # Attachments that were moved out of results come after such a text.
+                        is_prompt = not words_in(part).startswith((ATTACHED, SYSTEM_NOTE))
+                    count += is_prompt
+        return before
 
     def _relink(self) -> None:
         """Match a result under an unknown id with the only open call of the response before it."""
@@ -380,6 +408,11 @@ def _has_content(parts: list[Part]) -> bool:
 def _is_open(call: Part) -> bool:
     """Whether a call has no result, or only a stand-in."""
     return call.answers is None or all(map(stands_in, call.answers))
+
+
+def _may_be_of(result: Part, call: Part) -> bool:
+    """Whether the tool names allow it. An invalid name of a call has already been replaced."""
+    return not result.name or call.name in (result.name, nearest_name(result.name), NO_NAME)
 
 
 def _key(part: Part) -> Key:
