@@ -17,6 +17,7 @@ from midstream.history.messages import (
     Text,
     ToolCall,
     ToolResult,
+    ToolSpec,
     UserMessage,
 )
 from midstream.models.responses import (
@@ -47,6 +48,7 @@ class PoolApplication:
         self.world = world
         self.session = session
         self.system = ""
+        self.tools: tuple[ToolSpec, ...] = ()
         self.history = History()
         self.events: list[ModelEvent] = []
         """The events of the last answer."""
@@ -61,7 +63,7 @@ class PoolApplication:
 
     async def ask(self) -> TurnReport:
         """Request an answer to the history as it is."""
-        request = ModelRequest(self.system, self.history, session=self.session)
+        request = ModelRequest(self.system, self.history, self.tools, session=self.session)
         self.events, self.judged = [], []
 
         async def listen() -> None:

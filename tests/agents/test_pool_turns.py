@@ -22,6 +22,7 @@ from midstream.history.messages import (
     Thinking,
     ToolCall,
     ToolResult,
+    ToolSpec,
     UpstreamCall,
     Usage,
     UserMessage,
@@ -31,7 +32,7 @@ from midstream.models.responses import ModelEvent, ModelRequest, ReuseReported
 from midstream.session.model_settings import ModelSettings
 from midstream.session.records import ReuseDecision
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble, words_of
-from tests.agents.pooling import PoolApplication, PoolBench
+from tests.agents.pooling import PoolApplication, PoolBench, assert_sent_once
 from tests.spec import spec
 
 ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
@@ -191,6 +192,28 @@ async def test_a_conversation_does_not_continue_the_title_request_before_it(
     assert conversation.words.count("hello") == 1
     assert host.text == "answer 1"
     assert (await host.send_messages("still more")).way is AgentOrigin.RESUMED
+
+
+@spec("REUSE-14")
+@pytest.mark.parametrize("can_retool", [False, True])
+async def test_a_conversation_that_differs_only_in_tools_from_the_title_request_takes_the_record(
+    *, can_retool: bool
+) -> None:
+    abilities = Abilities(takes_tools=True, can_retool=can_retool)
+    bench = PoolBench(ScriptedUpstream(abilities=abilities))
+    title, host = await bench.host(), await bench.host()
+    host.tools = (ToolSpec("read", "Read a file.", {"type": "object"}),)
+    await title.send_messages("a title")
+    kinds = [(await host.send_messages(text)).kind for text in ("apple", "pear", "plum", "fig")]
+    assert kinds == [
+        RequestRelation.SIDE_CALL,
+        RequestRelation.REBASE,
+        *[RequestRelation.CONTINUATION] * 2,
+    ]
+    assert (host.report.way, host.report.replays) == (AgentOrigin.RESUMED, 0)
+    assert_sent_once(bench, host)
+    assert (await title.send_messages("another title")).kind is RequestRelation.SIDE_CALL
+    assert (await host.send_messages("after it")).way is AgentOrigin.RESUMED
 
 
 @spec("REUSE-14")

@@ -25,6 +25,7 @@ from midstream.agents.reuse_classification import (
     RequestRelation,
     ResumeAgent,
     action,
+    asides_of,
     classify,
 )
 from midstream.agents.upstream_abilities import Abilities
@@ -262,6 +263,37 @@ def test_an_apparent_side_call_that_continues_takes_the_record() -> None:
     assert (
         kind_of(confirmed(second), outline_of(*conversation("a", "b", "c"))) == RequestRelation.CONTINUATION
     )
+
+
+@spec("REUSE-14", "REUSE-15")
+@pytest.mark.parametrize("abilities", [PLAIN, FORKS, FOLLOWS])
+@pytest.mark.parametrize("field", ["tools", "servers"])
+@pytest.mark.parametrize("has_results", [False, True])
+def test_an_apparent_side_call_with_only_other_tools_takes_the_record(
+    field: str, abilities: Abilities, *, has_results: bool
+) -> None:
+    def asked(*entries: Entry) -> Outline:
+        if field == "tools":
+            return outline_of(*entries, tools=TOOLS)
+        return outline_of(*entries, servers=[ForwardedMcpServer("files", command="serve")])
+
+    title = confirmed(outline_of(user_message("title of a")))
+    assert kind_of(title, asked(user_message("a"))) == RequestRelation.SIDE_CALL
+    record = with_side_call(title, asked(user_message("a")))
+    assert kind_of(record, asked(user_message("a"))) == RequestRelation.SIDE_CALL  # a retry
+    assert kind_of(record, asked(*conversation("b", "c"))) == RequestRelation.SIDE_CALL
+    entries = (user_message("a"), step_of(calls=["c1"])) if has_results else conversation("a", "b")
+    second = asked(*entries)
+    judged = classify(record, second)
+    assert (judged.kind, judged.changed, judged.delivery) == (RequestRelation.REBASE, (field,), None)
+    assert (judged.reason.field, judged.reason.words) == (field, "an assumed side call continues")
+    assert action_of(record, second, abilities) == Fresh(is_pooled=True)
+    third = asked(*entries, step_of(), user_message("c"))
+    again = replace(confirmed(second), asides=asides_of(judged, record))
+    assert kind_of(again, third) == RequestRelation.CONTINUATION
+    another_title = outline_of(user_message("title of b"))
+    assert kind_of(again, another_title) == RequestRelation.SIDE_CALL
+    assert kind_of(with_side_call(again, another_title), third) == RequestRelation.CONTINUATION
 
 
 @spec("REUSE-14")

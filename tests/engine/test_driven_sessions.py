@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import pytest
@@ -217,6 +218,85 @@ async def test_a_failed_first_append_leaves_nothing_behind() -> None:
         await driver.begin("s", GO)
     assert await stored(memory) == []
     assert (await driver.begin("s", GO)).number == 1
+
+
+@spec("DRIVEN-3")
+async def test_a_message_without_a_key_continues_an_equal_one_with_a_key() -> None:
+    driver = Driver("loop", MemoryStore())
+    for key in ("k", "", "k"):
+        assert (await driver.begin("s", GO, key=key, digest="d", cancels=True)).number == 1
+        driver.leave("s")
+
+
+@spec("DRIVEN-3", "DRIVEN-9")
+@pytest.mark.parametrize("first", ["", "k1"])
+async def test_an_equal_message_under_a_new_key_is_another_message(first: str) -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    await driver.begin("s", GO, key=first, digest="d")
+    driver.leave("s")
+    before = await stored(memory)
+    with pytest.raises(SessionBusyError, match="its own message and key"):
+        await driver.begin("s", GO, key="k2", digest="d")
+    assert [each for each in await stored(memory) if not isinstance(each, EpochStarted)] == [
+        each for each in before if not isinstance(each, EpochStarted)
+    ]
+    for _ in range(2):  # also after the end
+        turn = await driver.begin("s", GO, key="k2", digest="d", cancels=True)
+        assert turn.number == 2
+        assert kinds(turn.cancelled)[0] == "MessageAccepted"
+        if await turn.request_response({}) is None:
+            await turn.journal_response(DONE, (), "")
+        await turn.close(TurnStatus.COMPLETED, {})
+        driver.leave("s")
+    ends = [record.status for record in await stored(memory) if isinstance(record, TurnEnded)]
+    assert ends == [TurnStatus.CANCELLED, TurnStatus.COMPLETED]
+    if first:
+        with pytest.raises(UsageError, match="ended as cancelled"):
+            await driver.begin("s", GO, key=first, digest="d", cancels=True)
+
+
+@spec("DRIVEN-3", "DRIVEN-9")
+@pytest.mark.parametrize("first", ["", "k1"])
+@pytest.mark.parametrize("point", [Fault.BEFORE_APPEND, Fault.AFTER_APPEND])
+@pytest.mark.parametrize("count", range(1, 7))
+async def test_a_second_key_runs_each_call_once_also_after_a_death(
+    first: str, point: Fault, count: int
+) -> None:
+    memory, ran = Memory(), list[tuple[int, str]]()
+
+    async def loop(driver: Driver, key: str) -> int:
+        turn = await driver.begin("s", GO, key=key, digest="d", cancels=True)
+        if await turn.request_response({}) is None:
+            await turn.journal_response(ASKS, (), "")
+        for call_id in ("a", "b"):
+            started = await turn.start(call_id)
+            if isinstance(started, CallContext):
+                ran.append((turn.number, call_id))
+                await turn.journal_outcome(ToolResult(started.call_id, "ran"), "")
+        if key == first:
+            raise LookupError("the model is down")
+        if await turn.request_response({}) is None:
+            await turn.journal_response(DONE, (), "")
+        await turn.close(TurnStatus.COMPLETED, {})
+        driver.leave("s")
+        return turn.number
+
+    def process(seed: int, world: FakeWorld) -> Driver:
+        memory.living.clear()
+        return Driver("loop", MemoryStore(memory, world=FakeWorld(seed)), world=world)
+
+    with pytest.raises(LookupError):
+        await loop(process(1, FakeWorld()), first)
+    dying = FakeWorld(2)
+    dying.crash_at(point, count=count)
+    with contextlib.suppress(Crashed, UnavailableError):
+        async with asyncio.timeout(60):
+            await loop(process(3, dying), "k2")
+    assert [await loop(process(seed, FakeWorld(seed)), "k2") for seed in (4, 5)] == [2, 2]
+    assert sorted(set(ran)) == sorted(ran)
+    ends = [record.status for record in await stored(memory) if isinstance(record, TurnEnded)]
+    assert ends == [TurnStatus.CANCELLED, TurnStatus.COMPLETED]
 
 
 @spec("DRIVEN-7")

@@ -440,6 +440,19 @@ async def test_the_finished_items_of_a_turn_are_in_the_input_of_the_next_one(is_
     assert keys(result.to_input_list())[: len(items) + 1] == [*keys(items), ("user", "once more")]
 
 
+@spec("DRIVEN-3", "DRIVEN-9")
+async def test_an_equal_message_under_a_new_key_runs_no_tool_twice() -> None:
+    lab = Lab()
+    agent = lab.agent(calling_model("a", "b"))
+    await cut(lab, agent)
+    for _ in range(3):  # the first message under this key, and its retries
+        async with lab.durable.turn("s", "go", key="k2"):
+            result = await Runner.run(agent, [{"role": "user", "content": "go"}])
+        assert keys(result.to_input_list())[:6] == [*FINISHED, ("user", "go")]
+        assert lab.ran == ["a", "b"]
+    assert lab.statuses == [TurnStatus.CANCELLED, TurnStatus.COMPLETED]
+
+
 @spec("DRIVEN-9")
 async def test_an_input_with_the_finished_items_receives_them_once() -> None:
     lab = Lab()

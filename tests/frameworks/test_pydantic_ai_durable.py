@@ -614,6 +614,51 @@ async def test_a_key_belongs_to_one_message() -> None:
     assert (await lab.run(key="k2", prompt="something else")).output == "done"
 
 
+@spec("DRIVEN-3", "DRIVEN-9")
+@pytest.mark.parametrize("first", ["", "k1"])
+async def test_an_equal_prompt_under_a_new_key_runs_no_tool_twice(first: str) -> None:
+    lab = Lab([call("c1")], [call("c2")], [TextPart("done")])
+    lab.hangs_in = "c2"
+    await lab.cut(key=first)
+    for _ in range(3):  # the first message under this key, and its retries
+        result = await lab.run(key="k2")
+        assert (result.output, lab.ran, lab.asked) == ("done", ["c1", "c2"], [1, 2, 3])
+        assert answers(result.all_messages()) == {"c1": "result of c1", "c2": UNKNOWN_CONTENT}
+    assert [record.status for record in await lab.kinds(TurnEnded)] == [
+        TurnStatus.CANCELLED,
+        TurnStatus.COMPLETED,
+    ]
+
+
+@spec("DRIVEN-3")
+async def test_results_of_deferred_calls_continue_their_turn_under_any_key() -> None:
+    lab = Lab([call("c2", "book")], [TextPart("done")])
+    agent = lab.agent(output_type=[str, DeferredToolRequests])
+
+    @agent.tool_plain(requires_approval=True)
+    def book(name: str) -> str:
+        lab.ran.append(name)
+        return "booked"
+
+    history = (await lab.run(agent, key="k1")).all_messages()
+    results = DeferredToolResults(approvals={"c2": True})
+    handed = {"prompt": None, "message_history": history, "deferred_tool_results": results}
+    assert (await lab.run(agent, key="k2", **handed)).output == "done"
+    with pytest.raises(UsageError, match="no turn of session 's' is open"):
+        await lab.run(agent, key="k2", **handed)
+    assert lab.ran == ["c2"]
+
+
+@spec("DRIVEN-3")
+async def test_a_program_that_begins_to_use_keys_continues_its_open_turns() -> None:
+    lab = Lab([call("c1")], [call("c2")], [TextPart("done")])
+    lab.hangs_in = "c2"
+    await lab.cut()
+    (opened,) = [each async for each in lab.durable.open_turns()]
+    assert (await lab.run(prompt=opened.text, key=opened.key)).output == "done"
+    assert [record.status for record in await lab.kinds(TurnEnded)] == [TurnStatus.COMPLETED]
+
+
 @spec("DRIVEN-3")
 async def test_without_a_key_the_same_words_after_the_end_are_a_new_turn() -> None:
     lab = Lab([TextPart("done")])

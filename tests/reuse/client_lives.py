@@ -32,6 +32,7 @@ from midstream.history.messages import (
     Text,
     ToolCall,
     ToolResult,
+    ToolSpec,
     Usage,
     UserMessage,
 )
@@ -54,6 +55,7 @@ TOKEN = re.compile(r"\b[ut]\d+\b")
 DAY_S = 24 * 3600.0
 KILL_STEPS_MAX = 120
 TOOLS_ABILITIES = Abilities(takes_tools=True, takes_history=True)
+TOOLS = (ToolSpec("look", "Look something up.", {"type": "object"}),)
 
 
 class SeededWorld(World):
@@ -165,6 +167,8 @@ class ClientLife:
                 TOOLS_ABILITIES,
             ]
         )
+        self.has_equal_prompts = self.abilities is TOOLS_ABILITIES and random.Random(seed + 2).random() < 0.5
+        """Whether side calls have the conversation's system prompt, and differ from it only by having no tools."""
         self.drops = self.chance.random() < 0.3
         """Whether the upstream removes a message again whose answer fails."""
 
@@ -235,7 +239,8 @@ class ClientLife:
         self._told[name] = text
         usage = Usage(len(words_of(talk.messages[-1].message)), 1)
         wants_tools = self.abilities.takes_tools and self.chance.random() < 0.4
-        if wants_tools and talk.messages[-1].setup.instructions != "title":
+        setup = talk.messages[-1].setup
+        if wants_tools and (setup.tools if self.has_equal_prompts else setup.instructions != "title"):
             ids = [f"c{self._tokens}-{number}" for number in range(self.chance.randint(1, 2))]
             requests = [ToolCallRequested(call_id, "look", "{}") for call_id in ids]
             return [TextDelta(name), *requests, Finished(Finish.CALLS, usage=usage)]
@@ -263,8 +268,9 @@ class ClientLife:
     ) -> RequestResult:
         """Send a request to a process, and check the basis of its answer."""
         request = ModelRequest(
-            self.system if system is None else system,
+            self.system if system is None or self.has_equal_prompts else system,
             history,
+            TOOLS if self.has_equal_prompts and system is None else (),
             session=SESSION,
             is_ephemeral=is_ephemeral,
         )

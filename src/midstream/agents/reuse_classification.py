@@ -31,7 +31,7 @@ class RequestRelation(StrEnum):
     SIDE_CALL = "side-call"
     """Another conversation under the same key, such as one that makes a title."""
     REBASE = "rebase"
-    """The same conversation continues under another system prompt or identity."""
+    """The same conversation continues under another system prompt or identity, or a noted side call continues."""
     TOOLS_CHANGED = "tools-changed"
     """The same conversation has other tools or servers."""
     DIVERGENCE = "divergence"
@@ -130,7 +130,7 @@ def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool 
     changed = _find_changes(mine, theirs)
     delivery = _delivery(record, outline, common)
     kind, reason = _judge(record, outline, common, changed, delivery)
-    if not record.is_resumable or _is_of_aside(record, outline, changed):
+    if not record.is_resumable or _is_of_aside(record, outline, common, changed):
         delivery = None
     return Classification(kind, reason, common, theirs.count - common, changed, delivery)
 
@@ -160,7 +160,7 @@ def action(
         return Fresh(is_pooled=True)
     if limit_s is not None and age_s >= limit_s:
         return Fresh(is_pooled=True, passed_over="stale")
-    if _is_of_aside(record, outline, classification.changed):
+    if _is_of_aside(record, outline, classification.common, classification.changed):
         return Fresh(is_pooled=True)  # neither the record's agent nor its marks belong to this conversation
     if not _can_follow(classification.changed, abilities):
         return Fresh(is_pooled=True, passed_over="abilities" if classification.delivery else "")
@@ -220,13 +220,13 @@ def _judge(
 ) -> tuple[RequestRelation, Reason]:
     known, count = record.fingerprint.count, outline.fingerprint.count
     is_longer = delivery is not None or 0 < common == known < count
-    is_foreign = "identity" in changed or "system" in changed
+    is_foreign = _is_foreign(common, changed)
     if is_foreign and is_longer:
         return RequestRelation.REBASE, Reason(
             changed[0], None, f"the {changed[0]} changed, and the conversation continues"
         )
-    if is_foreign or (changed and not common):
-        if _is_of_aside(record, outline, changed):
+    if is_foreign:
+        if _is_of_aside(record, outline, common, changed):
             words = "an assumed side call continues"
             return RequestRelation.REBASE, Reason(changed[0], None, words)
         words = f"the {changed[0]} changed, and the conversation does not continue"
@@ -268,10 +268,17 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRe
     return divergence, Reason("results", None, "the results are not those of the calls that the agent made")
 
 
-def _is_of_aside(record: PoolRecord, outline: Outline, changed: tuple[Field, ...]) -> bool:
+def _is_foreign(common: int, changed: tuple[Field, ...]) -> bool:
+    """Whether a request may be of another conversation than the record, because of its fields before the messages.
+
+    Other tools or servers alone do not separate conversations that have a message in common.
+    """
+    return "identity" in changed or "system" in changed or bool(changed and not common)
+
+
+def _is_of_aside(record: PoolRecord, outline: Outline, common: int, changed: tuple[Field, ...]) -> bool:
     """Whether a request continues a side call beside the record: then the record was the side call (REUSE-14)."""
-    is_foreign = "identity" in changed or "system" in changed
-    return is_foreign and any(_continues(aside, outline) for aside in record.asides)
+    return _is_foreign(common, changed) and any(_continues(aside, outline) for aside in record.asides)
 
 
 def _continues(aside: Aside, outline: Outline) -> bool:

@@ -263,6 +263,7 @@ class OpenTurn(Struct, frozen=True):
     session: str
     message: UserMessage
     key: str
+    """The key that opened the turn, and with which it is continued; "" if it was opened without one."""
     at: float
 
     @property
@@ -335,19 +336,23 @@ class Driver:
     ) -> DrivenTurn:
         """Open a turn, or continue the one that this message opened. End the run with `leave`.
 
-        The session is claimed first, so that no other process answers at the same time.
+        A message with a key is the open turn's message only under the key that opened that turn. An equal message with
+        another key is another message, also if the turn was opened without a key. A message without a key is the open
+        turn's message if both are equal. The session is claimed first, so that no other process answers at the same
+        time.
 
         Args:
             message: The user's message; None if the loop brings results for the calls of a turn.
-            key: A key of the message; with it, a turn that has ended is replayed from the journal.
+            key: A key of the message; with it, a turn that has completed is replayed from the journal.
             digest: Digest of the message, to detect a key that is used for two messages.
-            goes_on: Continue the open turn, if there is one, whichever message opened it.
+            goes_on: Continue the open turn, if there is one, whichever message and key opened it.
             cancels: Cancel an open turn of another message, in the append that opens the new one. Its records are in
                 `DrivenTurn.cancelled`.
             owner: The task whose cancellation ends the run; the current one by default.
 
         Raises:
-            UsageError: The session's name is not valid, or there is no turn to continue. Nothing was changed.
+            UsageError: The session's name is not valid, there is no turn to continue, or the turn of the key ended
+                without completing. Nothing was changed.
             SessionBusyError: Another turn is open in this session, running here or interrupted. The end of a cancelled
                 run of this process is awaited, `active_runs.ENDING_S` at most. Nothing was changed.
             SeqnoReusedError: The key was used for another message. Nothing was changed.
@@ -471,15 +476,16 @@ class Driver:
             was_cancelled = state.last_turn is not None and state.last_turn.status is TurnStatus.CANCELLED
             return await self._open_turn(journal, message, key, digest, has_cancelled=was_cancelled)
         if state.driver == self.name and message is not None:
-            if message == _opening_of(await self._read(journal)).message:
+            # DRIVEN-3: an equal message under a new key is another one. As part of this turn, its key would be lost.
+            if not key and message == _opening_of(await self._read(journal)).message:
                 self._refuse_other_agent(session, state)
                 return await self._take_up(journal, state.turns, is_over=False)
             if cancels:
                 first = EndTurn(TurnStatus.CANCELLED, {})
                 return await self._open_turn(journal, message, key, digest, first=first, has_cancelled=True)
         raise SessionBusyError(
-            f"a turn of session {session!r} was left open: run it again with its own message to continue it, or "
-            "abandon it"
+            f"a turn of session {session!r} was left open: run it again with its own message and key to continue it, "
+            "or abandon it"
         )
 
     async def _continue_turn(self, journal: DrivenJournal) -> DrivenTurn | None:

@@ -122,7 +122,9 @@ class DurableAgents:
         Args:
             session: Name of the session: 1 to 128 of letters, digits and `._:-`.
             message: The user's message.
-            key: Id of the message. With it, the message is accepted once, and an ended turn is replayed.
+            key: Id of the message. With it, the message is accepted once, and an ended turn is replayed. An open turn
+                is continued with the key that opened it, also after approvals; an equal message with another key is
+                another message. Without a key, the message of the open turn continues that turn.
 
         Raises:
             SessionBusyError: Another turn of this session is running. Nothing was changed.

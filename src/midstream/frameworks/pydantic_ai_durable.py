@@ -179,8 +179,9 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         Args:
             session: Name of the session: 1 to 128 of letters, digits and `._:-`.
             key: Id of the message, such as its id at the client. With it, the message is accepted once, and an ended
-                turn is replayed from the journal, without the model. Without it, a run with the prompt of the open turn
-                continues that turn, and any other prompt opens a new one.
+                turn is replayed from the journal, without the model. An open turn is continued with the key that opened
+                it; an equal prompt with another key is another message. Without a key, a run with the prompt of the
+                open turn continues that turn, and any other prompt opens a new one.
 
         The next message ends a turn that was left open. Its finished part is in the `message_history` of that run,
         unless the application put it there itself.
