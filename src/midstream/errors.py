@@ -588,7 +588,7 @@ class UpstreamGoneError(ModelError):
 
 
 class UpstreamMismatchError(UpstreamGoneError):
-    """The upstream opened another conversation than the one that was named. The other one may have received the message."""
+    """The upstream opened another conversation than the named one. The other one may have received the message."""
 
     code = "upstream_mismatch"
 
