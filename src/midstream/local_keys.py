@@ -133,7 +133,7 @@ def _authenticate(parts: SplitResult, key: str) -> dict[str, str]:
     except (OSError, http.client.HTTPException) as error:
         # Of several workers at one port one may have ended. The next one would refuse a request without a credential.
         where = f"{parts.scheme}://{parts.netloc}"
-        raise ConnectionLostError(f"the server at {where} did not answer: {type(error).__name__}") from error
+        raise ConnectionLostError(f"no answer from {where} ({type(error).__name__})") from error
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}  # another program
     finally:
