@@ -83,6 +83,9 @@ def test_a_provider_that_requires_reasoning_on_every_response_gets_it() -> None:
         assert {edit.code for edit in done.edits} == {"missing-reasoning"}
         again = repair(done.messages, format="openai-chat", profile=profile, thinking="every")
         assert again.messages is done.messages
+    signed = repair(history, format="openai-chat", profile="portable", thinking="every")
+    again = repair(signed.messages, format="openai-chat", profile="portable", thinking="every")
+    assert again.messages is signed.messages, "the profile removes unsigned thinking, but not its placeholder"
     whole = [user("q"), thoughtful, user("w")]
     assert repair(whole, format="openai-chat", thinking="every").messages is whole
     assert repair(history, format="openai-chat", thinking=True).messages is history

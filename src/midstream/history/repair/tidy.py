@@ -14,6 +14,7 @@ from midstream.history.repair.placeholders import (
     INTERRUPTED,
     NO_NAME,
     NO_OUTPUT,
+    NO_REASONING,
     SENTINEL,
     UNKNOWN,
 )
@@ -286,6 +287,8 @@ def _tidy_thinking(turn: MessageTurn, task: Task) -> None:
     for place, part in enumerate(turn.parts):
         if part.kind is not PartKind.THINKING:
             continue
+        if part.body == NO_REASONING and task.profile.wants_reasoning == "every":
+            continue  # an earlier repair added it
         signature = part.signature
         if not is_text(signature) or not (isinstance(part.body, str) or _is_redacted(part)):
             code = "unsigned-thinking"
