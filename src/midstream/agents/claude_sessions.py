@@ -29,8 +29,9 @@ with extra("claude"):
 
 KEPT_DAYS = 30.0
 """Days after its last batch for which a session is kept: the CLI's own default for its files (`cleanupPeriodDays`)."""
-_DAY_S = 24 * 3600.0
 SWEEP_S = 3600.0
+"""Seconds between two sweeps of a folder."""
+_DAY_S = 24 * 3600.0
 TRIES_MAX = 1000
 """Numbers that other writers may take before an append is given up."""
 KNOWN_MAX = 200

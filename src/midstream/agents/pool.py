@@ -298,16 +298,19 @@ class Pooled(StoredModel):
             request.instructions,
             tools,
             tuple(sorted(servers, key=lambda server: server.name)),
-            is_private=request.is_private and abilities.stores_transcripts,
+            is_private=self._is_kept_out(request),
         )
         identity = self._upstream.identity
         return setup, conversation.outline(setup.instructions, setup.tools, setup.servers, identity)
 
     def _is_stored_nowhere(self, request: ModelRequest) -> bool:
         """Whether neither the provider nor a store of the upstream may have the conversation (`store: false`)."""
-        abilities = self._upstream.abilities
-        is_unstored = request.settings.store is False and "store" in abilities.grants
-        return is_unstored or (request.is_private and abilities.stores_transcripts)
+        is_unstored = request.settings.store is False and "store" in self._upstream.abilities.grants
+        return is_unstored or self._is_kept_out(request)
+
+    def _is_kept_out(self, request: ModelRequest) -> bool:
+        """Whether the upstream's own store must not receive the conversation."""
+        return request.is_private and self._upstream.abilities.stores_transcripts
 
     def _keep_links(self, session: str, chain: Chain) -> None:
         """Store a conversation's links for its next turn."""

@@ -30,6 +30,6 @@ def token(invocation: Invocation, url: str) -> None:
     shown = headers_for(url, invocation.places)
     if not shown:
         raise UnauthorizedError(
-            f"no server of this user answers at {url!r}; it may be stopped, or belong to another user"
+            f"the program at {url!r} is no server of this user: it may belong to another user"
         )
     click.echo(shown["authorization"].removeprefix("Bearer "))

@@ -482,8 +482,9 @@ class Client:
             checkpoint = kept.checkpoint
             if checkpoint.stream in attached:
                 continue
-            kept_s = max(look_back_s, await self._file.longest_limit_s(checkpoint.stream))
-            if checkpoint.next_seqno == 0 or now - kept.touched_at > kept_s:
+            idle_s = now - kept.touched_at
+            is_old = idle_s > look_back_s and idle_s > await self._file.longest_limit_s(checkpoint.stream)
+            if checkpoint.next_seqno == 0 or is_old:
                 await self._file.write(checkpoint.stream, [Forgotten()])
             elif not (checkpoint.is_finishing and await self._finish(kept)):
                 resume = partial(self._resume, kept)
@@ -755,9 +756,7 @@ class Client:
             elif stream.is_encrypted is False:
                 await self._session_secrets.release(session)
         except MidstreamError as error:  # the next stream of the session tries again
-            _log.warning(
-                "the secret of a session is not stored: %s", error.message, extra={"session": session}
-            )
+            _log.warning("a stored secret is out of date: %s", error.message, extra={"session": session})
 
     async def _deliver(
         self, attachment: Attachment, reading: EventReader | None = None

@@ -336,11 +336,9 @@ class Accepting:
         """Return the facts of a run. Only a request without any mark depends on readers at other nodes."""
         request, sessions = wanted.request, wanted.sessions
         is_used = self._responses.is_used(response.id)
-        if not (is_used or request.key or request.is_retry or response.is_background) and sessions.is_durable:
-            if sessions.host.has_peers and not (request.is_named and response.is_open):
-                is_used = await sessions.marks.is_used_elsewhere(response, runner)
-            else:
-                is_used = await sessions.marks.was_delivered(response.id)
+        is_decided = bool(request.key) or request.is_retry or (request.is_named and response.is_open)
+        if sessions.is_durable and not (is_used or is_decided or response.is_background):
+            is_used = await sessions.is_used_elsewhere(response, runner)
         present = runner.state.application.response(response.number) or response
         return self._responses.describe_run(present, is_named=request.is_named, is_used=is_used)
 
@@ -492,8 +490,7 @@ class Accepting:
         live = self._responses.get(newest.id)
         if newest.is_background or (live is not None and live.readers > 0):
             return True
-        sessions = wanted.sessions
-        return sessions.host.has_peers and await sessions.marks.is_read_elsewhere(newest.id)
+        return await wanted.sessions.is_read_elsewhere(newest.id)
 
     @staticmethod
     def _compare(

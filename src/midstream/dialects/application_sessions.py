@@ -219,6 +219,24 @@ class ApplicationSessions:
         now = self._world.now()
         await self.host.store.kv_put(DELETED, found.response.id, b"", expected=0, at=now)
 
+    async def is_read_elsewhere(self, response_id: str) -> bool:
+        """Return whether another node has readers of a response; a dead node with readers also counts.
+
+        Raises:
+            MidstreamError: The store fails.
+        """
+        return self.host.has_peers and await self.marks.is_read_elsewhere(response_id)
+
+    async def is_used_elsewhere(self, response: ApplicationResponse, runner: Runner) -> bool:
+        """Return whether a client has received a response to its end, or reads it at another living node.
+
+        Raises:
+            MidstreamError: The store fails.
+        """
+        if self.host.has_peers:
+            return await self.marks.is_used_elsewhere(response, runner)
+        return await self.marks.was_delivered(response.id)
+
     async def tend(self, kept_s: float) -> None:
         """Remove old entries periodically, until cancelled."""
         while True:

@@ -276,13 +276,10 @@ class LiveResponses:
         live.grace = None
         if not live.readers:
             try:
-                if not await self._is_read_elsewhere(live):  # that node has its own grace period
+                if not await live.sessions.is_read_elsewhere(live.id):  # that node has its own grace period
                     await live.cancel()
             except MidstreamError as error:
                 _log.warning("a response is not stopped: %s", error.code, extra={"response": live.id})
-
-    async def _is_read_elsewhere(self, live: LiveResponse) -> bool:
-        return live.sessions.host.has_peers and await live.sessions.marks.is_read_elsewhere(live.id)
 
     def _delete_old(self) -> None:
         until = self._world.now() - KEPT_S

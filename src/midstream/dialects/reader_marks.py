@@ -60,8 +60,8 @@ class ReaderMarks:
     async def is_used_elsewhere(self, response: ApplicationResponse, runner: Runner) -> bool:
         """Return whether a client has received a response to its end, or reads it at the living node that runs it.
 
-        This waits while the entries may still change: for a response that has just begun or ended, and until the store
-        would have noticed the death of the node.
+        This waits while the entries may still change: for a response that has just begun, or has just ended with a
+        reader, and until the store would have noticed the death of the node.
         """
         begun_at, epoch = self._world.monotonic(), runner.state.epoch
         first_s = min(max(response.at + MARKED_WITHIN_S - self._world.now(), 0.0), MARKED_WITHIN_S)

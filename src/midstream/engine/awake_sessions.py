@@ -1,4 +1,4 @@
-"""Read access to the sessions that one process has in memory."""
+"""The sessions that one process has in memory."""
 
 from __future__ import annotations
 

@@ -428,13 +428,12 @@ class Executor:
         state = _state_of(pending_work, session)
         found = self._agent.tools.get(state.call.name)
         if not isinstance(found, SubAgent):  # the agent has changed since the call was planned
-            # The sub-agent may have used tools before the process died that began the call (TURN-43).
-            is_unknown = state.epoch < session.epoch
-            gone = f"The tool {state.call.name!r} no longer exists." + (
-                f" {UNKNOWN_CONTENT}" if is_unknown else ""
-            )
-            outcome = Outcome.UNKNOWN if is_unknown else Outcome.ERROR
-            self._finish(pending_work, ToolResult(pending_work.ref.call_id, gone, outcome))
+            content, outcome = f"The tool {state.call.name!r} no longer exists.", Outcome.ERROR
+            if (
+                state.epoch < session.epoch
+            ):  # it may have used tools in the process that began the call (TURN-43)
+                content, outcome = f"{content} {UNKNOWN_CONTENT}", Outcome.UNKNOWN
+            self._finish(pending_work, ToolResult(pending_work.ref.call_id, content, outcome))
             return
         try:
             finished = await run_child(

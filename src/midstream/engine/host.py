@@ -256,9 +256,8 @@ class Host:
         if runner is None or runner.has_failed:
             runner = await self._open_once(session_id)
         else:
-            self.awake.runners[session_id] = self.awake.runners.pop(
-                session_id
-            )  # the last used session goes to sleep last
+            # The last used session goes to sleep last.
+            self.awake.runners[session_id] = self.awake.runners.pop(session_id)
         self._sleeping.touch(session_id)
         return runner
 

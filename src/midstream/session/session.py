@@ -447,8 +447,8 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
         command = Withdraw(known.queued)  # nor an earlier one
     if isinstance(command, CallFinished):
-        is_elsewhere = known is not None and known.epoch < session.epoch
-        if (refusal := _find_refusal(session, command, may_be_lost=is_elsewhere)) is not None:
+        may_be_lost = known is not None and known.epoch < session.epoch
+        if (refusal := _find_refusal(session, command, may_be_lost=may_be_lost)) is not None:
             raise Refused(refusal)
         is_own = known is not None and known.turn == command.turn
         if not (is_own and _is_for_client(session, command)):
@@ -634,17 +634,16 @@ def _with_epoch(session: Session, record: EpochStarted) -> Session:
 def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
     kept = dict(session.streams)
     while len(kept) >= STREAMS_KEPT_MAX:
-        del kept[
-            next((key for key, stream in kept.items() if not _is_needed(session, stream)), next(iter(kept)))
-        ]
-    stream = StreamState(
+        unneeded = (key for key, stream in kept.items() if not _is_needed(session, stream))
+        del kept[next(unneeded, next(iter(kept)))]
+    kept[record.stream] = StreamState(
         record.secret_digest,
         since=session.position,
         epoch=session.epoch,
         cancel_after_s=record.cancel_after_s,
         connection=record.connection,
     )
-    return {**kept, record.stream: stream}
+    return kept
 
 
 def _is_needed(session: Session, stream: StreamState) -> bool:

@@ -91,6 +91,8 @@ class Caller(Protocol):
     """Whether the caller is an authenticated principal, whose access may end."""
     counted_name: str
     """Name under which its turns are counted; "" is not counted."""
+    trail: AuditTrail
+    """Entries of the request in the audit log."""
 
     def set_session(self, session: str) -> None:
         """Set the session of a request whose body contains it, before `require`.
@@ -151,16 +153,6 @@ class Caller(Protocol):
             LimitReachedError: A limit is reached. Nothing was counted.
         """
 
-    def note_command(self, command: Command | None) -> None:
-        """Log a command on a connection in the audit log, before it is accepted.
-
-        Raises:
-            UnavailableError: The audit log cannot be written: the command must not be accepted.
-        """
-
-    def note_refused_command(self, command: Command | None, code: str) -> None:
-        """Log the refusal of a command on a connection."""
-
     async def attribute(self, answer: Answer) -> Answer:
         """Return an answer to a question with the name of the caller, and log it in the audit log.
 
@@ -201,11 +193,11 @@ class UnauthenticatedCaller(Caller):
     ) -> None:
         self._counters = counters
         self._address = address
-        self._trail = trail or AuditTrail()
+        self.trail = trail or AuditTrail()
 
     @override
     def set_session(self, session: str) -> None:
-        self._trail.set_session(session)
+        self.trail.set_session(session)
 
     @override
     def enter(self) -> None:
@@ -237,16 +229,8 @@ class UnauthenticatedCaller(Caller):
             refuse_local_files(command.message)
 
     @override
-    def note_command(self, command: Command | None) -> None:
-        self._trail.note_command(command)
-
-    @override
-    def note_refused_command(self, command: Command | None, code: str) -> None:
-        self._trail.note_refused_command(command, code)
-
-    @override
     async def attribute(self, answer: Answer) -> Answer:
-        self._trail.note_answer(answer)
+        self.trail.note_answer(answer)
         return answer
 
     @override
@@ -341,7 +325,7 @@ class KnownCaller(Caller):
         self._host = host
         self._living = living
         self.checks = checks
-        self._trail = trail or AuditTrail()
+        self.trail = trail or AuditTrail()
         self._recheck_s = recheck_s
         self._began_at = host.world.now()
         self._must_check = asyncio.Event()
@@ -351,7 +335,7 @@ class KnownCaller(Caller):
     @override
     def set_session(self, session: str) -> None:
         self.session = session
-        self._trail.set_session(session)
+        self.trail.set_session(session)
 
     @override
     def enter(self) -> None:
@@ -405,18 +389,10 @@ class KnownCaller(Caller):
             self._counters.charge(self.session, self.counted_name)
 
     @override
-    def note_command(self, command: Command | None) -> None:
-        self._trail.note_command(command)
-
-    @override
-    def note_refused_command(self, command: Command | None, code: str) -> None:
-        self._trail.note_refused_command(command, code)
-
-    @override
     async def attribute(self, answer: Answer) -> Answer:
         await self._authorizer.require(self.principal, self.session, Action.APPROVE)
         answer = replace(answer, by=self.principal.name)
-        self._trail.note_answer(answer)
+        self.trail.note_answer(answer)
         return answer
 
     @property

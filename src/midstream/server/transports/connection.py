@@ -620,11 +620,11 @@ class Connection:
                 try:
                     if not self._runner.state.has_accepted(request.received):
                         self._caller.count_command(command)
-                        self._caller.note_command(command)
+                        self._caller.trail.note_command(command)
                     with self._convert_errors():
                         await self._runner.submit(await attribute(self._caller, request.received))
                 except MidstreamError as error:
-                    self._caller.note_refused_command(command, error.code)
+                    self._caller.trail.note_refused_command(command, error.code)
                     self._stream.refuse(request.seqno, error, now=self._now())
                 else:
                     self._world.reach(Fault.BEFORE_ACK)
