@@ -23,6 +23,14 @@ from tests.test_local_keys import proving
 GIVEN = {"Authorization": "Bearer mine"}
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the user's own key; no token is given."""
+    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
+    monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
+    return tmp_path
+
+
 async def test_given_headers_are_sent_and_a_function_is_called_for_each_connection() -> None:
     assert await ConnectionHeaders("http://127.0.0.1:1", GIVEN)() == GIVEN
     numbers = iter(range(9))
@@ -38,12 +46,8 @@ async def test_values_that_no_request_can_carry_are_refused() -> None:
 
 
 @spec("SEC-12")
-async def test_after_a_proof_nothing_is_sent_to_a_program_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
-    monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
-    key, answers = read_or_make_key(tmp_path), ["good"]
+async def test_after_a_proof_nothing_is_sent_to_a_program_without_one(home: Path) -> None:
+    key, answers = read_or_make_key(home), ["good"]
 
     def prove(nonce: str, address: str) -> Any:  # noqa: ANN401 - JSON
         if answers[-1] == "none":
@@ -67,13 +71,9 @@ async def test_after_a_proof_nothing_is_sent_to_a_program_without_one(
 
 
 @spec("SEC-10")
-async def test_a_server_that_ends_before_its_proof_counts_as_a_lost_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_ends_before_its_proof_counts_as_a_lost_connection(home: Path) -> None:
     """One of several workers at a port is killed: the next one would refuse a request without a credential."""
-    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
-    monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
-    read_or_make_key(tmp_path)
+    read_or_make_key(home)
 
     async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -91,11 +91,9 @@ async def test_a_server_that_ends_before_its_proof_counts_as_a_lost_connection(
 @spec("SEC-11")
 @pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
 async def test_a_turn_continues_after_a_restart_that_changed_the_servers_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: TransportName
+    home: Path, transport: TransportName
 ) -> None:
-    monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
-    monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
-    server = await asyncio.to_thread(partial(Serving, tmp_path))
+    server = await asyncio.to_thread(partial(Serving, home))
     try:
         async with asyncio.timeout(60), connect(server.url, transport=transport) as client:
             text = ""
@@ -103,7 +101,7 @@ async def test_a_turn_continues_after_a_restart_that_changed_the_servers_token(
                 text = event.transcript
                 if event.question is not None:
                     await asyncio.to_thread(server.kill)
-                    server = await asyncio.to_thread(partial(Serving, tmp_path, port=server.port))
+                    server = await asyncio.to_thread(partial(Serving, home, port=server.port))
                     [question] = await client.questions("s1")
                     await client.answer("s1", question, "deny")
             assert text

@@ -35,6 +35,12 @@ class Pair:
         """Return the keys of the entries of a namespace."""
         return [entry.key for entry in await self.store.kv_list(namespace)]
 
+    async def begin(self) -> asyncio.Task[httpx2.Response]:
+        """Send the request to the first gateway; return its task when the model has received the request."""
+        asking = asyncio.create_task(self.clients[0].post(PATH, json=ASK))
+        await until(lambda: self.requests == [1, 0])
+        return asking
+
     @property
     def requests(self) -> list[int]:
         """The number of requests to each model."""
@@ -83,8 +89,7 @@ async def test_equal_requests_at_the_same_time_are_two_runs_at_two_nodes() -> No
 async def test_a_marked_retry_joins_a_response_that_is_read_at_another_node() -> None:
     gate = asyncio.Event()
     async with pair([[Gate(gate), *text("one")]], []) as on:
-        first = asyncio.create_task(on.clients[0].post(PATH, json=ASK))
-        await until(lambda: on.requests == [1, 0])
+        first = await on.begin()
         retry = asyncio.create_task(on.clients[1].post(PATH, json=ASK, headers=RETRY))
         gate.set()
         async with asyncio.timeout(WAIT_S):
@@ -96,8 +101,7 @@ async def test_a_marked_retry_joins_a_response_that_is_read_at_another_node() ->
 async def test_a_request_whose_reader_left_joins_at_another_node() -> None:
     gate = asyncio.Event()
     async with pair([[Gate(gate), *text("one")]], []) as on:
-        first = asyncio.create_task(on.clients[0].post(PATH, json=ASK))
-        await until(lambda: on.requests == [1, 0])
+        first = await on.begin()
         first.cancel()
         await asyncio.wait([first])
         again = asyncio.create_task(on.clients[1].post(PATH, json=ASK))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from midstream.errors import DrainingError, MidstreamError, ProtocolError, StoreBusyError, UnavailableError
-from midstream.protocol.frame_errors import error_of
+from midstream.protocol.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.protocol.frames import Error
+from tests.house.source import ROOT
 from tests.spec import spec
 
 
@@ -15,6 +18,20 @@ def test_every_code_of_the_error_tree_is_decoded_to_its_type() -> None:
         error = error_of(Error(kind.code, "text", expected=3, retry_after_s=2.0))
         assert (type(error), str(error)) == (kind, "text")
     assert DrainingError("x").retry == StoreBusyError("x").retry == "later"
+
+
+@spec("STREAM-28")
+@pytest.mark.parametrize(
+    ("path", "list_of_codes"),
+    [
+        ("src/midstream/server/static/client/errors.js", r"KEEPS_CHECKPOINT = new Set\(\[(.*?)\]\)"),
+        ("examples/minimal_client/stream.mjs", r"RESUMABLE = words\((.*?)\)"),
+    ],
+)
+def test_all_clients_keep_the_checkpoint_after_the_same_errors(path: str, list_of_codes: str) -> None:
+    found = re.search(list_of_codes, (ROOT / path).read_text(), re.DOTALL)
+    assert found is not None
+    assert {*re.findall(r"[a-z_]+", found[1].replace("EVENTS_LOST", "events_lost"))} == KEEPS_CHECKPOINT
 
 
 @spec("STREAM-28")
