@@ -7,7 +7,8 @@ are in `docs/spec/stream.md`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_type_hints
@@ -108,9 +109,9 @@ class Operation(Struct, frozen=True):
     is_open: bool = False
     is_ok_too: bool = False
 
-    def signature(self) -> dict[str, Any]:
+    def signature(self) -> Mapping[str, Any]:
         """Return the types of `query`, `body` and `return` in the handler's signature."""
-        return get_type_hints(self.handler) if inspect.isfunction(self.handler) else {}
+        return _types_in_signature(self.handler) if inspect.isfunction(self.handler) else {}
 
     def answers(self) -> dict[int, Any]:
         """Return the types of successful answers by status; None means no body."""
@@ -123,6 +124,11 @@ class Operation(Struct, frozen=True):
         if self.is_ok_too:
             answers[200] = answers[self.status]
         return {**answers, 204: None} if NoneType in kinds else answers
+
+
+@cache
+def _types_in_signature(handler: Callable[..., Any]) -> Mapping[str, Any]:
+    return get_type_hints(handler)
 
 
 def document(operations: Sequence[Operation]) -> Json:

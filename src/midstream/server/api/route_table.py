@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -488,7 +488,7 @@ def _path_of(operation: Operation) -> str:
 class _SendingHandler:
     """ASGI app for a method that sends its answer itself, such as a stream."""
 
-    def __init__(self, handler: Callable[..., Awaitable[None]], signature: dict[str, Any]) -> None:
+    def __init__(self, handler: Callable[..., Awaitable[None]], signature: Mapping[str, Any]) -> None:
         self._handler = handler
         self._signature = signature
 
@@ -497,7 +497,7 @@ class _SendingHandler:
         await self._handler(request, send=send, **await _arguments_of(request, self._signature))
 
 
-async def _arguments_of(request: Request, signature: dict[str, Any]) -> dict[str, Any]:
+async def _arguments_of(request: Request, signature: Mapping[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if "query" in signature:
         arguments["query"] = decode_query(request, signature["query"])
@@ -507,7 +507,7 @@ async def _arguments_of(request: Request, signature: dict[str, Any]) -> dict[str
 
 
 async def _respond(
-    status: int, handler: Callable[..., Awaitable[Any]], signature: dict[str, Any], request: Request
+    status: int, handler: Callable[..., Awaitable[Any]], signature: Mapping[str, Any], request: Request
 ) -> Response:
     answer = await handler(request, **await _arguments_of(request, signature))
     if isinstance(answer, Response):
