@@ -121,8 +121,7 @@ async def test_a_jumping_clock_and_a_freeze_cost_no_lease(folder: Path, jump_s: 
         await until(lambda: lines(folder)[-1].what == "ended")
         async with asyncio.timeout(WAIT_S):
             await following
-            while (answer := await node.send_message("s", "think", stream="after")).status_code != 200:
-                assert answer.status_code in {409, 503}, answer.text
+        await node.send_until_accepted("s", "think", stream="after")
         await until_there(folder, "s", TurnEnded, TurnEnded)
     assert len(executions(folder)) == 1
     assert ends(folder, "s") == ["completed"] * 2

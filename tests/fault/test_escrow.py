@@ -19,6 +19,7 @@ from midstream.errors import WrongSecretError
 from midstream.session.records import Delta, TurnEnded, TurnStatus
 from midstream.store.encryption.ciphers import FileKeys
 from tests.fault.escrow_process import CANARY
+from tests.fault.workers import short_pause
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
@@ -93,7 +94,7 @@ async def _recovered(url: str) -> dict[str, object]:
     async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
             while (answer := await http.get("/ready")).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
-                pass
+                await short_pause()
         report: dict[str, object] = answer.json()
         return report
 

@@ -12,7 +12,7 @@ import asyncpg
 import httpx2
 import pytest
 
-from midstream.environment import Fault, World
+from midstream.environment import Fault
 from midstream.session.records import CommandAccepted, MessageQueued, StreamOpened, TurnEnded
 from tests.fault.extent import STORES, run_on_stores, select_cases
 from tests.fault.stored import name_of, use_postgres
@@ -24,6 +24,7 @@ from tests.fault.workers import (
     lines,
     problems,
     records,
+    short_pause,
     until,
     until_there,
 )
@@ -64,6 +65,7 @@ async def _until_acknowledged(worker: Worker) -> httpx2.Response:
             if answer.status_code == 200:
                 return answer
             assert answer.status_code == 503, answer.text
+            await short_pause()
 
 
 async def _forwarded_rows(folder: Path) -> int:
@@ -84,7 +86,7 @@ async def _forwarded_rows(folder: Path) -> int:
 async def _until_inbox(folder: Path, *, has_commands: bool) -> None:
     async with asyncio.timeout(WAIT_S):
         while bool(await _forwarded_rows(folder)) != has_commands:
-            await World().sleep(0.004)  # of another process
+            await short_pause()
 
 
 async def _until_owner_found(folder: Path, sender: Worker) -> None:

@@ -26,7 +26,6 @@ from tests.fault.test_nodes import (
     test_any_process_serves_readers_and_senders,
 )
 from tests.fault.workers import (
-    WAIT_S,
     Worker,
     bring_into_tool,
     ends,
@@ -81,9 +80,7 @@ async def test_a_turn_continues_when_the_leader_of_its_stream_is_killed(
         tool = await until_there(tmp_path, "tool", TurnEnded)
         await until_there(tmp_path, "model", TurnEnded)
         killed.start()
-        async with asyncio.timeout(WAIT_S):
-            while (await other.send_message("tool", "think", stream="after")).status_code != 200:
-                pass
+        await other.send_until_accepted("tool", "think", stream="after")
         await until(lambda: len(ends(tmp_path, "tool")) == 2)
     killed.wait()
     outcomes = [each.result.outcome for each in tool if isinstance(each, CallEnded)]

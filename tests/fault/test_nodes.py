@@ -47,6 +47,7 @@ from tests.fault.workers import (
     lines,
     problems,
     records,
+    short_pause,
     until,
     until_there,
 )
@@ -123,19 +124,13 @@ async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(folde
         frozen.signal(signal.SIGCONT)
         # The tool of the frozen node ends.
         await until(lambda: lines(folder)[-1].what == "ended")
-        await _send_until_accepted(frozen, "s", "think")  # it is forwarded to the new node
+        # It is forwarded to the new node. The thawed one refuses it as busy until it has detected its loss.
+        await frozen.send_until_accepted("s", "think", stream="after-thaw")
         await until_there(folder, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
     assert len({each.epoch for each in journal(folder, "s")}) == 2, "the heir owned it to the end"
     assert len(executions(folder)) == 1
     assert problems(folder, ["s"]) == []
-
-
-async def _send_until_accepted(thawed: Worker, session: str, words: str) -> None:
-    """Send a message until it is accepted: a thawed node refuses it as busy until it has detected its loss."""
-    async with asyncio.timeout(WAIT_S):
-        while (answer := await thawed.send_message(session, words, stream="after-thaw")).status_code != 200:
-            assert answer.status_code in {409, 503}, answer.text
 
 
 @spec("TURN-52", "STREAM-100")
@@ -151,7 +146,7 @@ async def test_a_node_that_thaws_follows_a_session_that_another_one_took_meanwhi
         reader = client.follow("s", after="0-0")
         first = [event async for event in _through_turn(reader, 1)]
         await freeze(folder, frozen)
-        await _send_until_accepted(heir, "s", "look")
+        await heir.send_until_accepted("s", "look", stream="after-thaw")
         await until(lambda: ends(folder, "s") == ["completed"] * 2)
         newest = journal(folder, "s")[-1]
         frozen.signal(signal.SIGCONT)
@@ -197,7 +192,7 @@ async def test_a_node_that_was_frozen_before_its_tool_does_not_start_it_afterwar
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (folder / "go").touch()
         frozen.signal(signal.SIGCONT)
-        await _send_until_accepted(frozen, "s", "think")
+        await frozen.send_until_accepted("s", "think", stream="after-thaw")
         await until_there(folder, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
     assert executions(folder) == [], "in doubt, and not run"
@@ -276,6 +271,7 @@ async def test_all_sessions_in_flight_are_recovered_in_seconds(folder: Path) -> 
         async with asyncio.timeout(WAIT_S):
             while (answer := await second.get("/ready")).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
                 assert answer.json()["code"] == "recovering"
+                await short_pause()
         epochs = {each: _epochs(folder, each) for each in sessions}
         assert all(len(each) == 2 for each in epochs.values()), "ready means that everything is taken up"
         (folder / "go").touch()

@@ -30,6 +30,7 @@ from midstream.session.records import (
 from tests.fault.fault_client_process import HastyWorld
 from tests.fault.stored import name_of, use_postgres
 from tests.fault.workers import (
+    UNAVAILABLE,
     WAIT_S,
     Worker,
     bring_into_tool,
@@ -105,9 +106,7 @@ async def test_a_turn_continues_when_postgresql_restarts(
         mortal.start()
         tool = await until_there(tmp_path, "tool", TurnEnded)
         await until_there(tmp_path, "model", TurnEnded)
-        async with asyncio.timeout(WAIT_S):
-            while (await other.send_message("tool", "think", stream="after")).status_code != 200:
-                pass
+        await other.send_until_accepted("tool", "think", stream="after")
         await until(lambda: len(ends(tmp_path, "tool")) == 2)
     outcomes = [each.result.outcome for each in tool if isinstance(each, CallEnded)]
     assert outcomes == [Outcome.OK], "its outcome waited for the server"
@@ -175,9 +174,7 @@ async def test_a_server_disconnected_from_the_database_loses_its_turn_and_change
         (folder / "go").touch()
         await until(lambda: lines(folder)[-1].what == "ended")  # the tool of the disconnected node ends
         network.passes.set()
-        async with asyncio.timeout(WAIT_S):
-            while (answer := await cut_off.send_message("s", "think", stream="after")).status_code != 200:
-                assert answer.status_code in {409, 503}, answer.text
+        await cut_off.send_until_accepted("s", "think", stream="after")
         await until_there(folder, "s", TurnEnded, TurnEnded)
     assert len(executions(folder)) == 1
     assert problems(folder, ["s"]) == []
@@ -199,9 +196,7 @@ async def test_a_full_disk_of_the_database_refuses_and_loses_nothing(tmp_path: P
             (tmp_path / "go").touch()
             await until(lambda: lines(tmp_path)[-1].what == "ended")
             await read_sql(engine, "drop table filler")
-            async with asyncio.timeout(WAIT_S):
-                while (answer := await node.send_message("large", "look", stream="once")).status_code != 200:
-                    assert answer.status_code == 503, answer.text
+            await node.send_until_accepted("large", "look", stream="once", refusals=(UNAVAILABLE,))
             found = await until_there(tmp_path, "tool", TurnEnded)
             await until_there(tmp_path, "large", TurnEnded)
             assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.OK]

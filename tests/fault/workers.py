@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,9 @@ from tests.server.serving import KEYS
 WAIT_S = 60.0
 """Seconds for a test's waits; an idle machine needs milliseconds."""
 
-UNAVAILABLE = 503
+POLL_S = 0.02
+"""Seconds between two looks at another process. A look may open the store, and slows what it waits for."""
+OK, CONFLICT, UNAVAILABLE = 200, 409, 503
 
 
 class Worker:
@@ -50,6 +52,7 @@ class Worker:
         assert self.process.stdout is not None
         async with asyncio.timeout(2 * WAIT_S):
             self.url = (await self.process.stdout.readline()).decode().strip()
+        assert self.url, f"it ended at its start: {log.read_text()}"
         # Each client loads the certificates of the machine: one for all requests.
         self._client = httpx2.AsyncClient(base_url=self.url, timeout=WAIT_S)
         return self
@@ -81,6 +84,15 @@ class Worker:
         payload = {"type": "send", "parts": [{"type": "text", "text": words}], "when_busy": "refuse"}
         body = {"type": "command", "seqno": 0, "payload": payload}
         return await self._ask("POST", f"/v1/sessions/{session}/commands", json=body, headers=keys)
+
+    async def send_until_accepted(
+        self, session: str, words: str, *, stream: str, refusals: Collection[int] = (CONFLICT, UNAVAILABLE)
+    ) -> None:
+        """Send a message again, as the same one, until it is accepted."""
+        async with asyncio.timeout(WAIT_S):
+            while (answer := await self.send_message(session, words, stream=stream)).status_code != OK:
+                assert answer.status_code in refusals, answer.text
+                await short_pause()
 
     async def post(self, session: str, frame: object, *, connection: int, name: str = "") -> httpx2.Response:
         """Post a frame as a connection of the stream `k1`, with the connection's name if there is one."""
@@ -122,11 +134,11 @@ async def freeze(folder: Path, worker: Worker) -> None:
         while True:
             worker.signal(signal.SIGSTOP)
             while not _is_stopped(worker.process.pid):
-                await _moment()
+                await short_pause()
             if await is_writable(folder):
                 return
             worker.signal(signal.SIGCONT)
-            await _moment()
+            await short_pause()
 
 
 def _is_stopped(pid: int) -> bool:
@@ -143,10 +155,7 @@ async def bring_into_tool(folder: Path, worker: Worker, session: str = "s", word
     The message is sent again while the store has no leader (503), as a client does.
     """
     stream = f"{session}-{os.urandom(4).hex()}"
-    async with asyncio.timeout(WAIT_S):
-        while (answer := await worker.send_message(session, words, stream=stream)).status_code == UNAVAILABLE:
-            await _moment()
-    assert answer.status_code == 200, answer.text
+    await worker.send_until_accepted(session, words, stream=stream, refusals=(UNAVAILABLE,))
     await until(lambda: any(line.session == session for line in lines(folder)))
 
 
@@ -171,7 +180,7 @@ async def until_there(folder: Path, session: str, *kinds: type[Record]) -> list[
             left = iter(found)
             if kinds and all(any(isinstance(each, kind) for each in left) for kind in kinds):
                 return found
-            await _moment()
+            await short_pause()
             # The database does not exist yet, or its servers elect a leader.
             with contextlib.suppress(NotFoundError, UnavailableError):
                 found = records(folder, session)
@@ -184,12 +193,12 @@ async def until(is_true: Callable[[], bool]) -> None:
             with contextlib.suppress(UnavailableError):
                 if is_true():
                     return
-            await _moment()
+            await short_pause()
 
 
-async def _moment() -> None:
+async def short_pause() -> None:
     """Wait some milliseconds for another process; every caller is bounded."""
-    await World().sleep(0.004)
+    await World().sleep(POLL_S)
 
 
 def lines(folder: Path) -> list[LedgerLine]:
