@@ -290,7 +290,7 @@ def test_a_closed_output_is_not_an_error(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     lines = (HISTORIES / "codex.broken.jsonl").read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines, *lines[1:] * 8_000]))
+    path.write_text("".join([*lines, *lines[1:] * 3_000]))
     with subprocess.Popen(
         [*DOCTOR, "--fix", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as done:

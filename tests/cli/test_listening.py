@@ -120,7 +120,7 @@ def test_uncollected_objects_of_a_server_are_limited() -> None:
     awake: deque[CyclicObject] = deque(maxlen=1_000)
     try:
         tune_garbage_collector()
-        for _ in range(20_000):
+        for _ in range(8_000):
             awake.append(CyclicObject())
             most = max(most, CyclicObject.alive)
     finally:

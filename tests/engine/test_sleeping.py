@@ -22,7 +22,8 @@ from midstream.testing.scripted_model import ScriptedStep, Stall
 from tests.spec import spec
 
 KIB = 1024
-LONG = "word " * 20_000
+LONG = f"{'long' * 10}word " * 2_000
+MANY_WORDS = "word " * 20_000
 
 
 @spec("TURN-88")
@@ -95,19 +96,19 @@ async def test_busy_sessions_above_the_limit_keep_fewer_events(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = FakeWorld()
-    agent = Agent(ScriptedModel([[*text(LONG)[:-1], Stall()]]))
+    agent = Agent(ScriptedModel([[*text(MANY_WORDS)[:-1], Stall()]]))
     limits = MemoryLimits(bytes_max=100 * KIB)
     async with Host(agent, MemoryStore(), world=world, memory=limits) as host:
         await host.wait_for_recovery()
         runner = await host.session("s", create=True)
         await runner.submit(SendMessage(UserMessage.of("tell me")))
         async with asyncio.timeout(60):
-            while runner.journal.bytes_held < 2 * len(LONG):
+            while runner.journal.bytes_held < 2 * len(MANY_WORDS):
                 await runner.wait(runner.newest.position)
         before = await runner.read(after=0, limit=100_000)
         with caplog.at_level(logging.WARNING, "midstream.engine.sleeping"):
             await world.advance(20)
-        assert runner.journal.bytes_held < 2 * len(LONG) + TAIL_BYTES_MIN
+        assert runner.journal.bytes_held < 2 * len(MANY_WORDS) + TAIL_BYTES_MIN
         assert (await runner.read(after=0, limit=100_000))[: len(before)] == before
         assert [each.message.partition(" hold")[0] for each in caplog.records] == ["1 busy sessions"]
 

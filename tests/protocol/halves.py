@@ -35,6 +35,7 @@ from midstream.protocol.frames import (
     Welcome,
 )
 from midstream.protocol.server_stream import ServerStream
+from midstream.retries import HEARTBEATS_MISSED_MAX
 from midstream.server.api.problems import status_of
 from midstream.session import records
 from midstream.session.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
@@ -78,6 +79,14 @@ _TURN_EVENTS = Events(
     )
 )
 
+_HEARTBEAT = HeartbeatFrame("1-1")
+
+
+def _receives_three_heartbeats(half: ClientStream) -> None:
+    for _ in range(HEARTBEATS_MISSED_MAX):
+        _receives(_HEARTBEAT)(half)
+
+
 CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "time": _waits,
     "connected": lambda half: half.begin_connection(now=0.0),
@@ -88,7 +97,8 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "welcome of another past": _receives(Welcome("a", "1-1", "1-1", acked=COMMANDS_MAX)),
     "degraded welcome": _receives(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
     "ack": _receives(Ack(0)),
-    "heartbeat": _receives(HeartbeatFrame("1-1")),
+    "heartbeat": _receives(_HEARTBEAT),
+    "three heartbeats": _receives_three_heartbeats,
     "gone": _receives(Gone("1-1", "pruned")),
     "snapshot": _receives(SnapshotFrame("1-1", msgspec.Raw(b"{}"))),
     "snapshot of the end": _receives(SnapshotFrame("1-1", msgspec.Raw(b"{}"), is_over=True)),
@@ -176,6 +186,7 @@ def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterato
 
 _UNTOLD = UNSEEN | {
     "number",  # Connections: their number is unbounded.
+    "_unanswered",  # Heartbeats since the last ack: the input "three heartbeats" is tried in every state.
     "_held",
     "_trouble",
     "_error",
