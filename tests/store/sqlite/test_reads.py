@@ -7,10 +7,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from midstream.errors import NotFoundError
+from midstream.errors import NotFoundError, StoreBusyError
 from midstream.store.contract import StoredRecord
 from midstream.store.sqlite import SQLiteStore, reads
+from midstream.store.sqlite.backup_restore import put_back
 from midstream.store.sqlite.database import schema
+from midstream.store.sqlite.online_backup import back_up
 from midstream.store.sqlite.reads import reading
 from tests.spec import spec
 from tests.store.stores import append
@@ -52,3 +54,38 @@ def test_a_page_reads_only_sessions_after_its_cursor_by_an_index(
     assert of_sessions != []
     assert all(step.startswith("SEARCH session USING INDEX " + is_found_by) for step in of_sessions), steps
     db.close()
+
+
+async def test_reads_of_a_database_that_no_server_uses_leave_no_files_beside_it(folder: Path) -> None:
+    await _store_one_record(folder / "x.db")
+    before = _names(folder)
+    with reading(folder / "x.db") as reader:
+        assert reader.records("s", 0, 10) == [StoredRecord(1, 1, b"a")]
+        assert _names(folder) == before  # so it can be read where no file can be created
+    back_up(folder / "x.db", folder / "copy.db")
+    put_back(folder / "copy.db", folder / "restored.db")
+    assert _names(folder) == {*before, "copy.db", "restored.db"}
+
+
+async def test_a_reader_reports_that_a_server_changed_the_file_meanwhile(folder: Path) -> None:
+    await _store_one_record(folder / "x.db")
+    opened = reading(folder / "x.db")
+    opened.__enter__()
+    store = SQLiteStore(folder / "x.db")
+    await store.open()
+    await store.claim("t", at=2.0)
+    await store.close()  # writes the log into the file
+    with pytest.raises(StoreBusyError, match="was changed while it was read"):
+        opened.__exit__(None, None, None)
+
+
+async def _store_one_record(path: Path) -> None:
+    store = SQLiteStore(path)
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    await append(store, b"a", expected=0, epoch=epoch)
+    await store.close()
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

@@ -12,10 +12,8 @@ from midstream.environment import World
 from midstream.errors import StoreBusyError, UsageError
 from midstream.paths import sync_names
 from midstream.store.sqlite import liveness
-from midstream.store.sqlite.database import DatabaseFile
+from midstream.store.sqlite.database import COMPANIONS, DatabaseFile
 from midstream.store.sqlite.online_backup import back_up
-
-COMPANIONS = ("-wal", "-shm")
 
 
 class Restored(Struct, frozen=True):

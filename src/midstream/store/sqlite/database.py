@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import apsw
 
 from midstream.environment import World
-from midstream.errors import MidstreamError, UsageError
+from midstream.errors import MidstreamError, StoreBusyError, UsageError
 from midstream.file_safety import create_own, follow_own_links, require_own_database
 from midstream.store.sqlite import inbox
 from midstream.store.sqlite import liveness as nodes
@@ -44,6 +44,10 @@ PAGE_BYTES = 2048
 LOG_BYTES_MAX = 64 * 2**20
 """Size to which a log is cut after a slow reader of another process has made it grow."""
 BEGIN = "begin immediate"
+COMPANIONS = ("-wal", "-shm")
+"""Ends of the names of SQLite's log and its index, beside a database."""
+_IN_LOG_MODE = b"\2\2"
+"""Bytes 18 and 19 of a database in log mode."""
 
 
 def schema() -> str:
@@ -85,8 +89,13 @@ class DatabaseFile:
         finally:
             db.close()
 
-    def connect(self, *, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
+    def connect(
+        self, *, flags: int = apsw.SQLITE_OPEN_READWRITE, is_immutable: bool = False
+    ) -> apsw.Connection:
         """Open a connection; one that may write creates the file, readable by this user only.
+
+        Args:
+            is_immutable: Whether SQLite may assume that no process changes the file.
 
         Raises:
             UsageError: The file, or one that SQLite keeps beside it, is not safe to open: see `file_safety`.
@@ -98,7 +107,32 @@ class DatabaseFile:
             raise UsageError(f"database {str(self.path)!r} cannot be opened: {error.strerror}") from error
         if flags & apsw.SQLITE_OPEN_READWRITE:
             self._create()
-        return apsw.Connection(str(self.path), flags=flags | apsw.SQLITE_OPEN_NOFOLLOW, vfs=self._vfs)
+        flags |= apsw.SQLITE_OPEN_NOFOLLOW
+        if is_immutable:
+            uri = f"{self.path.as_uri()}?immutable=1"
+            return apsw.Connection(uri, flags=flags | apsw.SQLITE_OPEN_URI, vfs=self._vfs)
+        return apsw.Connection(str(self.path), flags=flags, vfs=self._vfs)
+
+    @contextlib.contextmanager
+    def open_reader(self) -> Iterator[apsw.Connection]:
+        """Open a read-only connection that leaves no files beside the database, also where none can be created.
+
+        A reader of a database in log mode would create a log and its index, which stay. Without these two, no process
+        has opened the database, so the file is read as immutable.
+
+        Raises:
+            UsageError: See `connect`.
+            StoreBusyError: A process has opened and changed the database meanwhile: what was read may be wrong.
+        """
+        flags = apsw.SQLITE_OPEN_READONLY
+        before = self._stamp() if self._is_unused() else None
+        db = self.connect(flags=flags) if before is None else self.connect(flags=flags, is_immutable=True)
+        try:
+            yield db
+        finally:
+            db.close()
+        if before is not None and before != self._stamp():
+            raise StoreBusyError(f"database {str(self.path)!r} was changed while it was read; try again")
 
     def prepare(self, db: apsw.Connection) -> None:
         """Create the tables, or check the existing ones.
@@ -147,6 +181,20 @@ class DatabaseFile:
     def refusal(self, error: apsw.Error, db: apsw.Connection | None) -> MidstreamError:
         """Return the error of midstream for one of SQLite."""
         return refusal_of(error, f"database {str(self.path)!r}", db)
+
+    def _is_unused(self) -> bool:
+        """Whether no process has opened the database: it is in log mode, and has neither a log nor its index."""
+        if any(self.path.with_name(f"{self.path.name}{companion}").exists() for companion in COMPANIONS):
+            return False
+        try:
+            with self.path.open("rb") as file:
+                return file.read(20)[18:] == _IN_LOG_MODE
+        except OSError:
+            return False
+
+    def _stamp(self) -> tuple[int, int, int]:
+        found = self.path.stat()
+        return found.st_size, found.st_mtime_ns, found.st_ino
 
     def _create(self) -> None:
         # Only if it is missing: closing a second descriptor of a database would release SQLite's locks on it.

@@ -68,7 +68,7 @@ def back_up(
     unfinished = target.with_name(f".{target.name}.{world.new_id('part')}")
     try:
         os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        with file.convert_errors(), _connect(source, apsw.SQLITE_OPEN_READONLY) as live:
+        with file.convert_errors(), file.open_reader() as live:
             # One snapshot, until it is closed.
             file.retry_while_busy(partial(live.execute, f"begin; {COUNT_SESSIONS}"))
             _copy(live, unfinished, progress)

@@ -216,20 +216,17 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnect
     Raises:
         NotFoundError: There is no such file, or nothing was ever stored in it.
         UsageError: The file belongs to another program, or may not be read.
+        StoreBusyError: A process has opened and changed the database meanwhile.
         StoreDamagedError: The database is damaged.
     """
     file = DatabaseFile(Path(path), world, None)
     if not file.path.is_file():
         raise NotFoundError(f"no database {str(file.path)!r}; give one with --store, or start a server")
-    with file.convert_errors():
-        db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
-    try:
+    with file.convert_errors(), file.open_reader() as db:
         with file.convert_errors(db):
             if not file.retry_while_busy(partial(file.is_prepared, db)):
                 raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
         yield ReadConnection(file, db)
-    finally:
-        db.close()
 
 
 def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
