@@ -194,6 +194,16 @@ def test_resume_continues_in_the_last_session(running: Serving, environment: dic
     assert sum(each["record"]["type"] == "message_accepted" for each in exported(running, "first")) == 2
 
 
+def test_the_answer_is_shown_in_a_session_that_was_deleted_or_set_back(
+    running: Serving, environment: dict[str, str]
+) -> None:
+    mine = ("chat", running.url, "--session", "reused", "--message")
+    run(*mine, "look", environment=environment)
+    run("sessions", "delete", "reused", "--yes", "--url", running.url, environment=environment)
+    done = run(*mine, "hello", environment=environment)  # its events have positions that were shown before
+    assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
+
+
 @pytest.mark.slow
 def test_a_resumed_chat_shows_the_rest_and_announces_an_event_that_may_appear_twice(
     server: Serving, environment: dict[str, str]

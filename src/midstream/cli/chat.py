@@ -402,6 +402,8 @@ class ChatSession:
     def _show(self, event: Event, shown: LastShown, *, is_ours: bool) -> None:
         if isinstance(event.record, Gone):
             shown.end(event.record.resume_from)
+        elif is_ours:
+            pass  # a new turn: ids up to the last shown one belong to a session that was set back or deleted
         elif shown.has(event.id) and not isinstance(event.record, PlaybackLost):
             return
         elif shown.may_have(event.id):
