@@ -493,11 +493,11 @@ def known_caller_of(scope: Scope) -> KnownCaller:
 
 
 def require_operator(scope: Scope, what: str) -> None:
-    """Require the operator, on a server with authentication.
+    """Require an operator of all tenants, on a server with authentication.
 
     Raises:
-        AccessError: The caller is another principal.
+        AccessError: The caller is another principal, such as an operator of one tenant.
     """
     caller = scope.get(CALLER)
-    if isinstance(caller, KnownCaller) and not caller.principal.is_operator:
+    if isinstance(caller, KnownCaller) and (not caller.principal.is_operator or caller.principal.tenant):
         raise AccessError(f"{what} of this server is for its operator only")
