@@ -104,6 +104,23 @@ def test_chat_and_sessions_send_the_secret_and_a_file_is_not_read_without_it(
         assert [kept.key for kept in reader.kv_list(ESCROW)] == [""]
 
 
+def test_sessions_reach_an_encrypted_session_at_a_server_that_lists_none(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Serving(tmp_path, options=["--encrypt", "client", "--no-auth"]) as server:
+        at = ("s", "--url", server.url)
+        assert (
+            run_process("chat", server.url, "--session", "s", typed="the word is canary-7f3a").returncode == 0
+        )
+        assert run("sessions", "list", "--url", server.url).stdout == ""
+        assert "canary-7f3a" in run("sessions", "show", *at).stdout
+        monkeypatch.setenv("MIDSTREAM_SECRET", "w" * 43)
+        assert "this secret opens no such session" in run("sessions", "show", *at).stderr
+        monkeypatch.delenv("MIDSTREAM_SECRET")
+        assert run("sessions", "delete", *at, "--yes").exit_code == 0
+        assert read_secrets(server.url, "s", None) == SecretsToShow()
+
+
 def test_a_server_with_lost_or_other_keys_fails_at_the_start(tmp_path: Path) -> None:
     with Serving(tmp_path, options=["--encrypt", "client"]):
         pass
