@@ -29,6 +29,7 @@ from midstream.cli.listening import (
     tune_garbage_collector,
 )
 from midstream.cli.serve import serve
+from midstream.observability.debug_output import NETWORK_LOGGER, NETWORK_VARIABLE
 from tests.cli.processes import APP, WAIT_S
 from tests.forked import Forked
 from tests.spec import spec
@@ -88,6 +89,28 @@ def test_a_log_line_has_its_session_and_no_control_characters(
     line = capsys.readouterr().err
     assert "quiet" not in line
     assert line.endswith("WARNING midstream.test: it stalled [session s1]\n")
+
+
+def test_no_log_level_writes_content_or_addresses_with_their_query(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    monkeypatch.delenv(NETWORK_VARIABLE, raising=False)
+    log_to_stderr("debug", "json")
+    network = logging.getLogger(NETWORK_LOGGER)
+    network.debug("a prompt")
+    logging.getLogger("httpx2").info("HTTP Request: POST https://tools.example/mcp?key=secret")
+    logging.getLogger("mcp.client.streamable_http").debug("arguments")
+    logging.getLogger("openai._base_client").debug("Request options: a prompt")
+    assert capsys.readouterr().err == ""
+    logging.getLogger("httpx2").warning("loud")
+    logging.getLogger("agent_of_the_user").debug("own")
+    monkeypatch.setenv(NETWORK_VARIABLE, "1")
+    network.debug("wanted")
+    lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["loud", "own", "wanted"]
 
 
 def test_the_garbage_collector_of_a_server_runs_less_often_and_skips_earlier_objects() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from midstream.cli.env_secrets import drop_secret_variables
-from midstream.cli.log_format import FORMATS
+from midstream.cli.log_format import FORMATS, ContentFilter
 from midstream.cli.option_groups import group_options, log_options
 from midstream.errors import UsageError
 from midstream.server.raw_connections import RawLimits
@@ -166,6 +166,7 @@ def log_to_stderr(level: str, log_format: str, *, worker: int = 0) -> None:
     """
     log = logging.StreamHandler()
     log.setFormatter(FORMATS[log_format](worker))
+    log.addFilter(ContentFilter())
     logging.basicConfig(level=level.upper(), handlers=[log])
 
 

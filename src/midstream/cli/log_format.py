@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 
 import msgspec
 from typing_extensions import override
 
 from midstream.cli.terminal import clean
+from midstream.observability.debug_output import NETWORK_LOGGER, NETWORK_VARIABLE
 
 LINE_CHARS_MAX = 8 * 1024
 """Characters of one text line with its traceback, and of one message. The middle of a longer one is omitted: the
@@ -17,6 +19,36 @@ FRAMES_MAX = 40
 """Innermost frames of a traceback in one line of JSON."""
 IDS = ("session", "turn", "stream", "call_id", "epoch", "code", "recovery")
 """Fields of a record's `extra` that are logged: only ids and counts."""
+
+
+LIBRARIES = frozenset(
+    {
+        *("LiteLLM", "acp", "aiohttp", "anthropic", "asyncpg", "boto3", "botocore", "claude_agent_sdk"),
+        *(
+            "google_genai",
+            "httpcore",
+            "httpcore2",
+            "httpx",
+            "httpx2",
+            "langchain",
+            "langchain_core",
+            "langgraph",
+        ),
+        *("mcp", "nats", "openai", "pydantic_ai", "urllib3", "websockets"),
+    }
+)
+"""Loggers of libraries that write addresses with their query, headers, prompts, arguments or answers below WARNING."""
+
+
+class ContentFilter(logging.Filter):
+    """Drops lines that may have text of a conversation, arguments, results, keys, or addresses with their query."""
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line is written; the network log only if its variable requests it."""
+        if record.name == NETWORK_LOGGER:
+            return os.environ.get(NETWORK_VARIABLE) == "1"
+        return record.levelno >= logging.WARNING or record.name.partition(".")[0] not in LIBRARIES
 
 
 class WithSession(logging.Formatter):
