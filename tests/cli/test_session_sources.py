@@ -11,13 +11,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import msgspec
 import pytest
 
 from midstream.cli.session_sources import ServerSource, StoreSource, resolve
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
+from midstream.environment import World
 from midstream.errors import (
     ConnectionLostError,
+    KeyMissingError,
     MidstreamError,
     ProtocolError,
     SessionBusyError,
@@ -26,6 +29,8 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.encrypted_store import encrypt_store
+from midstream.store.node_reports import NODES, NodeReport
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
 from midstream.tools.function_tools import tool
@@ -186,3 +191,18 @@ def test_an_encrypted_store_is_read_with_its_key_file_without_a_server(tmp_path:
     assert "[key_missing]" in refused.stderr
     refused = run_process("sessions", "export", "s", "--url", server.url, "--key-file", keys)
     assert "remove it with --url" in refused.stderr
+
+
+async def test_the_servers_of_an_encrypted_store_are_listed_with_its_key_file_only(tmp_path: Path) -> None:
+    FileKeys.make(tmp_path / "keys")
+    path, keys = tmp_path / "sessions.db", FileKeys(tmp_path / "keys")
+    async with Host(Agent(ScriptedModel([])), encrypt_store(SQLiteStore(path), keys)) as host:
+        report = NodeReport("serve", "0", "agent", "machine", 1, 1.0, 2.0)
+        await host.store.kv_put(
+            NODES, host.store.node, msgspec.json.encode(report), expected=0, at=World().now()
+        )
+        source = StoreSource(path)
+        with pytest.raises(KeyMissingError, match="--key-file"):
+            await asyncio.to_thread(source.nodes)
+        found = await asyncio.to_thread(StoreSource(path, tmp_path / "keys").nodes)
+        assert [line.name for line in found] == ["agent"]

@@ -39,6 +39,7 @@ from midstream.session.records import OPEN_STATUSES, decode
 from midstream.session.session import Session, evolve
 from midstream.store.blocking_reads import ENCRYPTED_MARKS
 from midstream.store.contract import SessionInfo, is_session
+from midstream.store.guard.store_marker import refuse_encrypted
 from midstream.store.key_location import KeyLocation
 from midstream.store.node_reports import NODES, NodeLine, lines_of
 from midstream.store.store_registry import open_store, read_store
@@ -106,7 +107,11 @@ class Source(Protocol):
         """Return a large result of a session by its digest, or None."""
 
     def nodes(self) -> Sequence[NodeLine]:
-        """Return the servers that share the store, oldest first."""
+        """Return the servers that share the store, oldest first.
+
+        Raises:
+            KeyMissingError: The store is encrypted, and its keys were not given.
+        """
 
     def delete(self, session: str) -> None:
         """Delete a session permanently.
@@ -202,6 +207,8 @@ class StoreSource(Source):
     @override
     def nodes(self) -> Sequence[NodeLine]:
         with read_store(self._named, key_file=self._key_file) as store:
+            if self._key_file is None:
+                store.ask(refuse_encrypted)  # the reports are encrypted, too
             return lines_of(store.kv_list(NODES), now=World().now())
 
     @override

@@ -40,7 +40,7 @@ from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.session.turn.states import RunningCalls
 from midstream.store.contract import Store
-from midstream.store.guard.guarded_store import guard_store
+from midstream.store.guard.guarded_store import guard_store, open_guarded
 from midstream.tools.function_tools import CallContext
 
 OVERTAKEN_CONTENT = "This call waited for a person, and the conversation went on without an answer."
@@ -301,7 +301,7 @@ class CallBook:
         if known is not None and known.is_usable:
             return known
         if not self._is_open:
-            await self._store.open()
+            await open_guarded(self._store)
             self._is_open = True
         journal = DrivenJournal(self._store, session, self._world, node=self._node, observers=self._observers)
         entries: dict[str, _Entry] = {}

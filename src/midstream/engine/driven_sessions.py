@@ -55,7 +55,7 @@ from midstream.session.records import (
 from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.store.contract import Store, StoredRecord
-from midstream.store.guard.guarded_store import guard_store
+from midstream.store.guard.guarded_store import guard_store, open_guarded
 from midstream.tools.function_tools import CallContext
 
 SESSIONS_KEPT_MAX = 1000
@@ -313,7 +313,7 @@ class Driver:
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if not self._is_open:
-            await self.store.open()
+            await open_guarded(self.store)
             self._is_open = True
 
     async def close(self) -> None:

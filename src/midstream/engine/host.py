@@ -43,7 +43,7 @@ from midstream.session.session import Received, Session, fold
 from midstream.session.turn.commands import WhenBusy, WhenBusyName
 from midstream.session.turn.states import LOOK_BACK_S, RunningCalls
 from midstream.store.contract import SessionInfo, Store
-from midstream.store.guard.guarded_store import guard_store
+from midstream.store.guard.guarded_store import guard_store, open_guarded
 from midstream.store.store_registry import open_store
 from midstream.tools.function_tools import ToolSource
 
@@ -145,7 +145,7 @@ class Host:
         self._resources.check(self.store)
         self._is_started = True
         try:
-            await self.store.open()
+            await open_guarded(self.store)
             self._refuse_when_stopped()
         except DrainingError:  # the host was stopped before there was anything to close
             self._is_started = False

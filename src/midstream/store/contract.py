@@ -361,6 +361,11 @@ class Store(StoreReader, KeyValue, Protocol):
         return None
 
     @property
+    def refuses_encrypted(self) -> bool:
+        """Whether `open` refuses a store that is encrypted under keys that this object lacks; only wrappers do."""
+        return False
+
+    @property
     def appends_waiting(self) -> int:
         """Number of writes that wait in this process for the store; 0 for a store without a queue."""
         return 0

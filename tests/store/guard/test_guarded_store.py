@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from midstream.engine.agent import Agent
+from midstream.engine.call_cache import CallBook
+from midstream.engine.driven_sessions import Driver
 from midstream.engine.host import Host
 from midstream.engine.pruning import Pruner
 from midstream.environment import World
@@ -22,6 +24,7 @@ from midstream.session.blobs import Blob, blob_of
 from midstream.session.records import Sync
 from midstream.session.retention import Retention
 from midstream.store.contract import Batch, ForwardedCommand, KeyValueEntry, Store, StoredRecord, StoreReader
+from midstream.store.encryption.encrypted_store import encrypt_store
 from midstream.store.guard import guarded_store
 from midstream.store.guard.append_reads import CheckedPage, read_checked
 from midstream.store.guard.chain import COVERED, ChainKeys
@@ -33,6 +36,7 @@ from midstream.testing import ScriptedModel, run_turn, text
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.store_fakes import Storage, open_store
 from tests.spec import spec
+from tests.store.keys import keys_in
 
 
 class GuardedFile:
@@ -408,6 +412,24 @@ async def test_an_encrypted_store_does_not_open_without_keys(folder: Path) -> No
     with pytest.raises(KeyMissingError, match="--key-file"):
         await guard_store(SQLiteStore(path)).open()
     assert not path.with_name("x.db.store-key").exists()
+
+
+@spec("SEC-40")
+async def test_a_host_without_keys_refuses_an_encrypted_store_that_has_no_guard(folder: Path) -> None:
+    memory = Memory()  # as a database without `store_key`
+    encrypted = encrypt_store(MemoryStore(memory), keys_in(folder))
+    async with Host(Agent(ScriptedModel([text("hello")])), encrypted) as host:
+        await run_turn(host, "s", "question")
+    ways = (
+        Host(Agent(ScriptedModel([])), MemoryStore(memory)).start(),
+        Driver("a framework", MemoryStore(memory)).open(),
+        CallBook("a framework", MemoryStore(memory)).begin_run("s"),
+    )
+    for opening in ways:
+        with pytest.raises(KeyMissingError, match="--key-file"):
+            await opening
+    async with Host(Agent(ScriptedModel([text("again")])), encrypted) as host:
+        await run_turn(host, "s", "question")
 
 
 class ReadLate(MemoryStore):

@@ -429,6 +429,11 @@ class EncryptedStore(EncryptedReader, Store):
         self._of_entries.clear()
 
     @property
+    def refuses_encrypted(self) -> bool:
+        """See `Store.refuses_encrypted`."""
+        return True
+
+    @property
     def node(self) -> str:  # type: ignore[override]  # that of the store behind it
         """See `Store.node`."""
         return self._store.node

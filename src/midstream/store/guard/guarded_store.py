@@ -239,6 +239,11 @@ class GuardedStore(GuardedReader, Store):
         return self._store.node
 
     @property
+    def refuses_encrypted(self) -> bool:
+        """See `Store.refuses_encrypted`."""
+        return True
+
+    @property
     def chain_keys(self) -> ChainKeys:
         """The keys of the open store."""
         if self._keys is None:
@@ -474,3 +479,19 @@ def guard_store(store: Store, *, world: World = World()) -> Store:
         return store
     source = _PlainKeySource(FileKeySource(key_file, world))
     return GuardedStore(store, source, has_plain_blobs=True, world=world)
+
+
+async def open_guarded(store: Store) -> None:
+    """Open a store that `guard_store` returned. Also one without a guard is refused if it is encrypted.
+
+    Raises:
+        KeyMissingError: The store is encrypted, and was given without its keys. Nothing was written.
+    """
+    await store.open()
+    if store.refuses_encrypted:
+        return
+    try:
+        await refuse_encrypted(store)
+    except MidstreamError:
+        await store.close()
+        raise
