@@ -59,6 +59,8 @@ class PlainHttp(HttpProtocol):
     _held_bytes = 0
     """Bytes received since the last complete request head or piece of a body."""
     _is_reset_at_end = False
+    url = b""
+    """Address of the request that is being received; uvicorn sets it."""
 
     def __init__(self, *args: Any, raw: RawConnections, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(*args, **kwargs)
@@ -147,8 +149,9 @@ class PlainHttp(HttpProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's terms
-        """Refuse bytes that are not HTTP."""
-        self._refuse(HTTPStatus.BAD_REQUEST)
+        """Refuse bytes that are not HTTP, or an address that is too long for uvicorn's parser."""
+        is_too_long = len(self.url) >= HELD_BYTES_MAX
+        self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG if is_too_long else HTTPStatus.BAD_REQUEST)
 
     def _refuse(self, status: HTTPStatus) -> None:
         """Send a refusal and close. If an earlier answer is in progress, interrupt it instead."""
