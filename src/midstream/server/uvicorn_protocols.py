@@ -59,8 +59,6 @@ class PlainHttp(HttpProtocol):
     _held_bytes = 0
     """Bytes received since the last complete request head or piece of a body."""
     _is_reset_at_end = False
-    url = b""
-    """Address of the request that is being received; uvicorn sets it."""
 
     def __init__(self, *args: Any, raw: RawConnections, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(*args, **kwargs)
