@@ -103,6 +103,8 @@ class MidstreamError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         """Seconds to wait before a retry, if the other side sent a time."""
+        self.is_foreign = False
+        """Whether an intermediary refused, such as a proxy, and not a midstream server."""
 
     def again(self) -> Self:
         """Return a copy of this error without its traceback, to be stored or raised again.

@@ -23,7 +23,7 @@ from midstream.client.transport_selection import (
     TransportSelection,
     Trial,
 )
-from midstream.client.transports import Transport
+from midstream.client.transports import Transport, refusal_of
 from midstream.environment import World
 from midstream.errors import (
     AccessError,
@@ -35,6 +35,8 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.protocol.frames import Open, encode
+from midstream.server.auth.access import Access, tokens
+from midstream.server.auth.principals import Action, Principal, Scope
 from midstream.testing import text
 from midstream.testing.fake_worlds import FakeWorld
 from tests.client.peer import WebSocketPeer
@@ -47,6 +49,7 @@ SHORT_S = 1.5
 """Enough for a server on this machine, even a busy one: a later welcome only costs another transport."""
 WORDS = "one two three"
 SERVER = "http://server:8000"
+TOKEN = "t" * 20
 
 
 class Carrier:
@@ -235,7 +238,7 @@ async def test_the_best_transport_works_and_nothing_is_stored(
 
 
 @spec("STREAM-42", "STREAM-43")
-@pytest.mark.parametrize("refusal", [AccessError("403"), NotFoundError("404"), ProtocolError("426")])
+@pytest.mark.parametrize("refusal", [refusal_of(403, b""), refusal_of(404, b""), refusal_of(426, b"")])
 async def test_a_possible_refusal_by_a_proxy_is_avoided_for_a_day(
     ways: ScriptedWays, remembered_file: Path, world: FakeWorld, refusal: MidstreamError
 ) -> None:
@@ -258,16 +261,16 @@ async def test_a_possible_refusal_by_a_proxy_is_avoided_for_a_day(
 async def test_if_all_transports_refuse_the_first_refusal_is_raised(
     ways: ScriptedWays, remembered_file: Path
 ) -> None:
-    first = AccessError("log in")
+    first = refusal_of(403, b"")
     ways.at_once[TransportKind.WEBSOCKET] = first
-    ways.later = {TransportKind.SSE: NotFoundError("404"), TransportKind.POLL: ProtocolError("400")}
+    ways.later = {TransportKind.SSE: refusal_of(404, b""), TransportKind.POLL: refusal_of(400, b"")}
     assert await ways.connect_and_send() is first
     assert (len(ways.tried), _is_stored(remembered_file)) == (3, False)
 
 
 @spec("STREAM-107")
 @pytest.mark.parametrize("fixed", [None, TransportKind.WEBSOCKET, TransportKind.POLL])
-@pytest.mark.parametrize("refusal", [NotFoundError("404"), ProtocolError("405")])
+@pytest.mark.parametrize("refusal", [refusal_of(404, b""), refusal_of(405, b"")])
 async def test_a_foreign_answer_in_the_servers_place_is_temporary(
     ways: ScriptedWays, refusal: MidstreamError, fixed: TransportKind | None
 ) -> None:
@@ -286,23 +289,46 @@ async def test_a_foreign_answer_in_the_servers_place_is_temporary(
 async def test_a_foreign_answer_in_the_middle_is_a_lost_connection_and_a_refused_caller_gets_the_error(
     ways: ScriptedWays,
 ) -> None:
-    for refusal, kind in ((NotFoundError("404"), ConnectionLostError), (AccessError("403"), AccessError)):
+    for refusal, kind in ((refusal_of(404, b""), ConnectionLostError), (refusal_of(403, b""), AccessError)):
         transport = await ways.connect("s1")
         assert await transport.receive() == b"a frame"
         ways.made[-1].failure = refusal
         with pytest.raises(kind):
             await transport.receive()
-    ways.later = dict.fromkeys(TransportKind, AccessError("403"))
+    ways.later = dict.fromkeys(TransportKind, refusal_of(403, b""))
     assert isinstance(await ways.connect_and_send(), AccessError), "somebody has to log in"
 
 
-@pytest.mark.parametrize("refusal", [DrainingError("restarting"), UsageError("a bad id")])
+OWN = [AccessError("read only"), NotFoundError("gone"), ProtocolError("of a later version")]
+"""Errors of a server, of classes that refusals of proxies have too."""
+
+
+@spec("STREAM-42")
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("refusal", [DrainingError("restarting"), UsageError("a bad id"), *OWN])
 async def test_a_servers_own_refusal_does_not_cause_another_attempt(
-    ways: ScriptedWays, refusal: MidstreamError
+    ways: ScriptedWays, refusal: MidstreamError, *, is_known: bool
 ) -> None:
+    ways.is_known = is_known
     ways.at_once[TransportKind.WEBSOCKET] = refusal
     assert await ways.connect_and_send() is refusal
     assert ways.tried == [TransportKind.WEBSOCKET]
+
+
+@spec("STREAM-42")
+async def test_a_refusal_by_the_servers_rights_is_final_over_the_transport_that_brought_it(
+    tmp_path: Path,
+) -> None:
+    reader = Principal("ann", scope=Scope(actions=(Action.READ,)))
+    app = make_app(access=Access(authenticate=tokens({TOKEN: reader})))
+    async with served(app) as server, OfficeProxy(server.url).listening() as proxy:
+        choice = Remembered(TransportKind.SSE, World().now() + REMEMBERED_DOUBTFUL_S)
+        RememberedTransports(tmp_path / REMEMBERED).put(proxy.url, choice)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with connect(proxy.url, state=tmp_path / "state.db", headers=headers) as client:
+            with pytest.raises(AccessError):
+                await asyncio.wait_for(client.ask("s1", "hi"), WAIT_S)
+        assert proxy.asked == ["POST /v1/sessions/s1/events"]
 
 
 @spec("STREAM-108")
@@ -395,14 +421,14 @@ async def test_a_better_transport_that_works_again_is_used_by_the_next_process(
 ) -> None:
     remembered = RememberedTransports(remembered_file, world=world)
     remembered.put(SERVER, Remembered(TransportKind.POLL, 2000.0))
-    ways.at_once[TransportKind.POLL] = NotFoundError("a server of before")
+    ways.at_once[TransportKind.POLL] = refusal_of(404, b"")
     await ways.connect_and_send()
     assert ways.tried == [TransportKind.POLL, TransportKind.WEBSOCKET]
     assert remembered.get(SERVER) is None
 
 
 async def test_frames_sent_during_a_change_of_transport_are_sent_over_the_next(ways: ScriptedWays) -> None:
-    ways.later[TransportKind.WEBSOCKET] = ProtocolError("cut by a proxy")
+    ways.later[TransportKind.WEBSOCKET] = refusal_of(501, b"")
     trial = Trial(ways, "s1", [*TransportKind])
     await trial.begin()
     assert trial.received_bytes == 0

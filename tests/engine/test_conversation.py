@@ -79,6 +79,8 @@ async def test_a_failure_is_an_error_with_its_reason() -> None:
         assert (failed.value.status, failed.value.cause) == ("failed", "model_rejected")
         with pytest.raises(UsageError, match="'never' is none of"):
             host.send("s1", "hi", when_busy="never")  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="lone surrogate"):
+            await host.ask("s1", "a\ud800b")
         assert await host.ask("s1", "hi") == "fine"
 
 

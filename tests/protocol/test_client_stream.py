@@ -626,6 +626,14 @@ def test_a_reader_sends_no_commands_and_continues_past_the_end_of_turns() -> Non
     assert stream.writes() == []
 
 
+def test_half_of_a_character_is_refused_before_anything_changes() -> None:
+    stream = _live()
+    with pytest.raises(UsageError, match="lone surrogate at index 1"):
+        stream.submit(SendPayload((Text("a\ud800b"),)))
+    assert (stream.writes(), stream.frames_to_send()) == ([], [])
+    assert stream.submit(SendPayload((Text("ab"),))) == 0
+
+
 def test_a_payload_too_large_for_a_frame_is_refused_before_anything_changes() -> None:
     stream = _live()
     with pytest.raises(FrameTooLargeError):

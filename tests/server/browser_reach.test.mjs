@@ -83,6 +83,8 @@ test("a text with a lone surrogate, and a value that is no text, is refused befo
     assert.throws(() => client.send(text, "hi"), usage);
   }
   for (const text of [undefined, null, 7, {}]) assert.throws(() => client.send("s", text), usage);
+  for (const begin of [() => client.send("", "hi"), () => client.follow("")])
+    assert.throws(begin, { code: "usage", message: /at least one character/ });
   await new Promise(setImmediate);
   assert.equal(sockets, 0);
   assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });

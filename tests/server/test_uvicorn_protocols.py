@@ -57,6 +57,7 @@ TOO_LONG = (414, "uri_too_long")
         (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + HELD_BYTES_MAX * b"x", *TOO_LARGE),
         (b"GET / HTTP/1.1\r\nhost: localhost\r\n" + HELD_BYTES_MAX // 6 * b"x: x\r\n", *TOO_LARGE),
         (b"GET /" + HELD_BYTES_MAX * b"x", *TOO_LONG),
+        (b"GET /" + HELD_BYTES_MAX * b"x" + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", *TOO_LONG),
         ((HELD_BYTES_MAX // 2 + 1) * b"\r\n", *TOO_LARGE),
     ],
 )

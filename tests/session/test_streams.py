@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from midstream.session import session as sessions
 from midstream.session.records import CallEnded, CommandAccepted, EpochStarted
 from midstream.session.session import Received, Session, decide, fold
-from midstream.session.turn.commands import Cancel, Command, Recover, Refused, WhenBusy
+from midstream.session.turn.commands import Cancel, Command, Recover, Refused, Resume, WhenBusy
 from tests.session.turn_stories import AT, answers, asks, at_client, ended, sends
 from tests.spec import spec
 
@@ -72,3 +72,14 @@ def test_the_outcome_of_a_lost_call_that_is_not_requested_again_is_acknowledged(
     with pytest.raises(Refused) as refused:  # a stream that began at this node has lost nothing
         decide(session, _received(0, ended("a", "found"), "another"), epoch=2, at=AT)
     assert refused.value.error.code == "not_found"
+
+
+@spec("STREAM-15")
+@pytest.mark.parametrize("command", [Cancel(), Resume()])
+def test_a_session_without_a_message_refuses_a_command_with_a_message_that_fits_each(
+    command: Command,
+) -> None:
+    with pytest.raises(Refused) as refused:
+        decide(OPENED, _received(0, command), epoch=1, at=AT)
+    error = refused.value.error
+    assert (error.code, error.message) == ("session_not_found", "this session has no message yet")

@@ -272,7 +272,7 @@ class Client:
         requested. After a crash before that, the application receives it again.
 
         With `cancel_after_s` (at most one hour), the turn is stopped if a lost connection is not restored within this
-        time. Leaving the loop does not stop it.
+        time. Leaving the loop does not stop it, nor does a turn stop whose server dies within this time.
 
         Raises:
             SessionBusyError: A turn runs and `when_busy` is "refuse", or 100 messages are queued. Nothing was sent.

@@ -27,8 +27,6 @@ from midstream.errors import (
     AccessError,
     ConnectionLostError,
     MidstreamError,
-    NotFoundError,
-    ProtocolError,
     UnauthorizedError,
     UsageError,
 )
@@ -277,7 +275,7 @@ class TransportSelection:
 
     def explain(self, refusal: MidstreamError) -> MidstreamError:
         """Convert a refusal over all transports: at a known server's address, it is from a proxy (STREAM-107)."""
-        if self.is_known and _may_be_foreign(refusal) and not isinstance(refusal, AccessError):
+        if self.is_known and _may_be_bypassed(refusal) and not isinstance(refusal, AccessError):
             return ConnectionLostError(
                 f"the answer is not from the server but from a proxy: {refusal.message}"
             )
@@ -387,7 +385,7 @@ class Trial(Transport):
             if not is_silent:
                 await self._ways.note_loss(self._order[0])
                 raise error
-        if not (is_silent or _may_be_foreign(error)):
+        if not (is_silent or _may_be_bypassed(error)):
             raise error
         self._refusal = self._refusal or error
         self._order.popleft()
@@ -395,9 +393,9 @@ class Trial(Transport):
             raise self._ways.explain(self._refusal)
 
 
-def _may_be_foreign(refusal: MidstreamError) -> bool:
-    """Return whether a refusal may come from a proxy: refusals of midstream servers have other types."""
-    return type(refusal) in (AccessError, NotFoundError, ProtocolError)
+def _may_be_bypassed(refusal: MidstreamError) -> bool:
+    """Return whether another transport may get past a refusal: an intermediary refused, and requires no login."""
+    return refusal.is_foreign and not isinstance(refusal, UnauthorizedError | ConnectionLostError)
 
 
 def _from(way: TransportKind) -> tuple[TransportKind, ...]:

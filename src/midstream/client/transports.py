@@ -135,6 +135,12 @@ def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> Midstre
         return error_of(
             Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s)
         )
+    refusal = _refusal_by_status(status, wait_s)
+    refusal.is_foreign = True
+    return refusal
+
+
+def _refusal_by_status(status: int, wait_s: float | None) -> MidstreamError:
     message = f"the server refused the connection with HTTP status {status}"
     if status in _TRY_AGAIN or (status >= _SERVER_ERRORS and status not in _NEVER_THERE):
         return ConnectionLostError(message, retry_after_s=wait_s)

@@ -15,7 +15,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, SessionBusyError, UsageError
 from midstream.history.messages import UserMessage
 from midstream.protocol.events import Event, EventReader, completed_text
-from midstream.protocol.frames import EventId, SendPayload, digest_of, encode, secret_digest_of
+from midstream.protocol.frames import EventId, SendPayload, digest_of, encode_payload, secret_digest_of
 from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
 from midstream.session.journal_reading import JournalReader
 from midstream.session.records import (
@@ -77,7 +77,7 @@ async def turn_of(
         world.new_id("stream"),
         secret_digest_of(world.new_secret()),
         0,
-        digest_of(encode(payload)),
+        digest_of(encode_payload(payload)),
         SendMessage(UserMessage(payload.parts), when_busy=payload.when_busy),
     )
     turn = _Turn(opening)

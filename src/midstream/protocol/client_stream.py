@@ -56,6 +56,7 @@ from midstream.protocol.frames import (
     Welcome,
     decode_server,
     encode,
+    encode_payload,
     is_of_unknown_type,
 )
 from midstream.protocol.link import Link, LinkState
@@ -281,9 +282,10 @@ class ClientStream:
 
         Raises:
             FrameTooLargeError: The payload does not fit into a frame. Nothing was changed.
-            UsageError: This is a reader, or the stream has used all its numbers. Nothing was changed.
+            UsageError: This is a reader, the stream has used all its numbers, or a text has a lone surrogate. Nothing
+                was changed.
         """
-        body = encode(payload)
+        body = encode_payload(payload)
         if len(body) > FRAME_BYTES_MAX - COMMAND_OVERHEAD_BYTES:
             raise FrameTooLargeError(f"a payload of {len(body)} bytes does not fit a frame")
         if not self._stream:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct, field
 
-from midstream.errors import FrameTooLargeError, MalformedFrameError
+from midstream.errors import FrameTooLargeError, MalformedFrameError, UsageError
 from midstream.history.messages import ToolResult, UserPart
 from midstream.json_depth import TOO_DEEP, is_too_deep
 from midstream.session.calls import APPROVERS_MAX, Choice
@@ -442,6 +442,19 @@ _payload: msgspec.json.Decoder[Payload] = msgspec.json.Decoder(Payload)
 def encode(frame: ClientFrame | ServerFrame | Payload) -> bytes:
     """Return a frame's (or payload's) JSON."""
     return _encoder.encode(frame)
+
+
+def encode_payload(payload: Payload) -> bytes:
+    """Return a payload's JSON.
+
+    Raises:
+        UsageError: A text has a lone surrogate, which UTF-8 cannot encode.
+    """
+    try:
+        return _encoder.encode(payload)
+    except UnicodeEncodeError as error:
+        message = f"a text has a lone surrogate at index {error.start}: half of a character. Nothing was sent"
+        raise UsageError(message) from None
 
 
 def decode_client(body: bytes) -> ClientFrame:

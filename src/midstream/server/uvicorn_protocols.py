@@ -147,8 +147,9 @@ class PlainHttp(HttpProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's terms
-        """Refuse bytes that are not HTTP."""
-        self._refuse(HTTPStatus.BAD_REQUEST)
+        """Refuse bytes that are not HTTP, or an address that is too long for uvicorn's parser."""
+        is_too_long = len(self.url) >= HELD_BYTES_MAX
+        self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG if is_too_long else HTTPStatus.BAD_REQUEST)
 
     def _refuse(self, status: HTTPStatus) -> None:
         """Send a refusal and close. If an earlier answer is in progress, interrupt it instead."""

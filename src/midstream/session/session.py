@@ -432,7 +432,7 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
     command = received.command
     if not session.turns and not isinstance(command, SendMessage):
         # STREAM-15: only a message creates a session, so a cancellation of nothing leaves no trace.
-        raise Refused(SessionNotFoundError("this session has no message yet, so no turn can be resumed"))
+        raise Refused(SessionNotFoundError("this session has no message yet"))
     if isinstance(command, Resume) and session.is_live:
         # STREAM-36: the stream would have no turn of its own, and never end.
         raise Refused(SessionBusyError(f"turn {session.turns} is already running; follow it"))

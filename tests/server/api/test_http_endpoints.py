@@ -227,6 +227,7 @@ async def test_a_head_request_opens_no_stream() -> None:
         await post(server.http, command())
         answer = await server.http.head("/v1/sessions/s1/events")
         assert (answer.status_code, len(server.app.connections)) == (405, 0)
+        assert answer.headers["allow"] == "GET, POST"
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------

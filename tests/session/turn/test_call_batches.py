@@ -138,6 +138,19 @@ def test_a_person_may_change_the_arguments_and_the_model_is_informed() -> None:
 
 
 @spec("TURN-33")
+@pytest.mark.parametrize("arguments", ['{"amount": 1', "[]", "", "1", '{"a": ' + "[" * 5000])
+def test_changed_arguments_that_are_no_json_object_are_refused_and_the_question_stays_open(
+    arguments: str,
+) -> None:
+    state = state_after(sends(), asks(needs_approval("a")))
+    with pytest.raises(Refused) as refused:
+        decide(state, responses("a", Choice.ALLOW, arguments=arguments), epoch=1, at=AT)
+    assert isinstance(refused.value.error, AnswerMismatchError)
+    records, _ = apply_command(state, responses("a", Choice.ALLOW))
+    assert isinstance(records[-1], CallStarted)
+
+
+@spec("TURN-33")
 def test_an_answer_is_bound_to_the_shown_arguments() -> None:
     state = state_after(sends(), asks(needs_approval("a")))
     other = responses("a", Choice.ALLOW)

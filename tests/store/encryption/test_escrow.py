@@ -197,19 +197,27 @@ async def test_an_invalid_viewer_token_is_refused_like_any_secret(folder: Path) 
     await _begin(store)
     messages = set()
     for session in ("s", "none"):
-        with pytest.raises(WrongSecretError) as refused:
-            await store.escrow.open(session, "viewer-" + 32 * "0")
-        messages.add(refused.value.message)
+        for begins in (False, True):
+            with pytest.raises(WrongSecretError) as refused:
+                await store.escrow.open(session, "viewer-" + 32 * "0", begins=begins)
+            messages.add(refused.value.message)
     assert len(messages) == 1
 
 
-@pytest.mark.parametrize("secret", ["short", "", "viewer-" + 40 * "0"])
+@pytest.mark.parametrize("secret", ["short", ""])
 async def test_a_guessable_secret_cannot_begin_a_session(folder: Path, secret: str) -> None:
     store = await _opened_store(Memory(), folder)
     await _begin(store)
     for session in ("new", "s"):  # The refusal is the same, whether the session exists or not.
         with pytest.raises(UsageError, match="32 random bytes"):
             await store.escrow.open(session, secret, begins=True)
+
+
+async def test_a_viewer_token_cannot_become_the_secret_of_a_session(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    with pytest.raises(UsageError, match="32 random bytes"):
+        await store.escrow.open("s", "viewer-" + 40 * "0", SECRET)
 
 
 # --- rows and keys

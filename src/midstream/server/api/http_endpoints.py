@@ -14,7 +14,6 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -442,15 +441,12 @@ async def opening_of(request: Request) -> Open:
         MalformedFrameError: The frame or a header is invalid, or a header contradicts the body.
         FrameTooLargeError, ConnectionLostError: As in `body_of`.
         UsageError: The query is invalid.
-        HTTPException: The request is neither a GET nor a POST.
     """
     if request.method == "POST":
         frame = decode_client(await body_of(request))
         if not isinstance(frame, Open):
             raise MalformedFrameError("the body of this request must be one `open` frame")
         return merge_open_fields(open_of(request), frame)
-    if request.method != "GET":
-        raise HTTPException(405, headers={"allow": "GET, POST"})
     return open_of(request)
 
 

@@ -454,7 +454,10 @@ def routes_of(endpoint: Any) -> list[Route]:  # noqa: ANN401 - any class of endp
     for each in OPERATIONS:
         handler = getattr(endpoint, each.handler.__name__, None)
         if each.handler is type(endpoint):
-            routes.append(Route(_path_of(each), endpoint, methods=[each.method]))
+            route = Route(_path_of(each), endpoint, methods=[each.method])
+            assert route.methods is not None, "they were given"
+            route.methods.discard("HEAD")  # which Starlette adds to GET: streams of frames have no head alone
+            routes.append(route)
         elif handler is not None and getattr(handler, "__func__", None) is each.handler:
             signature = each.signature()
             call: Any = partial(_respond, each.status, handler, signature)

@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-METHODS = ("GET", "POST", "PUT", "DELETE")
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 REQUEST_HEADERS = (
+    "a2a-extensions",
+    "a2a-version",
     "authorization",
     "content-type",
     "idempotency-key",

@@ -320,6 +320,15 @@ def _refuse_unfit(question: AgentQuestion, arguments: str) -> None:
     if question.is_fixed:
         message = f"{question.name!r} runs with its agent's arguments; allow it as it is, or deny it"
         raise Refused(AnswerMismatchError(message))
+    require_object(arguments)
+
+
+def require_object(arguments: str) -> None:
+    """Check that a person's arguments are a JSON object: else a typing error would use up the approval.
+
+    Raises:
+        Refused: They are not.
+    """
     try:
         require_shallow_text(arguments)
         is_object = isinstance(msgspec.json.decode(arguments), dict)

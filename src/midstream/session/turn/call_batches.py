@@ -48,6 +48,7 @@ from midstream.session.records import (
     TurnStatus,
 )
 from midstream.session.rerun_policy import RERUNS_MAX, CallVerdict, judge
+from midstream.session.turn.approvals import require_object
 from midstream.session.turn.commands import (
     Answer,
     CallProbed,
@@ -245,6 +246,9 @@ def take_answer(
     if answer.choice not in CHOICES[kind]:
         known = ", ".join(CHOICES[kind])
         raise Refused(AnswerMismatchError(f"a question of kind {kind} is answered with: {known}"))
+    arguments = answer.arguments if answer.choice is Choice.ALLOW else None
+    if arguments is not None:
+        require_object(arguments)
     require_another_person(answer, call.plan.approvers, call.approved_by)
     answered = QuestionAnswered(
         state.turn,
@@ -255,7 +259,7 @@ def take_answer(
         answer.choice,
         at,
         answer.text,
-        answer.arguments if answer.choice is Choice.ALLOW else None,
+        arguments,
         answer.by,
     )
     if result := _result_of(call, answer):

@@ -143,6 +143,7 @@ class ClientKeys(SessionKeys, Escrow):
         self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
     ) -> OpenedSession | None:
         place = root_of(session)
+        begins = begins and not _is_viewer_token(secret)  # it opens an existing session, or nothing
         for tries in range(REPLACE_ATTEMPTS_MAX):
             found = await self._store.find(place)
             has_records = found is not None and found.end > 0
@@ -430,8 +431,12 @@ def _decode_row(body: bytes, place: str) -> _Row:
         raise StoreDamagedError(f"the wrapped keys of session {place!r} cannot be read") from error
 
 
+def _is_viewer_token(secret: str) -> bool:
+    return secret.startswith(f"{VIEWER}-")
+
+
 def _require_form(secret: str) -> None:
-    if len(secret) < SECRET_CHARS_MIN or secret.startswith(f"{VIEWER}-"):
+    if len(secret) < SECRET_CHARS_MIN or _is_viewer_token(secret):
         raise UsageError("the secret of an encrypted session is 32 random bytes, base64url without padding")
 
 

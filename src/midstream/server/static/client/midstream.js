@@ -392,6 +392,7 @@ export class Client {
 
   #stream(begun) {
     if (typeof begun.session !== "string") throw new MidstreamError("usage", `the id of a session is a ${typeof begun.session}; expected a string`);
+    if (!begun.session) throw new MidstreamError("usage", "a session needs an id of at least one character");
     refuseBrokenText(begun.session);
     const { patienceS, reachWithinS, stallAfterS } = this.#settings;
     const reachWithinMs = this.#isReached ? Infinity : 1000 * reachWithinS;
