@@ -7,14 +7,23 @@ import asyncio
 import openai
 import pytest
 
-from midstream.dialects import accepted_requests
-from midstream.dialects.application_sessions import REQUESTS, response_id
+from midstream.dialects import accepted_requests, application_sessions
+from midstream.dialects.application_sessions import REQUESTS, REQUESTS_KEPT_S, response_id
 from midstream.dialects.usage_ledger import ENTRIES
+from midstream.environment import World
 from midstream.errors import ModelUnavailableError
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, text
-from tests.dialects.gateway_serving import WAIT_S, asgi_client, chat_request, make_gateway, served
+from tests.dialects.gateway_serving import (
+    WAIT_S,
+    ServedGateway,
+    asgi_client,
+    chat_request,
+    make_gateway,
+    served,
+)
+from tests.dialects.test_live_responses import POLL_S, gated_response, until
 from tests.spec import spec
 
 WORDS = "one two"
@@ -179,3 +188,68 @@ async def test_a_sleeping_session_keeps_the_delivery_of_its_response() -> None:
             for live in gateway.gateway.responses.all():
                 assert await host.put_to_sleep(live.found.session)
             await gateway.http.post("/v1/chat/completions", json=chat_request(f"other {count}"))
+
+
+class LaterWorld(World):
+    """Its clock may be set forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+
+async def sweep(gateway: ServedGateway) -> None:
+    """Wait for one whole sweep over the old entries: the second of two old entries is deleted by a later sweep."""
+    store = gateway.gateway._durable.host.store
+    for name in ("first", "second"):
+        await store.kv_put(REQUESTS, name, b"gw-none", expected=0, at=0.0)
+        async with asyncio.timeout(WAIT_S):
+            while await store.kv_get(REQUESTS, name) is not None:
+                await World().sleep(POLL_S)
+
+
+@spec("REUSE-70")
+async def test_a_request_is_found_again_as_long_as_its_response_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application_sessions, "SWEEP_S", 0.01)
+    world, may_continue = LaterWorld(), asyncio.Event()
+    async with served([gated_response(may_continue)], world=world, grace_s=WAIT_S) as gateway:
+        async with gateway.http.stream(
+            "POST", "/v1/chat/completions", json=chat_request("hi", stream=True)
+        ) as cut:
+            lines = cut.aiter_lines()
+            while "two" not in await anext(lines):
+                pass
+            world.ahead_s = 2 * REQUESTS_KEPT_S
+            await sweep(gateway)
+        await until(lambda: not any(live.readers for live in gateway.gateway.responses.all()))
+        may_continue.set()
+        again = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"), headers=RETRY)
+        assert again.headers["x-midstream-replayed"] == "true"
+        assert len(gateway.model.requests) == 1
+        world.ahead_s += 2 * REQUESTS_KEPT_S
+        await sweep(gateway)
+        assert await gateway.gateway._durable.host.store.kv_list(REQUESTS) == []
+
+
+@spec("REUSE-75")
+async def test_a_deleted_response_stays_deleted_as_long_as_its_conversation_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(application_sessions, "SWEEP_S", 0.01)
+    world = LaterWorld()
+    async with (
+        served([text(WORDS)], world=world, kept_s=100.0) as gateway,
+        gateway.openai() as client,
+    ):
+        first = await client.responses.create(model="m", input="a")
+        newest = await client.responses.create(model="m", input="b", previous_response_id=first.id)
+        await client.responses.delete(first.id)
+        for _ in range(3):
+            world.ahead_s += 50.0
+            newest = await client.responses.create(model="m", input="c", previous_response_id=newest.id)
+        await sweep(gateway)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)

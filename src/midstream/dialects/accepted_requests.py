@@ -175,7 +175,6 @@ class Accepting:
         params = self._granting(found.params)
         if params.conversation:
             await self._kept.require(params.conversation, principal)
-            await self._kept.change(params.conversation, lambda entry: entry)  # renews its lifetime
         request = request_of(
             arrived.path,
             arrived.headers,
@@ -405,7 +404,8 @@ class Accepting:
         Return None, and remove the entries, if another process begins the response to an equal request.
         """
         sessions, session = wanted.sessions, runner.session_id
-        is_noted = is_noted or bool(wanted.request.key)
+        # The index finds a conversation without a name only until its answer has ended; a retry may come later.
+        is_noted = is_noted or bool(wanted.request.key) or wanted.place is not None
         if is_noted and wanted.is_begun_elsewhere:
             return None
         on_disk = session if sessions is self._durable else ""

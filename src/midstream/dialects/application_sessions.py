@@ -10,6 +10,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
+from midstream.dialects.conversation_index import is_kept_name, kept_name
 from midstream.dialects.dialect import Form
 from midstream.dialects.reader_marks import DELIVERED, READERS, ReaderMarks
 from midstream.dialects.request_reading import Read
@@ -36,6 +37,8 @@ REQUESTS = "gateway-requests"
 """Namespace of entries for requests without a conversation name, by digest or idempotency key."""
 REQUESTS_KEPT_S = 600.0
 """Seconds for which an entry is kept; clients retry within a minute."""
+KEPT_S = 60.0
+"""Seconds for which an ended response answers an equal request: longer than the pauses between retries of any SDK."""
 DELETED = "gateway-deleted"
 """Namespace of deleted responses whose session still exists."""
 KEPT_CONVERSATIONS = "gateway-kept-conversations"
@@ -207,13 +210,14 @@ class ApplicationSessions:
             after = page[-1].position
 
     async def delete(self, found: FoundResponse) -> None:
-        """Delete a response: its session if it is the only one there, else only its id.
+        """Delete a response: its session if it is the only one there, else only its id. A conversation of
+        `/v1/conversations` keeps the items of its deleted responses.
 
         Raises:
             SessionBusyError: The response is still in progress.
         """
         runner = await self.host.session(found.session)
-        if runner.state.application.count == 1:
+        if runner.state.application.count == 1 and not is_kept_name(found.request.conversation):
             await self.host.delete(found.session)
             return
         now = self._world.now()
@@ -251,11 +255,27 @@ class ApplicationSessions:
                 for namespace, age_s in ages.items():
                     until = self._world.now() - age_s
                     for kept in await self.host.store.kv_list(namespace):
-                        if kept.at < until:
+                        if kept.at < until and not await self._is_needed(namespace, kept):
                             await self.host.store.kv_delete(namespace, kept.key, expected=kept.version)
             except _OUT_OF_ORDER as error:
                 _log.warning("old entries were not removed: %s", error.code)
             await self._world.sleep(SWEEP_S)
+
+    async def _is_needed(self, namespace: str, kept: KeyValueEntry) -> bool:
+        """Return whether an old entry still applies to its session."""
+        info = await self.host.store.find(self._session_of(namespace, kept))
+        if info is None:
+            return False
+        if namespace in {DELETED, KEPT_CONVERSATIONS}:
+            return True  # without it, the session would be found again, or found no more
+        return info.mark.is_live or info.mark.at >= self._world.now() - KEPT_S
+
+    def _session_of(self, namespace: str, kept: KeyValueEntry) -> str:
+        if namespace == REQUESTS:
+            return NotedRequest.read(kept).session
+        if namespace == KEPT_CONVERSATIONS:
+            return self.name_of(kept_name(kept.key))
+        return session_of_response(kept.key.partition(" ")[0])
 
 
 def response_id(prefix: str, session: str, number: int) -> str:

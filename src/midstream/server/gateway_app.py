@@ -179,7 +179,7 @@ class Gateway:
         )
         """Reports of the gateways that share the store."""
         self._names = frozenset(names)
-        self._kept = ConversationRoutes(kept := KeptConversations(self._durable, world))
+        self._kept = ConversationRoutes(kept := KeptConversations(self._durable, world, kept_s=kept_s))
         self._accepting = Accepting(
             model,
             self._durable,
