@@ -22,6 +22,7 @@ from tests.dialects.gateway_serving import (
     chat_request,
     make_gateway,
     served,
+    serving,
 )
 from tests.dialects.test_live_responses import POLL_S, gated_response, until
 from tests.spec import spec
@@ -253,3 +254,63 @@ async def test_a_deleted_response_stays_deleted_as_long_as_its_conversation_cont
         await sweep(gateway)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(first.id)
+
+
+async def leave_open(memory: Memory, *, is_background: bool = False) -> str:
+    """Begin a response, and stop its gateway after the second word; return the id of the response."""
+    model = ScriptedModel([gated_response(asyncio.Event())], name="old")
+    async with (
+        serving(make_gateway(model, store=MemoryStore(memory)), model) as gateway,
+        gateway.openai() as client,
+    ):
+        begun = await client.responses.create(model="m", input="hi", background=is_background, stream=True)
+        async for event in begun:
+            if event.type == "response.created":
+                response_id = event.response.id
+            if event.type == "response.output_text.delta" and "two" in event.delta:
+                break
+    return response_id
+
+
+@spec("REUSE-72")
+async def test_a_response_of_an_upstream_that_is_gone_is_stopped_when_it_is_wanted_again() -> None:
+    """A reader would wait for ever: another upstream does not continue it."""
+    memory = Memory()
+    await leave_open(memory)
+    kept = await leave_open(memory, is_background=True)
+    model = ScriptedModel([text(WORDS)], name="new")
+    async with (
+        asyncio.timeout(WAIT_S),
+        serving(make_gateway(model, store=MemoryStore(memory)), model) as gateway,
+        gateway.openai(max_retries=0) as client,
+    ):
+        found = await client.responses.retrieve(kept)
+        assert (found.status, found.output_text) == ("cancelled", "one two")
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.responses.create(model="m", input="hi", background=False, extra_headers=RETRY)
+        assert (refused.value.status_code, refused.value.code) == (499, "cancelled")
+        again = await client.responses.create(model="m", input="hi", background=False)
+        assert (again.output_text, len(model.requests)) == (WORDS, 1)
+
+
+@spec("REUSE-75")
+async def test_a_response_of_an_upstream_that_is_gone_is_not_kept_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(application_sessions, "SWEEP_S", 0.01)
+    memory, world = Memory(), LaterWorld()
+    await leave_open(memory)
+    model = ScriptedModel([text(WORDS)], name="new")
+    async with serving(
+        make_gateway(model, store=MemoryStore(memory), world=world, kept_s=100.0), model
+    ) as gateway:
+        store = gateway.gateway._durable.host.store
+        await sweep(gateway)
+        (info,) = [info async for info in store.list(live=True)]
+        world.ahead_s = 200.0
+        await sweep(gateway)
+        assert [each async for each in store.list(live=True)] == []
+        world.ahead_s = 400.0
+        await gateway.gateway._durable.host.put_to_sleep(info.session)
+        await gateway.gateway._durable.host.tidy(info.session)
+        assert await store.find(info.session) is None

@@ -314,6 +314,7 @@ class Accepting:
         begun = set()
         for name in dict.fromkeys(filter(None, names)):
             runner = await sessions.host.session(name, create=True)
+            await sessions.stop_foreign(runner)
             equal = [each for each in runner.state.application.responses if _is_equal(each, request)]
             if equal:
                 begun.add(name)

@@ -20,6 +20,7 @@ from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import (
     EntryMovedError,
+    MidstreamError,
     SessionNotFoundError,
     StoreBusyError,
     StoreDamagedError,
@@ -31,7 +32,8 @@ from midstream.session.applications import ApplicationResponse, Beginning, Compa
 from midstream.session.journal_reading import JournalReader
 from midstream.session.records import Record, TranscriptAccepted
 from midstream.session.session import Session, fold
-from midstream.store.contract import KeyValueEntry
+from midstream.session.turn.commands import Cancel
+from midstream.store.contract import KeyValueEntry, is_session
 
 REQUESTS = "gateway-requests"
 """Namespace of entries for requests without a conversation name, by digest or idempotency key."""
@@ -209,6 +211,30 @@ class ApplicationSessions:
                 yield stored.epoch, reader.read(stored.body)
             after = page[-1].position
 
+    async def stop_foreign(self, runner: Runner) -> None:
+        """Stop the open response of another upstream that no node runs: this gateway cannot continue it.
+
+        Raises:
+            MidstreamError: The store fails.
+        """
+        newest = runner.state.application.newest
+        if newest is None or not (newest.is_open and runner.waits_for_agent):
+            return
+        if not await self.host.store.is_held_elsewhere(runner.session_id):
+            await runner.submit(Cancel(newest.turn))
+
+    async def _stop_foreign_before(self, until: float) -> None:
+        """Stop responses of other upstreams that began long ago: their sessions would be kept for ever."""
+        old = [info async for info in self.host.store.list(live=True) if info.mark.at < until]
+        for info in old:
+            if is_session(info.session):
+                try:
+                    await self.stop_foreign(await self.host.session(info.session))
+                except _OUT_OF_ORDER:
+                    raise
+                except MidstreamError as error:
+                    _log.warning("a response is not stopped: %s", error.code, extra={"session": info.session})
+
     async def delete(self, found: FoundResponse) -> None:
         """Delete a response: its session if it is the only one there, else only its id. A conversation of
         `/v1/conversations` keeps the items of its deleted responses.
@@ -257,6 +283,7 @@ class ApplicationSessions:
                     for kept in await self.host.store.kv_list(namespace):
                         if kept.at < until and not await self._is_needed(namespace, kept):
                             await self.host.store.kv_delete(namespace, kept.key, expected=kept.version)
+                await self._stop_foreign_before(self._world.now() - kept_s)
             except _OUT_OF_ORDER as error:
                 _log.warning("old entries were not removed: %s", error.code)
             await self._world.sleep(SWEEP_S)
