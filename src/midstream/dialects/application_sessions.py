@@ -172,6 +172,7 @@ class ApplicationSessions:
             runner = await self.host.session(session)
         except SessionNotFoundError:
             return None
+        await self.stop_foreign(runner)
         response = runner.state.application.response(int(response_id[-_NUMBER_DIGITS:]))
         if response is None or response.id != response_id:
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec.structs import replace
 from starlette.types import Receive, Send
 
 from midstream.dialects.api_errors import ApiError
@@ -108,10 +107,6 @@ class ResponseRoutes:
         if found is None or not (found.form.is_stored and is_own):
             message = "no such response: none was stored under this id, or it is too old"
             raise RefusedError(ApiError(404, "response_not_found", message))
-        runner = await self._sessions.host.session(found.session)
-        await self._sessions.stop_foreign(runner)
-        present = runner.state.application.response(found.response.number)
-        found = replace(found, response=present or found.response)
         return self._responses.add(self._sessions, found, None)
 
     async def _project(self, live: LiveResponse) -> Projection:
