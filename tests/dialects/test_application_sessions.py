@@ -19,6 +19,7 @@ from tests.dialects.gateway_serving import (
     WAIT_S,
     ServedGateway,
     asgi_client,
+    chat,
     chat_request,
     make_gateway,
     served,
@@ -314,3 +315,31 @@ async def test_a_response_of_an_upstream_that_is_gone_is_not_kept_for_ever(
         await gateway.gateway._durable.host.put_to_sleep(info.session)
         await gateway.gateway._durable.host.tidy(info.session)
         assert await store.find(info.session) is None
+
+
+@spec("REUSE-76")
+async def test_a_gateway_with_another_upstream_on_the_same_store_answers_its_requests_itself() -> None:
+    """The other gateway still has the session, to which a request would be forwarded."""
+    memory = Memory()
+    models = [ScriptedModel([text(f"from {name}")], name=name) for name in ("one", "two")]
+    first, second = (make_gateway(model, store=MemoryStore(memory)) for model in models)
+    begun = chat(("user", "hi"))
+    continued = chat(("user", "hi"), ("assistant", "from one"), ("user", "more"))
+    async with asgi_client(first) as ours, asgi_client(second) as theirs:
+        for headers in ({"x-session-affinity": "s"}, {}):
+            texts = [
+                (await client.post("/v1/chat/completions", json=body, headers=headers)).json()["choices"][0]
+                for client, body in ((ours, begun), (theirs, begun), (theirs, continued), (ours, continued))
+            ]
+            assert [each["message"]["content"] for each in texts] == [
+                "from one",
+                "from two",
+                "from two",
+                "from one",
+            ]
+        made = await ours.post("/v1/responses", json={"model": "m", "input": "hi"})
+        answer = await theirs.post(
+            "/v1/responses", json={"model": "m", "input": "more", "previous_response_id": made.json()["id"]}
+        )
+        assert answer.json()["output"][0]["content"][0]["text"] == "from two"
+        assert len(models[1].requests[-1].history.entries) == 3

@@ -318,6 +318,8 @@ class Accepting:
             equal = [each for each in runner.state.application.responses if _is_equal(each, request)]
             if equal:
                 begun.add(name)
+            if await sessions.is_at_other_upstream(runner):
+                continue
             for response in self._responses.repeatable(equal):
                 runners[response.id] = (runner, response)
                 known.append((await self._describe_run(wanted, runner, response), response.id))
@@ -374,7 +376,8 @@ class Accepting:
                     runner = await sessions.host.session(session, create=True)
                 if wanted.params.conversation:
                     whole = await self._in_conversation(wanted.params, runner.state)
-                if not await self._is_in_use(runner.state, wanted):
+                is_elsewhere = await sessions.is_at_other_upstream(runner)
+                if not (is_elsewhere or await self._is_in_use(runner.state, wanted)):
                     state = runner.state
                     comparison = self._compare(session, state, wanted, whole)
                     usage_entry = await self._announce(runner, wanted, is_noted=is_noted)

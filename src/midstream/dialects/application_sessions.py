@@ -212,6 +212,16 @@ class ApplicationSessions:
                 yield stored.epoch, reader.read(stored.body)
             after = page[-1].position
 
+    async def is_at_other_upstream(self, runner: Runner) -> bool:
+        """Return whether a living node with another upstream has a session: it would answer the requests of this one.
+
+        Raises:
+            MidstreamError: The store fails.
+        """
+        agent = self.host.agent
+        is_own = runner.state.is_agent(agent.name, agent.version)
+        return not is_own and await self.host.store.is_held_elsewhere(runner.session_id)
+
     async def stop_foreign(self, runner: Runner) -> None:
         """Stop the open response of another upstream that no node runs: this gateway cannot continue it.
 
