@@ -33,7 +33,7 @@ from midstream.session.journal_reading import JournalReader
 from midstream.session.records import Record, TranscriptAccepted
 from midstream.session.session import Session, fold
 from midstream.session.turn.commands import Cancel
-from midstream.store.contract import KeyValueEntry, is_session
+from midstream.store.contract import KeyValueEntry
 
 REQUESTS = "gateway-requests"
 """Namespace of entries for requests without a conversation name, by digest or idempotency key."""
@@ -238,7 +238,7 @@ class ApplicationSessions:
         """Stop responses of other upstreams that began long ago: their sessions would be kept for ever."""
         old = [info async for info in self.host.store.list(live=True) if info.mark.at < until]
         for info in old:
-            if is_session(info.session):
+            if info.session.startswith(SESSION_PREFIX):
                 try:
                     await self.stop_foreign(await self.host.session(info.session))
                 except _OUT_OF_ORDER:
