@@ -343,3 +343,13 @@ async def test_a_gateway_with_another_upstream_on_the_same_store_answers_its_req
         )
         assert answer.json()["output"][0]["content"][0]["text"] == "from two"
         assert len(models[1].requests[-1].history.entries) == 3
+
+
+async def test_an_idempotency_key_is_stored_as_a_digest() -> None:
+    """The names of entries are not encrypted, and applications write names of people and orders into their keys."""
+    async with served([text(WORDS)]) as gateway:
+        headers = {"idempotency-key": "order-of-ada"}
+        await gateway.http.post("/v1/chat/completions", json=chat_request("hi"), headers=headers)
+        names = [kept.key for kept in await gateway.gateway._durable.host.store.kv_list(REQUESTS)]
+        assert len(names) == 2
+        assert not any("ada" in name for name in names)

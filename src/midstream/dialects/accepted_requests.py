@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from hashlib import blake2b
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -20,7 +21,7 @@ from midstream.dialects.application_sessions import (
     NotedRequest,
     response_id,
 )
-from midstream.dialects.conversation_index import ConversationPlace, is_ephemeral
+from midstream.dialects.conversation_index import DIGEST_BYTES, ConversationPlace, is_ephemeral
 from midstream.dialects.dialect import Asked, Dialect, Form
 from midstream.dialects.gateway_bodies import Arrived, RefusedError, digest_key
 from midstream.dialects.kept_conversations import KeptConversations
@@ -576,6 +577,9 @@ def _is_equal(response: ApplicationResponse, request: Request) -> bool:
 
 
 def _keys_of(request: Request) -> tuple[str, ...]:
-    """Return the keys under which a request without a conversation is noted."""
+    """Return the keys under which a request without a conversation is noted. An encrypted store shows them."""
     digest = request.digest.hex()
-    return (digest, f"key {request.key}") if request.key else (digest,)
+    if not request.key:
+        return (digest,)
+    key_digest = blake2b(request.key.encode("utf-8", "replace"), digest_size=DIGEST_BYTES).hexdigest()
+    return (digest, f"key {key_digest}")
