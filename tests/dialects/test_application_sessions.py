@@ -343,6 +343,12 @@ async def test_a_gateway_with_another_upstream_on_the_same_store_answers_its_req
         )
         assert answer.json()["output"][0]["content"][0]["text"] == "from two"
         assert len(models[1].requests[-1].history.entries) == 3
+        conversation = (await ours.post("/v1/conversations", json={})).json()["id"]
+        body = {"model": "m", "input": "hi", "conversation": conversation}
+        assert (await ours.post("/v1/responses", json=body)).is_success
+        refused = await theirs.post("/v1/responses", json={**body, "input": "more"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (409, "10")
+        assert "a gateway with another upstream has this conversation" in refused.text
 
 
 async def test_an_idempotency_key_is_stored_as_a_digest() -> None:

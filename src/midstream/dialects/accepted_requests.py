@@ -49,6 +49,8 @@ from midstream.session.turn.states import RunningCalls
 EQUAL_S = 10.0
 """Seconds to wait for the response to an equal request of another process, which may have died."""
 EQUAL_PAUSE_S = 0.02
+ELSEWHERE_S = 10.0
+"""Seconds without a request after which another gateway releases a conversation."""
 COMPARISONS_MAX = 8
 """Attempts to compare a transcript with a session that other requests change."""
 
@@ -395,8 +397,7 @@ class Accepting:
                         return _Repeated(same)
                     continue
             if wanted.params.conversation:
-                message = "another response of this conversation is in progress; retry when it has ended"
-                raise RefusedError(ApiError(409, "conversation_locked", message, is_final=False))
+                raise _is_locked(is_elsewhere=is_elsewhere)
             session, is_noted = (
                 sessions.name_of(""),
                 True,
@@ -563,6 +564,18 @@ def _refuse_strange_results(items: Sequence[Value], calls: Collection[str]) -> N
     known = {call_id for kind, call_id in named if not str(kind).endswith("_output")} | {*calls}
     if any(str(kind).endswith("call_output") and call_id not in known for kind, call_id in named):
         raise bad_field("input", "the previous response has no call with the `call_id` of an output")
+
+
+def _is_locked(*, is_elsewhere: bool) -> RefusedError:
+    message, retry_after_s = (
+        "another response of this conversation is in progress; retry when it has ended",
+        None,
+    )
+    if is_elsewhere:
+        message = "a gateway with another upstream has this conversation until it has been idle for 10 s: retry then"
+        retry_after_s = ELSEWHERE_S
+    refusal = ApiError(409, "conversation_locked", message, is_final=False, retry_after_s=retry_after_s)
+    return RefusedError(refusal)
 
 
 def _no_previous() -> RefusedError:
