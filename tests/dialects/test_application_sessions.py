@@ -12,9 +12,10 @@ from midstream.dialects.application_sessions import REQUESTS, REQUESTS_KEPT_S, r
 from midstream.dialects.usage_ledger import ENTRIES
 from midstream.environment import World
 from midstream.errors import ModelUnavailableError
+from midstream.history.messages import Step
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.scripted_model import ScriptedModel, text
+from midstream.testing.scripted_model import ScriptedModel, calls, text
 from tests.dialects.gateway_serving import (
     WAIT_S,
     ServedGateway,
@@ -59,6 +60,25 @@ async def test_a_continued_response_can_be_continued_again() -> None:
         for request in gateway.model.requests
     ]
     assert asked == [["a"], ["a", "b"], ["a", "c"], ["a", "b", "d"], ["a", "c", "e"]]
+
+
+@spec("REUSE-75")
+async def test_each_fork_of_a_response_with_calls_has_its_own_results() -> None:
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    async with served([calls(("c1", "look", "{}")), text(WORDS)]) as gateway:
+        body = {"model": "m", "tools": [tool]}
+        made = (await gateway.http.post("/v1/responses", json={**body, "input": "hi"})).json()
+        for words in ("rain", "sun", "snow"):
+            output = [{"type": "function_call_output", "call_id": "c1", "output": words}]
+            again = {**body, "input": output, "previous_response_id": made["id"]}
+            answer = (await gateway.http.post("/v1/responses", json=again)).json()
+            assert answer["output"][0]["content"][0]["text"] == WORDS
+            _, step = gateway.model.requests[-1].history.entries
+            assert isinstance(step, Step)
+            assert [result.content for result in step.results] == [words]
+        other = {**body, "input": "never mind", "previous_response_id": made["id"]}
+        assert (await gateway.http.post("/v1/responses", json=other)).is_success
+        assert "rain" not in str(gateway.model.requests[-1].history.entries)
 
 
 @spec("REUSE-70")

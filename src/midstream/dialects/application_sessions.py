@@ -31,7 +31,7 @@ from midstream.session.application_request import ApplicationRequest
 from midstream.session.applications import ApplicationResponse, Beginning, Comparison, EntryChain, compare
 from midstream.session.journal_reading import JournalReader
 from midstream.session.records import Record, TranscriptAccepted
-from midstream.session.session import Session, fold
+from midstream.session.session import Session, evolve
 from midstream.session.turn.commands import Cancel
 from midstream.store.contract import KeyValueEntry
 
@@ -196,9 +196,17 @@ class ApplicationSessions:
         following = runner.state.application.response(found.response.number + 1)
         if following is None:  # the response is the newest
             return runner.state
-        records = [pair async for pair in self.records(runner, after=0, before=following.position)]
-        state = fold(records)
-        return state if state.position == following.position - 1 else None
+        state, number = Session(), found.response.number
+        async for epoch, record in self.records(runner, after=0, before=following.position):
+            before = state.application.response(number)
+            state = evolve(state, record, epoch=epoch)
+            response = state.application.response(number)
+            if response is None or response.is_open:
+                continue
+            # The records after the end already belong to the next request: the results that it sent, for example.
+            is_end = (before is not None and before.is_open) or state.application.count == number
+            return state if is_end else None
+        return None
 
     async def records(
         self, runner: Runner, *, after: int, before: int | None = None
