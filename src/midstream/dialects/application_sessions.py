@@ -39,7 +39,7 @@ REQUESTS = "gateway-requests"
 """Namespace of entries for requests without a conversation name, by digest or idempotency key."""
 REQUESTS_KEPT_S = 600.0
 """Seconds for which an entry is kept; clients retry within a minute."""
-KEPT_S = 60.0
+REPEATABLE_S = 60.0
 """Seconds for which an ended response answers an equal request: longer than the pauses between retries of any SDK."""
 DELETED = "gateway-deleted"
 """Namespace of deleted responses whose session still exists."""
@@ -314,7 +314,7 @@ class ApplicationSessions:
             return False
         if namespace in {DELETED, KEPT_CONVERSATIONS}:
             return True  # without it, the session would be found again, or found no more
-        return info.mark.is_live or info.mark.at >= self._world.now() - KEPT_S
+        return info.mark.is_live or info.mark.at >= self._world.now() - REPEATABLE_S
 
     def _session_of(self, namespace: str, kept: KeyValueEntry) -> str:
         if namespace == REQUESTS:
