@@ -43,3 +43,12 @@ def test_an_invalid_setting_writes_nothing(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             add_token(tmp_path / "tokens", "ada", "", settings)
     assert not (tmp_path / "tokens").exists()
+
+
+def test_a_line_with_which_the_file_would_admit_nobody_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    token = add_token(file, "eve", "", {})
+    with pytest.raises(UsageError, match="'eve' has no tenant and others have one"):
+        add_token(file, "ada", "acme", {})
+    assert TokenFile(file).find(token) is not None
+    add_token(file, "bob", "*", {})  # an operator has no tenant

@@ -340,3 +340,16 @@ async def test_an_equal_request_of_a_named_conversation_just_after_the_end_is_a_
         other = await gateway.http.post("/v1/chat/completions", json=FIRST)
         assert "x-midstream-replayed" not in other.headers
         assert len(gateway.model.requests) == 2
+
+
+@spec("REUSE-70")
+async def test_a_later_turn_of_a_conversation_without_a_name_is_found_again_after_its_end() -> None:
+    """The answer's last bytes were lost on the way, and the SDK retries."""
+    async with served(echo) as gateway:
+        await gateway.http.post("/v1/chat/completions", json=FIRST)
+        answer = await gateway.http.post("/v1/chat/completions", json=SECOND)
+        retried = await gateway.http.post(
+            "/v1/chat/completions", json=SECOND, headers={"x-stainless-retry-count": "1"}
+        )
+        assert (retried.json(), retried.headers["x-midstream-replayed"]) == (answer.json(), "true")
+        assert len(gateway.model.requests) == 2

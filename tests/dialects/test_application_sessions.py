@@ -7,14 +7,26 @@ import asyncio
 import openai
 import pytest
 
-from midstream.dialects import accepted_requests
-from midstream.dialects.application_sessions import REQUESTS, response_id
+from midstream.dialects import accepted_requests, application_sessions
+from midstream.dialects.application_sessions import REQUESTS, REQUESTS_KEPT_S, response_id
 from midstream.dialects.usage_ledger import ENTRIES
+from midstream.environment import World
 from midstream.errors import ModelUnavailableError
+from midstream.history.messages import Step
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.scripted_model import ScriptedModel, text
-from tests.dialects.gateway_serving import WAIT_S, asgi_client, chat_request, make_gateway, served
+from midstream.testing.scripted_model import ScriptedModel, calls, text
+from tests.dialects.gateway_serving import (
+    WAIT_S,
+    ServedGateway,
+    asgi_client,
+    chat,
+    chat_request,
+    make_gateway,
+    served,
+    serving,
+)
+from tests.dialects.test_live_responses import POLL_S, gated_response, until
 from tests.spec import spec
 
 WORDS = "one two"
@@ -48,6 +60,25 @@ async def test_a_continued_response_can_be_continued_again() -> None:
         for request in gateway.model.requests
     ]
     assert asked == [["a"], ["a", "b"], ["a", "c"], ["a", "b", "d"], ["a", "c", "e"]]
+
+
+@spec("REUSE-75")
+async def test_each_fork_of_a_response_with_calls_has_its_own_results() -> None:
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    async with served([calls(("c1", "look", "{}")), text(WORDS)]) as gateway:
+        body = {"model": "m", "tools": [tool]}
+        made = (await gateway.http.post("/v1/responses", json={**body, "input": "hi"})).json()
+        for words in ("rain", "sun", "snow"):
+            output = [{"type": "function_call_output", "call_id": "c1", "output": words}]
+            again = {**body, "input": output, "previous_response_id": made["id"]}
+            answer = (await gateway.http.post("/v1/responses", json=again)).json()
+            assert answer["output"][0]["content"][0]["text"] == WORDS
+            _, step = gateway.model.requests[-1].history.entries
+            assert isinstance(step, Step)
+            assert [result.content for result in step.results] == [words]
+        other = {**body, "input": "never mind", "previous_response_id": made["id"]}
+        assert (await gateway.http.post("/v1/responses", json=other)).is_success
+        assert "rain" not in str(gateway.model.requests[-1].history.entries)
 
 
 @spec("REUSE-70")
@@ -179,3 +210,172 @@ async def test_a_sleeping_session_keeps_the_delivery_of_its_response() -> None:
             for live in gateway.gateway.responses.all():
                 assert await host.put_to_sleep(live.found.session)
             await gateway.http.post("/v1/chat/completions", json=chat_request(f"other {count}"))
+
+
+class LaterWorld(World):
+    """Its clock may be set forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
+
+
+async def sweep(gateway: ServedGateway) -> None:
+    """Wait for one whole sweep over the old entries: the second of two old entries is deleted by a later sweep."""
+    store = gateway.gateway._durable.host.store
+    for name in ("first", "second"):
+        await store.kv_put(REQUESTS, name, b"gw-none", expected=0, at=0.0)
+        async with asyncio.timeout(WAIT_S):
+            while await store.kv_get(REQUESTS, name) is not None:
+                await World().sleep(POLL_S)
+
+
+@spec("REUSE-70")
+async def test_a_request_is_found_again_as_long_as_its_response_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application_sessions, "SWEEP_S", 0.01)
+    world, may_continue = LaterWorld(), asyncio.Event()
+    async with served([gated_response(may_continue)], world=world, grace_s=WAIT_S) as gateway:
+        async with gateway.http.stream(
+            "POST", "/v1/chat/completions", json=chat_request("hi", stream=True)
+        ) as cut:
+            lines = cut.aiter_lines()
+            while "two" not in await anext(lines):
+                pass
+            world.ahead_s = 2 * REQUESTS_KEPT_S
+            await sweep(gateway)
+        await until(lambda: not any(live.readers for live in gateway.gateway.responses.all()))
+        may_continue.set()
+        again = await gateway.http.post("/v1/chat/completions", json=chat_request("hi"), headers=RETRY)
+        assert again.headers["x-midstream-replayed"] == "true"
+        assert len(gateway.model.requests) == 1
+        world.ahead_s += 2 * REQUESTS_KEPT_S
+        await sweep(gateway)
+        assert await gateway.gateway._durable.host.store.kv_list(REQUESTS) == []
+
+
+@spec("REUSE-75")
+async def test_a_deleted_response_stays_deleted_as_long_as_its_conversation_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(application_sessions, "SWEEP_S", 0.01)
+    world = LaterWorld()
+    async with (
+        served([text(WORDS)], world=world, kept_s=100.0) as gateway,
+        gateway.openai() as client,
+    ):
+        first = await client.responses.create(model="m", input="a")
+        newest = await client.responses.create(model="m", input="b", previous_response_id=first.id)
+        await client.responses.delete(first.id)
+        for _ in range(3):
+            world.ahead_s += 50.0
+            newest = await client.responses.create(model="m", input="c", previous_response_id=newest.id)
+        await sweep(gateway)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)
+
+
+async def leave_open(memory: Memory, *, is_background: bool = False) -> str:
+    """Begin a response, and stop its gateway after the second word; return the id of the response."""
+    model = ScriptedModel([gated_response(asyncio.Event())], name="old")
+    async with (
+        serving(make_gateway(model, store=MemoryStore(memory)), model) as gateway,
+        gateway.openai() as client,
+    ):
+        begun = await client.responses.create(model="m", input="hi", background=is_background, stream=True)
+        async for event in begun:
+            if event.type == "response.created":
+                response_id = event.response.id
+            if event.type == "response.output_text.delta" and "two" in event.delta:
+                break
+    return response_id
+
+
+@spec("REUSE-72")
+async def test_a_response_of_an_upstream_that_is_gone_is_stopped_when_it_is_wanted_again() -> None:
+    """A reader would wait for ever: another upstream does not continue it."""
+    memory = Memory()
+    await leave_open(memory)
+    kept = await leave_open(memory, is_background=True)
+    model = ScriptedModel([text(WORDS)], name="new")
+    async with (
+        asyncio.timeout(WAIT_S),
+        serving(make_gateway(model, store=MemoryStore(memory)), model) as gateway,
+        gateway.openai(max_retries=0) as client,
+    ):
+        found = await client.responses.retrieve(kept)
+        assert (found.status, found.output_text) == ("cancelled", "one two")
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.responses.create(model="m", input="hi", background=False, extra_headers=RETRY)
+        assert (refused.value.status_code, refused.value.code) == (499, "cancelled")
+        again = await client.responses.create(model="m", input="hi", background=False)
+        assert (again.output_text, len(model.requests)) == (WORDS, 1)
+
+
+@spec("REUSE-75")
+async def test_a_response_of_an_upstream_that_is_gone_is_not_kept_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(application_sessions, "SWEEP_S", 0.01)
+    memory, world = Memory(), LaterWorld()
+    await leave_open(memory)
+    model = ScriptedModel([text(WORDS)], name="new")
+    async with serving(
+        make_gateway(model, store=MemoryStore(memory), world=world, kept_s=100.0), model
+    ) as gateway:
+        store = gateway.gateway._durable.host.store
+        await sweep(gateway)
+        (info,) = [info async for info in store.list(live=True)]
+        world.ahead_s = 200.0
+        await sweep(gateway)
+        assert [each async for each in store.list(live=True)] == []
+        world.ahead_s = 400.0
+        await gateway.gateway._durable.host.put_to_sleep(info.session)
+        await gateway.gateway._durable.host.tidy(info.session)
+        assert await store.find(info.session) is None
+
+
+@spec("REUSE-76")
+async def test_a_gateway_with_another_upstream_on_the_same_store_answers_its_requests_itself() -> None:
+    """The other gateway still has the session, to which a request would be forwarded."""
+    memory = Memory()
+    models = [ScriptedModel([text(f"from {name}")], name=name) for name in ("one", "two")]
+    first, second = (make_gateway(model, store=MemoryStore(memory)) for model in models)
+    begun = chat(("user", "hi"))
+    continued = chat(("user", "hi"), ("assistant", "from one"), ("user", "more"))
+    async with asgi_client(first) as ours, asgi_client(second) as theirs:
+        for headers in ({"x-session-affinity": "s"}, {}):
+            texts = [
+                (await client.post("/v1/chat/completions", json=body, headers=headers)).json()["choices"][0]
+                for client, body in ((ours, begun), (theirs, begun), (theirs, continued), (ours, continued))
+            ]
+            assert [each["message"]["content"] for each in texts] == [
+                "from one",
+                "from two",
+                "from two",
+                "from one",
+            ]
+        made = await ours.post("/v1/responses", json={"model": "m", "input": "hi"})
+        answer = await theirs.post(
+            "/v1/responses", json={"model": "m", "input": "more", "previous_response_id": made.json()["id"]}
+        )
+        assert answer.json()["output"][0]["content"][0]["text"] == "from two"
+        assert len(models[1].requests[-1].history.entries) == 3
+        conversation = (await ours.post("/v1/conversations", json={})).json()["id"]
+        body = {"model": "m", "input": "hi", "conversation": conversation}
+        assert (await ours.post("/v1/responses", json=body)).is_success
+        refused = await theirs.post("/v1/responses", json={**body, "input": "more"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (409, "10")
+        assert "a gateway with another upstream has this conversation" in refused.text
+
+
+async def test_an_idempotency_key_is_stored_as_a_digest() -> None:
+    """The names of entries are not encrypted, and applications write names of people and orders into their keys."""
+    async with served([text(WORDS)]) as gateway:
+        headers = {"idempotency-key": "order-of-ada"}
+        await gateway.http.post("/v1/chat/completions", json=chat_request("hi"), headers=headers)
+        names = [kept.key for kept in await gateway.gateway._durable.host.store.kv_list(REQUESTS)]
+        assert len(names) == 2
+        assert not any("ada" in name for name in names)

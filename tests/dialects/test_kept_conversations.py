@@ -12,6 +12,7 @@ from midstream.models.responses import ModelRequest
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Response, ScriptedModel, calls, text
 from tests.dialects.gateway_serving import make_gateway, served, serving
+from tests.dialects.test_application_sessions import LaterWorld
 from tests.dialects.test_live_responses import gated_response
 
 
@@ -88,3 +89,45 @@ async def test_a_conversation_survives_its_gateway() -> None:
             await client.responses.create(model="m", input=words, conversation=made.id)
             texts = await texts_in(client, made.id)
     assert texts == ["one", "answer 1", "two", "answer 3"]
+
+
+async def test_a_conversation_keeps_its_items_when_a_response_is_deleted() -> None:
+    async with served(counting) as gateway, gateway.openai() as client:
+        made = await client.conversations.create()
+        first = await client.responses.create(model="m", input="one", conversation=made.id)
+        await client.conversations.items.create(made.id, items=[user("between")])
+        await client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(first.id)
+        second = await client.responses.create(model="m", input="two", conversation=made.id)
+        assert second.output_text == "answer 4"
+        assert await texts_in(client, made.id) == ["one", "answer 1", "between", "two", "answer 4"]
+
+
+async def test_a_conversation_ends_with_its_responses_although_items_were_added_later() -> None:
+    """Otherwise the next request would get a conversation without them."""
+    world = LaterWorld()
+    async with served(counting, world=world, kept_s=100.0) as gateway, gateway.openai() as client:
+        made = await client.conversations.create()
+        await client.responses.create(model="m", input="one", conversation=made.id)
+        world.ahead_s = 60.0
+        await client.conversations.items.create(made.id, items=[user("between")])
+        world.ahead_s = 120.0
+        host = gateway.gateway._durable.host
+        (info,) = [info async for info in host.store.list()]
+        await host.put_to_sleep(info.session)
+        await host.tidy(info.session)
+        with pytest.raises(openai.NotFoundError, match="does not exist, or is too old"):
+            await client.responses.create(model="m", input="two", conversation=made.id)
+        assert len(gateway.model.requests) == 1
+
+
+async def test_a_conversation_without_a_response_is_kept_after_its_last_change() -> None:
+    world = LaterWorld()
+    async with served(counting, world=world, kept_s=100.0) as gateway, gateway.openai() as client:
+        made = await client.conversations.create()
+        world.ahead_s = 60.0
+        await client.conversations.items.create(made.id, items=[user("before")])
+        world.ahead_s = 120.0
+        answer = await client.responses.create(model="m", input="one", conversation=made.id)
+        assert answer.output_text == "answer 2"

@@ -190,3 +190,14 @@ async def test_a_user_gets_only_the_models_that_the_key_permits(tmp_path: Path) 
         await send(gateway, eve, model="one")
     finally:
         await asyncio.to_thread(gateway.stop)
+
+
+async def test_a_user_whose_models_are_not_served_sees_none(tmp_path: Path) -> None:
+    async with (
+        usage_upstream() as upstream,
+        user_gateway(tmp_path, upstream, "--serve-as", "fast") as [gateway],
+    ):
+        ada = await key_of(gateway, "ada", "--model", "deep")
+        async with gateway.openai(ada) as client, gateway.anthropic(ada) as other:
+            assert (await client.models.list()).data == []
+            assert (await other.models.list()).data == []

@@ -30,7 +30,7 @@ MODELS = "models"
 _MODELS_META = f"{__name__}.{MODELS}"
 _NAMES_UPSTREAM = frozenset({"upstream", "model", "cwd", "key_variable", *PRICES})
 _NOT_IN_FILES = frozenset({"config", "help", "token"})
-_SECRET = re.compile(r"(?:.*_)?(?:KEY|TOKEN|SECRET|PASSWORD)=.+", re.IGNORECASE | re.DOTALL)
+_SECRET = re.compile(r"[^=]*(?:KEY|TOKEN|SECRET|PASSWORD)=.+", re.IGNORECASE | re.DOTALL)
 """A variable with a value, whose name indicates a secret."""
 
 

@@ -10,7 +10,13 @@ from midstream.cli.terminal import clean
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.file_safety import read_secret_text, replace_own
-from midstream.server.auth.token_file import HASHED, digest_of_token, parse_line, without_comment
+from midstream.server.auth.token_file import (
+    HASHED,
+    digest_of_token,
+    parse_line,
+    require_one_tenancy,
+    without_comment,
+)
 
 _NEW_FILE = "# Tokens of midstream, by their digests. A command adds the lines and prints each token once.\n"
 
@@ -50,8 +56,10 @@ def add_token(
         )
     if strange := [name for name, value in settings.items() if len(value.split()) > 1]:
         raise UsageError(f"{strange[0]} contains a space, which a token file cannot represent")
-    parse_line(line)
-    write_tokens(file, f"{read_tokens(file)}{line}\n")
+    text = f"{read_tokens(file)}{line}\n"
+    # Checked together: a server admits nobody by a file in which only some have a tenant.
+    require_one_tenancy(each.principal for each in map(parse_line, text.splitlines()) if each is not None)
+    write_tokens(file, text)
     return token
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from hashlib import blake2b
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -20,7 +21,7 @@ from midstream.dialects.application_sessions import (
     NotedRequest,
     response_id,
 )
-from midstream.dialects.conversation_index import ConversationPlace, is_ephemeral
+from midstream.dialects.conversation_index import DIGEST_BYTES, ConversationPlace, is_ephemeral
 from midstream.dialects.dialect import Asked, Dialect, Form
 from midstream.dialects.gateway_bodies import Arrived, RefusedError, digest_key
 from midstream.dialects.kept_conversations import KeptConversations
@@ -48,6 +49,8 @@ from midstream.session.turn.states import RunningCalls
 EQUAL_S = 10.0
 """Seconds to wait for the response to an equal request of another process, which may have died."""
 EQUAL_PAUSE_S = 0.02
+ELSEWHERE_S = 10.0
+"""Seconds without a request after which another gateway releases a conversation."""
 COMPARISONS_MAX = 8
 """Attempts to compare a transcript with a session that other requests change."""
 
@@ -175,7 +178,6 @@ class Accepting:
         params = self._granting(found.params)
         if params.conversation:
             await self._kept.require(params.conversation, principal)
-            await self._kept.change(params.conversation, lambda entry: entry)  # renews its lifetime
         request = request_of(
             arrived.path,
             arrived.headers,
@@ -315,9 +317,12 @@ class Accepting:
         begun = set()
         for name in dict.fromkeys(filter(None, names)):
             runner = await sessions.host.session(name, create=True)
+            await sessions.stop_foreign(runner)
             equal = [each for each in runner.state.application.responses if _is_equal(each, request)]
             if equal:
                 begun.add(name)
+            if await sessions.is_at_other_upstream(runner):
+                continue
             for response in self._responses.repeatable(equal):
                 runners[response.id] = (runner, response)
                 known.append((await self._describe_run(wanted, runner, response), response.id))
@@ -374,7 +379,8 @@ class Accepting:
                     runner = await sessions.host.session(session, create=True)
                 if wanted.params.conversation:
                     whole = await self._in_conversation(wanted.params, runner.state)
-                if not await self._is_in_use(runner.state, wanted):
+                is_elsewhere = await sessions.is_at_other_upstream(runner)
+                if not (is_elsewhere or await self._is_in_use(runner.state, wanted)):
                     state = runner.state
                     comparison = self._compare(session, state, wanted, whole)
                     usage_entry = await self._announce(runner, wanted, is_noted=is_noted)
@@ -391,8 +397,7 @@ class Accepting:
                         return _Repeated(same)
                     continue
             if wanted.params.conversation:
-                message = "another response of this conversation is in progress; retry when it has ended"
-                raise RefusedError(ApiError(409, "conversation_locked", message, is_final=False))
+                raise _is_locked(is_elsewhere=is_elsewhere)
             session, is_noted = (
                 sessions.name_of(""),
                 True,
@@ -405,7 +410,8 @@ class Accepting:
         Return None, and remove the entries, if another process begins the response to an equal request.
         """
         sessions, session = wanted.sessions, runner.session_id
-        is_noted = is_noted or bool(wanted.request.key)
+        # The index finds a conversation without a name only until its answer has ended; a retry may come later.
+        is_noted = is_noted or bool(wanted.request.key) or wanted.place is not None
         if is_noted and wanted.is_begun_elsewhere:
             return None
         on_disk = session if sessions is self._durable else ""
@@ -560,6 +566,18 @@ def _refuse_strange_results(items: Sequence[Value], calls: Collection[str]) -> N
         raise bad_field("input", "the previous response has no call with the `call_id` of an output")
 
 
+def _is_locked(*, is_elsewhere: bool) -> RefusedError:
+    message, retry_after_s = (
+        "another response of this conversation is in progress; retry when it has ended",
+        None,
+    )
+    if is_elsewhere:
+        message = "a gateway with another upstream has this conversation until it has been idle for 10 s: retry then"
+        retry_after_s = ELSEWHERE_S
+    refusal = ApiError(409, "conversation_locked", message, is_final=False, retry_after_s=retry_after_s)
+    return RefusedError(refusal)
+
+
 def _no_previous() -> RefusedError:
     message = "no such response: it was not stored, or it is too old"
     return RefusedError(ApiError(400, "previous_response_not_found", message, "previous_response_id"))
@@ -572,6 +590,9 @@ def _is_equal(response: ApplicationResponse, request: Request) -> bool:
 
 
 def _keys_of(request: Request) -> tuple[str, ...]:
-    """Return the keys under which a request without a conversation is noted."""
+    """Return the keys under which a request without a conversation is noted. An encrypted store shows them."""
     digest = request.digest.hex()
-    return (digest, f"key {request.key}") if request.key else (digest,)
+    if not request.key:
+        return (digest,)
+    key_digest = blake2b(request.key.encode("utf-8", "replace"), digest_size=DIGEST_BYTES).hexdigest()
+    return (digest, f"key {key_digest}")

@@ -10,6 +10,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
+from midstream.dialects.conversation_index import is_kept_name, kept_name
 from midstream.dialects.dialect import Form
 from midstream.dialects.reader_marks import DELIVERED, READERS, ReaderMarks
 from midstream.dialects.request_reading import Read
@@ -19,6 +20,7 @@ from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import (
     EntryMovedError,
+    MidstreamError,
     SessionNotFoundError,
     StoreBusyError,
     StoreDamagedError,
@@ -29,13 +31,16 @@ from midstream.session.application_request import ApplicationRequest
 from midstream.session.applications import ApplicationResponse, Beginning, Comparison, EntryChain, compare
 from midstream.session.journal_reading import JournalReader
 from midstream.session.records import Record, TranscriptAccepted
-from midstream.session.session import Session, fold
+from midstream.session.session import Session, evolve
+from midstream.session.turn.commands import Cancel
 from midstream.store.contract import KeyValueEntry
 
 REQUESTS = "gateway-requests"
 """Namespace of entries for requests without a conversation name, by digest or idempotency key."""
 REQUESTS_KEPT_S = 600.0
 """Seconds for which an entry is kept; clients retry within a minute."""
+REPEATABLE_S = 60.0
+"""Seconds for which an ended response answers an equal request: longer than the pauses between retries of any SDK."""
 DELETED = "gateway-deleted"
 """Namespace of deleted responses whose session still exists."""
 KEPT_CONVERSATIONS = "gateway-kept-conversations"
@@ -167,6 +172,7 @@ class ApplicationSessions:
             runner = await self.host.session(session)
         except SessionNotFoundError:
             return None
+        await self.stop_foreign(runner)
         response = runner.state.application.response(int(response_id[-_NUMBER_DIGITS:]))
         if response is None or response.id != response_id:
             return None
@@ -190,9 +196,17 @@ class ApplicationSessions:
         following = runner.state.application.response(found.response.number + 1)
         if following is None:  # the response is the newest
             return runner.state
-        records = [pair async for pair in self.records(runner, after=0, before=following.position)]
-        state = fold(records)
-        return state if state.position == following.position - 1 else None
+        state, number = Session(), found.response.number
+        async for epoch, record in self.records(runner, after=0, before=following.position):
+            before = state.application.response(number)
+            state = evolve(state, record, epoch=epoch)
+            response = state.application.response(number)
+            if response is None or response.is_open:
+                continue
+            # The records after the end already belong to the next request: the results that it sent, for example.
+            is_end = (before is not None and before.is_open) or state.application.count == number
+            return state if is_end else None
+        return None
 
     async def records(
         self, runner: Runner, *, after: int, before: int | None = None
@@ -206,14 +220,49 @@ class ApplicationSessions:
                 yield stored.epoch, reader.read(stored.body)
             after = page[-1].position
 
+    async def is_at_other_upstream(self, runner: Runner) -> bool:
+        """Return whether a living node with another upstream has a session: it would answer the requests of this one.
+
+        Raises:
+            MidstreamError: The store fails.
+        """
+        agent = self.host.agent
+        is_own = runner.state.is_agent(agent.name, agent.version)
+        return not is_own and await self.host.store.is_held_elsewhere(runner.session_id)
+
+    async def stop_foreign(self, runner: Runner) -> None:
+        """Stop the open response of another upstream that no node runs: this gateway cannot continue it.
+
+        Raises:
+            MidstreamError: The store fails.
+        """
+        newest = runner.state.application.newest
+        if newest is None or not (newest.is_open and runner.waits_for_agent):
+            return
+        if not await self.host.store.is_held_elsewhere(runner.session_id):
+            await runner.submit(Cancel(newest.turn))
+
+    async def _stop_foreign_before(self, until: float) -> None:
+        """Stop responses of other upstreams that began long ago: their sessions would be kept for ever."""
+        old = [info async for info in self.host.store.list(live=True) if info.mark.at < until]
+        for info in old:
+            if info.session.startswith(SESSION_PREFIX):
+                try:
+                    await self.stop_foreign(await self.host.session(info.session))
+                except _OUT_OF_ORDER:
+                    raise
+                except MidstreamError as error:
+                    _log.warning("a response is not stopped: %s", error.code, extra={"session": info.session})
+
     async def delete(self, found: FoundResponse) -> None:
-        """Delete a response: its session if it is the only one there, else only its id.
+        """Delete a response: its session if it is the only one there, else only its id. A conversation of
+        `/v1/conversations` keeps the items of its deleted responses.
 
         Raises:
             SessionBusyError: The response is still in progress.
         """
         runner = await self.host.session(found.session)
-        if runner.state.application.count == 1:
+        if runner.state.application.count == 1 and not is_kept_name(found.request.conversation):
             await self.host.delete(found.session)
             return
         now = self._world.now()
@@ -251,11 +300,28 @@ class ApplicationSessions:
                 for namespace, age_s in ages.items():
                     until = self._world.now() - age_s
                     for kept in await self.host.store.kv_list(namespace):
-                        if kept.at < until:
+                        if kept.at < until and not await self._is_needed(namespace, kept):
                             await self.host.store.kv_delete(namespace, kept.key, expected=kept.version)
+                await self._stop_foreign_before(self._world.now() - kept_s)
             except _OUT_OF_ORDER as error:
                 _log.warning("old entries were not removed: %s", error.code)
             await self._world.sleep(SWEEP_S)
+
+    async def _is_needed(self, namespace: str, kept: KeyValueEntry) -> bool:
+        """Return whether an old entry still applies to its session."""
+        info = await self.host.store.find(self._session_of(namespace, kept))
+        if info is None:
+            return False
+        if namespace in {DELETED, KEPT_CONVERSATIONS}:
+            return True  # without it, the session would be found again, or found no more
+        return info.mark.is_live or info.mark.at >= self._world.now() - REPEATABLE_S
+
+    def _session_of(self, namespace: str, kept: KeyValueEntry) -> str:
+        if namespace == REQUESTS:
+            return NotedRequest.read(kept).session
+        if namespace == KEPT_CONVERSATIONS:
+            return self.name_of(kept_name(kept.key))
+        return session_of_response(kept.key.partition(" ")[0])
 
 
 def response_id(prefix: str, session: str, number: int) -> str:

@@ -51,6 +51,7 @@ OPENINGS_MAX = 10_000
 DIGEST_BYTES = 16
 _CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})$")
 _SPACE = re.compile(r"\s+")
+_KEPT = "c:"
 _FALSE = frozenset({"", "0", "false", "no"})
 
 SIDE_CALLS: tuple[str, ...] = (
@@ -104,7 +105,12 @@ def _given_name(headers: Mapping[str, str], params: Asked) -> str:
 
 def kept_name(conversation: str) -> str:
     """Return the name of a conversation of `/v1/conversations`, by its id."""
-    return _shorten_name(f"c:{conversation}")
+    return _shorten_name(f"{_KEPT}{conversation}")
+
+
+def is_kept_name(name: str) -> bool:
+    """Return whether a name is that of a conversation of `/v1/conversations`; see `kept_name`."""
+    return name.startswith(_KEPT)
 
 
 def name_within(principal: str, name: str) -> str:

@@ -28,6 +28,7 @@ from midstream.errors import EntryMovedError, SessionNotFoundError, UnavailableE
 from midstream.history.codecs.codec_spec import Json, Value
 from midstream.session.applications import ApplicationResponse
 from midstream.session.records import TranscriptAccepted
+from midstream.store.contract import KeyValueEntry
 
 ADDED_MAX = 1000
 """Items that an application may add to a conversation, and ids that it may remove."""
@@ -65,11 +66,16 @@ _entry = msgspec.json.Decoder(KeptConversation).decode
 
 
 class KeptConversations:
-    """The stored conversations of one store."""
+    """The stored conversations of one store.
 
-    def __init__(self, sessions: ApplicationSessions, world: World) -> None:
+    Args:
+        kept_s: Seconds for which a conversation is kept before its first response and after its last one.
+    """
+
+    def __init__(self, sessions: ApplicationSessions, world: World, *, kept_s: float) -> None:
         self._sessions = sessions
         self._world = world
+        self._kept_s = kept_s
 
     async def create(
         self, metadata: Mapping[str, str], items: list[Value], principal: str = ""
@@ -85,7 +91,7 @@ class KeptConversations:
         name = f"conv_{self._world.new_id('conversation').replace('-', '')}"
         now = int(self._world.now())
         made = KeptConversation(name, now, metadata, self._place(items, 0), principal=principal)
-        await self._put(made, 0)
+        await self._put(made, 0, at=self._world.now())
         return made
 
     async def find(self, name: str) -> KeptConversation:
@@ -94,7 +100,7 @@ class KeptConversations:
         Raises:
             RefusedError: The conversation does not exist, or is too old.
         """
-        return (await self._read(name))[0]
+        return _entry((await self._read(name)).body)
 
     async def require(self, name: str, principal: str) -> None:
         """Require that a conversation belongs to a principal.
@@ -108,17 +114,19 @@ class KeptConversations:
     async def change(
         self, name: str, changed: Callable[[KeptConversation], KeptConversation]
     ) -> KeptConversation:
-        """Replace the entry of a conversation, and renew its lifetime.
+        """Replace the entry of a conversation. Until its first response, this renews its lifetime.
 
         Raises:
             RefusedError: The conversation does not exist.
             UnavailableError: Other requests keep changing it.
         """
+        has_responses = await self._runner(name) is not None
         for _ in range(TRIES_MAX):
-            entry, version = await self._read(name)
-            entry = changed(entry)
+            kept = await self._read(name)
+            entry = changed(_entry(kept.body))
             try:
-                await self._put(entry, version)
+                # From the first response on, the entry lives as long as its session, which has the responses.
+                await self._put(entry, kept.version, at=kept.at if has_responses else self._world.now())
             except EntryMovedError:
                 continue
             return entry
@@ -166,8 +174,8 @@ class KeptConversations:
         Raises:
             RefusedError: The conversation does not exist.
         """
-        _, version = await self._read(name)
-        await self._sessions.host.store.kv_delete(KEPT_CONVERSATIONS, name, expected=version)
+        kept = await self._read(name)
+        await self._sessions.host.store.kv_delete(KEPT_CONVERSATIONS, name, expected=kept.version)
 
     async def items(self, entry: KeptConversation) -> list[Json]:
         """Return all items in order: those of the responses, and added ones."""
@@ -209,15 +217,17 @@ class KeptConversations:
         except SessionNotFoundError:
             return None
 
-    async def _read(self, name: str) -> tuple[KeptConversation, int]:
+    async def _read(self, name: str) -> KeyValueEntry:
         kept = await self._sessions.host.store.kv_get(KEPT_CONVERSATIONS, name)
         if kept is None:
             raise _no_conversation()
-        return _entry(kept.body), kept.version
+        if kept.at < self._world.now() - self._kept_s and await self._runner(name) is None:
+            raise _no_conversation()  # its session was deleted, and the entry is deleted soon
+        return kept
 
-    async def _put(self, entry: KeptConversation, version: int) -> None:
-        body, now = msgspec.json.encode(entry), self._world.now()
-        await self._sessions.host.store.kv_put(KEPT_CONVERSATIONS, entry.id, body, expected=version, at=now)
+    async def _put(self, entry: KeptConversation, version: int, *, at: float) -> None:
+        body = msgspec.json.encode(entry)
+        await self._sessions.host.store.kv_put(KEPT_CONVERSATIONS, entry.id, body, expected=version, at=at)
 
 
 def _no_conversation() -> RefusedError:

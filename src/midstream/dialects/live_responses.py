@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse
+from midstream.dialects.application_sessions import REPEATABLE_S, ApplicationSessions, FoundResponse
 from midstream.dialects.conversation_index import ConversationPlace
 from midstream.dialects.dialect import Dialect, Form
 from midstream.dialects.dialect_registry import find_dialect
@@ -30,8 +30,7 @@ from midstream.session.turn.states import AwaitingModel
 GRACE_S = 5.0
 """Seconds for which a response continues without a reader. SDKs retry after 0.5 to 8 s, mostly below 2 s. A person who
 pressed "stop" looks the same, and pays for these seconds."""
-KEPT_S = 60.0
-"""Seconds for which an ended response answers an equal request: longer than the pauses between retries of any SDK."""
+KEPT_S = REPEATABLE_S
 REPEATED_S = 5.0
 """Seconds after the end of a response in which an equal request of the same named conversation gets that response. The
 last bytes may have been lost, and Codex and Claude Code do not mark retries. A person who requests another answer takes

@@ -179,7 +179,7 @@ class Gateway:
         )
         """Reports of the gateways that share the store."""
         self._names = frozenset(names)
-        self._kept = ConversationRoutes(kept := KeptConversations(self._durable, world))
+        self._kept = ConversationRoutes(kept := KeptConversations(self._durable, world, kept_s=kept_s))
         self._accepting = Accepting(
             model,
             self._durable,
@@ -442,7 +442,8 @@ class Gateway:
     async def _models(self, name: str, arrived: Arrived, send: Send) -> None:
         own = arrived.caller.allowance.models
         names = sorted(self._names.intersection(own) if own and self._names else own or self._names)
-        names = names or [self._model.name]
+        if not (own or self._names):
+            names = [self._model.name]
         is_anthropic = "anthropic-version" in arrived.headers
         listed = [_model_in(each, is_anthropic=is_anthropic) for each in names]
         if name:
@@ -451,7 +452,10 @@ class Gateway:
             return
         body: Json = {"object": "list", "data": listed}
         if is_anthropic:
-            body = {"data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+            ends = (
+                {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+            )
+            body = {"data": listed, "has_more": False, **ends}
         await send_whole(send, msgspec.json.encode(body))
 
 
