@@ -6,18 +6,26 @@ import asyncio
 
 import openai
 import pytest
+from typing_extensions import override
 
 from midstream.dialects import accepted_requests, application_sessions
-from midstream.dialects.application_sessions import REQUESTS, REQUESTS_KEPT_S, response_id
+from midstream.dialects.application_sessions import (
+    REQUESTS,
+    REQUESTS_KEPT_S,
+    response_id,
+    session_of_response,
+)
 from midstream.dialects.usage_ledger import ENTRIES
 from midstream.environment import World
 from midstream.errors import ModelUnavailableError
 from midstream.history.messages import Step
+from midstream.session.turn.commands import Cancel
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, calls, text
 from tests.dialects.gateway_serving import (
     WAIT_S,
+    Json,
     ServedGateway,
     asgi_client,
     chat,
@@ -369,6 +377,59 @@ async def test_a_gateway_with_another_upstream_on_the_same_store_answers_its_req
         refused = await theirs.post("/v1/responses", json={**body, "input": "more"})
         assert (refused.status_code, refused.headers["retry-after"]) == (409, "10")
         assert "a gateway with another upstream has this conversation" in refused.text
+
+
+class WaitingStore(MemoryStore):
+    """A store whose entries of usage wait for the test, as those of a busy store do."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.is_waiting, self.may_continue = asyncio.Event(), asyncio.Event()
+
+    @override
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        if namespace == ENTRIES:
+            self.is_waiting.set()
+            await self.may_continue.wait()
+        return await super().kv_put(namespace, key, body, expected=expected, at=at)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@spec("REUSE-76")
+async def test_a_request_that_reaches_a_gateway_with_another_upstream_is_answered_by_its_own(
+    *, is_kept: bool
+) -> None:
+    """A person cancels the open call at the other gateway while the request of this one is being prepared."""
+    memory = Memory()
+    store = WaitingStore(memory)
+    one = ScriptedModel([calls(("look", "{}"))], name="one")
+    again, two = ScriptedModel((), name="one"), ScriptedModel(lambda _: text("from two"), name="two")
+    look = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    body: Json = {"model": "m", "tools": [look]}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "sun"}
+    async with asyncio.timeout(WAIT_S), asgi_client(make_gateway(two, store=store)) as client:
+        async with asgi_client(make_gateway(one, store=MemoryStore(memory))) as old:
+            if is_kept:
+                body["conversation"] = (await old.post("/v1/conversations", json={})).json()["id"]
+            made = (await old.post("/v1/responses", json={**body, "input": "hi"})).json()
+        if not is_kept:
+            body["previous_response_id"] = made["id"]
+        asking = asyncio.create_task(client.post("/v1/responses", json={**body, "input": [result]}))
+        await store.is_waiting.wait()
+        started = make_gateway(again, store=MemoryStore(memory))
+        async with asgi_client(started):
+            await started.start()
+            runner = await started._durable.host.session(session_of_response(made["id"]))
+            await runner.submit(Cancel())
+            store.may_continue.set()
+            answer = await asking
+            if is_kept:
+                assert (answer.status_code, answer.headers["retry-after"]) == (409, "10")
+            else:
+                assert answer.json()["output"][0]["content"][0]["text"] == "from two"
+                assert len(two.requests[0].history.entries) == 2
+            assert again.requests == []
+        assert len(await store.kv_list(ENTRIES)) == (1 if is_kept else 2), "a refused answer has no entry"
 
 
 async def test_an_idempotency_key_is_stored_as_a_digest() -> None:

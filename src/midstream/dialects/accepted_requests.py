@@ -34,7 +34,7 @@ from midstream.dialects.stored_conversations import Conversations
 from midstream.dialects.usage_ledger import UsageLedger
 from midstream.engine.runner import Runner
 from midstream.environment import World
-from midstream.errors import JournalMovedError, SessionNotFoundError, UnavailableError
+from midstream.errors import AgentMismatchError, JournalMovedError, SessionNotFoundError, UnavailableError
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Entry, Step, UserMessage
 from midstream.models.model import Model, grants_of, takes_tools_of
@@ -388,14 +388,18 @@ class Accepting:
                         if same := await self._wait_for_equal(wanted):
                             return _Repeated(same)
                         continue
-                    live = await self._submit(
-                        runner, wanted, state, comparison=comparison, usage_entry=usage_entry
-                    )
-                    if live is not None:
-                        return live
-                    if same := await self._find_repeated(wanted):
-                        return _Repeated(same)
-                    continue
+                    try:
+                        live = await self._submit(
+                            runner, wanted, state, comparison=comparison, usage_entry=usage_entry
+                        )
+                    except AgentMismatchError:
+                        is_elsewhere = True
+                    else:
+                        if live is not None:
+                            return live
+                        if same := await self._find_repeated(wanted):
+                            return _Repeated(same)
+                        continue
             if wanted.params.conversation:
                 raise _is_locked(is_elsewhere=is_elsewhere)
             session, is_noted = (
@@ -438,6 +442,9 @@ class Accepting:
 
         Args:
             state: The session state with which the transcript was compared.
+
+        Raises:
+            AgentMismatchError: A gateway with another upstream has claimed the session since the comparison.
         """
         params, session = wanted.params, runner.session_id
         number = state.application.count + 1
@@ -466,9 +473,14 @@ class Accepting:
             wanted.read.instructions,
             params.tools,
             comparison.results,
+            wanted.sessions.host.agent.name,
+            wanted.sessions.host.agent.version,
         )
         try:
             end = await runner.submit(command)
+        except AgentMismatchError:
+            await self._ledger.drop(usage_entry)
+            raise
         except JournalMovedError:
             await self._ledger.drop(usage_entry)
             return None

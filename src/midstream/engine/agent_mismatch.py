@@ -11,7 +11,7 @@ from midstream.engine.agent import Agent
 from midstream.errors import AgentMismatchError
 from midstream.session.calls import Site
 from midstream.session.records import EpochStarted
-from midstream.session.session import Received, Session, ToolsFound
+from midstream.session.session import Received, Session, ToolsFound, is_same_agent
 from midstream.session.turn.commands import Cancel, Command, Resume, SendTranscript
 from midstream.session.turn.states import RunningCalls
 
@@ -61,6 +61,22 @@ def refuse(commands: Commands, session_id: str, state: Session, agent: Agent) ->
     """
     if not (adopts(commands) or only_cancels(commands)):
         raise mismatch(session_id, state, agent)
+
+
+def refuse_for_other(command: Command | Received, session_id: str, agent: Agent) -> None:
+    """Refuse a transcript that another agent must answer: its node has not noticed that this one has the session.
+
+    Raises:
+        AgentMismatchError: The transcript names another agent. Nothing has changed.
+    """
+    sent = command.command if isinstance(command, Received) else command
+    if not (isinstance(sent, SendTranscript) and sent.agent):
+        return
+    if not is_same_agent((sent.agent, sent.agent_version), (agent.name, agent.version)):
+        raise AgentMismatchError(
+            f"session {session_id!r} has a request for the agent {sent.agent!r}, and the server that runs the session "
+            f"serves {agent.name!r}: send the request to another session"
+        )
 
 
 def warn(session_id: str, state: Session, agent: Agent) -> None:

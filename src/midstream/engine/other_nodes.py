@@ -346,6 +346,8 @@ class Caretaker:
         command = name_approver(decode_command(forwarded.body), forwarded.sender)
         runner = await self._sessions.session(forwarded.session, create=True)
         is_replayed = isinstance(command, Received) and runner.state.has_accepted(command)
+        if not is_replayed:
+            runner.refuse_for_other_agent(command)
         if isinstance(command, Received) and command.caller and not is_replayed:
             self._sessions.observers.on_forwarded(forwarded.session, command.caller)
         return Accepted(await runner.decide(command), is_replayed)

@@ -331,6 +331,14 @@ class Runner:
         self._family.refuse_while_deleting(self.session_id)
         return self._mailbox.post(sessions.with_turn_limit(command, self._agent.turn_s))
 
+    def refuse_for_other_agent(self, command: Command | Received) -> None:
+        """Refuse a forwarded transcript that another agent must answer.
+
+        Raises:
+            AgentMismatchError: It names another agent than the one that is served here.
+        """
+        agent_mismatch.refuse_for_other(command, self.session_id, self._agent)
+
     def part(self, error: MidstreamError) -> None:
         """End the readers with `error` and refuse new commands of clients; the turn continues."""
         self._draining_error = error

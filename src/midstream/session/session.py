@@ -272,8 +272,7 @@ class Session(Struct, frozen=True, gc=False):
 
     def is_agent(self, name: str, version: str) -> bool:
         """Whether the session's last epoch was of this agent; an epoch without an agent matches any (TURN-86)."""
-        is_other_version = bool(version and self.agent_version) and version != self.agent_version
-        return not self.agent or (name == self.agent and not is_other_version)
+        return not self.agent or is_same_agent((self.agent, self.agent_version), (name, version))
 
     @property
     def rests_on_people(self) -> bool:
@@ -282,6 +281,11 @@ class Session(Struct, frozen=True, gc=False):
             return all(self.driven_calls.values())
         is_waiting = isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_person
         return is_waiting and not pending.pending_work(self.turn)
+
+
+def is_same_agent(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Return whether two agents, as name and version, are the same; an empty version fits any (TURN-86)."""
+    return one[0] == other[0] and (not (one[1] and other[1]) or one[1] == other[1])
 
 
 def decide(

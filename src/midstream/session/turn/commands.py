@@ -68,6 +68,7 @@ class SendTranscript(Struct, frozen=True, gc=False):
         tail: The entries that follow them.
         instructions, tools: The system prompt and the application's tools.
         results: The results of all open calls, if the transcript has them.
+        agent, agent_version: The agent that must answer; a node with another one refuses. Any agent if empty.
     """
 
     request: ApplicationRequest
@@ -77,6 +78,8 @@ class SendTranscript(Struct, frozen=True, gc=False):
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
     results: tuple[ToolResult, ...] = ()
+    agent: str = ""
+    agent_version: str = ""
 
 
 class Withdraw(Struct, frozen=True, gc=False):
