@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
 from typing_extensions import override
 
-from midstream.dialects import accepted_requests, application_sessions
+from midstream.dialects import accepted_requests, application_sessions, live_responses
 from midstream.dialects.application_sessions import (
     REQUESTS,
     REQUESTS_KEPT_S,
@@ -430,6 +431,30 @@ async def test_a_request_that_reaches_a_gateway_with_another_upstream_is_answere
                 assert len(two.requests[0].history.entries) == 2
             assert again.requests == []
         assert len(await store.kv_list(ENTRIES)) == (1 if is_kept else 2), "a refused answer has no entry"
+
+
+@spec("REUSE-72")
+async def test_a_reader_of_an_upstream_that_ends_is_not_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request came while the other gateway was alive."""
+    monkeypatch.setattr(live_responses, "CHECK_S", 0.01)
+    memory = Memory()
+    old = ScriptedModel([gated_response(asyncio.Event())], name="old")
+    new = ScriptedModel([text(WORDS)], name="new")
+    async with (
+        asyncio.timeout(WAIT_S),
+        serving(make_gateway(new, store=MemoryStore(memory)), new) as gateway,
+        gateway.openai(max_retries=0) as client,
+    ):
+        async with (
+            serving(make_gateway(old, store=MemoryStore(memory)), old) as other,
+            other.openai() as first,
+        ):
+            begun = await first.responses.create(model="m", input="hi", background=True)
+            reading = await client.responses.retrieve(begun.id, stream=True)
+            kinds: list[str] = [(await anext(reading)).type]
+        kinds += [event.type async for event in reading]
+        assert kinds[-1] == "response.cancelled"
+        assert (await client.responses.retrieve(begun.id)).status == "cancelled"
 
 
 async def test_an_idempotency_key_is_stored_as_a_digest() -> None:

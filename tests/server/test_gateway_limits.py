@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pytest
 
@@ -97,6 +98,25 @@ async def test_concurrent_answers_are_limited_also_in_the_background_and_the_sdk
             assert [event.type async for event in following][-1] == "response.completed"
             for number in range(3):  # Those that have ended count no more.
                 await client.responses.create(model="m", input=f"again {number}")
+
+
+async def test_an_answer_that_continues_after_a_kill_counts_without_a_reader(tmp_path: Path) -> None:
+    async with usage_upstream() as upstream, user_gateway(tmp_path, upstream) as [gateway]:
+        ada = await key_of(gateway, "ada", "--concurrent-requests", 1)
+        upstream.gate.clear()
+        async with gateway.openai(ada) as client:
+            await client.responses.create(model="m", input="later", background=True)
+        gateway.kill()
+        await asyncio.to_thread(gateway.start)
+        async with asyncio.timeout(WAIT_S), httpx2.AsyncClient(base_url=gateway.url) as health:
+            while not (await health.get("/health")).json()["answers"]:
+                await World().sleep(PAUSE_S)
+        async with gateway.openai(ada) as client:
+            with pytest.raises(openai.RateLimitError, match="1 answers for this key are in progress"):
+                await client.responses.create(model="m", input="second")
+            upstream.gate.set()
+        async with gateway.openai(ada, max_retries=9) as patient:
+            assert (await patient.responses.create(model="m", input="second")).output_text == TEXT
 
 
 async def test_daily_and_monthly_tokens_and_a_budget_are_limits_that_survive_a_kill(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -189,6 +189,24 @@ class ApplicationSessions:
         return FoundResponse(
             runner.session_id, response, record.request, msgspec.convert(record.request.form, Form)
         )
+
+    async def find_continued(self, known: Container[str]) -> list[FoundResponse]:
+        """Return the open responses that this process continues, but another one began.
+
+        Args:
+            known: Ids of responses to leave out.
+        """
+        found: list[FoundResponse] = []
+        for runner in [each for each in self.host.awake.runners.values() if each.has_lease]:
+            newest = runner.state.application.newest
+            if newest is None or not newest.is_open or newest.id in known:
+                continue
+            stored = await runner.read(after=newest.position - 1, limit=1)
+            # A response of this epoch has just begun here, or its request was forwarded by the node that counts it.
+            is_older = bool(stored) and stored[0].epoch < runner.state.epoch
+            if is_older and (read := await self.read(runner, newest)) is not None:
+                found.append(read)
+        return found
 
     async def state_at(self, found: FoundResponse) -> Session | None:
         """Return the session state at the end of a response; None if it was pruned."""

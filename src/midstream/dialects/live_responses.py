@@ -38,6 +38,8 @@ longer."""
 FAILED_S = 30.0
 """Seconds after the failure of a response in which an equal request gets that failure: clients that ignore
 `x-should-retry` retry within this time. A later request counts as a new request of a person."""
+CHECK_S = 2.0
+"""Seconds between two checks of responses that another process began; see `LiveResponses.tend`."""
 OPEN_MAX = 1000
 """Greatest number of responses in progress."""
 
@@ -261,6 +263,32 @@ class LiveResponses:
                     await marks.remove(live.id)
             except MidstreamError as error:
                 _log.warning("readers are not announced: %s", error.code, extra={"response": live.id})
+
+    async def tend(self, sessions: ApplicationSessions) -> None:
+        """Check the responses that another process began periodically, until cancelled.
+
+        Those that this process continues are counted. Those that no process can continue are stopped, if they have
+        readers here: a node may have died after the last request for them.
+        """
+        await sessions.host.wait_for_recovery()
+        while True:
+            try:
+                for found in await sessions.find_continued(self._by_id):
+                    self.add(sessions, found, None)
+            except MidstreamError as error:
+                _log.warning("responses of other processes are not counted: %s", error.code)
+            for live in [each for each in self.all() if each.readers]:
+                await self._stop_foreign(live)
+            await self._world.sleep(CHECK_S)
+
+    async def _stop_foreign(self, live: LiveResponse) -> None:
+        runner = live.sessions.host.awake.get(live.found.session)
+        if runner is None:
+            return
+        try:
+            await live.sessions.stop_foreign(runner)
+        except MidstreamError as error:
+            _log.warning("a response is not stopped: %s", error.code, extra={"response": live.id})
 
     async def stop(self) -> None:
         """Cancel all grace periods."""

@@ -235,6 +235,7 @@ class Gateway:
                 self._tending = {
                     self.world.spawn(self._durable.tend(self._kept_s), name="the gateway's requests"),
                     self.world.spawn(self._private.tend(self._kept_s), name="the gateway's private requests"),
+                    self.world.spawn(self.responses.tend(self._durable), name="the gateway's responses"),
                     self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
                     self.world.spawn(self._usage.tend(), name="the gateway's usage"),
                 }
