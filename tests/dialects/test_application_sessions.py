@@ -457,6 +457,31 @@ async def test_a_reader_of_an_upstream_that_ends_is_not_left_waiting(monkeypatch
         assert (await client.responses.retrieve(begun.id)).status == "cancelled"
 
 
+@spec("REUSE-73")
+async def test_a_response_that_was_found_by_its_id_leads_to_its_conversation() -> None:
+    """The application retrieves the response after a restart, and repeats its request then."""
+    memory = Memory()
+    kept = await leave_open(memory)
+    model = ScriptedModel([text("three")], name="old")
+    async with (
+        asyncio.timeout(WAIT_S),
+        serving(make_gateway(model, store=MemoryStore(memory)), model) as gateway,
+        gateway.openai(max_retries=0) as client,
+    ):
+        [event async for event in await client.responses.retrieve(kept, stream=True)]
+        again = await client.responses.create(
+            model="m", input="hi", background=False, stream=False, extra_headers=RETRY
+        )
+        assert again.id == kept
+        resent: Any = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": again.output_text},
+            {"role": "user", "content": "more"},
+        ]
+        more = await client.responses.create(model="m", input=resent)
+        assert session_of_response(more.id) == session_of_response(kept)
+
+
 async def test_an_idempotency_key_is_stored_as_a_digest() -> None:
     """The names of entries are not encrypted, and applications write names of people and orders into their keys."""
     async with served([text(WORDS)]) as gateway:

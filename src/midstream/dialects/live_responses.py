@@ -74,7 +74,8 @@ class LiveResponse:
         self.marking = asyncio.Lock()
         """Held while the other nodes are notified of readers here."""
         self._conversations = conversations
-        self._place = place
+        self.place = place
+        """See above; a response that was found by its id gets it from a repeated request."""
         self._settled: asyncio.Task[None] | None = None
 
     @property
@@ -118,10 +119,10 @@ class LiveResponse:
         if not self.sessions.is_durable and self.sessions.count_usage is not None:
             await self.sessions.count_usage(self.found.session)
         if self._settled is None:
-            if self._place is None or model_response is None:
+            if self.place is None or model_response is None:
                 return
             keeping = self._conversations.add_response(
-                self.found.request.conversation, self._place, model_response
+                self.found.request.conversation, self.place, model_response
             )
             self._settled = world.spawn(keeping, name="settle")
         await asyncio.shield(self._settled)
@@ -185,6 +186,8 @@ class LiveResponses:
             known = LiveResponse(sessions, found, self._conversations, place)
             self._by_id[known.id] = known
             self._open.add(known.id)
+        if known.place is None:  # it was found by its id
+            known.place = place
         return known
 
     def is_used(self, response_id: str) -> bool:
