@@ -31,37 +31,41 @@ def test_a_damaged_file_is_treated_as_absent(tmp_path: Path) -> None:
 
 def test_each_session_has_its_own_checkpoint(tmp_path: Path) -> None:
     chats = Chats(tmp_path / "chats")
-    assert chats.state("a") != chats.state("b")
-    assert chats.state("a:b").name == "a_b.db"
+    places = [("http://a", "s"), ("http://a", "s:t"), ("http://a", "s_t"), ("http://b", "s")]
+    assert len({chats.state(url, session) for url, session in places}) == len(places)
 
 
 def test_the_shown_position_survives_the_process(tmp_path: Path) -> None:
     chats = Chats(tmp_path)
-    with chats.find_last_shown("one") as shown:
+    with chats.find_last_shown("http://a", "one") as shown:
         assert not shown.has("1-1")
         shown.end("1-12")
-    with chats.find_last_shown("one") as shown:
+    with chats.find_last_shown("http://a", "one") as shown:
         assert (shown.has("1-12"), shown.has("1-3"), shown.has("2-13")) == (True, True, False)
         shown.end("2-9")  # the server lost the later events, and reported it
         assert not shown.has("2-10")
-    with chats.find_last_shown("two") as shown:
-        assert not shown.has("1-1")
+    for url, session in (("http://a", "two"), ("http://b", "one")):
+        with chats.find_last_shown(url, session) as shown:
+            assert not shown.has("1-1")
 
 
 def test_an_event_that_was_being_shown_is_in_doubt_for_the_next_process(tmp_path: Path) -> None:
-    with Chats(tmp_path).find_last_shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("http://a", "one") as shown:
         shown.begin("1-3")
         shown.end("1-3")
         shown.begin("1-4")
-    with Chats(tmp_path).find_last_shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("http://a", "one") as shown:
         assert (shown.has("1-3"), shown.has("1-4")) == (True, False)
         assert (shown.may_have("1-4"), shown.may_have("1-5")) == (True, False)
         shown.end("1-4")
-    with Chats(tmp_path).find_last_shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("http://a", "one") as shown:
         assert (shown.has("1-4"), shown.may_have("1-4")) == (True, False)
 
 
 def test_a_damaged_checkpoint_is_treated_as_absent(tmp_path: Path) -> None:
-    (tmp_path / "one.shown").write_bytes(b"\xff\x00 nonsense")
-    with Chats(tmp_path).find_last_shown("one") as shown:
+    with Chats(tmp_path).find_last_shown("http://a", "one") as shown:
+        shown.end("1-12")
+    [file] = tmp_path.glob("one-*.shown")
+    file.write_bytes(b"\xff\x00 nonsense")
+    with Chats(tmp_path).find_last_shown("http://a", "one") as shown:
         assert not shown.has("1-1")

@@ -81,6 +81,15 @@ def test_a_failed_delivery_is_repeated_as_the_same_wake_during_its_lease() -> No
     assert (again.wake_id, again.generation, again.lease_until, act) == ("w1", 1, 112.0, NextAct.DELIVER)
 
 
+def test_done_acks_the_tails_of_the_repeated_request() -> None:
+    failed = waking().fail(1, now=101.0, chance=0.0)
+    later = {"events/a": Tail(7, 6)}
+    again, _ = failed.advance(later, now=102.0, wake_id="w2")
+    done = again.deliver(1, is_done=True)
+    assert done.links["events/a"].acked == 6
+    assert done.advance(later, now=103.0, wake_id="w2")[1] is NextAct.NOTHING
+
+
 def test_pauses_after_failures_exceed_leases() -> None:
     failed = waking()
     for _ in range(7):

@@ -69,7 +69,7 @@ class RecordingStore(StoreInFront):
         self.operations.append(operation)
 
 
-async def test_a_new_session_reads_nothing_before_its_first_append() -> None:
+async def test_a_new_session_reads_only_the_marker_before_its_first_append() -> None:
     store = RecordingStore(Memory())
     await store.open()
     journal = Journal(store, "s", World(), is_new=True)
@@ -80,10 +80,10 @@ async def test_a_new_session_reads_nothing_before_its_first_append() -> None:
     assert journal.has_unused_claim
     await journal.append(_batch(journal, _bodies(1), Sync.FULL))
     assert (journal.is_new, journal.has_unused_claim) == (False, False)
-    assert store.operations == ["open", "claim", "append"]
+    assert store.operations == ["open", "kv_get", "claim", "append"]
     await journal.release()
     assert await journal.claim(at=3.0) == 2, "from its first append on it is a session like any other"
-    assert store.operations[3:] == ["release", "find", "claim"]
+    assert store.operations[4:] == ["release", "find", "kv_get", "claim"]
 
 
 async def test_an_unused_early_claim_is_given_up() -> None:

@@ -184,7 +184,7 @@ class ChatSession:
         """Number of the Ctrl-C that stops the turn; an earlier one detaches."""
         self.transport: TransportName = AUTO
         """Transport of the frames."""
-        self._state = chats.state(session)
+        self._state = chats.state(url, session)
         self._places = invocation.places
         self._chats = chats
         self._is_json = is_json
@@ -284,7 +284,7 @@ class ChatSession:
         now = await self._now()
         if now is None or now.status not in OPEN_STATUSES:
             return
-        with self._chats.find_last_shown(self.session) as shown:
+        with self._chats.find_last_shown(self.url, self.session) as shown:
             after = shown.newest or now.event_id
         self._screen.note(f"turn {now.turns} of {self.session} is running; it waits for {now.waiting_on}")
         if now.waiting_on == "agent":
@@ -344,7 +344,7 @@ class ChatSession:
         """Show a turn to its end, or until Ctrl-C; show its questions to the user."""
         ended: TurnEnded | None = None
         answering = self._answering(client)
-        with Interrupts() as interrupts, self._chats.find_last_shown(self.session) as shown:
+        with Interrupts() as interrupts, self._chats.find_last_shown(self.url, self.session) as shown:
             interrupted = self._world.spawn(interrupts.wait_for_count(1), name="ctrl-c")
             try:
                 if answering is not None and not is_ours:

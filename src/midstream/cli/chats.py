@@ -7,6 +7,7 @@ kill is printed again, with a remark, because its first output may be incomplete
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -63,18 +64,23 @@ class Chats:
         make_folder(self._folder)
         replace_own(self._last, msgspec.json.encode(chats))
 
-    def state(self, session: str) -> Path:
+    def state(self, url: str, session: str) -> Path:
         """Return the checkpoint file of a session. Each has its own, because only one process may use a file."""
-        return make_folder(self._folder) / f"{session.replace(':', '_')}.db"
+        return self._file(url, session, "db")
 
     def find_interrupted(self, url: str) -> list[str]:
         """Return the sessions at an address with turns whose end this user's terminals have not shown."""
         files = sorted(self._folder.glob("*.db"), key=lambda path: path.lstat().st_mtime)
         return [session for path in files for session in sessions_left(path, server=url)]
 
-    def find_last_shown(self, session: str) -> LastShown:
+    def find_last_shown(self, url: str, session: str) -> LastShown:
         """Return the last shown event of a session."""
-        return LastShown(make_folder(self._folder) / f"{session.replace(':', '_')}.shown")
+        return LastShown(self._file(url, session, "shown"))
+
+    def _file(self, url: str, session: str, kind: str) -> Path:
+        """Return the path of a file of a session. Sessions of two servers may have the same name."""
+        digest = hashlib.sha256(f"{url}\n{session}".encode()).hexdigest()[:16]
+        return make_folder(self._folder) / f"{session.replace(':', '_')}-{digest}.{kind}"
 
     def _read_last(self) -> dict[str, str]:
         try:

@@ -20,22 +20,31 @@ FRAMES_MAX = 40
 IDS = ("session", "turn", "stream", "call_id", "epoch", "code", "recovery")
 """Fields of a record's `extra` that are logged: only ids and counts."""
 
-
 LIBRARIES = frozenset(
-    {
-        *("LiteLLM", "acp", "aiohttp", "anthropic", "asyncpg", "boto3", "botocore", "claude_agent_sdk"),
-        *(
-            "google_genai",
-            "httpcore",
-            "httpcore2",
-            "httpx",
-            "httpx2",
-            "langchain",
-            "langchain_core",
-            "langgraph",
-        ),
-        *("mcp", "nats", "openai", "pydantic_ai", "urllib3", "websockets"),
-    }
+    [
+        "acp",
+        "aiohttp",
+        "anthropic",
+        "asyncpg",
+        "boto3",
+        "botocore",
+        "claude_agent_sdk",
+        "google_genai",
+        "httpcore",
+        "httpcore2",
+        "httpx",
+        "httpx2",
+        "langchain",
+        "langchain_core",
+        "langgraph",
+        "LiteLLM",
+        "mcp",
+        "nats",
+        "openai",
+        "pydantic_ai",
+        "urllib3",
+        "websockets",
+    ]
 )
 """Loggers of libraries that write addresses with their query, headers, prompts, arguments or answers below WARNING."""
 

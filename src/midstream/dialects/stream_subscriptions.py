@@ -138,7 +138,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         tenant, principal: The owner; "" without authentication.
         generation: Generation of the newest wake.
         wake_id: Id of the wake in flight; "" while it is idle.
-        snapshot: Units of each stream at the beginning of that wake.
+        snapshot: Units of each stream in the newest request or message of that wake.
         holder: The worker that has claimed the wake.
         lease_until: End of its lease.
         is_announced: Whether the wake is in the wake stream, or claimed.
@@ -215,6 +215,10 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
         """Return the streams with unprocessed units."""
         return [path for path, link in self.links.items() if path in tails and tails[path].units > link.acked]
 
+    def units_of(self, tails: Mapping[str, Tail]) -> dict[str, int]:
+        """Return the units of each existing stream of this subscription."""
+        return {path: tails[path].units for path in self.links if path in tails}
+
     # --- wakes
 
     @property
@@ -251,7 +255,9 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             if not found.is_webhook:
                 return found, NextAct.NOTHING if found.is_announced else NextAct.ANNOUNCE
             if found.next_attempt_at and now >= found.next_attempt_at:
-                return replace(found, next_attempt_at=0.0, lease_until=now + found.lease_s), NextAct.DELIVER
+                # The body of the repeated request has the current tails, and `done` acks these.
+                found = replace(found, snapshot=found.units_of(tails), next_attempt_at=0.0)
+                return replace(found, lease_until=now + found.lease_s), NextAct.DELIVER
             return found, NextAct.NOTHING
         if now < found.next_attempt_at or not found.pending(tails):
             return found, NextAct.NOTHING
@@ -264,7 +270,7 @@ class StreamSubscription(Struct, frozen=True, omit_defaults=True):
             self,
             generation=self.generation + 1,
             wake_id=wake_id,
-            snapshot={path: tails[path].units for path in self.links if path in tails},
+            snapshot=self.units_of(tails),
             lease_until=now + self.lease_s if self.is_webhook else 0.0,
             next_attempt_at=0.0,
             is_announced=False,

@@ -236,7 +236,7 @@ class Host:
     async def begin(self, session_id: str) -> Runner:
         """Return a new session, awake. Its id must be new and random.
 
-        Nothing is read from the store. The session exists from its first append on.
+        Nothing of the session is read from the store. The session exists from its first append on.
 
         Raises:
             UsageError: The id is not valid.

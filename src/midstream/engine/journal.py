@@ -30,6 +30,7 @@ from midstream.session.journal_reading import JournalReader
 from midstream.session.records import JournalPruned, OutcomeDamaged, Record, encode, is_pruned
 from midstream.session.session import Session, restore_session
 from midstream.store.contract import Attempt, Batch, SessionInfo, Store, StoredRecord
+from midstream.store.guard.guarded_store import claim_guarded
 
 TAIL_RECORDS_MAX = 4096
 """Newest records in memory, for readers near the end; other readers read pages from the store."""
@@ -236,7 +237,7 @@ class Journal:
 
     def _begin_claim(self, *, at: float, is_free: bool | None) -> _Claim:
         self._world.reach(Fault.BEFORE_CLAIM)
-        claiming = self._store.claim(self.session_id, at=at, is_free=is_free)
+        claiming = claim_guarded(self._store, self.session_id, at=at, is_free=is_free)
         # A cancelled claim may still happen, after `release` has read the session; so it is a task.
         return _Claim(self._world.spawn(claiming, name=f"claim {self.session_id}"))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from midstream.store.contract import KeyValueEntry
+from midstream.store.contract import KeyValueEntry, KeyValueReader
 
 NODES = "nodes"
 """Namespace of the reports, each under the name of its node."""
@@ -17,6 +17,8 @@ ALONE_S = 30.0
 """Seconds between two reports of a server without other nodes."""
 SILENT_S = 20.0
 """Seconds without a new report after which a node counts as gone; while it was alone, `ALONE_S` more."""
+REPORT_COUNTS_S = SILENT_S + ALONE_S
+"""Seconds after which the report of a killed server no longer counts, whatever its `every_s`."""
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):
@@ -115,6 +117,11 @@ def _line_of(row: KeyValueEntry, report: NodeReport, *, report_age_s: float) -> 
         round(figures.get("appends_waiting", 0)),
         round(figures.get("loop_lag_seconds", 0.0), 6),
     )
+
+
+async def has_fresh_reports(store: KeyValueReader, *, now: float) -> bool:
+    """Whether nodes use a store, or did `REPORT_COUNTS_S` ago. The reports are not decoded: they may be sealed."""
+    return any(now - row.at < REPORT_COUNTS_S for row in await store.kv_list(NODES))
 
 
 def decode_report(row: KeyValueEntry) -> NodeReport | None:

@@ -15,6 +15,7 @@ from midstream.store.encryption.encrypted_store import EncryptedStore, encrypt_s
 from midstream.store.encryption.store_secret import WrappedKeySource
 from midstream.store.guard.store_marker import KEY, NAMESPACE, read_marker
 from midstream.store.memory import Memory, MemoryStore
+from midstream.store.node_reports import NODES, REPORT_COUNTS_S
 from tests.spec import spec
 from tests.store.keys import keys_in
 
@@ -159,3 +160,22 @@ async def test_a_store_from_before_the_marker_has_no_keys_for_a_reader(tmp_path:
     keys = await source.find(store)
     assert keys.is_mixed
     assert keys.find(b"1234") is None
+
+
+@spec("SEC-41")
+@pytest.mark.parametrize("is_mixed", [False, True])
+async def test_a_store_is_not_marked_while_a_server_without_keys_uses_it(
+    tmp_path: Path, *, is_mixed: bool
+) -> None:
+    memory = Memory()
+    plain = MemoryStore(memory)
+    await plain.open()
+    reported_at = World().now()
+    await plain.kv_put(NODES, "plain", b"{}", expected=0, at=reported_at)
+    with pytest.raises(UsageError, match="without --key-file use this store: stop them first"):
+        await _open(memory, tmp_path, is_mixed=is_mixed)
+    assert list(memory.values) == [NODES]
+    await plain.kv_put(NODES, "plain", b"{}", expected=1, at=reported_at - REPORT_COUNTS_S)  # it was killed
+    marked = await _open(memory, tmp_path, is_mixed=is_mixed)
+    await marked.kv_put(NODES, "marked", b"{}", expected=0, at=World().now())
+    await _open(memory, tmp_path)  # the second server with the keys

@@ -20,6 +20,7 @@ from midstream.engine.host import Host
 from midstream.engine.pruning import Pruner
 from midstream.environment import World
 from midstream.errors import EventsLostError, KeyMissingError, StoreDamagedError, UnavailableError, UsageError
+from midstream.history.messages import UserMessage
 from midstream.session.blobs import Blob, blob_of
 from midstream.session.records import Sync
 from midstream.session.retention import Retention
@@ -48,7 +49,7 @@ class GuardedFile:
     def store(self) -> Store:
         inner = SQLiteStore(self.path)
         source = FileKeySource(inner.key_file, World())
-        return GuardedStore(inner, source, has_plain_blobs=False, world=World())
+        return GuardedStore(inner, source, is_plain=False, world=World())
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, GuardedStore)
@@ -70,7 +71,7 @@ class GuardedMemory:
 
     def store(self) -> GuardedStore:
         source = FileKeySource(self._key, World())
-        return GuardedStore(MemoryStore(self.memory), source, has_plain_blobs=True, world=World())
+        return GuardedStore(MemoryStore(self.memory), source, is_plain=True, world=World())
 
     def kill(self, store: Store) -> None:
         self.memory.kill(store.node)
@@ -432,6 +433,33 @@ async def test_a_host_without_keys_refuses_an_encrypted_store_that_has_no_guard(
         await run_turn(host, "s", "question")
 
 
+@spec("SEC-40")
+@pytest.mark.parametrize("is_file", [False, True])
+async def test_a_running_host_without_keys_writes_nothing_after_the_store_was_marked(
+    folder: Path, *, is_file: bool
+) -> None:
+    memory = Memory()
+
+    def store() -> Store:
+        return SQLiteStore(folder / "x.db") if is_file else MemoryStore(memory)
+
+    plain = Host(Agent(ScriptedModel([text("in plain text")])), store())
+    driver = Driver("a framework", store())
+    await plain.start()
+    await driver.open()
+    encrypted = encrypt_store(store(), keys_in(folder))
+    async with Host(Agent(ScriptedModel([text("hello"), text("again")])), encrypted) as host:
+        with pytest.raises(KeyMissingError, match="--key-file"):
+            await run_turn(plain, "s", "question")
+        with pytest.raises(KeyMissingError, match="--key-file"):
+            await driver.begin("driven", UserMessage.of("question"))
+        await run_turn(host, "s", "question")
+        await run_turn(host, "s", "question")
+        assert [line.session async for line in host.store.list()] == ["s"]
+    await plain.stop()
+    await driver.close()
+
+
 class ReadLate(MemoryStore):
     """A store that returns its reads after a gate has opened."""
 
@@ -458,7 +486,7 @@ async def test_an_entry_replaced_during_its_read_is_not_damage(
 ) -> None:
     inner = ReadLate(Memory())
     source = FileKeySource(folder / "key", World())
-    store = GuardedStore(inner, source, has_plain_blobs=True, world=World())
+    store = GuardedStore(inner, source, is_plain=True, world=World())
     await store.open()
     version = await store.kv_put("n", "a", b"old", expected=0, at=1.0)
     getting = asyncio.create_task(store.kv_get("n", "a"))

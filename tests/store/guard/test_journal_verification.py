@@ -32,7 +32,7 @@ class GuardedPlace:
         self.raw = MemoryStore(self.memory)
         self._key = folder / "key"
         source = FileKeySource(self._key, World())
-        self.store = GuardedStore(self.raw, source, has_plain_blobs=True, world=World())
+        self.store = GuardedStore(self.raw, source, is_plain=True, world=World())
 
     @property
     def keys(self) -> ChainKeys:

@@ -45,6 +45,7 @@ from midstream.errors import (
 from midstream.retries import FORWARDED_WITHIN_S, Backoff
 from midstream.session.records import Sync
 from midstream.store.contract import STREAM_READS, Batch, SessionListing, StoredRecord
+from midstream.store.guard.guarded_store import claim_guarded
 
 STREAMS_MAX = 512
 """Streams whose state is in memory; the least recently used ones are dropped."""
@@ -433,7 +434,7 @@ class PlainStreams:
         failures = 0
         while True:
             try:
-                return await self._store.claim(journal, at=self._world.now())
+                return await claim_guarded(self._store, journal, at=self._world.now())
             except LeaseHeldError as error:
                 failures += 1
                 if self._world.monotonic() >= until:

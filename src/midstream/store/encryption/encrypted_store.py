@@ -400,7 +400,7 @@ class EncryptedStore(EncryptedReader, Store):
 
     def __init__(self, store: Store, keys: SessionKeys, *, world: World, is_mixed: bool = False) -> None:
         source = WrappedKeySource(keys.house, is_mixed=is_mixed, world=world)
-        guarded = GuardedStore(store, source, has_plain_blobs=False, world=world)
+        guarded = GuardedStore(store, source, is_plain=False, world=world)
         super().__init__(guarded, keys, is_mixed=is_mixed)
         self._store = guarded
         self._world = world

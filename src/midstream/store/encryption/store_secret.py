@@ -21,6 +21,7 @@ from midstream.store.guard.store_marker import (
     read_marker,
     write_marker,
 )
+from midstream.store.node_reports import REPORT_COUNTS_S, has_fresh_reports
 
 PLACE = "the marker of the store"
 
@@ -44,7 +45,7 @@ class WrappedKeySource:
         """Return the keys of an open store; mark it as encrypted if it is not yet.
 
         Raises:
-            UsageError: The store has unencrypted sessions. Nothing was changed.
+            UsageError: The store has unencrypted sessions, or nodes without keys use it. Nothing was changed.
             KeyMissingError: The operator's keys are not those of this store. Nothing was changed.
             StoreDamagedError: The marker was changed or removed.
         """
@@ -92,6 +93,8 @@ class WrappedKeySource:
             )
         if is_encrypted and await is_chained(store):
             raise StoreDamagedError("the marker of the encrypted store was removed; restore a backup")
+        if not is_encrypted:
+            await self._refuse_plain_nodes(store)
         marker = await self._wrap(fresh_key(self._world), is_mixed=is_encrypted is not None)
         try:
             await write_marker(store, marker, expected=0, at=self._world.now())
@@ -99,6 +102,15 @@ class WrappedKeySource:
             return  # another process was faster
         if marker.is_mixed:
             _log.warning("the store had sessions before it had a marker: their earlier records have no chain")
+
+    async def _refuse_plain_nodes(self, store: Store) -> None:
+        """Refuse to mark a store while servers without keys write to it: their next records would be damage."""
+        if not await has_fresh_reports(store, now=self._world.now()) or await read_marker(store) is not None:
+            return  # with a marker, the reports may be of nodes with keys
+        raise UsageError(
+            "servers without --key-file use this store: stop them first, or begin a new store with another --store. "
+            f"A killed server counts as running for {REPORT_COUNTS_S:.0f} s"
+        )
 
     async def _wrap(self, secret: bytes, *, is_mixed: bool) -> StoreMarker:
         generation = self._generation

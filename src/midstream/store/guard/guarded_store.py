@@ -39,7 +39,7 @@ from midstream.store.guard.chain import NO_LINK, ChainKeys, Head, links_of
 from midstream.store.guard.entry_seals import EntrySeals
 from midstream.store.guard.inbox_seals import InboxSeals
 from midstream.store.guard.store_key import FileKeySource
-from midstream.store.guard.store_marker import refuse_encrypted
+from midstream.store.guard.store_marker import refuse_encrypted, refuse_marked
 
 HEADS_MAX = 10_000
 """Sessions whose checked records are noted in memory; beyond it, the oldest is dropped."""
@@ -223,14 +223,15 @@ class GuardedStore(GuardedReader, Store):
     """A store in front of another one, with the same abilities: see the module's docstring.
 
     Args:
-        has_plain_blobs: Whether large results are stored as they are, so that their digests can be checked.
+        is_plain: Whether the content is stored as it is. The digests of large results are then checked, and no session
+            is claimed after another process has marked the store as encrypted.
     """
 
-    def __init__(self, store: Store, keys: KeySource, *, has_plain_blobs: bool, world: World) -> None:
+    def __init__(self, store: Store, keys: KeySource, *, is_plain: bool, world: World) -> None:
         super().__init__(store, None, world=world)
         self._store = store
         self._key_source = keys
-        self._has_plain_blobs = has_plain_blobs
+        self._is_plain = is_plain
         self._inbox: InboxSeals | None = None
 
     @property
@@ -272,6 +273,8 @@ class GuardedStore(GuardedReader, Store):
     @override
     async def claim(self, session: str, *, at: float, is_free: bool | None = None) -> int:
         self._checked.pop(session, None)  # other nodes may have appended
+        if self._is_plain:
+            await refuse_marked(self._store)
         return await self._store.claim(session, at=at, is_free=is_free)
 
     @override
@@ -386,7 +389,7 @@ class GuardedStore(GuardedReader, Store):
             StoreDamagedError: Another program changed it.
         """
         found = await self._store.blob(session, digest)
-        is_checked = self._has_plain_blobs and found is not None and is_digest(digest)
+        is_checked = self._is_plain and found is not None and is_digest(digest)
         if is_checked and found is not None and not hmac.compare_digest(digest_of(found), digest):
             raise StoreDamagedError(f"the large result {digest[:12]} of session {session!r} was changed")
         return found
@@ -478,7 +481,7 @@ def guard_store(store: Store, *, world: World = World()) -> Store:
     if key_file is None:
         return store
     source = _PlainKeySource(FileKeySource(key_file, world))
-    return GuardedStore(store, source, has_plain_blobs=True, world=world)
+    return GuardedStore(store, source, is_plain=True, world=world)
 
 
 async def open_guarded(store: Store) -> None:
@@ -495,3 +498,16 @@ async def open_guarded(store: Store) -> None:
     except MidstreamError:
         await store.close()
         raise
+
+
+async def claim_guarded(store: Store, session: str, *, at: float, is_free: bool | None = None) -> int:
+    """Claim a session of a store that `open_guarded` opened; see `Store.claim`.
+
+    Another process may have marked the store as encrypted since.
+
+    Raises:
+        KeyMissingError: It has, and the store was given without its keys. Nothing was written.
+    """
+    if not store.refuses_encrypted:
+        await refuse_marked(store)
+    return await store.claim(session, at=at, is_free=is_free)

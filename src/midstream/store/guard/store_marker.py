@@ -90,18 +90,33 @@ async def holds_encrypted(store: StoreReader) -> bool | None:
 
 
 async def refuse_encrypted(store: StoreReader) -> None:
-    """Refuse to use a store without its keys.
+    """Refuse to use a store without its keys, also one of an older version, without a marker.
+
+    Raises:
+        KeyMissingError: The store is encrypted. Nothing was written.
+    """
+    await refuse_marked(store)
+    if await holds_encrypted(store):
+        raise _key_missing("")
+
+
+async def refuse_marked(store: KeyValueReader) -> None:
+    """Refuse to use a store with a marker without its keys.
 
     Raises:
         KeyMissingError: The store is encrypted. Nothing was written.
     """
     found = await read_marker(store)
-    if found is not None or await holds_encrypted(store):
-        named = f" {found.marker.generation!r}" if found is not None and found.marker.generation else ""
-        raise KeyMissingError(
-            f"this store is encrypted under the operator's key{named}: give its key file with --key-file, "
-            "or wrap the store with `encrypt_store`"
-        )
+    if found is not None:
+        raise _key_missing(found.marker.generation)
+
+
+def _key_missing(generation: str) -> KeyMissingError:
+    named = f" {generation!r}" if generation else ""
+    return KeyMissingError(
+        f"this store is encrypted under the operator's key{named}: give its key file with --key-file, "
+        "or wrap the store with `encrypt_store`"
+    )
 
 
 async def is_chained(store: StoreReader) -> bool:
