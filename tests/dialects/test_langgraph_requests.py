@@ -20,7 +20,8 @@ from midstream.dialects.request_fields import BadFieldError
 from midstream.dialects.run_fold import RunFold
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.history.messages import File, Text, UserMessage
-from midstream.session.calls import Choice
+from midstream.session.calls import CHOICES, Choice, QuestionKind
+from midstream.session.questions import Question
 from tests.dialects.langgraph_journal import approved, facts_of
 
 Json = dict[str, Any]
@@ -114,10 +115,30 @@ def test_decisions_have_several_forms(
     assert (answer.choice, answer.text, answer.arguments) == (choice, words, arguments)
 
 
-@pytest.mark.parametrize("value", ["perhaps", 3, {"type": "edit", "args": "x"}, {}, {"decisions": []}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "perhaps",
+        3,
+        {"type": "edit", "args": "x"},
+        {"type": "edit", "edited_action": {"name": "keep", "args": {"what": "wood"}}},
+        {"type": "edit", "args": {"action": "keep", "args": {"what": "wood"}}},
+        {},
+        {"decisions": []},
+    ],
+)
 def test_an_invalid_decision_is_refused(value: object) -> None:
     with pytest.raises(AnswerMismatchError):
         answers_of(run_request().questions, value)
+
+
+def test_a_call_in_doubt_does_not_run_again_with_other_arguments() -> None:
+    choices = CHOICES[QuestionKind.DOUBT]
+    asked = Question("s", 1, 1, "c", QuestionKind.DOUBT, "d", "burn", "{}", choices, 0.0)
+    ((_, answer),) = answers_of([asked], {"decisions": [{"type": "approve"}]})
+    assert answer.choice is Choice.RERUN
+    with pytest.raises(AnswerMismatchError, match="its own arguments"):
+        answers_of([asked], {"type": "edit", "edited_action": {"name": "burn", "args": {"what": "wood"}}})
 
 
 @pytest.mark.parametrize(

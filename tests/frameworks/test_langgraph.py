@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, ToolMessage
@@ -210,6 +211,48 @@ async def test_an_id_in_a_later_response_is_another_call_and_the_effect_has_a_ke
     await graph.run(GO)
     assert len(set(keys)) == 2
     assert len([record for record in graph.records if isinstance(record, CallEnded)]) == 2
+
+
+class Chat(TypedDict):
+    """A state whose messages have another key and no reducer that assigns ids."""
+
+    chat: Annotated[list[Any], operator.add]
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+async def test_an_id_in_a_later_response_is_another_call_under_another_key_of_the_messages(
+    *, has_ids: bool
+) -> None:
+    ran: list[str] = []
+
+    @tool
+    async def act(name: str) -> str:
+        """Act."""
+        ran.append(name)
+        return name
+
+    async def model(state: Chat) -> dict[str, Any]:
+        number = len(state["chat"])
+        calls = [new_tool_call("act", "1", name="a")] if number < 4 else []
+        return {"chat": [AIMessage("", tool_calls=calls, id=f"m-{number}" if has_ids else None)]}
+
+    guard = at_most_once(MemoryStore())
+    graph: Any = StateGraph(Chat)
+    graph.add_node("model", model)
+    graph.add_node("tools", guard.tool_node([act], messages_key="chat", handle_tool_errors=False))
+    graph.add_edge(START, "model")
+    graph.add_conditional_edges("model", lambda state: "tools" if state["chat"][-1].tool_calls else END)
+    graph.add_edge("tools", "model")
+    async with guard.run("t"):
+        running = graph.compile(checkpointer=InMemorySaver()).ainvoke(
+            {"chat": [HumanMessage("go")]}, CONFIG, durability="sync"
+        )
+        if has_ids:
+            await running
+        else:
+            with pytest.raises(UsageError, match="has no id"):
+                await running
+    assert ran == (["a", "a"] if has_ids else [])
 
 
 async def test_a_result_that_is_not_a_message_is_not_stored_and_reported() -> None:

@@ -305,8 +305,12 @@ def _is_given(given: Sequence[GivenAnswer], name: str, value: object) -> bool:
 def _answer(question: Question, value: object) -> Answer:
     if question.kind is QuestionKind.QUESTION:
         return Answer(question.ref, question.digest, Choice.RESPOND, _words(value))
-    decision, words, arguments = _decision(value)
+    decision, words, arguments = _decision(value, question.name)
     if question.kind is QuestionKind.DOUBT:
+        if arguments is not None:
+            raise AnswerMismatchError(
+                "a call in doubt runs again with its own arguments: approve or reject it"
+            )
         if decision == Choice.HAPPENED.value:
             return Answer(question.ref, question.digest, Choice.HAPPENED, words)
         return Answer(
@@ -322,13 +326,13 @@ def _words(value: object) -> str:
     return storable(value) if isinstance(value, str) else _json(value).decode()
 
 
-def _decision(value: object) -> tuple[str, str, str | None]:
-    """Return yes, no or happened, the accompanying text, and changed arguments.
+def _decision(value: object, name: str) -> tuple[str, str, str | None]:
+    """Return yes, no or happened, the accompanying text, and changed arguments of the tool `name`.
 
     Reads the values of LangChain's human-in-the-loop middleware and agent inbox, `true`, `false`, and plain text.
     """
     if isinstance(value, list) and len(value) == 1:
-        return _decision(value[0])
+        return _decision(value[0], name)
     if isinstance(value, bool):
         return ("yes" if value else "no"), "", None
     if isinstance(value, str):
@@ -337,15 +341,15 @@ def _decision(value: object) -> tuple[str, str, str | None]:
             return ("yes" if word in _YES else "no" if word in _NO else word), "", None
     if isinstance(value, dict):
         if isinstance(decisions := value.get("decisions"), list):
-            return _decision(decisions)
+            return _decision(decisions, name)
         if isinstance(approved := value.get("approved"), bool):
             return ("yes" if approved else "no"), _reason(value), None
         if value.get("type") == "edit":
-            return "yes", _reason(value), _edited(value)
+            return "yes", _reason(value), _edited(value, name)
         if value.get("type") in ("response", "respond"):
             return "no", _reason(value), None
         if isinstance(value.get("type"), str):
-            decision, _, _ = _decision(value["type"])
+            decision, _, _ = _decision(value["type"], name)
             return decision, _reason(value), None
     raise AnswerMismatchError(
         'this is not a decision; resume with {"decisions": [{"type": "approve"}]}, or "reject" there'
@@ -357,11 +361,16 @@ def _reason(value: Json) -> str:
     return storable(words) if isinstance(words, str) else ""
 
 
-def _edited(value: Json) -> str:
+def _edited(value: Json, name: str) -> str:
     action = value.get("edited_action", value.get("args"))
     arguments = action.get("args") if isinstance(action, dict) else None
-    if not isinstance(arguments, dict):
+    if not isinstance(action, dict) or not isinstance(arguments, dict):
         raise AnswerMismatchError(
             'edited arguments have the form {"edited_action": {"name": "...", "args": {...}}}'
+        )
+    if (edited := action.get("name", action.get("action", name))) != name:
+        raise AnswerMismatchError(
+            f"an edit changes the arguments of {name!r}, not the tool (to {str(edited)[:100]!r}); "
+            "reject the call instead"
         )
     return _json(arguments).decode()

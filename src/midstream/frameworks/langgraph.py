@@ -16,6 +16,7 @@ with a checkpointer; the thread id determines the session.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -49,6 +50,8 @@ DRIVER = "langgraph"
 WRITING_S = 5.0
 """Seconds for a cancelled graph to write its checkpoints, before its thread is released."""
 _NOT_KEPT = "This tool finished, but its return value is not a message and was lost when the process died."
+MESSAGES_KEY = "messages"
+"""Key of the messages in the state of a graph, unless its `ToolNode` has another one."""
 _DURABILITY = "__pregel_durability"
 """Key of a run's `durability` in LangGraph's config; absent for the default, "async"."""
 
@@ -80,7 +83,10 @@ class ToolGuard:
     def tool_node(self, tools: Sequence[Any], **options: Any) -> ToolNode:  # noqa: ANN401 - LangGraph's options
         """Create a `ToolNode` with guarded calls; synchronous `invoke` and `stream` raise `UsageError`."""
         return ToolNode(
-            tools, wrap_tool_call=self.refuse_synchronous_call, awrap_tool_call=self.__call__, **options
+            tools,
+            wrap_tool_call=self.refuse_synchronous_call,
+            awrap_tool_call=functools.partial(self._run_call, options.get("messages_key", MESSAGES_KEY)),
+            **options,
         )
 
     @asynccontextmanager
@@ -131,8 +137,11 @@ class ToolGuard:
                 not started.
             CallReusedError: The call's id was used with other arguments. The tool was not started.
         """
+        return await self._run_call(MESSAGES_KEY, request, execute)
+
+    async def _run_call(self, messages_key: str, request: ToolCallRequest, execute: Execute) -> Any:  # noqa: ANN401 - a parameter of LangGraph
         session, run = _require_run(request)
-        call = _call_of(request)
+        call = _call_of(request, messages_key)
         policy = self._policies.get(call.name, OnDoubt.UNKNOWN)
         plan = CallPlan(call.id, digest_of(call.name, call.arguments), on_doubt=policy)
         started = await self._book.start(session, run, call, plan)
@@ -222,14 +231,24 @@ def _session_of(thread: str) -> str:
     return name
 
 
-def _call_of(request: ToolCallRequest) -> ToolCall:
-    """Return the call with an id that is unique in the thread: providers may reuse ids in later responses."""
+def _call_of(request: ToolCallRequest, messages_key: str) -> ToolCall:
+    """Return the call with an id that is unique in the thread: providers may reuse ids in later responses.
+
+    Raises:
+        UsageError: The message of the call has no id.
+    """
     call = request.tool_call
     call_id = str(call["id"] or "")
     state = request.state
-    messages = state.get("messages", []) if isinstance(state, Mapping) else getattr(state, "messages", state)
+    is_mapping = isinstance(state, Mapping)
+    messages = state.get(messages_key, []) if is_mapping else getattr(state, messages_key, state)
     for message in reversed(messages if isinstance(messages, list) else []):
         if isinstance(message, AIMessage) and any(each["id"] == call["id"] for each in message.tool_calls):
+            if message.id is None:  # a later call with the same id would get the result of this one
+                raise UsageError(
+                    f"the message that requests the call {call_id!r} has no id: give the state's messages the reducer "
+                    "`add_messages`, as in `MessagesState`, or set the id of each message"
+                )
             call_id = _call_id(message, call)
             break
     arguments = msgspec.json.encode(call["args"], order="deterministic").decode()
