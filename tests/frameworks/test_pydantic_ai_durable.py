@@ -436,7 +436,7 @@ async def test_a_character_cut_between_two_pieces_is_journaled_whole() -> None:
     )
     async with asyncio.timeout(60), lab.durable.turn(SESSION), agent.run_stream("go") as streamed:
         assert [word async for word in streamed.stream_text(delta=True, debounce_by=None)]
-    words = [record.body.text for record in await lab.kinds(Delta)]
+    words = [record.text for record in await lab.kinds(Delta)]
     assert "".join(words) == "a \U0001f600 b \ufffd"
 
 
